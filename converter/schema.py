@@ -1,0 +1,191 @@
+"""A column as a tensor: its dtype, its shape, its nulls.
+
+One table stands here and nowhere else: which Arrow type becomes which NumPy
+dtype. Spark's types come to it through Arrow, torch's and TensorFlow's are
+derived from NumPy's by the module of each framework.
+
+Why dates and times are kept as integers until the last moment: a framework
+that has no time type takes the integers, and NumPy's own is a free view of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from converter.errors import UnsupportedTypeError
+
+FloatDtype = Literal["float32", "float64"]
+
+OBJECT_DTYPES = frozenset({"str", "bytes"})
+"""Dtypes that a framework can only hold as one Python object per row."""
+
+_SCALARS: dict[pa.DataType, str] = {
+    pa.bool_(): "bool",
+    pa.int8(): "int8",
+    pa.int16(): "int16",
+    pa.int32(): "int32",
+    pa.int64(): "int64",
+    pa.float32(): "float32",
+    pa.float64(): "float64",
+    pa.date32(): "datetime64[D]",
+    pa.string(): "str",
+    pa.large_string(): "str",
+    pa.binary(): "bytes",
+    pa.large_binary(): "bytes",
+}
+
+
+def dtype_of(arrow_type: pa.DataType) -> str | None:
+    """The dtype of one value of this Arrow type, or None if it has no tensor form.
+
+    >>> dtype_of(pa.timestamp("us", tz="UTC")), dtype_of(pa.map_(pa.string(), pa.int32()))
+    ('datetime64[us]', None)
+    """
+    if pa.types.is_timestamp(arrow_type):
+        return "datetime64[us]"
+    if pa.types.is_decimal(arrow_type):
+        return "float64"
+    return _SCALARS.get(arrow_type)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One column as it arrives in a batch.
+
+    >>> Field(name="image", dtype="float32", shape=(8, 8))
+    Field(name='image', dtype='float32', shape=(8, 8), has_nulls=False)
+    """
+
+    name: str
+    """The column's name; of a struct's member `a.b`."""
+
+    dtype: str
+    """A NumPy dtype's name, or `str` or `bytes`."""
+
+    shape: tuple[int, ...] | None = ()
+    """The shape of one row: `()` for a scalar, None where rows differ in length."""
+
+    has_nulls: bool = False
+    """Whether at least one row of the dataset is null."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in OBJECT_DTYPES:
+            np.dtype(self.dtype)
+        if self.shape is not None and any(size < 0 for size in self.shape):
+            raise ValueError(f"Field {self.name!r} needs a shape of sizes >= 0, got {self.shape}.")
+
+    @property
+    def is_object(self) -> bool:
+        """Whether a value is a Python object instead of a number."""
+        return self.dtype in OBJECT_DTYPES
+
+    @property
+    def is_scalar_number(self) -> bool:
+        """Whether a row is one number, so that several such columns can be stacked."""
+        return self.shape == () and not self.is_object and not self.dtype.startswith("datetime64")
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype of the numbers in the file: dates are int32 days, times int64 microseconds."""
+        return np.dtype({"datetime64[D]": "int32", "datetime64[us]": "int64"}.get(self.dtype, self.dtype))
+
+    @property
+    def row_nbytes(self) -> int | None:
+        """Bytes of one row's numbers; None where rows differ."""
+        if self.shape is None or self.is_object:
+            return None
+        return self.stored_dtype.itemsize * math.prod(self.shape)
+
+    def to_json(self) -> dict[str, Any]:
+        """This field as plain JSON values."""
+        shape = None if self.shape is None else list(self.shape)
+        return {"name": self.name, "dtype": self.dtype, "shape": shape, "has_nulls": self.has_nulls}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Field:
+        """The inverse of `to_json`; checks what it is given."""
+        shape = value["shape"]
+        return cls(
+            name=str(value["name"]),
+            dtype=str(value["dtype"]),
+            shape=None if shape is None else tuple(int(size) for size in shape),
+            has_nulls=bool(value["has_nulls"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The columns of a dataset, in order.
+
+    >>> schema = Schema((Field(name="x", dtype="float32"), Field(name="y", dtype="int64")))
+    >>> schema.names
+    ('x', 'y')
+    >>> schema["y"].dtype
+    'int64'
+    """
+
+    fields: tuple[Field, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns' names, in order."""
+        return tuple(field.name for field in self.fields)
+
+    def __iter__(self) -> Iterator[Field]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __getitem__(self, name: str) -> Field:
+        field = self.get(name)
+        if field is None:
+            raise KeyError(self.explain_missing(name))
+        return field
+
+    def __contains__(self, name: str) -> bool:
+        return self.get(name) is not None
+
+    def get(self, name: str) -> Field | None:
+        """The column of this name, or None."""
+        return next((field for field in self.fields if field.name == name), None)
+
+    def explain_missing(self, name: str) -> str:
+        """A sentence for whoever asked for a column that is not there, with the nearest name."""
+        near = get_close_matches(name, self.names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        shown = ", ".join(map(repr, self.names[:20])) + (", …" if len(self) > 20 else "")
+        return f"There is no column {name!r}.{hint} The columns are {shown}."
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The fields as plain JSON values."""
+        return [field.to_json() for field in self.fields]
+
+    @classmethod
+    def from_json(cls, value: Iterable[Mapping[str, Any]]) -> Schema:
+        """The inverse of `to_json`."""
+        return cls(tuple(Field.from_json(field) for field in value))
+
+    def canonical(self) -> str:
+        """Text that is equal exactly for equal schemas; part of a cache key."""
+        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+
+
+def raise_unsupported(found: Mapping[str, tuple[str, str]]) -> None:
+    """Raise one error for all columns without a tensor form: `{column: (type, what to write)}`."""
+    if not found:
+        return
+    lines = [f"  {name!r} has type {type_name}: {remedy}" for name, (type_name, remedy) in found.items()]
+    raise UnsupportedTypeError(
+        f"{len(found)} column{'s' if len(found) > 1 else ''} cannot become tensors. "
+        "Drop, select or cast before converting:\n" + "\n".join(lines),
+        column=next(iter(found)),
+    )

@@ -1,0 +1,198 @@
+"""One directory on one filesystem, and the few things a cache asks of it.
+
+Everything above speaks of names below a root; this module alone knows URLs and
+filesystems. The one operation that matters is `put_if_absent`: a small file that
+appears whole or not at all, and only if no such name exists. It is the commit.
+
+Why no rename of directories: it means four different things on four kinds of
+store (POSIX refuses, HDFS moves inside, flat blobs copy and delete, OneLake
+forbids), while an exclusive create of a small file can be had on all of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
+
+from converter.errors import CacheError
+
+StorageOptions = Mapping[str, Any]
+"""Keyword arguments of the fsspec filesystem: credentials and the like."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """One file or directory as the store lists it."""
+
+    name: str
+    """The last part of its path."""
+
+    num_bytes: int
+    """Size; 0 for a directory."""
+
+    is_directory: bool
+
+
+class Storage:
+    """A directory: `url` names it for people and programs, without any secret.
+
+    Pickling keeps the URL alone, never the options: whoever unpickles brings
+    credentials of their own.
+
+    >>> storage = open_storage("memory://doc-example")
+    >>> storage.put_if_absent("a.json", b"{}"), storage.put_if_absent("a.json", b"[]")
+    (True, False)
+    >>> storage.read("a.json")
+    b'{}'
+    """
+
+    def __init__(self, filesystem: Any, root: str, url: str) -> None:
+        self._filesystem = filesystem
+        self._root = root
+        self.url = url
+
+    def __repr__(self) -> str:
+        return f"Storage({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open_storage, (self.url,))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether files are ordinary ones on this machine, so that they can be mapped into memory."""
+        return isinstance(self._filesystem, LocalFileSystem)
+
+    def below(self, *names: str) -> Storage:
+        """The directory `names` below this one."""
+        return Storage(self._filesystem, self.path(*names), posixpath.join(self.url, *names))
+
+    def path(self, *names: str) -> str:
+        """The path of a name, as the filesystem knows it."""
+        return posixpath.join(self._root, *names)
+
+    def make_directory(self) -> None:
+        """Create this directory and those above it; does nothing where it exists."""
+        try:
+            self._filesystem.makedirs(self._root, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise CacheError(f"{self.url} is a file, where a directory was expected.", path=self.url) from error
+
+    def list(self) -> list[FileInfo]:
+        """What stands directly in this directory, by name; empty where it does not exist."""
+        self._filesystem.invalidate_cache(self._root)
+        try:
+            found = self._filesystem.ls(self._root, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        infos = [
+            FileInfo(
+                name=posixpath.basename(str(info["name"]).rstrip("/")),
+                num_bytes=int(info["size"] or 0),
+                is_directory=info["type"] == "directory",
+            )
+            for info in found
+        ]
+        return sorted(infos, key=lambda info: info.name)
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file now, or None if there is none."""
+        self._filesystem.invalidate_cache(self._root)
+        try:
+            info = self._filesystem.info(self.path(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return int(info["size"]) if info["type"] == "file" else None
+
+    def read(self, name: str) -> bytes:
+        """A whole small file. Raises FileNotFoundError."""
+        return bytes(self._filesystem.cat_file(self.path(name)))
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Create a small file with all of `data`, or return False because the name is taken."""
+        path = self.path(name)
+        if not self.is_local:
+            try:
+                with self._filesystem.open(path, "xb") as file:
+                    file.write(data)
+            except FileExistsError:
+                return False
+            return True
+        # A hard link appears with its content, and fails where the name exists (also in a race).
+        aside = f"{path}.{uuid.uuid4().hex}.tmp"
+        try:
+            with open(aside, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(aside, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
+                raise
+            raise CacheError(
+                f"{self.url} cannot create hard links ({error.strerror}), which a commit there needs. "
+                "Choose a directory on another disk as cache_dir.",
+                path=self.url,
+            ) from error
+        finally:
+            if os.path.exists(aside):
+                os.unlink(aside)
+        return True
+
+    def delete_file(self, name: str) -> None:
+        """Remove a file; does nothing where it is gone already."""
+        try:
+            self._filesystem.rm_file(self.path(name))
+        except FileNotFoundError:
+            return
+
+    def delete_directory_if_empty(self) -> None:
+        """Remove this directory unless something stands in it."""
+        try:
+            self._filesystem.rmdir(self._root)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
+    def open_parquet(self, name: str) -> pa.NativeFile:
+        """A random-access source for `pyarrow.parquet.ParquetFile`; the caller closes it. Raises FileNotFoundError.
+
+        Local files are mapped into memory: the page cache is the buffer, and nothing is copied
+        before it is decoded.
+        """
+        if self.is_local:
+            return pa.memory_map(self.path(name))
+        return pa.PythonFile(self._filesystem.open(self.path(name), "rb"), mode="r")
+
+
+def open_storage(url: str | os.PathLike[str], storage_options: StorageOptions | None = None) -> Storage:
+    """The directory that `url` (or a plain local path) names; it need not exist.
+
+    >>> open_storage("/data/cache/").url, open_storage("file:/data/cache").url
+    ('file:///data/cache', 'file:///data/cache')
+    """
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"A storage URL must be a non-empty str or path, got {url!r}.")
+    if "://" not in text and not text.startswith("file:"):
+        text = "file://" + os.path.abspath(os.path.expanduser(text))
+    elif text.startswith("file:"):
+        text = "file://" + os.path.abspath(urlsplit(text).path)
+    filesystem, root = fsspec.core.url_to_fs(text, **dict(storage_options or {}))
+    parts = urlsplit(text)
+    # User information and queries of a URL can be secrets, and urls are shown.
+    host = parts.netloc.rpartition("@")[2] if parts.scheme not in ("abfs", "abfss") else parts.netloc
+    return Storage(filesystem, root.rstrip("/") or "/", f"{parts.scheme}://{host}{parts.path}".rstrip("/"))

@@ -1,0 +1,336 @@
+"""What is decoded together, permuted, and cut into exact batches.
+
+Reader threads take the windows of a plan one by one, decode their columns and
+gather each column once, in the plan's order; batches are slices of that. So the
+work per batch is slicing, and everything else happens outside the GIL, ahead of
+use. Threads start and stop here and nowhere else: with the generator that uses
+them, however it ends.
+
+A batch that spans two windows is put together from both; every other batch
+shares memory with its window, and nobody else writes to that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from converter.columns import Array, Nulls, Ragged, Stack, decode, gather, gather_stack, null_error
+from converter.errors import ReadError, SourceChangedError, SourceError
+from converter.manifest import Manifest
+from converter.plan import EpochPlan, Piece, Shard, Shuffle, Uneven, plan_epoch
+from converter.schema import Field, Schema
+from converter.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+VALID_SUFFIX = "__valid"
+LENGTH_SUFFIX = "__length"
+
+Columns = dict[str, "Array | pa.Array"]
+"""Columns of the same rows: numbers, or an Arrow array of strings, bytes or ragged rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Batches that lie one after the other in the same memory."""
+
+    columns: Columns
+    batch_size: int
+    num_rows: int
+    """A multiple of `batch_size`; less than that only for the last batch of an epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSource:
+    """Everything that decides a process's batches, in every epoch; travels to worker processes.
+
+    Reads nothing until `runs` is iterated.
+    """
+
+    storage: Storage
+    manifest: Manifest
+    names: tuple[str, ...]
+    """Keys of a batch, in order: columns and stacks; masks and lengths follow theirs."""
+
+    stacks: tuple[Stack, ...]
+    nulls: Nulls
+    ragged: Ragged
+    batch_size: int
+    drop_last: bool
+    shuffle: Shuffle | None
+    shard: Shard
+    uneven: Uneven
+    window_rows: int
+    workers_count: int
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The columns that are read from the files, each once."""
+        stacked = {stack.name: stack.columns for stack in self.stacks}
+        wanted = dict.fromkeys(column for name in self.names for column in stacked.get(name, (name,)))
+        return tuple(self.manifest.schema[name] for name in wanted)
+
+    def plan(self, epoch: int) -> EpochPlan:
+        """This process's share of one epoch."""
+        return plan_epoch(
+            self.manifest.row_group_rows,
+            batch_size=self.batch_size,
+            window_rows=self.window_rows,
+            epoch=epoch,
+            shuffle=self.shuffle,
+            shard=self.shard,
+            uneven=self.uneven,
+            drop_last=self.drop_last,
+        )
+
+    def num_batches(self) -> int:
+        """Batches of one epoch: the same in every epoch."""
+        return self.plan(0).num_batches
+
+    def runs(self, plan: EpochPlan, batches: range | None = None) -> Iterator[Run]:
+        """Yield the plan's batches, or those numbered in `batches`, in order.
+
+        Raises:
+            NullValueError: a column with `nulls="raise"` holds one.
+            SourceChangedError: a file is gone or has another size.
+            ReadError: a row group cannot be decoded.
+        """
+        wanted = range(plan.num_batches) if batches is None else batches
+        reader = _WindowReader(self, plan)
+        pieces = plan.pieces(wanted.start, wanted.stop)
+        num_rows = min(wanted.stop * plan.batch_size, plan.num_rows) - wanted.start * plan.batch_size
+        yield from _cut(_read_ahead(reader, pieces, self.workers_count), plan.batch_size, num_rows)
+
+
+def default_workers_count() -> int:
+    """Reader threads: one for each core up to four, beyond which memory is the limit (a guess)."""
+    return max(1, min(4, os.cpu_count() or 1))
+
+
+def resolve_names(
+    schema: Schema, columns: Sequence[str] | None, stack: Mapping[str, Sequence[str]] | None, float_dtype: str
+) -> tuple[tuple[str, ...], tuple[Stack, ...]]:
+    """The keys of a batch and the stacks among them.
+
+    A stack stands where `columns` names it, else behind the others; its columns arrive alone only
+    where `columns` names them.
+
+    Raises:
+        ValueError: a column does not exist, or cannot be stacked.
+    """
+    stacks = tuple(_resolve_stack(schema, name, members, float_dtype) for name, members in (stack or {}).items())
+    stack_names = tuple(one.name for one in stacks)
+    if columns is None:
+        stacked = {column for one in stacks for column in one.columns}
+        return (*(name for name in schema.names if name not in stacked), *stack_names), stacks
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be a list of names, got the string {columns!r}.")
+    for name in columns:
+        if name not in stack_names and name not in schema:
+            raise ValueError(f"columns: {schema.explain_missing(name)}")
+    if len(set(columns)) != len(columns) or not columns:
+        raise ValueError(f"columns must name at least one column, and each once; got {list(columns)}.")
+    return (*columns, *(name for name in stack_names if name not in columns)), stacks
+
+
+def _resolve_stack(schema: Schema, name: str, members: Sequence[str], float_dtype: str) -> Stack:
+    if name in schema:
+        raise ValueError(f"stack: {name!r} is a column already; choose another name for the stack.")
+    if isinstance(members, str) or not members:
+        raise ValueError(f"stack: {name!r} needs a list of column names, got {members!r}.")
+    for member in members:
+        if member not in schema:
+            raise ValueError(f"stack: {schema.explain_missing(member)}")
+        if not schema[member].is_scalar_number:
+            field = schema[member]
+            raise ValueError(
+                f"stack: column {member!r} of {name!r} has dtype {field.dtype} and shape {field.shape}; "
+                "only columns of single numbers can be stacked."
+            )
+    dtypes = {schema[member].dtype for member in members}
+    if len(dtypes) == 1:
+        return Stack(name=name, columns=tuple(members), dtype=dtypes.pop())
+    wide = sorted(member for member in members if schema[member].dtype in ("int32", "int64"))
+    if wide and float_dtype == "float32":
+        logger.info("Stack %r makes float32 of integers; beyond 2**24 they are rounded: %s", name, ", ".join(wide))
+    return Stack(name=name, columns=tuple(members), dtype=float_dtype)
+
+
+def check_policies(source: BatchSource) -> None:
+    """Refuse before reading what is known to fail: nulls and ragged rows that no policy covers.
+
+    Raises:
+        NullValueError: a column holds nulls and `nulls` does not say what to do.
+        SourceError: a column's rows differ in length and `ragged="raise"`.
+        ValueError: a policy names no policy, or no column.
+    """
+    if isinstance(source.nulls, str):
+        if source.nulls not in ("raise", "mask"):
+            raise ValueError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
+    else:
+        for name in source.nulls:
+            if name not in source.manifest.schema:
+                raise ValueError(f"nulls: {source.manifest.schema.explain_missing(name)}")
+    if source.ragged not in ("raise", "pad", "nested"):
+        raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r}.")
+    for field in source.fields:
+        if field.has_nulls and source.nulls != "mask" and not _has_fill(source.nulls, field):
+            raise null_error(field.name)
+        if field.shape is None and source.ragged == "raise":
+            raise SourceError(
+                f"Column {field.name!r} has rows of different lengths, which make no tensor. Say ragged='pad' "
+                f"(adds {field.name + LENGTH_SUFFIX!r}) or ragged='nested', or leave the column out with columns=….",
+                column=field.name,
+            )
+
+
+def _has_fill(nulls: Nulls, field: Field) -> bool:
+    return not isinstance(nulls, str) and field.name in nulls
+
+
+class _WindowReader:
+    """Reads pieces of one plan; used by several threads at once, so it holds nothing that changes."""
+
+    def __init__(self, source: BatchSource, plan: EpochPlan) -> None:
+        self._source = source
+        self._plan = plan
+        self._fields = source.fields
+        names = source.manifest.schema.names
+        stacked = {member for stack in source.stacks for member in stack.columns if self._has_mask(stack.columns)}
+        self._masked = stacked | {field.name for field in self._fields if field.has_nulls}
+        self._column_indices = [names.index(field.name) for field in self._fields]
+
+    def _has_mask(self, names: Sequence[str]) -> bool:
+        """Whether the dataset has a null in one of these columns, so that every batch has their mask."""
+        return any(self._source.manifest.schema[name].has_nulls for name in names)
+
+    def read(self, piece: Piece) -> Columns:
+        """The piece's rows, in order, in memory of their own."""
+        source = self._source
+        groups = [self._read_row_group(int(row_group)) for row_group in piece.row_groups]
+        rows: Any = slice(piece.start, piece.stop)
+        if self._plan.shuffle is not None:
+            permutation = self._plan.shuffle.permutation(piece.window_rows, epoch=self._plan.epoch, window=piece.window)
+            rows = permutation[rows]
+        stacks = {stack.name: stack for stack in source.stacks}
+        columns: Columns = {}
+        for name in source.names:
+            if name in stacks:
+                members = stacks[name].columns
+                numbers = [[group[member][0] for member in members] for group in groups]
+                columns[name] = gather_stack(numbers, rows, stacks[name].dtype)
+                if source.nulls == "mask" and self._has_mask(members):
+                    masks = [[group[member][1] for member in members] for group in groups]
+                    columns[name + VALID_SUFFIX] = gather_stack(masks, rows, "bool")
+                continue
+            columns[name] = gather([group[name][0] for group in groups], rows)
+            if source.nulls == "mask" and self._has_mask([name]):
+                columns[name + VALID_SUFFIX] = gather([group[name][1] for group in groups], rows)
+        return columns
+
+    def _read_row_group(self, row_group: int) -> dict[str, tuple[Any, Any]]:
+        """Each wanted column of a row group: its values, and where it is not null."""
+        manifest, storage, nulls = self._source.manifest, self._source.storage, self._source.nulls
+        file = int(manifest.row_group_file[row_group])
+        name, index = manifest.file_names[file], manifest.row_group_in_file(row_group)
+        path = f"{storage.url}/{name}"
+        try:
+            with storage.open_parquet(name) as opened:
+                if opened.size() != manifest.file_bytes[file]:
+                    raise SourceChangedError(
+                        f"{path} has {opened.size()} bytes instead of {manifest.file_bytes[file]}: it was changed or "
+                        "cut after it was written. Convert again.",
+                        path=path,
+                    )
+                parquet = pq.ParquetFile(opened)
+                table = parquet.reader.read_row_group(index, column_indices=self._column_indices, use_threads=False)
+        except FileNotFoundError as error:
+            raise SourceChangedError(
+                f"{path} is not there. Was the converter deleted, or is this machine another one than the one that "
+                "wrote it? A cache on a local disk can be read on its own machine only; choose a shared cache_dir.",
+                path=path,
+            ) from error
+        except (pa.ArrowException, OSError) as error:
+            raise ReadError(
+                f"Row group {index} of {path} cannot be decoded: {error}. The file is damaged; convert again.",
+                path=path,
+                row_group=index,
+            ) from error
+        columns: dict[str, tuple[Any, Any]] = {}
+        for position, field in enumerate(self._fields):
+            fill = 0 if isinstance(nulls, str) else nulls.get(field.name, 0)
+            decoded = decode(table.column(position), field, fill=fill)
+            if decoded.valid is not None and nulls != "mask" and not _has_fill(nulls, field):
+                raise null_error(field.name, count=int(len(decoded.valid) - decoded.valid.sum()))
+            valid = decoded.valid
+            if nulls == "mask" and valid is None and field.name in self._masked:
+                valid = np.ones(table.num_rows, np.bool_)
+            columns[field.name] = (decoded.values, valid)
+        return columns
+
+
+def _read_ahead(reader: _WindowReader, pieces: Iterator[Piece], workers_count: int) -> Iterator[Columns]:
+    """Read pieces in order, `workers_count` at a time, at most one finished piece more than that in memory."""
+    with ThreadPoolExecutor(workers_count, thread_name_prefix="converter-read") as pool:
+        pending: deque[Future[Columns]] = deque()
+        try:
+            for piece in pieces:
+                pending.append(pool.submit(reader.read, piece))
+                if len(pending) > workers_count:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            # Also when the consumer breaks, raises or forgets us: what has not begun never will.
+            for future in pending:
+                future.cancel()
+
+
+def _cut(windows: Iterator[Columns], batch_size: int, num_rows: int) -> Iterator[Run]:
+    """Cut the first `num_rows` rows of the windows into runs of whole batches; the last may be short."""
+    carry: Columns = {}
+    carry_rows = 0
+    left = num_rows
+    for columns in windows:
+        available = min(_num_rows(columns), left - carry_rows)
+        start = 0
+        if carry_rows:
+            start = min(batch_size - carry_rows, available)
+            carry = {name: _join(carry[name], part[:start]) for name, part in columns.items()}
+            carry_rows += start
+            if carry_rows == batch_size:
+                yield Run(columns=carry, batch_size=batch_size, num_rows=batch_size)
+                left -= batch_size
+                carry, carry_rows = {}, 0
+        stop = start + (available - start) // batch_size * batch_size
+        if stop > start:
+            yield Run(
+                columns={name: part[start:stop] for name, part in columns.items()},
+                batch_size=batch_size,
+                num_rows=stop - start,
+            )
+            left -= stop - start
+        if stop < available:
+            # A copy, so that a few rows do not keep a window alive.
+            carry = {name: _join(part[stop:available]) for name, part in columns.items()}
+            carry_rows = available - stop
+    if carry_rows:
+        yield Run(columns=carry, batch_size=batch_size, num_rows=carry_rows)
+
+
+def _num_rows(columns: Columns) -> int:
+    return len(next(iter(columns.values())))
+
+
+def _join(*parts: Any) -> Any:
+    return pa.concat_arrays(parts) if isinstance(parts[0], pa.Array) else np.concatenate(parts)
