@@ -1,32 +1,45 @@
-"""The hashed cache directory: begin, commit, load, delete.
+"""The hashed cache directory: begin, commit, adopt, delete, sweep.
 
     <cache_dir>/converter-v1/.owner                       ownership marker
     <cache_dir>/converter-v1/<key>/data-<attempt>/        one attempt's Parquet files, private by its uuid
-    <cache_dir>/converter-v1/<key>/data-<attempt>.intent  written before the job starts
+    <cache_dir>/converter-v1/<key>/data-<attempt>.intent  written before the job starts, renewed while it runs
     <cache_dir>/converter-v1/<key>/manifest.json          the commit
+    <cache_dir>/converter-v1/<key>/lease-<uuid>.json      one for each user of the entry, renewed while it lives
 
-Two laws. A directory without a manifest does not exist for readers, so a driver
-that dies leaves nothing that anyone takes for a cache. And only what our manifest
-lists, or what bears our own pattern of names inside our own `data-<attempt>`
-folders, is ever deleted.
+The laws. A directory without a manifest does not exist for readers. Nothing is
+renamed, nothing is locked: each step is one small file that appears or
+disappears, and each party looks again after its own step, so that of two that
+meet at least one sees the other:
+
+- who **adopts** puts a lease, then reads the manifest again: gone means let go;
+- who **deletes** removes the manifest, then lists the leases, and removes the data
+  only if there is none: whoever lets go last removes the data;
+- who **sweeps** a dead attempt removes its intent, then reads the manifest again;
+  who **commits** puts the manifest, then looks for its intent: gone means withdraw.
+
+Only what our manifest lists, or what bears our pattern of names inside our own
+`data-<attempt>` folders, is ever removed; what lies behind a link never is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import re
 import socket
+import threading
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import platformdirs
 
 from converter.errors import CacheCorruptError, CacheError, CacheNotConfiguredError, CacheNotOwnedError
 from converter.manifest import Manifest
-from converter.storage import Storage, StorageOptions, open_storage
+from converter.storage import FileInfo, Storage, StorageOptions, open_storage
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +48,30 @@ MANIFEST = "manifest.json"
 ENVIRONMENT_VARIABLE = "CONVERTER_CACHE_DIR"
 SPARK_CONF = "converter.cacheDir"
 
+RENEW_SECONDS = 60.0
+"""How often a lease is renewed; after three missed renewals it is dead."""
+
+KEPT_SECONDS = 30 * 24 * 3600.0
+"""An entry kept with `delete_on_exit=False` is not swept automatically before it was idle this long."""
+
 _OWNER = ".owner"
 _OWNER_BYTES = b'{"package": "spark-tensor-converter", "format_version": 1}\n'
+_KEY = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
+_ATTEMPT = re.compile(r"data-([0-9a-f]{32})(\.intent)?")
+_LEASE = re.compile(r"lease-[0-9a-f]{32}\.json")
+_PASSING = re.compile(r".+\.[0-9a-f]{32}\.tmp|\.clock-[0-9a-f]{32}")
 _DATA_FILE = re.compile(r"part-[0-9]{5,}-[0-9a-f]{8,}-[0-9]{4,}\.parquet")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Lease:
+    """A sign of life in an entry: a reader's lease or a writer's intent."""
+
+    entry: Storage
+    name: str
+    content: bytes
+    lost: bool = False
+    """Somebody took it for dead and swept it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +80,40 @@ class Attempt:
 
     key: str
     attempt_id: str
+    intent: Lease
 
     @property
     def data_directory(self) -> str:
         """The folder of its Parquet files, below the entry."""
         return f"data-{self.attempt_id}"
 
-    @property
-    def intent_name(self) -> str:
-        """The file that says who is writing."""
-        return f"{self.data_directory}.intent"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepReport:
+    """What a sweep removed, or with `dry_run` would remove."""
+
+    num_entries: int = 0
+    """Committed entries."""
+
+    num_attempts: int = 0
+    """Writes that never committed."""
+
+    num_files: int = 0
+    num_bytes: int = 0
+    urls: tuple[str, ...] = field(default=())
+    """The folders concerned."""
+
+    def __add__(self, other: SweepReport) -> SweepReport:
+        return SweepReport(
+            num_entries=self.num_entries + other.num_entries,
+            num_attempts=self.num_attempts + other.num_attempts,
+            num_files=self.num_files + other.num_files,
+            num_bytes=self.num_bytes + other.num_bytes,
+            urls=self.urls + other.urls,
+        )
+
+
+# Where -----------------------------------------------------------------------
 
 
 def choose_cache_dir(
@@ -100,11 +158,7 @@ def open_root(cache_dir: str, storage_options: StorageOptions | None = None) -> 
         root.make_directory()
         if root.size(_OWNER) is None:
             if root.list():
-                raise CacheNotOwnedError(
-                    f"{root.url} holds files but not the marker {_OWNER} of this package, so it is left alone. "
-                    "Choose another cache_dir, or empty that folder.",
-                    path=root.url,
-                )
+                raise _not_owned(root)
             root.put_if_absent(_OWNER, _OWNER_BYTES)
     except CacheError:
         raise
@@ -117,31 +171,89 @@ def open_root(cache_dir: str, storage_options: StorageOptions | None = None) -> 
     return root
 
 
-def begin(root: Storage, key: str, *, application_id: str) -> Attempt:
-    """Announce an attempt before its first byte is written, so that what a dead driver leaves has a name."""
-    attempt = Attempt(key=key, attempt_id=uuid.uuid4().hex)
-    entry = root.below(key)
-    entry.make_directory()
-    intent = {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "application_id": application_id,
-        "created": time.time(),
-    }
-    entry.put_if_absent(attempt.intent_name, json.dumps(intent).encode())
-    return attempt
-
-
-def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> Manifest:
-    """Make the attempt the entry's content; where another came first, remove this one and return the other's.
+def open_entry(url: str, storage_options: StorageOptions | None = None) -> tuple[Storage, str]:
+    """The root and the key of an entry's folder, as `DatasetConverter.url` names it.
 
     Raises:
-        CacheError: a file that the executors reported is not there at its size, as seen from here.
+        CacheNotOwnedError: it is no folder that this package made.
+    """
+    entry_url, _, key = url.rstrip("/").rpartition("/")
+    root = open_storage(entry_url or "/", storage_options)
+    if not _KEY.fullmatch(key) or root.size(_OWNER) is None:
+        raise CacheNotOwnedError(
+            f"{url} is not a cache entry: expected <cache_dir>/{DIRECTORY}/<key>, as converter.url names it.", path=url
+        )
+    return root, key
+
+
+def _not_owned(root: Storage) -> CacheNotOwnedError:
+    return CacheNotOwnedError(
+        f"{root.url} holds files but not the marker {_OWNER} of this package, so it is left alone. "
+        "Choose another cache_dir, or empty that folder.",
+        path=root.url,
+    )
+
+
+# Write -----------------------------------------------------------------------
+
+
+def begin(root: Storage, key: str, *, application_id: str) -> Attempt:
+    """Announce an attempt before its first byte is written, so that what a dead driver leaves can be told from life."""
+    attempt_id = uuid.uuid4().hex
+    entry = root.below(key)
+    content = _sign_of_life(attempt_id, application_id)
+    intent = Lease(entry=entry, name=f"data-{attempt_id}.intent", content=content)
+    while True:
+        entry.make_directory()
+        try:
+            entry.put_if_absent(intent.name, content)
+        except FileNotFoundError:
+            # Whoever removed the last entry of this key removed its empty folder in between.
+            continue
+        break
+    _heartbeat.add(intent)
+    return Attempt(key=key, attempt_id=attempt_id, intent=intent)
+
+
+def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> tuple[Manifest, Lease]:
+    """Make the attempt the entry's content; where another came first, remove this one and adopt the other's.
+
+    Raises:
+        CacheError: a file that the executors reported is not there at its size, as seen from here; or the attempt
+            was swept because this driver gave no sign of life for too long.
     """
     entry = root.below(attempt.key)
-    seen = {info.name: info.num_bytes for info in entry.below(attempt.data_directory).list()}
+    check_files(entry, manifest)
+    lease = _put_lease(entry, attempt.attempt_id)
+    while True:
+        # Put last: a directory without a manifest does not exist for readers.
+        if entry.put_if_absent(MANIFEST, manifest.to_json()):
+            break
+        adopted = adopt(root, attempt.key)
+        if adopted is not None:
+            release(lease)
+            abandon(root, attempt)
+            return adopted
+    if entry.size(attempt.intent.name) is None:
+        entry.delete_file(MANIFEST)
+        release(lease)
+        abandon(root, attempt)
+        raise CacheError(
+            f"The write into {entry.url} took longer than its sign of life: this driver was suspended, and what it "
+            "wrote was swept. Convert again.",
+            path=entry.url,
+        )
+    release(attempt.intent)
+    return manifest, lease
+
+
+def check_files(entry: Storage, manifest: Manifest) -> None:
+    """Raise CacheError unless every file of the manifest is there at its size, as seen from here."""
+    seen: dict[str, int] = {}
+    for directory in _directories(manifest):
+        seen |= {f"{directory}/{info.name}": info.num_bytes for info in entry.below(directory).list()}
     for name, num_bytes in zip(manifest.file_names, manifest.file_bytes.tolist(), strict=True):
-        found = seen.get(name.rpartition("/")[2])
+        found = seen.get(name)
         if found != num_bytes:
             what = "is not there" if found is None else f"has {found} bytes instead of {num_bytes}"
             raise CacheError(
@@ -150,61 +262,350 @@ def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> Manifest:
                 "the driver and every executor share.",
                 path=f"{entry.url}/{name}",
             )
-    # Put last: a directory without a manifest does not exist for readers.
-    if entry.put_if_absent(MANIFEST, manifest.to_json()):
-        return manifest
-    abandon(root, attempt)
-    return load(root, attempt.key)
-
-
-def load(root: Storage, key: str) -> Manifest:
-    """The committed manifest of an entry.
-
-    Raises:
-        CacheError: there is no such entry.
-        CacheCorruptError: its manifest is not one of ours.
-    """
-    entry = root.below(key)
-    path = f"{entry.url}/{MANIFEST}"
-    try:
-        data = entry.read(MANIFEST)
-    except FileNotFoundError as error:
-        raise CacheError(f"There is no committed cache entry at {entry.url}.", path=entry.url) from error
-    manifest = Manifest.from_json(data, path=path)
-    if len({name.partition("/")[0] for name in manifest.file_names}) > 1:
-        raise CacheCorruptError(f"{path} lists files of several attempts; one was committed.", path=path)
-    return manifest
 
 
 def abandon(root: Storage, attempt: Attempt) -> None:
     """Remove what an attempt wrote: its data files, its folder, its intent."""
     entry = root.below(attempt.key)
-    _delete_data(entry.below(attempt.data_directory))
-    entry.delete_file(attempt.intent_name)
+    _delete_data(entry, attempt.data_directory)
+    release(attempt.intent)
     entry.delete_directory_if_empty()
 
 
-def delete(root: Storage, key: str, manifest: Manifest) -> None:
-    """Remove a committed entry: the manifest first, so that nobody opens it half-deleted."""
+def delete_unlisted(root: Storage, attempt: Attempt, manifest: Manifest) -> None:
+    """Remove what failed and losing task attempts left: files of our naming that nobody reported."""
+    listed = {name.rpartition("/")[2] for name in manifest.file_names}
+    directory = root.below(attempt.key).below(attempt.data_directory)
+    for info in directory.list():
+        if _DATA_FILE.fullmatch(info.name) and info.name not in listed:
+            directory.delete_file(info.name)
+
+
+# Use -------------------------------------------------------------------------
+
+
+def load(root: Storage, key: str) -> Manifest | None:
+    """The committed manifest of an entry, or None where there is none.
+
+    Raises:
+        CacheCorruptError: its manifest is not one of ours.
+        CacheError: it was written by a newer version of this package.
+    """
     entry = root.below(key)
-    entry.delete_file(MANIFEST)
-    for directory in sorted({name.partition("/")[0] for name in manifest.file_names}):
-        _delete_data(entry.below(directory))
-        entry.delete_file(f"{directory}.intent")
+    path = f"{entry.url}/{MANIFEST}"
+    try:
+        data = entry.read(MANIFEST)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    manifest = Manifest.from_json(data, path=path)
+    if len(_directories(manifest)) != 1:
+        raise CacheCorruptError(f"{path} lists files of several attempts; one was committed.", path=path)
+    return manifest
+
+
+def adopt(root: Storage, key: str) -> tuple[Manifest, Lease] | None:
+    """A committed entry and a lease on it, or None where there is none (any more)."""
+    manifest = load(root, key)
+    if manifest is None:
+        return None
+    entry = root.below(key)
+    try:
+        lease = _put_lease(entry, _attempt_of(manifest))
+    except FileNotFoundError:
+        return None
+    again = load(root, key)
+    if again is None or _attempt_of(again) != _attempt_of(manifest):
+        # Deleted in between, maybe by one who did not see the lease yet: letting go removes what is left.
+        let_go(root, key, manifest, lease)
+        return None
+    return manifest, lease
+
+
+def delete(root: Storage, key: str, manifest: Manifest, lease: Lease | None) -> None:
+    """Remove a committed entry: the manifest first, so that nobody begins to use it; the data when nobody holds it."""
+    entry = root.below(key)
+    committed = load(root, key)
+    if committed is not None and _attempt_of(committed) == _attempt_of(manifest):
+        entry.delete_file(MANIFEST)
+    let_go(root, key, manifest, lease)
+
+
+def let_go(root: Storage, key: str, manifest: Manifest, lease: Lease | None) -> None:
+    """Give a lease back; whoever lets go last of a deleted entry removes its data."""
+    if lease is not None:
+        release(lease)
+    entry = root.below(key)
+    attempt_id = _attempt_of(manifest)
+    committed = load(root, key)
+    if committed is not None and _attempt_of(committed) == attempt_id:
+        return
+    if attempt_id in _held_attempts(entry, entry.list(), now=None):
+        return
+    _delete_data(entry, f"data-{attempt_id}")
+    entry.delete_file(f"data-{attempt_id}.intent")
     entry.delete_directory_if_empty()
 
 
-def _delete_data(directory: Storage) -> None:
+def release(lease: Lease) -> None:
+    """End a lease or an intent."""
+    _heartbeat.remove(lease)
+    lease.entry.delete_file(lease.name)
+
+
+def _put_lease(entry: Storage, attempt_id: str) -> Lease:
+    content = _sign_of_life(attempt_id, "")
+    lease = Lease(entry=entry, name=f"lease-{uuid.uuid4().hex}.json", content=content)
+    entry.put_if_absent(lease.name, content)
+    _heartbeat.add(lease)
+    return lease
+
+
+def _directories(manifest: Manifest) -> set[str]:
+    return {name.partition("/")[0] for name in manifest.file_names}
+
+
+def _attempt_of(manifest: Manifest) -> str:
+    return manifest.file_names[0].partition("/")[0].removeprefix("data-")
+
+
+def _delete_data(entry: Storage, directory_name: str) -> SweepReport:
     """Remove our data files of one attempt, and its folder if nothing else stands there."""
-    foreign = []
+    if any(info.name == directory_name and info.is_link for info in entry.list()):
+        logger.warning("Left %s/%s alone: it is a link, which this package does not make.", entry.url, directory_name)
+        return SweepReport()
+    directory = entry.below(directory_name)
+    foreign, num_files, num_bytes = [], 0, 0
     for info in directory.list():
         if _DATA_FILE.fullmatch(info.name) and not info.is_directory:
             directory.delete_file(info.name)
+            num_files, num_bytes = num_files + 1, num_bytes + info.num_bytes
         else:
             foreign.append(info.name)
     if foreign:
         logger.warning(
             "Left %d files in %s that this package did not write: %s", len(foreign), directory.url, foreign[:3]
         )
-        return
-    directory.delete_directory_if_empty()
+    else:
+        directory.delete_directory_if_empty()
+    return SweepReport(num_files=num_files, num_bytes=num_bytes)
+
+
+# Life and death --------------------------------------------------------------
+
+
+def sweep_root(
+    root: Storage,
+    *,
+    older_than_seconds: float,
+    kept_older_than_seconds: float,
+    dry_run: bool = False,
+    max_entries: int | None = None,
+) -> SweepReport:
+    """Remove what dead owners left below `root`; nothing that holds a live lease.
+
+    Committed entries go when they were idle for `older_than_seconds`, those that were kept on purpose after
+    `kept_older_than_seconds`; attempts that never committed go with their writer.
+    """
+    entries = [info for info in root.list() if info.is_directory and not info.is_link and _KEY.fullmatch(info.name)]
+    if not entries:
+        return SweepReport()
+    now = root.now()
+    report = SweepReport()
+    for info in entries[:max_entries]:
+        report += _sweep_entry(root, info.name, now, older_than_seconds, kept_older_than_seconds, dry_run=dry_run)
+    return report
+
+
+def _sweep_entry(
+    root: Storage, key: str, now: float, older_than: float, kept_older_than: float, *, dry_run: bool
+) -> SweepReport:
+    entry = root.below(key)
+    infos = entry.list()
+    try:
+        manifest = load(root, key)
+    except CacheCorruptError:
+        # Nobody can read it: its data belong to no one who lives.
+        manifest = None
+    except CacheError:
+        # Of a newer version: its own sweep knows better.
+        return SweepReport()
+    held = _held_attempts(entry, infos, now=now)
+    committed = None if manifest is None else _attempt_of(manifest)
+    report = SweepReport()
+    if manifest is not None and committed not in held:
+        idle = now - max((info.modified for info in infos), default=now)
+        if idle >= (kept_older_than if manifest.is_kept else older_than):
+            report += SweepReport(num_entries=1, urls=(entry.url,))
+            if not dry_run:
+                entry.delete_file(MANIFEST)
+            committed = None
+    attempts = {match[1] for info in infos if (match := _ATTEMPT.fullmatch(info.name))}
+    for attempt_id in sorted(attempts - held - {committed or ""}):
+        report += _sweep_attempt(root, key, attempt_id, manifest, dry_run=dry_run)
+    if not dry_run:
+        for info in infos:
+            is_dead_lease = _LEASE.fullmatch(info.name) and _is_dead(entry, info, now=now)
+            is_leftover = _PASSING.fullmatch(info.name) and now - info.modified > 3 * RENEW_SECONDS
+            if is_dead_lease or is_leftover:
+                entry.delete_file(info.name)
+        entry.delete_directory_if_empty()
+    return report
+
+
+def _sweep_attempt(
+    root: Storage, key: str, attempt_id: str, manifest: Manifest | None, *, dry_run: bool
+) -> SweepReport:
+    entry = root.below(key)
+    was_committed = manifest is not None and _attempt_of(manifest) == attempt_id
+    counted = SweepReport() if was_committed else SweepReport(num_attempts=1, urls=(entry.url,))
+    directory_name = f"data-{attempt_id}"
+    if dry_run:
+        found = [info for info in entry.below(directory_name).list() if _DATA_FILE.fullmatch(info.name)]
+        return counted + SweepReport(num_files=len(found), num_bytes=sum(info.num_bytes for info in found))
+    # First the intent, then the manifest again: one who commits now sees that it was taken for dead.
+    entry.delete_file(f"{directory_name}.intent")
+    with contextlib.suppress(CacheCorruptError):
+        again = load(root, key)
+        if again is not None and _attempt_of(again) == attempt_id:
+            return SweepReport()
+    if attempt_id in _held_attempts(entry, entry.list(), now=None):
+        return SweepReport()
+    return counted + _delete_data(entry, directory_name)
+
+
+def _held_attempts(entry: Storage, infos: list[FileInfo], *, now: float | None) -> set[str]:
+    """The attempts that somebody alive uses or writes."""
+    held: set[str] = set()
+    signs = [info for info in infos if _LEASE.fullmatch(info.name) or info.name.endswith(".intent")]
+    if signs and now is None:
+        try:
+            now = entry.now()
+        except FileNotFoundError:
+            # The folder is gone, so nothing in it is held.
+            return held
+    for info in signs:
+        if not _is_dead(entry, info, now=now or 0.0):
+            match = _ATTEMPT.fullmatch(info.name)
+            attempt_id = match[1] if match else _read_sign(entry, info.name).get("attempt")
+            held.add(str(attempt_id))
+    return held
+
+
+def _is_dead(entry: Storage, info: FileInfo, *, now: float) -> bool:
+    """Whether the process behind a sign of life is gone: known on this host, guessed elsewhere from its silence."""
+    if now - info.modified > 3 * RENEW_SECONDS:
+        return True
+    sign = _read_sign(entry, info.name)
+    if sign.get("host") != _host():
+        return False
+    pid = sign.get("pid")
+    return not isinstance(pid, int) or _process_start(pid) != sign.get("process_start")
+
+
+def _read_sign(entry: Storage, name: str) -> dict[str, Any]:
+    try:
+        sign = json.loads(entry.read(name))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return sign if isinstance(sign, dict) else {}
+
+
+def _sign_of_life(attempt_id: str, application_id: str) -> bytes:
+    sign = {
+        "attempt": attempt_id,
+        "host": _host(),
+        "pid": os.getpid(),
+        "process_start": _process_start(os.getpid()),
+        "application_id": application_id,
+        "created": time.time(),
+    }
+    return json.dumps(sign).encode()
+
+
+def _host() -> str:
+    """This machine and process namespace: within one, process numbers can be compared."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            parts.append(file.read().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return "/".join(parts)
+
+
+def _process_start(pid: int) -> str | None:
+    """When a process began, in the kernel's ticks, so that a reused number is told apart; None where it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        if os.path.isdir("/proc/self"):
+            return None
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            return "?"
+        return "?"
+    return None if fields[0] in ("Z", "X") else fields[19]
+
+
+class _Heartbeat:
+    """One thread in a process that renews all its leases; it ends with the last of them."""
+
+    def __init__(self) -> None:
+        self.forget_parent()
+
+    def forget_parent(self) -> None:
+        """Begin anew: in a forked child neither the thread nor the leases, nor a lock that was held, are its own."""
+        self._condition = threading.Condition()
+        self._leases: set[Lease] = set()
+        self._thread: threading.Thread | None = None
+
+    def add(self, lease: Lease) -> None:
+        with self._condition:
+            self._leases.add(lease)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="converter-heartbeat", daemon=True)
+                self._thread.start()
+
+    def remove(self, lease: Lease) -> None:
+        thread = None
+        with self._condition:
+            self._leases.discard(lease)
+            if not self._leases:
+                thread, self._thread = self._thread, None
+                self._condition.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def renew(self) -> None:
+        """Renew every lease once."""
+        with self._condition:
+            leases = list(self._leases)
+        for lease in leases:
+            # Under the lock, so that a lease that is being given back is not written once more.
+            with self._condition:
+                if lease not in self._leases or lease.lost:
+                    continue
+                try:
+                    if lease.entry.size(lease.name) is None:
+                        lease.lost = True
+                        logger.warning("%s/%s was taken for dead and swept.", lease.entry.url, lease.name)
+                    else:
+                        lease.entry.put(lease.name, lease.content)
+                except OSError as error:
+                    logger.warning("Could not renew %s/%s: %s", lease.entry.url, lease.name, error)
+
+    def _run(self) -> None:
+        own = threading.current_thread()
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._thread is not own, timeout=RENEW_SECONDS)
+                if self._thread is not own:
+                    return
+            self.renew()
+
+
+_heartbeat = _Heartbeat()
+os.register_at_fork(after_in_child=_heartbeat.forget_parent)

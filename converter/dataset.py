@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import datetime as dt
 import html
 import logging
 import os
@@ -11,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from converter import cache
+from converter import cache, identity
 from converter.columns import Nulls, Ragged
-from converter.errors import CacheError
+from converter.errors import CacheCorruptError, CacheError
 from converter.manifest import Manifest
 from converter.plan import Shard, Shuffle, Uneven, check_integer, default_window_rows
 from converter.schema import FloatDtype, Schema
 from converter.sources.spark import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
+from converter.statistics import ColumnStatistics
 from converter.storage import Storage, StorageOptions
 from converter.windows import BatchSource, check_policies, default_workers_count, resolve_names
 
@@ -29,7 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_owned: weakref.WeakSet[DatasetConverter] = weakref.WeakSet()
+_MAX_SWEPT = 64
+"""Entries that a conversion looks at when it cleans up: each costs a listing."""
+
+_open_converters: weakref.WeakSet[DatasetConverter] = weakref.WeakSet()
 
 
 class DatasetConverter:
@@ -39,16 +44,26 @@ class DatasetConverter:
     removes the cached files at the end. It can be pickled: a copy reads, and never deletes.
     """
 
-    def __init__(self, *, root: Storage, key: str, manifest: Manifest, float_dtype: str, owner: bool) -> None:
+    def __init__(
+        self,
+        *,
+        root: Storage,
+        key: str,
+        manifest: Manifest,
+        lease: cache.Lease | None,
+        delete_on_exit: bool,
+    ) -> None:
         self._root = root
         self._key = key
         self._manifest = manifest
-        self._float_dtype = float_dtype
-        self._owner_pid = os.getpid() if owner else None
-        self._deleted = False
+        self._lease = lease
+        self._delete_on_exit = delete_on_exit
+        self._pid = os.getpid()
+        self._closed = ""
+        _open_converters.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_unpickle, (self._root, self._key, self._manifest, self._float_dtype))
+        return (_unpickle, (self._root, self._key, self._manifest))
 
     def __len__(self) -> int:
         return self._manifest.num_rows
@@ -57,6 +72,11 @@ class DatasetConverter:
     def schema(self) -> Schema:
         """The columns: name, dtype, shape of a row, whether there are nulls."""
         return self._manifest.schema
+
+    @property
+    def statistics(self) -> Mapping[str, ColumnStatistics]:
+        """For each column nulls, NaNs, minimum, maximum, mean, spread; of tensors also element by element."""
+        return self._manifest.statistics
 
     @property
     def url(self) -> str:
@@ -70,7 +90,7 @@ class DatasetConverter:
 
     def __repr__(self) -> str:
         manifest = self._manifest
-        state = ", deleted" if self._deleted else ""
+        state = f", {self._closed}" if self._closed else ""
         return (
             f"DatasetConverter({manifest.num_rows:,} rows × {len(manifest.schema)} columns, "
             f"{manifest.num_bytes / 1e6:,.1f} MB in {len(manifest.file_names)} files, {self.url}{state})"
@@ -96,16 +116,27 @@ class DatasetConverter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.delete()
+        self._close(delete=self._delete_on_exit)
 
     def delete(self) -> None:
-        """Remove the cached files; does nothing the second time, and nothing in a copy in another process."""
-        if self._deleted:
+        """Remove the cache entry: at once if nobody else uses it, else when the last one lets go.
+
+        Does nothing the second time, and nothing in a copy that came to another process.
+        """
+        self._close(delete=True)
+
+    def _close(self, *, delete: bool) -> None:
+        if self._closed:
             return
-        self._deleted = True
-        _owned.discard(self)
-        if self._owner_pid == os.getpid():
-            cache.delete(self._root, self._key, self._manifest)
+        self._closed = "deleted" if delete else "closed"
+        _open_converters.discard(self)
+        if self._lease is None or self._pid != os.getpid():
+            return
+        if delete:
+            identity.forget(self._key)
+            cache.delete(self._root, self._key, self._manifest, self._lease)
+        else:
+            cache.let_go(self._root, self._key, self._manifest, self._lease)
 
     def make_torch_dataloader(
         self,
@@ -241,10 +272,16 @@ class DatasetConverter:
         workers_count: int | None,
     ) -> BatchSource:
         """Check every argument, by name, before anything is read."""
-        if self._deleted:
+        if self._closed:
             raise CacheError(
-                f"The converter's cache at {self.url} was deleted, so it has no rows any more. Convert again, or make "
+                f"The converter of {self.url} was {self._closed}, so it has no rows any more. Convert again, or make "
                 "loaders before delete() and inside the `with` block.",
+                path=self.url,
+            )
+        if self._lease is not None and self._lease.lost:
+            raise CacheError(
+                f"This process gave no sign of life for {3 * cache.RENEW_SECONDS:.0f} seconds or longer, so its cache "
+                f"entry {self.url} was taken for abandoned and swept. Convert again.",
                 path=self.url,
             )
         manifest = self._manifest
@@ -268,7 +305,7 @@ class DatasetConverter:
         threads = default_workers_count()
         if workers_count is not None:
             threads = check_integer("workers_count", workers_count, least=1)
-        names, stacks = resolve_names(manifest.schema, columns, stack, self._float_dtype)
+        names, stacks = resolve_names(manifest.schema, columns, stack, manifest.float_dtype)
         source = BatchSource(
             storage=self._root.below(self._key),
             manifest=manifest,
@@ -293,10 +330,12 @@ def make_spark_converter(
     df: DataFrame,
     *,
     cache_dir: str | os.PathLike[str] | None = None,
+    cache_key: str | None = None,
     float_dtype: FloatDtype | None = "float32",
     shapes: Mapping[str, Sequence[int]] | None = None,
     row_group_bytes: int = DEFAULT_ROW_GROUP_BYTES,
     compression: str = "auto",
+    shuffle_rows_seed: int | None = None,
     storage_options: StorageOptions | None = None,
     delete_on_exit: bool = True,
     progress: bool | None = None,
@@ -320,14 +359,21 @@ def make_spark_converter(
         cache_dir: a directory that the driver and every executor see; we live in a subdirectory of it. None:
             the environment variable CONVERTER_CACHE_DIR, else the Spark conf converter.cacheDir, else, in local
             mode, the user's cache folder.
+        cache_key: a name for these rows, e.g. `"flights-2026-11-20"`. An entry of this name, schema and write options
+            is used again, by any process, machine and Spark version; that the rows are still those is your promise.
+            None: a DataFrame is used again only within this process, and only where plan, confs and input files prove
+            that it is the same rows.
         float_dtype: what doubles and decimals become: `"float32"`, `"float64"`, or None (doubles stay, decimals
             become float64). One logged line for each narrowed column.
         shapes: `{"image": (8, 8)}` declares the shape of one row of an array column; a row that does not fit
             fails the write.
         row_group_bytes: size of the pieces that are read at once, in memory, all columns together.
         compression: `"auto"` (none on a local disk), `"none"`, `"lz4"`, `"zstd"` or `"snappy"`.
+        shuffle_rows_seed: write the rows in a random order (one shuffle in Spark), the same for the same seed and
+            input partitions: the remedy for data that are sorted by what the model must learn.
         storage_options: keyword arguments of the fsspec filesystem; not kept anywhere.
-        delete_on_exit: remove the files when this interpreter ends, if nobody did before.
+        delete_on_exit: remove the entry at the end of the `with` block, or of this interpreter. False keeps it for the
+            next one that has the same `cache_key`.
         progress: show a bar while writing; None where stderr is a terminal or a notebook looks. Needs tqdm.
 
     Raises:
@@ -342,27 +388,107 @@ def make_spark_converter(
         ValueError: an option has a value it cannot have.
     """
     check_write_options(float_dtype=float_dtype, row_group_bytes=row_group_bytes, compression=compression)
-    root, key, manifest = write_dataframe(
+    if shuffle_rows_seed is not None:
+        check_integer("shuffle_rows_seed", shuffle_rows_seed, least=0)
+    entry = write_dataframe(
         df,
         cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+        cache_key=cache_key,
         float_dtype=float_dtype,
         shapes=shapes,
         row_group_bytes=row_group_bytes,
         compression=compression,
+        shuffle_rows_seed=shuffle_rows_seed,
         storage_options=storage_options,
+        is_kept=not delete_on_exit,
         progress=progress,
     )
     converter = DatasetConverter(
-        root=root, key=key, manifest=manifest, float_dtype=float_dtype or "float64", owner=True
+        root=entry.root,
+        key=entry.key,
+        manifest=entry.manifest,
+        lease=entry.lease,
+        delete_on_exit=delete_on_exit,
     )
-    logger.info("Wrote %s", converter)
-    if delete_on_exit:
-        _owned.add(converter)
+    logger.info("Use %s", converter)
+    _sweep_a_little(entry.root)
     return converter
 
 
-def _unpickle(root: Storage, key: str, manifest: Manifest, float_dtype: str) -> DatasetConverter:
-    return DatasetConverter(root=root, key=key, manifest=manifest, float_dtype=float_dtype, owner=False)
+def open_converter(url: str, *, storage_options: StorageOptions | None = None) -> DatasetConverter:
+    """A committed cache entry again: without Spark, without the DataFrame, in another process, on another day.
+
+    `url` is what `converter.url` was. Leaving a `with` block lets go and deletes nothing; `delete()` deletes.
+
+    Raises:
+        CacheNotOwnedError: `url` is no entry of a cache.
+        CacheError: the entry was not committed, or was deleted.
+        CacheCorruptError: its manifest, or a file's size, is not what was committed.
+    """
+    root, key = cache.open_entry(url, storage_options)
+    adopted: tuple[Manifest, cache.Lease | None] | None
+    try:
+        adopted = cache.adopt(root, key)
+    except OSError as error:
+        # A trainer that may only read takes no lease: nobody will wait for it.
+        logger.info("Open %s without a lease, because it cannot be written: %s", url, error)
+        manifest = cache.load(root, key)
+        adopted = None if manifest is None else (manifest, None)
+    if adopted is None:
+        raise CacheError(f"There is no committed cache entry at {root.below(key).url}: write it again.", path=url)
+    manifest, lease = adopted
+    try:
+        cache.check_files(root.below(key), manifest)
+    except CacheError as error:
+        if lease is not None:
+            cache.release(lease)
+        raise CacheCorruptError(f"The cache entry {url} is damaged: {error}", path=error.path) from error
+    return DatasetConverter(root=root, key=key, manifest=manifest, lease=lease, delete_on_exit=False)
+
+
+def sweep(
+    cache_dir: str | os.PathLike[str],
+    *,
+    older_than: float | dt.timedelta = 0,
+    dry_run: bool = False,
+    storage_options: StorageOptions | None = None,
+) -> cache.SweepReport:
+    """Remove what dead owners left in `cache_dir`: entries and half-written attempts that nobody alive holds.
+
+    Args:
+        cache_dir: the directory that was given to `make_spark_converter`.
+        older_than: seconds (or a timedelta) since an owner's last sign of life. 0 removes whatever holds no live
+            lease, entries kept with `delete_on_exit=False` included.
+        dry_run: count, and remove nothing.
+        storage_options: keyword arguments of the fsspec filesystem.
+
+    Returns:
+        How many entries, attempts, files and bytes were removed, and where.
+    """
+    seconds = older_than.total_seconds() if isinstance(older_than, dt.timedelta) else float(older_than)
+    if seconds < 0:
+        raise ValueError(f"older_than must be at least 0 seconds, got {older_than}.")
+    root = cache.open_root(os.fspath(cache_dir), storage_options)
+    return cache.sweep_root(root, older_than_seconds=seconds, kept_older_than_seconds=seconds, dry_run=dry_run)
+
+
+def _sweep_a_little(root: Storage) -> None:
+    """Remove what the dead left beside us, bounded, and never at the user's cost."""
+    try:
+        report = cache.sweep_root(
+            root, older_than_seconds=0, kept_older_than_seconds=cache.KEPT_SECONDS, max_entries=_MAX_SWEPT
+        )
+    except (OSError, CacheError) as error:
+        logger.info("Did not sweep %s: %s", root.url, error)
+        return
+    if report.num_files:
+        logger.info(
+            "Swept %d files (%d bytes) that dead owners left in %s", report.num_files, report.num_bytes, root.url
+        )
+
+
+def _unpickle(root: Storage, key: str, manifest: Manifest) -> DatasetConverter:
+    return DatasetConverter(root=root, key=key, manifest=manifest, lease=None, delete_on_exit=False)
 
 
 def _check_epochs(num_epochs: int | None) -> int | None:
@@ -370,10 +496,10 @@ def _check_epochs(num_epochs: int | None) -> int | None:
 
 
 @atexit.register
-def _delete_owned() -> None:
-    """Remove what this process wrote and nobody deleted."""
-    for converter in list(_owned):
+def _close_all() -> None:
+    """Let go of everything at the interpreter's end, and delete what is to be deleted then."""
+    for converter in list(_open_converters):
         try:
-            converter.delete()
+            converter.__exit__(None, None, None)
         except (OSError, CacheError) as error:
-            logger.warning("Could not delete %s at exit: %s", converter.url, error)
+            logger.warning("Could not close %s at exit: %s", converter.url, error)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from converter.errors import CacheCorruptError, CacheError
 from converter.schema import Schema
+from converter.statistics import ColumnStatistics
 
 FORMAT_VERSION = 1
 
@@ -56,6 +57,15 @@ class Manifest:
 
     num_rows: int
 
+    float_dtype: str = "float32"
+    """What a mix of numbers becomes when it is stacked."""
+
+    is_kept: bool = False
+    """Whether the entry outlives its makers on purpose (`delete_on_exit=False`)."""
+
+    statistics: Mapping[str, ColumnStatistics]
+    """What the writers saw of each column; empty where nobody has looked yet."""
+
     @property
     def num_row_groups(self) -> int:
         """How many row groups there are over all files."""
@@ -82,7 +92,10 @@ class Manifest:
             "format_version": FORMAT_VERSION,
             "fingerprint": self.fingerprint,
             "num_rows": self.num_rows,
+            "float_dtype": self.float_dtype,
+            "is_kept": self.is_kept,
             "schema": self.schema.to_json(),
+            "statistics": {name: column.to_json() for name, column in self.statistics.items()},
             "files": files,
             "row_groups": row_groups,
         }
@@ -105,8 +118,11 @@ class Manifest:
                     "Upgrade spark-tensor-converter, or write the cache again.",
                     path=path,
                 )
+            schema = Schema.from_json(document["schema"])
+            statistics = document["statistics"]
             manifest = cls(
-                schema=Schema.from_json(document["schema"]),
+                schema=schema,
+                statistics={name: ColumnStatistics.from_json(schema[name], statistics[name]) for name in statistics},
                 file_names=tuple(str(name) for name in document["files"]["name"]),
                 file_bytes=_integers(document["files"]["bytes"]),
                 row_group_file=_integers(document["row_groups"]["file"]),
@@ -114,6 +130,8 @@ class Manifest:
                 row_group_bytes=_integers(document["row_groups"]["bytes"]),
                 fingerprint=str(document["fingerprint"]),
                 num_rows=int(document["num_rows"]),
+                float_dtype=str(document["float_dtype"]),
+                is_kept=bool(document["is_kept"]),
             )
             manifest._check()
         except (ValueError, KeyError, TypeError, AttributeError) as error:

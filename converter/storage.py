@@ -42,6 +42,12 @@ class FileInfo:
 
     is_directory: bool
 
+    is_link: bool
+    """A symbolic link: what stands behind it may belong to anybody."""
+
+    modified: float
+    """Seconds since 1970 by the store's own clock; 0 where it does not say."""
+
 
 class Storage:
     """A directory: `url` names it for people and programs, without any secret.
@@ -99,6 +105,8 @@ class Storage:
                 name=posixpath.basename(str(info["name"]).rstrip("/")),
                 num_bytes=int(info["size"] or 0),
                 is_directory=info["type"] == "directory",
+                is_link=bool(info.get("islink")),
+                modified=_modified(info),
             )
             for info in found
         ]
@@ -150,6 +158,26 @@ class Storage:
                 os.unlink(aside)
         return True
 
+    def put(self, name: str, data: bytes) -> None:
+        """Create or replace a small file; a reader sees the old content or the new one."""
+        path = self.path(name)
+        if not self.is_local:
+            self._filesystem.pipe_file(path, data)
+            return
+        aside = f"{path}.{uuid.uuid4().hex}.tmp"
+        with open(aside, "xb") as file:
+            file.write(data)
+        os.replace(aside, path)
+
+    def now(self) -> float:
+        """The store's own time, seconds since 1970, asked by writing a file: clocks of machines differ."""
+        name = f".clock-{uuid.uuid4().hex}"
+        self.put_if_absent(name, b"")
+        try:
+            return next(info.modified for info in self.list() if info.name == name)
+        finally:
+            self.delete_file(name)
+
     def delete_file(self, name: str) -> None:
         """Remove a file; does nothing where it is gone already."""
         try:
@@ -176,6 +204,12 @@ class Storage:
         if self.is_local:
             return pa.memory_map(self.path(name))
         return pa.PythonFile(self._filesystem.open(self.path(name), "rb"), mode="r")
+
+
+def _modified(info: Mapping[str, Any]) -> float:
+    """When a file was written last; each filesystem of fsspec has its own word for it."""
+    value = next((info[name] for name in ("mtime", "last_modified", "modified", "created") if info.get(name)), 0.0)
+    return float(value.timestamp() if hasattr(value, "timestamp") else value)
 
 
 def open_storage(url: str | os.PathLike[str], storage_options: StorageOptions | None = None) -> Storage:

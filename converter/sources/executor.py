@@ -1,8 +1,8 @@
 """What Spark's executors run: one partition's Arrow batches become Parquet files.
 
 This module travels **by value**: the executors need pyarrow and numpy, and need
-not know this package. So it imports nothing of ours, defines no classes at its
-top (a class by value would be another class on the other side), and speaks in
+not know this package. So it imports nothing of ours but `moments`, which travels
+with it, defines no classes at its top (a class by value would be another class on the other side), and speaks in
 plain dicts and JSON.
 
 One pass, bounded memory: batches are collected until a row group is full, then
@@ -28,11 +28,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from converter.sources.moments import (
+    MAX_ELEMENTS,
+    add_values,
+    close_moments,
+    flatten_moments,
+    from_json,
+    merge_moments,
+    new_moments,
+    to_json,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 REPORT_SCHEMA = "partition long, report string"
 """What a task returns, as Spark writes a schema: one row for each file, or one for each finding."""
+
+_COALESCE_ROWS = 4096
+_COALESCE_BYTES = 8 << 20
 
 
 def make_write_partition(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -58,6 +72,60 @@ def make_write_partition(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBa
     return write_partition
 
 
+def fold_reports(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Reports pass; the moments they carry are merged into one, so that the driver holds one set and not one a task."""
+    totals: dict[str, Any] = {}
+    for batch in batches:
+        passed = []
+        for text in batch.column("report").to_pylist():
+            report = json.loads(text)
+            totals = add_moments(totals, report.pop("moments", {}))
+            passed.append(json.dumps(report))
+        yield pa.RecordBatch.from_arrays(
+            [batch.column("partition"), pa.array(passed, pa.string())], names=["partition", "report"]
+        )
+    closing = json.dumps({"moments": {name: to_json(closed) for name, closed in totals.items()}})
+    yield pa.RecordBatch.from_arrays(
+        [pa.array([-1], pa.int64()), pa.array([closing], pa.string())], names=["partition", "report"]
+    )
+
+
+def add_moments(totals: dict[str, Any], moments: dict[str, Any]) -> dict[str, Any]:
+    """Closed moments by column, with those of another report (as JSON) merged in."""
+    merged = dict(totals)
+    for name, document in moments.items():
+        closed, before = from_json(document), merged.get(name)
+        if before is not None and len(before["count"]) != len(closed["count"]):
+            # Elsewhere the rows had another shape, so their elements do not correspond.
+            before, closed = flatten_moments(before), flatten_moments(closed)
+        merged[name] = closed if before is None else merge_moments(before, closed)
+    return merged
+
+
+def _coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small batches together: Spark is told to send few rows at once where rows may be wide."""
+    held: list[pa.RecordBatch] = []
+    rows = num_bytes = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        held.append(batch)
+        rows += batch.num_rows
+        num_bytes += batch.nbytes
+        if rows >= _COALESCE_ROWS or num_bytes >= _COALESCE_BYTES:
+            yield _together(held)
+            held, rows, num_bytes = [], 0, 0
+    if held:
+        yield _together(held)
+
+
+def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    columns = [pa.concat_arrays([batch.column(index) for batch in batches]) for index in range(batches[0].num_columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+
+
 def _write(
     batches: Iterator[pa.RecordBatch], spec: dict[str, Any], *, partition: int, attempt: int
 ) -> list[dict[str, Any]]:
@@ -68,6 +136,9 @@ def _write(
     odd_rows: dict[str, int] = {}
     pending: list[pa.Table] = []
     rows_seen = 0
+    moments: dict[str, dict[str, Any]] = {}
+    lengths: dict[str, list[int]] = {}
+    closed_moments: dict[str, dict[str, Any]] = {}
     reports: list[dict[str, Any]] = []
     file: dict[str, Any] | None = None
 
@@ -91,9 +162,7 @@ def _write(
             close_file()
 
     try:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
+        for batch in _coalesce(batches):
             encoded = {}
             for column, array in zip(columns, batch.columns, strict=True):
                 encoded[column["name"]] = values = encode(array, column)
@@ -104,6 +173,9 @@ def _write(
                     _discard(file, reports, spec)
                     return [{"finding": finding}]
             after = _next_layout(layout, encoded, odd_rows, rows_seen)
+            for column in columns:
+                _add_to_lengths(lengths, column["name"], encoded[column["name"]])
+                _add_to_moments(moments, closed_moments, column, encoded[column["name"]], after)
             for name, shape in after.items():
                 before = layout.get(name)
                 # Columns of one file have one type; a file of nulls alone was opened as BINARY.
@@ -129,7 +201,66 @@ def _write(
         raise
     for report in reports:
         report["odd_rows"] = odd_rows
+    if reports:
+        for name, opened in moments.items():
+            _close_into(closed_moments, name, opened)
+        reports[-1]["moments"] = {name: to_json(closed) for name, closed in closed_moments.items()}
+        reports[-1]["lengths"] = lengths
     return reports
+
+
+def _add_to_moments(
+    moments: dict[str, Any],
+    closed: dict[str, Any],
+    column: dict[str, Any],
+    values: dict[str, Any],
+    layout: dict[str, Any],
+) -> None:
+    """Count one batch of one column into the task's statistics, while it is in the cache."""
+    name, shape = column["name"], layout.get(column["name"])
+    if column["kind"] == "scalar":
+        numbers = _scalar_numbers(values["array"], column["dtype"])
+        if numbers is None:
+            return
+        num_elements = 1
+    else:
+        numbers = values["values"].view(np.dtype(column["dtype"]))
+        whole = int(np.prod(shape)) if isinstance(shape, tuple) else 0
+        num_elements = whole if 0 < whole <= MAX_ELEMENTS else 1
+    opened = moments.get(name)
+    if opened is None or len(opened["count"]) != num_elements:
+        if opened is not None:
+            _close_into(closed, name, opened)
+        moments[name] = opened = new_moments(num_elements)
+    add_values(opened, numbers.reshape(-1, num_elements))
+
+
+def _add_to_lengths(lengths: dict[str, list[int]], name: str, values: dict[str, Any]) -> None:
+    """Keep the fewest and the most numbers of a tensor's row."""
+    if "sizes" in values and not values["empty"]:
+        present = values["sizes"] if values["valid"] is None else values["sizes"][values["valid"]]
+        least, most = int(present.min()), int(present.max())
+        before = lengths.get(name, [least, most])
+        lengths[name] = [min(before[0], least), max(before[1], most)]
+
+
+def _close_into(closed: dict[str, Any], name: str, opened: dict[str, Any]) -> None:
+    part, before = close_moments(opened), closed.get(name)
+    if before is not None and len(before["count"]) != len(part["count"]):
+        before, part = flatten_moments(before), flatten_moments(part)
+    closed[name] = part if before is None else merge_moments(before, part)
+
+
+def _scalar_numbers(array: pa.Array, dtype: str) -> np.ndarray[Any, Any] | None:
+    """The values of a scalar column that are not null, as numbers; None for strings and bytes."""
+    if dtype in ("str", "bytes"):
+        return None
+    present = array.drop_null() if array.null_count else array
+    if dtype == "bool":
+        return np.asarray(pc.cast(present, pa.uint8()))
+    if dtype.startswith("datetime64"):
+        present = present.view(pa.int32() if dtype == "datetime64[D]" else pa.int64())
+    return np.asarray(present.to_numpy(zero_copy_only=False))
 
 
 def _next_layout(

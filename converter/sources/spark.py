@@ -17,7 +17,6 @@ import logging
 import math
 import sys
 import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,11 +25,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from converter import cache
-from converter.errors import CacheError, ConverterError, NullValueError, SourceError, UnsupportedTypeError
+from converter import cache, identity
+from converter.errors import (
+    CacheCorruptError,
+    CacheError,
+    ConverterError,
+    NullValueError,
+    SourceError,
+    UnsupportedTypeError,
+)
 from converter.manifest import Manifest, fingerprint_of
 from converter.schema import Field, Schema, dtype_of, raise_unsupported
-from converter.sources import executor
+from converter.sources import executor, moments
+from converter.statistics import ColumnStatistics
 from converter.storage import Storage, StorageOptions
 
 logger = logging.getLogger(__name__)
@@ -85,18 +92,31 @@ class _Column:
         return {"name": self.name, "kind": self.kind, "dtype": self.dtype, "ndim": self.ndim, "shape": shape}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A committed entry that this process uses."""
+
+    root: Storage
+    key: str
+    manifest: Manifest
+    lease: cache.Lease
+
+
 def write_dataframe(
     df: Any,
     *,
     cache_dir: str | None,
+    cache_key: str | None,
     float_dtype: str | None,
     shapes: Mapping[str, Sequence[int]] | None,
     row_group_bytes: int,
     compression: str,
+    shuffle_rows_seed: int | None,
     storage_options: StorageOptions | None,
+    is_kept: bool,
     progress: bool | None,
-) -> tuple[Storage, str, Manifest]:
-    """Write `df` once into a new entry; returns our directory, the entry's key and its manifest."""
+) -> Entry:
+    """The entry of `df`: one that provably holds its rows, else a new one, written once."""
     _check_dataframe(df)
     columns = plan_columns(df.schema.jsonValue(), float_dtype=float_dtype, shapes=shapes or {})
     session = df.sparkSession
@@ -108,27 +128,91 @@ def write_dataframe(
         is_connect=is_connect,
     )
     root = cache.open_root(chosen, storage_options)
+    write_options = {
+        "float_dtype": float_dtype,
+        "shapes": {name: list(shape) for name, shape in (shapes or {}).items()},
+        "row_group_bytes": row_group_bytes,
+        "compression": compression,
+        "shuffle_rows_seed": shuffle_rows_seed,
+    }
+    schema = df.schema.json()
+    if cache_key is not None:
+        key = identity.entry_key(f"key:{cache_key}", schema=schema, write_options=write_options)
+        evidence, bucket, candidates = None, "", [key]
+    else:
+        key = identity.entry_key(None, schema=schema, write_options=write_options)
+        bucket = f"{root.url}/{key.partition('-')[2]}"
+        evidence = identity.gather_evidence(df)
+        candidates = identity.recall(bucket, df, evidence)
+    for candidate in candidates:
+        adopted = _adopt(root, candidate)
+        if adopted is not None:
+            logger.info("Reuse %s: it holds the same rows.", root.below(candidate).url)
+            return Entry(root=root, key=candidate, manifest=adopted[0], lease=adopted[1])
+    if cache_key is not None:
+        _log_other_entries(root, key, cache_key)
     for column in columns:
         if column.narrowed_from:
             logger.info("Column %r: %s becomes %s.", column.name, column.narrowed_from, column.dtype)
-    key = uuid.uuid4().hex
     attempt = cache.begin(root, key, application_id=session.conf.get("spark.app.id", None) or "unknown")
-    entry = root.below(key)
     spec = {
-        "directory": entry.path(attempt.data_directory),
+        "directory": root.below(key).path(attempt.data_directory),
         "columns": [column.spec() for column in columns],
         "row_group_bytes": row_group_bytes,
         "file_bytes": FILE_BYTES,
         "compression": "none" if compression == "auto" else compression,
     }
     try:
-        reports = _run_write(df, columns, spec, session=session, is_connect=is_connect, progress=progress)
-        manifest = _manifest_from(reports, columns, directory=attempt.data_directory)
-        return root, key, cache.commit(root, attempt, manifest)
+        reports = _run_write(
+            df,
+            columns,
+            spec,
+            session=session,
+            is_connect=is_connect,
+            shuffle_rows_seed=shuffle_rows_seed,
+            progress=progress,
+        )
+        manifest = _manifest_from(
+            reports, columns, directory=attempt.data_directory, is_kept=is_kept, float_dtype=float_dtype
+        )
+        cache.delete_unlisted(root, attempt, manifest)
+        manifest, lease = cache.commit(root, attempt, manifest)
     except BaseException:
         # Also on Ctrl-C: what was written has no manifest, and must not stay either.
         cache.abandon(root, attempt)
         raise
+    identity.remember(bucket, df, evidence, key)
+    return Entry(root=root, key=key, manifest=manifest, lease=lease)
+
+
+def _adopt(root: Storage, key: str) -> tuple[Manifest, cache.Lease] | None:
+    """A committed entry whose files are all there; a damaged one is removed, so that it is written again."""
+    try:
+        adopted = cache.adopt(root, key)
+    except CacheCorruptError as error:
+        logger.warning("Write again what is damaged: %s", error)
+        root.below(key).delete_file(cache.MANIFEST)
+        return None
+    if adopted is not None:
+        try:
+            cache.check_files(root.below(key), adopted[0])
+        except CacheError as error:
+            logger.warning("Write again what is damaged: %s", error)
+            cache.delete(root, key, *adopted)
+            return None
+    return adopted
+
+
+def _log_other_entries(root: Storage, key: str, cache_key: str) -> None:
+    """Say so when the key is known, but with another schema or other write options."""
+    named = key.partition("-")[0]
+    others = [info.name for info in root.list() if info.name.startswith(named) and info.name != key]
+    if others:
+        logger.info(
+            "cache_key=%r has %d entries with another schema or other write options; write a new one.",
+            cache_key,
+            len(others),
+        )
 
 
 def _check_dataframe(df: Any) -> None:
@@ -267,6 +351,7 @@ def _run_write(
     *,
     session: Any,
     is_connect: bool,
+    shuffle_rows_seed: int | None,
     progress: bool | None,
 ) -> list[tuple[int, dict[str, Any]]]:
     """Run the write job; the reports of all tasks, in the order of partitions."""
@@ -275,8 +360,18 @@ def _run_write(
     selected = df.select(
         *(F.col(".".join(f"`{part.replace('`', '``')}`" for part in column.path)) for column in columns)
     ).toDF(*(f"c{index}" for index in range(len(columns))))
-    with _travels_by_value(), _job_description(session, is_connect), _progress(session, is_connect, progress):
+    if shuffle_rows_seed is not None:
+        selected = _shuffled(selected, shuffle_rows_seed)
+    with (
+        _travels_by_value(),
+        identity.changed_confs(session, _batch_confs(columns, str(session.version))),
+        _job_description(session, is_connect),
+        _progress(session, is_connect, progress),
+    ):
         job = selected.mapInArrow(executor.make_write_partition(spec), executor.REPORT_SCHEMA)
+        if any(column.kind != "scalar" for column in columns):
+            # A tensor's moments are up to 100 kB a task: they are merged before they reach the driver.
+            job = job.repartition(1).mapInArrow(executor.fold_reports, executor.REPORT_SCHEMA)
         try:
             rows = job.collect()
         except Exception as error:
@@ -288,7 +383,31 @@ def _run_write(
     for _, report in reports:
         if "finding" in report:
             raise _error_of(report["finding"])
-    return sorted(reports, key=lambda item: (item[0], item[1]["name"]))
+    return sorted(reports, key=lambda item: (item[0], item[1].get("name", "")))
+
+
+def _shuffled(df: Any, seed: int) -> Any:
+    """The rows in a random order, the same for the same seed where the input's partitions and their order are the same.
+
+    Rows are spread over partitions by a random number and sorted by it there: together a uniform permutation,
+    without the sampling job that a global sort would run first.
+    """
+    from pyspark.sql import functions as F
+
+    keys = {"_random_0": F.rand(seed), "_random_1": F.rand(seed + 1)}
+    spread = df.withColumns(keys).repartition(*map(F.col, keys)).sortWithinPartitions(*keys)
+    return spread.drop(*keys)
+
+
+def _batch_confs(columns: Sequence[_Column], version: str) -> dict[str, str]:
+    """How many rows Spark may hand to Python at once: by default 10,000, which for rows of 2 MB is 20 GB."""
+    if all(column.kind == "scalar" and column.dtype != "bytes" for column in columns):
+        return {}
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) >= (4, 2):
+        return {"spark.sql.execution.arrow.maxBytesPerBatch": str(16 << 20)}
+    # Older versions bound rows alone; the executor puts small batches together again.
+    return {"spark.sql.execution.arrow.maxRecordsPerBatch": "64"}
 
 
 def _error_of(finding: Mapping[str, Any]) -> ConverterError:
@@ -325,6 +444,7 @@ def _short_cause(error: Exception) -> str:
     return (own or python or lines or [type(error).__name__])[-1 if own else 0][:500]
 
 
+_TRAVELLING = (executor, moments)
 _by_value_lock = threading.Lock()
 _by_value_users = 0
 
@@ -339,7 +459,8 @@ def _travels_by_value() -> Iterator[None]:
 
     with _by_value_lock:
         if _by_value_users == 0:
-            cloudpickle.register_pickle_by_value(executor)
+            for module in _TRAVELLING:
+                cloudpickle.register_pickle_by_value(module)
         _by_value_users += 1
     try:
         yield
@@ -347,7 +468,8 @@ def _travels_by_value() -> Iterator[None]:
         with _by_value_lock:
             _by_value_users -= 1
             if _by_value_users == 0:
-                cloudpickle.unregister_pickle_by_value(executor)
+                for module in _TRAVELLING:
+                    cloudpickle.unregister_pickle_by_value(module)
 
 
 @contextmanager
@@ -410,13 +532,26 @@ def _somebody_looks() -> bool:
 
 
 def _manifest_from(
-    reports: Sequence[tuple[int, Mapping[str, Any]]], columns: Sequence[_Column], *, directory: str
+    reports: Sequence[tuple[int, Mapping[str, Any]]],
+    columns: Sequence[_Column],
+    *,
+    directory: str,
+    is_kept: bool,
+    float_dtype: str | None,
 ) -> Manifest:
     """What the executors wrote, as one dataset.
 
     Raises:
         SourceError: there are no rows.
     """
+    totals: dict[str, Any] = {}
+    lengths: dict[str, list[int]] = {}
+    for _, report in reports:
+        totals = executor.add_moments(totals, report.get("moments", {}))
+        for name, (least, most) in report.get("lengths", {}).items():
+            before = lengths.get(name, [least, most])
+            lengths[name] = [min(before[0], least), max(before[1], most)]
+    reports = [(partition, report) for partition, report in reports if "rows" in report]
     files = [report for _, report in reports]
     rows = [report["rows"] for report in files]
     num_rows = sum(map(sum, rows))
@@ -424,18 +559,16 @@ def _manifest_from(
         raise SourceError(
             "The DataFrame has no rows, so there is nothing to train on. Check its filters and its source."
         )
-    fields = []
+    statistics = {}
     for column in columns:
-        nulls = sum(report["nulls"][column.name] for report in files)
-        fields.append(
-            Field(
-                name=column.name,
-                dtype=column.dtype,
-                shape=() if column.kind == "scalar" else _common_shape(column, reports),
-                has_nulls=nulls > 0,
-            )
+        null_count = sum(report["nulls"][column.name] for report in files)
+        shape = () if column.kind == "scalar" else _common_shape(column, reports)
+        field = Field(name=column.name, dtype=column.dtype, shape=shape, has_nulls=null_count > 0)
+        shortest, longest = lengths.get(column.name, (None, None))
+        statistics[column.name] = ColumnStatistics(
+            field=field, null_count=null_count, shortest=shortest, longest=longest, closed=totals.get(column.name)
         )
-    schema = Schema(tuple(fields))
+    schema = Schema(tuple(column.field for column in statistics.values()))
     return Manifest(
         schema=schema,
         file_names=tuple(f"{directory}/{report['name']}" for report in files),
@@ -445,6 +578,9 @@ def _manifest_from(
         row_group_bytes=np.array([size for report in files for size in report["row_group_bytes"]], np.int64),
         fingerprint=fingerprint_of(schema, rows, [report["digests"] for report in files]),
         num_rows=num_rows,
+        statistics=statistics,
+        is_kept=is_kept,
+        float_dtype=float_dtype or "float64",
     )
 
 

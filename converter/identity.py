@@ -1,0 +1,208 @@
+"""When two DataFrames are provably the same rows.
+
+An entry is used again only when it is proven to hold the same rows: because its
+`cache_key` says so, or because, in one process, the plan, the session's confs and
+every input file are the same as when it was written, and nothing in the plan can
+give other rows the second time. Any doubt writes afresh; doubt is never an error.
+
+Why not Spark's own `semanticHash`: it differs from process to process for Parquet,
+forgets column names, and never looks at the files (all tried, Spark 3.5 to 4.3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+
+RACY_SECONDS = 2.0
+"""A file changed this shortly before it was looked at may change again without a new time: stores keep whole seconds."""
+
+_LEAVES = re.compile(r"(Scan (parquet|orc|csv|json|text)\b.*|LocalTableScan|Range|Scan OneRowRelation)")
+_INNER = re.compile(
+    r"(Project|Filter|ColumnarToRow|WholeStageCodegen|HashAggregate|ObjectHashAggregate|SortAggregate|Sort|Union"
+    r"|Exchange|BroadcastExchange|ShuffleQueryStage|BroadcastQueryStage|AQEShuffleRead|AdaptiveSparkPlan"
+    r"|BroadcastHashJoin|SortMergeJoin|ShuffledHashJoin|Expand|Generate|Coalesce|EmptyRelation|ResultQueryStage|Window)\b.*"
+)
+_UNSTABLE = re.compile(
+    r"\b(rand|randn|random|randstr|uniform|uuid|shuffle|sample|monotonically_increasing_id|spark_partition_id"
+    r"|input_file_\w+|current_\w+|now|localtimestamp|unix_timestamp|first|last|first_value|last_value|any_value"
+    r"|collect_\w+|java_method|reflect|try_reflect|read_files)\(",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What must be equal for two conversions to be the same rows."""
+
+    plan: str
+    confs: tuple[tuple[str, str], ...]
+    inputs: tuple[tuple[str, int, int], ...]
+    """(path, size, modification time in nanoseconds) of every input file."""
+
+    is_racy: bool
+    """A file was changed so shortly before that it may change again unseen."""
+
+
+def entry_key(identity: str | None, *, schema: str, write_options: Mapping[str, Any]) -> str:
+    """The folder's name: a half for the identity (None: nobody else's), a half for schema and options.
+
+    >>> one = entry_key("train-2026", schema="{}", write_options={"float_dtype": "float32"})
+    >>> two = entry_key("train-2026", schema="{}", write_options={"float_dtype": "float64"})
+    >>> one.split("-")[0] == two.split("-")[0], one == two
+    (True, False)
+    """
+    named = uuid.uuid4().hex if identity is None else f"{_FORMAT}:{identity}"
+    rest = json.dumps([schema, dict(write_options)], sort_keys=True)
+    return "-".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in (named, rest))
+
+
+def gather_evidence(df: Any) -> Evidence | None:
+    """What the rows of `df` depend on now, or None where that cannot be told."""
+    try:
+        return _gather_evidence(df)
+    except Exception as error:  # noqa: BLE001 (a probe that fails is a doubt, and doubt is never an error)
+        logger.debug("Could not tell what the DataFrame depends on: %s", error)
+        return None
+
+
+def _gather_evidence(df: Any) -> Evidence | None:
+    session = df.sparkSession
+    with _untruncated(session):
+        extended = _explain(df, "extended")
+        formatted = _explain(df, "formatted")
+    _, found, optimized = extended.partition("== Optimized Logical Plan ==")
+    optimized = optimized.partition("== Physical Plan ==")[0]
+    nodes = re.findall(r"^\(\d+\) (.+?)(?: \[codegen id.*\])?\s*$", formatted, re.MULTILINE)
+    if not found or not nodes or _UNSTABLE.search(optimized) or "more fields" in extended:
+        return None
+    leaves = [node for node in nodes if _LEAVES.fullmatch(node)]
+    if not leaves or not all(_LEAVES.fullmatch(node) or _INNER.fullmatch(node) for node in nodes):
+        return None
+    scans = [leaf for leaf in leaves if leaf.startswith("Scan ") and "OneRowRelation" not in leaf]
+    locations = re.findall(r"^Location: (\w+)", formatted, re.MULTILINE)
+    if len(locations) != len(scans) or set(locations) - {"InMemoryFileIndex"}:
+        return None
+    # A fresh frame: Connect remembers the answer in the object.
+    paths = sorted(set(df.select("*").inputFiles())) if scans else []
+    if bool(scans) != bool(paths):
+        return None
+    inputs = _look_at(paths, session)
+    newest = max((modified for _, _, modified in inputs), default=0)
+    return Evidence(
+        plan=_renumbered(optimized) + "\n" + df.schema.json(),
+        confs=tuple(sorted((row[0], row[1]) for row in session.sql("SET").collect())),
+        inputs=inputs,
+        is_racy=time.time() - newest / 1e9 < RACY_SECONDS,
+    )
+
+
+def _look_at(paths: list[str], session: Any) -> tuple[tuple[str, int, int], ...]:
+    if all(urlsplit(path).scheme == "file" for path in paths):
+        found = []
+        for path in paths:
+            status = os.stat(unquote(urlsplit(path).path))
+            found.append((path, status.st_size, status.st_mtime_ns))
+        return tuple(found)
+    listing = session.read.format("binaryFile").load(paths).select("path", "length", "modificationTime").collect()
+    return tuple(sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9)) for row in listing))
+
+
+def _explain(df: Any, mode: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        df.explain(mode=mode)
+    return text.getvalue()
+
+
+def _renumbered(plan: str) -> str:
+    """The plan with Spark's running expression numbers replaced by their order of appearance."""
+    seen: dict[str, str] = {}
+    text = re.sub(r"#\d+", lambda match: seen.setdefault(match[0], f"#{len(seen)}"), plan)
+    return re.sub(r",? ?\[?plan_id=\d+\]?", "", text)
+
+
+@contextlib.contextmanager
+def _untruncated(session: Any) -> Iterator[None]:
+    """Let plans be printed whole, and give the user's confs back."""
+    with changed_confs(
+        session, {"spark.sql.debug.maxToStringFields": "100000", "spark.sql.maxMetadataStringLength": "1000000"}
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Session confs changed for a while; one that the platform refuses stays as it is."""
+    before: dict[str, str | None] = {}
+    try:
+        for name, value in wanted.items():
+            try:
+                explicit = session.conf.get(name, None)
+                session.conf.set(name, value)
+            except Exception as error:  # noqa: BLE001 (each platform refuses with an error of its own)
+                logger.debug("Spark keeps %s as it is: %s", name, error)
+                continue
+            before[name] = explicit
+        yield
+    finally:
+        for name, explicit in before.items():
+            if explicit is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, explicit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    frame: Any
+    evidence: Evidence
+    key: str
+
+
+_MAX_KNOWN = 64
+_known: dict[str, list[_Known]] = {}
+
+
+def remember(bucket: str, df: Any, before: Evidence | None, key: str) -> None:
+    """Note that the entry `key` holds the rows of `df`, if they provably did not change while they were written."""
+    if before is None or before.is_racy:
+        return
+    if gather_evidence(df) == before:
+        known = _known.setdefault(bucket, [])
+        known.append(_Known(frame=df, evidence=before, key=key))
+        # Each holds a plan alive: the oldest go.
+        del known[:-_MAX_KNOWN]
+
+
+def recall(bucket: str, df: Any, evidence: Evidence | None) -> list[str]:
+    """Keys of entries of this process that provably hold the rows of `df`, the newest first."""
+    if evidence is None:
+        return []
+    found = []
+    for known in reversed(_known.get(bucket, [])):
+        with contextlib.suppress(Exception):
+            # Equal text can hide what text does not show: a literal's type, a local frame's rows, options of a reader.
+            if known.evidence == evidence and known.frame.sameSemantics(df):
+                found.append(known.key)
+    return found
+
+
+def forget(key: str) -> None:
+    """An entry that was deleted is nobody's proof any more."""
+    for known in _known.values():
+        known[:] = [one for one in known if one.key != key]

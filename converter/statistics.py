@@ -1,0 +1,133 @@
+"""What the values of a column are like, known from writing it.
+
+Kept as the moments that the writers took, so that a part of a dataset can be
+merged with another one, and mean and spread are derived, never stored twice.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from converter.schema import Field
+from converter.sources import moments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ColumnStatistics:
+    """Exact statistics of one column over the whole dataset; nulls and NaNs are counted and left out.
+
+    Normalising inputs with them:
+
+        statistics = converter.statistics["image"]
+        mean, std = statistics.element_mean, statistics.element_std      # both of the tensor's shape
+        batch["image"] = (batch["image"] - mean) / np.maximum(std, 1e-6)
+    """
+
+    field: Field
+    null_count: int
+    """Rows that are null."""
+
+    shortest: int | None = None
+    longest: int | None = None
+    """For tensors the fewest and the most numbers of a row that is not null."""
+
+    closed: Mapping[str, Any] | None = None
+    """The moments as their writers closed them; None for strings and bytes."""
+
+    @property
+    def nan_count(self) -> int:
+        """Numbers that are NaN, over all elements."""
+        return 0 if self.closed is None else int(self.closed["nans"])
+
+    @property
+    def min(self) -> Any:
+        """The smallest number (of dates and times: date and datetime, UTC); None where there is none."""
+        return self._typed("min")
+
+    @property
+    def max(self) -> Any:
+        """The largest number, like `min`."""
+        return self._typed("max")
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of all numbers; None for dates, times, strings and bytes, and where there is none."""
+        whole = self._whole()
+        return None if whole is None else float(whole["mean"][0])
+
+    @property
+    def std(self) -> float | None:
+        """The standard deviation of all numbers (divided by their count, as NumPy does)."""
+        whole = self._whole()
+        return None if whole is None else float(np.sqrt(whole["m2"][0] / whole["count"][0]))
+
+    @property
+    def element_mean(self) -> npt.NDArray[np.float64] | None:
+        """For tensors of one shape and at most 4,096 elements: the mean of each element, in the tensor's shape."""
+        elements = self._elements()
+        return None if elements is None or self.field.shape is None else elements["mean"].reshape(self.field.shape)
+
+    @property
+    def element_std(self) -> npt.NDArray[np.float64] | None:
+        """The standard deviation of each element, like `element_mean`."""
+        elements = self._elements()
+        if elements is None or self.field.shape is None:
+            return None
+        variance = elements["m2"] / np.maximum(elements["count"], 1)
+        deviation: npt.NDArray[np.float64] = np.sqrt(variance).reshape(self.field.shape)
+        return deviation
+
+    def _elements(self) -> Mapping[str, Any] | None:
+        shape = self.field.shape
+        if self.closed is None or not shape or len(self.closed["count"]) != int(np.prod(shape)):
+            return None
+        return self.closed
+
+    def _whole(self) -> Mapping[str, Any] | None:
+        if self.closed is None or self.field.dtype.startswith("datetime64"):
+            return None
+        whole = moments.over_all_elements(dict(self.closed))
+        return whole if whole["count"][0] else None
+
+    def _typed(self, name: str) -> Any:
+        value = None if self.closed is None else self.closed[name]
+        if value is None:
+            return None
+        if self.field.dtype == "bool":
+            return bool(value)
+        if self.field.dtype == "datetime64[D]":
+            return dt.date(1970, 1, 1) + dt.timedelta(days=value)
+        if self.field.dtype == "datetime64[us]":
+            return dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=value)
+        return value
+
+    def __repr__(self) -> str:
+        known = ("null_count", "nan_count", "min", "max", "mean", "std", "shortest", "longest")
+        shown = [f"{name}={getattr(self, name)!r}" for name in known if getattr(self, name) is not None]
+        return f"ColumnStatistics({', '.join(shown)})"
+
+    def to_json(self) -> dict[str, Any]:
+        """These statistics as plain JSON values, without the field."""
+        return {
+            "null_count": self.null_count,
+            "shortest": self.shortest,
+            "longest": self.longest,
+            "moments": None if self.closed is None else moments.to_json(dict(self.closed)),
+        }
+
+    @classmethod
+    def from_json(cls, field: Field, value: Mapping[str, Any]) -> ColumnStatistics:
+        """The inverse of `to_json`."""
+        return cls(
+            field=field,
+            null_count=int(value["null_count"]),
+            shortest=None if value["shortest"] is None else int(value["shortest"]),
+            longest=None if value["longest"] is None else int(value["longest"]),
+            closed=None if value["moments"] is None else moments.from_json(value["moments"]),
+        )
