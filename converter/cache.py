@@ -38,7 +38,7 @@ from typing import Any
 import platformdirs
 
 from converter.errors import CacheCorruptError, CacheError, CacheNotConfiguredError, CacheNotOwnedError
-from converter.manifest import Manifest
+from converter.manifest import DATA_FILE, Manifest
 from converter.storage import FileInfo, Storage, StorageOptions, open_storage
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ _KEY = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
 _ATTEMPT = re.compile(r"data-([0-9a-f]{32})(\.intent)?")
 _LEASE = re.compile(r"lease-[0-9a-f]{32}\.json")
 _PASSING = re.compile(r".+\.[0-9a-f]{32}\.tmp|\.clock-[0-9a-f]{32}")
-_DATA_FILE = re.compile(r"part-[0-9]{5,}-[0-9a-f]{8,}-[0-9]{4,}\.parquet")
+_SIDE_FILE = re.compile(r"probe|_SUCCESS|\._SUCCESS\.crc|\.part-[0-9]{5,}-[0-9a-f-]{36}-c[0-9]{3,}[0-9a-z_.]*\.crc")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -277,7 +277,7 @@ def delete_unlisted(root: Storage, attempt: Attempt, manifest: Manifest) -> None
     listed = {name.rpartition("/")[2] for name in manifest.file_names}
     directory = root.below(attempt.key).below(attempt.data_directory)
     for info in directory.list():
-        if _DATA_FILE.fullmatch(info.name) and info.name not in listed:
+        if _is_ours(info) and info.name not in listed:
             directory.delete_file(info.name)
 
 
@@ -368,6 +368,11 @@ def _attempt_of(manifest: Manifest) -> str:
     return manifest.file_names[0].partition("/")[0].removeprefix("data-")
 
 
+def _is_ours(info: FileInfo) -> bool:
+    """Whether a file in a data folder bears a name that our writer, or Spark's, gives."""
+    return not info.is_directory and bool(DATA_FILE.fullmatch(info.name) or _SIDE_FILE.fullmatch(info.name))
+
+
 def _delete_data(entry: Storage, directory_name: str) -> SweepReport:
     """Remove our data files of one attempt, and its folder if nothing else stands there."""
     if any(info.name == directory_name and info.is_link for info in entry.list()):
@@ -376,7 +381,7 @@ def _delete_data(entry: Storage, directory_name: str) -> SweepReport:
     directory = entry.below(directory_name)
     foreign, num_files, num_bytes = [], 0, 0
     for info in directory.list():
-        if _DATA_FILE.fullmatch(info.name) and not info.is_directory:
+        if _is_ours(info):
             directory.delete_file(info.name)
             num_files, num_bytes = num_files + 1, num_bytes + info.num_bytes
         else:
@@ -460,7 +465,7 @@ def _sweep_attempt(
     counted = SweepReport() if was_committed else SweepReport(num_attempts=1, urls=(entry.url,))
     directory_name = f"data-{attempt_id}"
     if dry_run:
-        found = [info for info in entry.below(directory_name).list() if _DATA_FILE.fullmatch(info.name)]
+        found = [info for info in entry.below(directory_name).list() if _is_ours(info)]
         return counted + SweepReport(num_files=len(found), num_bytes=sum(info.num_bytes for info in found))
     # First the intent, then the manifest again: one who commits now sees that it was taken for dead.
     entry.delete_file(f"{directory_name}.intent")

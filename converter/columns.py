@@ -69,6 +69,8 @@ def _decode_variable(array: pa.Array, field: Field, fill: Any) -> pa.Array:
     if field.is_object:
         empty: Any = "" if field.dtype == "str" else b""
         return array if not array.null_count else pc.fill_null(array, fill or empty)
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return _packed_list(array, field)
     # Files whose rows agreed are stored with a fixed width; beside others they are rows like any.
     array = pc.cast(array, pa.large_binary())
     return array if not array.null_count else pc.fill_null(array, b"")
@@ -82,11 +84,54 @@ def _numbers(array: pa.Array, field: Field) -> Array:
         raw = np.frombuffer(data, np.uint8, count=len(array) * width, offset=array.offset * width)
         rows: Array = raw.view(field.stored_dtype.newbyteorder("<")).reshape(len(array), *shape)
         return rows
+    if shape:
+        return _variable_rows(array, field)
     if pa.types.is_boolean(array.type):
         return np.asarray(pc.cast(pc.fill_null(array, False), pa.uint8())).view(np.bool_)
     stored = field.stored_dtype
     numbers: Array = np.frombuffer(array.buffers()[1], stored, len(array), array.offset * stored.itemsize)
     return numbers
+
+
+def _packed_list(array: pa.Array, field: Field) -> pa.Array:
+    """A list of numbers for each row as its bytes."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    numbers = _flat_numbers(array.flatten(), field)
+    offsets = np.concatenate(([0], np.cumsum(lengths))) * numbers.dtype.itemsize
+    return pa.Array.from_buffers(
+        pa.large_binary(), len(array), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(numbers))]
+    )
+
+
+def _flat_numbers(array: pa.Array, field: Field) -> Array:
+    """The numbers of a flat array in the field's dtype."""
+    if pa.types.is_boolean(array.type):
+        return np.asarray(pc.cast(array, pa.uint8())).view(np.bool_)
+    numbers: Array = np.asarray(array.to_numpy(zero_copy_only=False)).astype(field.stored_dtype, copy=False)
+    return numbers
+
+
+def _variable_rows(array: pa.Array, field: Field) -> Array:
+    """Rows of one shape that are stored as BINARY or lists; a null row takes its place as zeros."""
+    shape = field.shape or ()
+    row_numbers = int(np.prod(shape))
+    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+        packed = array.drop_null() if array.null_count else array
+        present, _ = ragged_values(pc.cast(packed, pa.large_binary()), field)
+    else:
+        level = array
+        while pa.types.is_list(level.type) or pa.types.is_large_list(level.type):
+            level = level.flatten()
+        present = _flat_numbers(level, field)
+    num_present = len(array) - array.null_count
+    if present.size != num_present * row_numbers:
+        raise pa.ArrowInvalid(f"column {field.name!r} has rows of another shape than {shape}")
+    tensors: Array = present.reshape(num_present, *shape)
+    if not array.null_count:
+        return tensors
+    rows: Array = np.zeros((len(array), *shape), field.stored_dtype)
+    rows[np.asarray(pc.is_valid(array))] = tensors
+    return rows
 
 
 def null_error(name: str, *, count: int | None = None) -> NullValueError:

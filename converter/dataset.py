@@ -336,6 +336,7 @@ def make_spark_converter(
     row_group_bytes: int = DEFAULT_ROW_GROUP_BYTES,
     compression: str = "auto",
     shuffle_rows_seed: int | None = None,
+    writer: str = "auto",
     storage_options: StorageOptions | None = None,
     delete_on_exit: bool = True,
     progress: bool | None = None,
@@ -371,6 +372,8 @@ def make_spark_converter(
         compression: `"auto"` (none on a local disk), `"none"`, `"lz4"`, `"zstd"` or `"snappy"`.
         shuffle_rows_seed: write the rows in a random order (one shuffle in Spark), the same for the same seed and
             input partitions: the remedy for data that are sorted by what the model must learn.
+        writer: `"executors"` write with pyarrow; `"spark"` lets Spark's own Parquet writer do it, with its own
+            credentials; `"auto"` asks an executor to write a small file and takes the second where it cannot.
         storage_options: keyword arguments of the fsspec filesystem; not kept anywhere.
         delete_on_exit: remove the entry at the end of the `with` block, or of this interpreter. False keeps it for the
             next one that has the same `cache_key`.
@@ -387,7 +390,9 @@ def make_spark_converter(
         UnsupportedTypeError: columns have no tensor form; all of them are named.
         ValueError: an option has a value it cannot have.
     """
-    check_write_options(float_dtype=float_dtype, row_group_bytes=row_group_bytes, compression=compression)
+    check_write_options(
+        float_dtype=float_dtype, row_group_bytes=row_group_bytes, compression=compression, writer=writer
+    )
     if shuffle_rows_seed is not None:
         check_integer("shuffle_rows_seed", shuffle_rows_seed, least=0)
     entry = write_dataframe(
@@ -399,6 +404,7 @@ def make_spark_converter(
         row_group_bytes=row_group_bytes,
         compression=compression,
         shuffle_rows_seed=shuffle_rows_seed,
+        writer=writer,
         storage_options=storage_options,
         is_kept=not delete_on_exit,
         progress=progress,

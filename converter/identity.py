@@ -25,12 +25,14 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from converter.sources.spark_session import changed_confs
+
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 
 RACY_SECONDS = 2.0
-"""A file changed this shortly before it was looked at may change again without a new time: stores keep whole seconds."""
+"""A file changed this shortly before it was looked at may change again unseen: stores keep whole seconds."""
 
 _LEAVES = re.compile(r"(Scan (parquet|orc|csv|json|text)\b.*|LocalTableScan|Range|Scan OneRowRelation)")
 _INNER = re.compile(
@@ -143,28 +145,6 @@ def _untruncated(session: Any) -> Iterator[None]:
         session, {"spark.sql.debug.maxToStringFields": "100000", "spark.sql.maxMetadataStringLength": "1000000"}
     ):
         yield
-
-
-@contextlib.contextmanager
-def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Session confs changed for a while; one that the platform refuses stays as it is."""
-    before: dict[str, str | None] = {}
-    try:
-        for name, value in wanted.items():
-            try:
-                explicit = session.conf.get(name, None)
-                session.conf.set(name, value)
-            except Exception as error:  # noqa: BLE001 (each platform refuses with an error of its own)
-                logger.debug("Spark keeps %s as it is: %s", name, error)
-                continue
-            before[name] = explicit
-        yield
-    finally:
-        for name, explicit in before.items():
-            if explicit is None:
-                session.conf.unset(name)
-            else:
-                session.conf.set(name, explicit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,10 @@ from converter.statistics import ColumnStatistics
 
 FORMAT_VERSION = 1
 
-_FILE_NAME = re.compile(r"data-[0-9a-f]{32}/part-[0-9]{5,}-[0-9a-f]{8,}-[0-9]{4,}\.parquet")
+DATA_FILE = re.compile(r"part-[0-9]{5,}-([0-9a-f]{8,}-[0-9]{4,}|[0-9a-f-]{36}-c[0-9]{3,}(\.[0-9a-z_]+)?)\.parquet")
+"""How our writer names a data file, and how Spark's does."""
+
+_DATA_DIRECTORY = re.compile(r"data-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -157,9 +160,14 @@ class Manifest:
         if self.num_rows != int(self.row_group_rows.sum()) or (self.row_group_rows < 0).any():
             raise ValueError("rows do not add up")
         # Names are joined to a directory and later deleted: only what our writer can have named.
-        bad = next((name for name in self.file_names if not _FILE_NAME.fullmatch(name)), None)
+        bad = next((name for name in self.file_names if not _is_data_file(name)), None)
         if bad is not None:
             raise ValueError(f"unexpected file name {bad!r}")
+
+
+def _is_data_file(name: str) -> bool:
+    directory, _, file = name.partition("/")
+    return bool(_DATA_DIRECTORY.fullmatch(directory) and DATA_FILE.fullmatch(file))
 
 
 def _integers(values: Sequence[Any]) -> npt.NDArray[np.int64]:

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 REPORT_SCHEMA = "partition long, report string"
 """What a task returns, as Spark writes a schema: one row for each file, or one for each finding."""
 
+FINDING = "converter finding: "
+PROBE_NAME = "probe"
+
 _COALESCE_ROWS = 4096
 _COALESCE_BYTES = 8 << 20
 
@@ -64,12 +67,55 @@ def make_write_partition(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBa
         assert context is not None
         partition, attempt = context.partitionId(), context.taskAttemptId()
         for report in _write(batches, spec, partition=partition, attempt=attempt):
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([partition], pa.int64()), pa.array([json.dumps(report)], pa.string())],
-                names=["partition", "report"],
-            )
+            yield _report_batch([partition], [json.dumps(report)])
 
     return write_partition
+
+
+def _report_batch(partitions: list[int], reports: list[str]) -> pa.RecordBatch:
+    columns = [pa.array(partitions, pa.int64()), pa.array(reports, pa.string())]
+    return pa.RecordBatch.from_arrays(columns, names=["partition", "report"])
+
+
+def make_pack_batches(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function for `DataFrame.mapInArrow` that packs tensors to BINARY for Spark's own writer.
+
+    What it finds in the data can only be raised here: `FINDING` marks it in the text.
+    """
+
+    def pack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for batch in _coalesce(batches):
+            packed = []
+            for column, array in zip(spec["columns"], batch.columns, strict=True):
+                values = encode(array, column)
+                name, shape = column["name"], values.get("shape")
+                if column["ndim"] > 1 and shape is not None and shapes.setdefault(name, shape) != shape:
+                    values = {"finding": {"kind": "ragged_nested"}}
+                if "finding" in values:
+                    raise ValueError(FINDING + json.dumps(values["finding"] | {"column": name}))
+                packed.append(values["array"] if "array" in values else as_binary(values, fixed=None))
+            yield pa.RecordBatch.from_arrays(packed, names=[f"c{index}" for index in range(len(packed))])
+
+    return pack_batches
+
+
+def make_probe(directory: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function for `DataFrame.mapInArrow` that tries to write one small file where the cache goes."""
+
+    def probe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        try:
+            os.makedirs(directory, exist_ok=True)
+            with open(os.path.join(directory, PROBE_NAME), "wb") as file:
+                file.write(b"reached")
+            answer = {"pyarrow": pa.__version__}
+        except OSError as error:
+            answer = {"pyarrow": pa.__version__, "error": f"{type(error).__name__}: {error}"}
+        yield _report_batch([0], [json.dumps(answer)])
+
+    return probe
 
 
 def fold_reports(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -81,13 +127,9 @@ def fold_reports(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             report = json.loads(text)
             totals = add_moments(totals, report.pop("moments", {}))
             passed.append(json.dumps(report))
-        yield pa.RecordBatch.from_arrays(
-            [batch.column("partition"), pa.array(passed, pa.string())], names=["partition", "report"]
-        )
+        yield _report_batch(batch.column("partition").to_pylist(), passed)
     closing = json.dumps({"moments": {name: to_json(closed) for name, closed in totals.items()}})
-    yield pa.RecordBatch.from_arrays(
-        [pa.array([-1], pa.int64()), pa.array([closing], pa.string())], names=["partition", "report"]
-    )
+    yield _report_batch([-1], [closing])
 
 
 def add_moments(totals: dict[str, Any], moments: dict[str, Any]) -> dict[str, Any]:
@@ -173,6 +215,11 @@ def _write(
                     _discard(file, reports, spec)
                     return [{"finding": finding}]
             after = _next_layout(layout, encoded, odd_rows, rows_seen)
+            nested = {column["name"] for column in columns if column["ndim"] > 1}
+            jagged = next((name for name in sorted(nested & after.keys()) if after[name] == "ragged"), None)
+            if jagged is not None:
+                _discard(file, reports, spec)
+                return [{"finding": {"kind": "ragged_nested", "column": jagged}}]
             for column in columns:
                 _add_to_lengths(lengths, column["name"], encoded[column["name"]])
                 _add_to_moments(moments, closed_moments, column, encoded[column["name"]], after)
@@ -476,8 +523,6 @@ def _numbers(array: pa.Array, dtype: str) -> np.ndarray[Any, Any]:
     """Flat numbers without nulls as a little-endian NumPy array of `dtype`."""
     if pa.types.is_boolean(array.type):
         return np.asarray(pc.cast(array, pa.uint8()))
-    if pa.types.is_decimal(array.type):
-        array = pc.cast(array, pa.float64())
     values = array.to_numpy(zero_copy_only=False)
     return np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<"))
 

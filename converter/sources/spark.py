@@ -15,15 +15,13 @@ from __future__ import annotations
 import json
 import logging
 import math
+import posixpath
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from converter import cache, identity
 from converter.errors import (
@@ -35,8 +33,18 @@ from converter.errors import (
     UnsupportedTypeError,
 )
 from converter.manifest import Manifest, fingerprint_of
-from converter.schema import Field, Schema, dtype_of, raise_unsupported
-from converter.sources import executor, moments
+from converter.schema import Field, Schema
+from converter.sources import executor
+from converter.sources.spark_parquet import WRITE_CONFS, write_with_spark
+from converter.sources.spark_schema import SparkColumn, plan_columns
+from converter.sources.spark_session import (
+    changed_confs,
+    finding_in,
+    job_description,
+    progress_bar,
+    short_cause,
+    travels_by_value,
+)
 from converter.statistics import ColumnStatistics
 from converter.storage import Storage, StorageOptions
 
@@ -49,47 +57,12 @@ DEFAULT_ROW_GROUP_BYTES = 8 << 20
 """Small enough that a window of some 48 MB mixes several places of the dataset, large enough that
 decoding, not opening, is what costs: a guess, to be replaced by a measurement."""
 
+LEAST_PYARROW = 13
+"""The oldest pyarrow that executors may have: it is the first that can write page checksums."""
+
+Writer = Literal["executors", "spark", "lists"]
+WRITERS = ("auto", "executors", "spark")
 COMPRESSIONS = ("auto", "none", "lz4", "zstd", "snappy")
-
-_ARROW_OF_SPARK: dict[str, pa.DataType] = {
-    "boolean": pa.bool_(),
-    "byte": pa.int8(),
-    "short": pa.int16(),
-    "integer": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
-_REMEDIES = {
-    "map": "take the keys you need, e.g. df.withColumn({name!r}, F.col({name!r})['key'])",
-    "void": "drop it, it is always null, or cast it, e.g. F.col({name!r}).cast('int')",
-    "variant": "extract a typed value, e.g. F.try_variant_get({name!r}, '$.field', 'double')",
-    "interval": "cast it to a number, e.g. F.col({name!r}).cast('long')",
-    "geo": "store it as bytes, e.g. F.expr('ST_AsBinary(…)')",
-    "time": "cast it to a number, e.g. F.expr('time_to_micros({name})')",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
-    """A column to write: how to select it in Spark, and what the executors are told."""
-
-    name: str
-    path: tuple[str, ...]
-    kind: str
-    dtype: str
-    ndim: int
-    shape: tuple[int, ...] | None
-    narrowed_from: str | None
-
-    def spec(self) -> dict[str, Any]:
-        shape = None if self.shape is None else list(self.shape)
-        return {"name": self.name, "kind": self.kind, "dtype": self.dtype, "ndim": self.ndim, "shape": shape}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +85,7 @@ def write_dataframe(
     row_group_bytes: int,
     compression: str,
     shuffle_rows_seed: int | None,
+    writer: str,
     storage_options: StorageOptions | None,
     is_kept: bool,
     progress: bool | None,
@@ -134,6 +108,7 @@ def write_dataframe(
         "row_group_bytes": row_group_bytes,
         "compression": compression,
         "shuffle_rows_seed": shuffle_rows_seed,
+        "writer": writer,
     }
     schema = df.schema.json()
     if cache_key is not None:
@@ -162,14 +137,17 @@ def write_dataframe(
         "file_bytes": FILE_BYTES,
         "compression": "none" if compression == "auto" else compression,
     }
+    directory = root.below(key).below(attempt.data_directory)
     try:
         reports = _run_write(
             df,
             columns,
             spec,
+            directory=directory,
             session=session,
             is_connect=is_connect,
             shuffle_rows_seed=shuffle_rows_seed,
+            writer=writer,
             progress=progress,
         )
         manifest = _manifest_from(
@@ -232,158 +210,107 @@ def _check_dataframe(df: Any) -> None:
     raise TypeError(f"make_spark_converter needs a Spark DataFrame, got {kind}. {hint}")
 
 
-def plan_columns(
-    schema: Mapping[str, Any], *, float_dtype: str | None, shapes: Mapping[str, Sequence[int]]
-) -> list[_Column]:
-    """The columns to write, from a Spark schema's JSON (`df.schema.jsonValue()`): structs flattened, types checked.
-
-    Raises:
-        UnsupportedTypeError: columns have no tensor form; all of them are named, with the cast to write.
-        SourceError: two columns would have one name.
-        ValueError: `shapes` names a column that does not exist or is no array.
-    """
-    unsupported: dict[str, tuple[str, str]] = {}
-    columns: list[_Column] = []
-    for name, path, spark_type in _flatten(schema["fields"], ()):
-        found = _plan_column(name, path, spark_type, float_dtype, shapes)
-        if isinstance(found, _Column):
-            columns.append(found)
-        else:
-            unsupported[name] = found
-    raise_unsupported(unsupported)
-    names = [column.name for column in columns]
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise SourceError(
-            f"Several columns are called {', '.join(map(repr, twice))} (a member of a struct is called "
-            "'struct.member'). Rename them before converting.",
-            column=twice[0],
-        )
-    for name in shapes:
-        column = next((column for column in columns if column.name == name), None)
-        if column is None or column.kind == "scalar":
-            what = "does not exist" if column is None else "is no array"
-            raise ValueError(f"shapes names the column {name!r}, which {what}. The columns are {names[:20]}.")
-    if not columns:
-        raise SourceError("The DataFrame has no columns. Select at least one before converting.")
-    return columns
-
-
-def _flatten(fields: Sequence[Mapping[str, Any]], above: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-    for field in fields:
-        path = (*above, str(field["name"]))
-        kind = field["type"]
-        if isinstance(kind, Mapping) and kind["type"] == "struct":
-            yield from _flatten(kind["fields"], path)
-        else:
-            yield ".".join(path), path, kind
-
-
-def _plan_column(
-    name: str, path: tuple[str, ...], spark_type: Any, float_dtype: str | None, shapes: Mapping[str, Sequence[int]]
-) -> _Column | tuple[str, str]:
-    """The column, or its type's name and what to write instead."""
-    kind, ndim, element = "scalar", 0, spark_type
-    if isinstance(element, Mapping) and element["type"] == "udt":
-        if str(element.get("class", "")).endswith(("ml.linalg.VectorUDT", "mllib.linalg.VectorUDT")):
-            kind, ndim, element = "vector", 1, "double"
-        elif "MatrixUDT" in str(element.get("class", "")):
-            return (
-                "matrix",
-                f"make arrays of it, e.g. F.udf(lambda m: m.toArray().tolist(), 'array<array<double>>')({name!r})",
-            )
-        else:
-            element = element["sqlType"]
-    while isinstance(element, Mapping) and element["type"] == "array":
-        kind, ndim, element = "tensor", ndim + 1, element["elementType"]
-    arrow = _arrow_type(element)
-    dtype = None if arrow is None else dtype_of(arrow)
-    if dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
-        return _type_name(spark_type), _remedy(name, element, ndim)
-    narrowed_from = None
-    if arrow == pa.float64() and float_dtype is not None:
-        narrowed_from = "double" if float_dtype != "float64" else None
-        dtype = float_dtype
-    elif pa.types.is_decimal(arrow):
-        narrowed_from, dtype = str(element), float_dtype or "float64"
-    shape = tuple(int(size) for size in shapes[name]) if name in shapes and kind != "scalar" else None
-    return _Column(name=name, path=path, kind=kind, dtype=dtype, ndim=ndim, shape=shape, narrowed_from=narrowed_from)
-
-
-def _arrow_type(spark_type: Any) -> pa.DataType | None:
-    if not isinstance(spark_type, str):
-        return None
-    if spark_type.startswith("decimal"):
-        return pa.decimal128(38, 10)
-    if spark_type.startswith(("string", "char", "varchar")):
-        return pa.string()
-    return _ARROW_OF_SPARK.get(spark_type)
-
-
-def _type_name(spark_type: Any) -> str:
-    if isinstance(spark_type, str):
-        return spark_type
-    if spark_type["type"] == "array":
-        return f"array<{_type_name(spark_type['elementType'])}>"
-    if spark_type["type"] == "map":
-        return f"map<{_type_name(spark_type['keyType'])},{_type_name(spark_type['valueType'])}>"
-    return str(spark_type["type"])
-
-
-def _remedy(name: str, element: Any, ndim: int) -> str:
-    kind = element if isinstance(element, str) else str(element["type"])
-    if ndim:
-        if kind == "struct":
-            return f"take one member, e.g. F.col({name!r} + '.member')"
-        return f"make numbers of its elements, e.g. F.transform({name!r}, lambda x: x.cast('long')), or join them"
-    for start, remedy in _REMEDIES.items():
-        if kind.startswith(start):
-            return remedy.replace("{name!r}", repr(name)).replace("{name}", name)
-    if kind.startswith("geo"):
-        return _REMEDIES["geo"]
-    return f"cast it, e.g. F.col({name!r}).cast('string')"
-
-
 def _run_write(
     df: Any,
-    columns: Sequence[_Column],
+    columns: Sequence[SparkColumn],
     spec: dict[str, Any],
     *,
+    directory: Storage,
     session: Any,
     is_connect: bool,
     shuffle_rows_seed: int | None,
+    writer: str,
     progress: bool | None,
 ) -> list[tuple[int, dict[str, Any]]]:
-    """Run the write job; the reports of all tasks, in the order of partitions."""
-    from pyspark.sql import functions as F
+    """Run the write job; the reports of all files, in the order of partitions."""
+    from pyspark.sql import functions
 
-    selected = df.select(
-        *(F.col(".".join(f"`{part.replace('`', '``')}`" for part in column.path)) for column in columns)
-    ).toDF(*(f"c{index}" for index in range(len(columns))))
+    selected = df.select(*(column.select(functions, f"c{index}") for index, column in enumerate(columns)))
     if shuffle_rows_seed is not None:
         selected = _shuffled(selected, shuffle_rows_seed)
+    confs = _batch_confs(columns, str(session.version)) | WRITE_CONFS
     with (
-        _travels_by_value(),
-        identity.changed_confs(session, _batch_confs(columns, str(session.version))),
-        _job_description(session, is_connect),
-        _progress(session, is_connect, progress),
+        travels_by_value(),
+        changed_confs(session, confs),
+        job_description(session, is_connect),
+        progress_bar(session, is_connect, progress),
     ):
-        job = selected.mapInArrow(executor.make_write_partition(spec), executor.REPORT_SCHEMA)
-        if any(column.kind != "scalar" for column in columns):
-            # A tensor's moments are up to 100 kB a task: they are merged before they reach the driver.
-            job = job.repartition(1).mapInArrow(executor.fold_reports, executor.REPORT_SCHEMA)
         try:
-            rows = job.collect()
+            way = _choose_writer(writer, directory=directory, session=session, is_connect=is_connect)
+            if way == "executors":
+                reports = _write_with_executors(selected, columns, spec)
+            else:
+                packed = way == "spark" and any(column.kind != "scalar" for column in columns)
+                reports = write_with_spark(selected, columns, spec, directory=directory, packed=packed)
         except Exception as error:
-            raise CacheError(
-                f"Spark could not write the cache into {spec['directory']}: {_short_cause(error)}",
-                path=spec["directory"],
-            ) from error
-    reports = [(int(row["partition"]), json.loads(row["report"])) for row in rows]
+            finding = finding_in(error)
+            if finding is None:
+                raise CacheError(
+                    f"Spark could not write the cache into {spec['directory']}: {short_cause(error)}",
+                    path=spec["directory"],
+                ) from error
+            reports = [(0, {"finding": finding})]
     for _, report in reports:
         if "finding" in report:
             raise _error_of(report["finding"])
     return sorted(reports, key=lambda item: (item[0], item[1].get("name", "")))
+
+
+def _write_with_executors(
+    selected: Any, columns: Sequence[SparkColumn], spec: dict[str, Any]
+) -> list[tuple[int, dict[str, Any]]]:
+    job = selected.mapInArrow(executor.make_write_partition(spec), executor.REPORT_SCHEMA)
+    if any(column.kind != "scalar" for column in columns):
+        # A tensor's moments are up to 100 kB a task: they are merged before they reach the driver.
+        job = job.repartition(1).mapInArrow(executor.fold_reports, executor.REPORT_SCHEMA)
+    return [(int(row["partition"]), json.loads(row["report"])) for row in job.collect()]
+
+
+_probed: dict[tuple[str, str], tuple[Writer, str]] = {}
+
+
+def _choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect: bool) -> Writer:
+    """Which way the rows are written: `auto` asks an executor, once for each application and cache directory.
+
+    `"lists"` is Spark's writer without Python on the way.
+    """
+    if wanted != "auto":
+        return "spark" if wanted == "spark" else "executors"
+    if not is_connect and _executors_are_this_process(session):
+        return "executors"
+    application = str(session.conf.get("spark.app.id", None) or id(session))
+    place = (application, posixpath.dirname(posixpath.dirname(directory.url)))
+    if place not in _probed:
+        _probed[place] = _probe(directory, session)
+    way, reason = _probed[place]
+    if way != "executors":
+        logger.info("Spark's own Parquet writer is taken: %s", reason)
+    return way
+
+
+def _executors_are_this_process(session: Any) -> bool:
+    """In local mode with this very Python, what the driver can import and reach the executors can."""
+    context = session.sparkContext
+    is_local = context.master == "local" or context.master.startswith("local[")
+    return bool(is_local and context.pythonExec == sys.executable)
+
+
+def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
+    """Let an executor write one small file, and see whether the driver finds it."""
+    probe = executor.make_probe(directory.path())
+    try:
+        row = session.range(1).mapInArrow(probe, executor.REPORT_SCHEMA).collect()[0]
+    except Exception as error:  # noqa: BLE001 (whatever it is, executors that fail here would fail later)
+        return "lists", f"the executors cannot run pyarrow ({short_cause(error)})"
+    answer = json.loads(row["report"])
+    if int(answer["pyarrow"].partition(".")[0]) < LEAST_PYARROW:
+        return "lists", f"the executors have pyarrow {answer['pyarrow']}, and {LEAST_PYARROW} is needed"
+    if "error" in answer:
+        return "spark", f"the executors cannot write to {directory.url} ({answer['error']})"
+    if directory.size(executor.PROBE_NAME) is None:
+        return "spark", f"the driver does not see what the executors write to {directory.url}"
+    directory.delete_file(executor.PROBE_NAME)
+    return "executors", ""
 
 
 def _shuffled(df: Any, seed: int) -> Any:
@@ -399,7 +326,7 @@ def _shuffled(df: Any, seed: int) -> Any:
     return spread.drop(*keys)
 
 
-def _batch_confs(columns: Sequence[_Column], version: str) -> dict[str, str]:
+def _batch_confs(columns: Sequence[SparkColumn], version: str) -> dict[str, str]:
     """How many rows Spark may hand to Python at once: by default 10,000, which for rows of 2 MB is 20 GB."""
     if all(column.kind == "scalar" and column.dtype != "bytes" for column in columns):
         return {}
@@ -421,8 +348,9 @@ def _error_of(finding: Mapping[str, Any]) -> ConverterError:
         )
     if finding["kind"] == "shape":
         return SourceError(
-            f"Column {name!r} has a row of {finding['size']} numbers, where shapes= declares {finding['expected']} "
-            f"(row {finding['row']} of its partition). Correct the shape, or the row.",
+            f"Column {name!r} has a row of {finding['size']} numbers, where shapes= declares {finding['expected']}"
+            + (f" (row {finding['row']} of its partition)" if "row" in finding else "")
+            + ". Correct the shape, or the row.",
             column=name,
         )
     return UnsupportedTypeError(
@@ -432,108 +360,9 @@ def _error_of(finding: Mapping[str, Any]) -> ConverterError:
     )
 
 
-def _short_cause(error: Exception) -> str:
-    """The one line of a Spark error that says why; the whole stays reachable as `__cause__`."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    python = [
-        line
-        for line in lines
-        if line.partition(":")[0].endswith(("Error", "Exception")) and " " not in line.partition(":")[0]
-    ]
-    own = [line for line in python if not line.startswith(("org.apache.spark", "pyspark.errors"))]
-    return (own or python or lines or [type(error).__name__])[-1 if own else 0][:500]
-
-
-_TRAVELLING = (executor, moments)
-_by_value_lock = threading.Lock()
-_by_value_users = 0
-
-
-@contextmanager
-def _travels_by_value() -> Iterator[None]:
-    """Let the executor's module be pickled by value, for the time of one call: registering is process-global."""
-    global _by_value_users
-    from pyspark import cloudpickle as untyped_cloudpickle
-
-    cloudpickle: Any = untyped_cloudpickle
-
-    with _by_value_lock:
-        if _by_value_users == 0:
-            for module in _TRAVELLING:
-                cloudpickle.register_pickle_by_value(module)
-        _by_value_users += 1
-    try:
-        yield
-    finally:
-        with _by_value_lock:
-            _by_value_users -= 1
-            if _by_value_users == 0:
-                for module in _TRAVELLING:
-                    cloudpickle.unregister_pickle_by_value(module)
-
-
-@contextmanager
-def _job_description(session: Any, is_connect: bool) -> Iterator[None]:
-    """Name the job in Spark's UI, and give the user's own description back afterwards."""
-    if is_connect:
-        yield
-        return
-    context = session.sparkContext
-    before = context.getLocalProperty("spark.job.description")
-    context.setLocalProperty("spark.job.description", "converter: write the cache")
-    try:
-        yield
-    finally:
-        context.setLocalProperty("spark.job.description", before)
-
-
-@contextmanager
-def _progress(session: Any, is_connect: bool, wanted: bool | None) -> Iterator[None]:
-    """A bar of the write's tasks on stderr, where someone looks and tqdm is installed."""
-    if wanted is False or is_connect or (wanted is None and not _somebody_looks()):
-        yield
-        return
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        yield
-        return
-    tracker = session.sparkContext.statusTracker()
-    before = set(tracker.getJobIdsForGroup())
-    done = threading.Event()
-
-    def watch() -> None:
-        with tqdm(desc="Writing the cache", unit=" tasks", leave=False) as bar:
-            while not done.wait(0.1):
-                stages = [
-                    tracker.getStageInfo(stage)
-                    for job in set(tracker.getJobIdsForGroup()) - before
-                    for stage in getattr(tracker.getJobInfo(job), "stageIds", ())
-                ]
-                infos = [info for info in stages if info is not None]
-                bar.total = sum(info.numTasks for info in infos) or None
-                bar.n = sum(info.numCompletedTasks for info in infos)
-                bar.refresh()
-
-    watcher = threading.Thread(target=watch, name="converter-progress", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-
-
-def _somebody_looks() -> bool:
-    if sys.stderr.isatty():
-        return True
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
-
-
 def _manifest_from(
     reports: Sequence[tuple[int, Mapping[str, Any]]],
-    columns: Sequence[_Column],
+    columns: Sequence[SparkColumn],
     *,
     directory: str,
     is_kept: bool,
@@ -561,7 +390,7 @@ def _manifest_from(
         )
     statistics = {}
     for column in columns:
-        null_count = sum(report["nulls"][column.name] for report in files)
+        null_count = sum(report["nulls"].get(column.name, 0) for report in files)
         shape = () if column.kind == "scalar" else _common_shape(column, reports)
         field = Field(name=column.name, dtype=column.dtype, shape=shape, has_nulls=null_count > 0)
         shortest, longest = lengths.get(column.name, (None, None))
@@ -584,7 +413,7 @@ def _manifest_from(
     )
 
 
-def _common_shape(column: _Column, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[int, ...] | None:
+def _common_shape(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[int, ...] | None:
     """The one shape of all rows, or None, with a warning that says where they differ."""
     found = [
         (report["shapes"][column.name], partition, report)
@@ -597,6 +426,8 @@ def _common_shape(column: _Column, reports: Sequence[tuple[int, Mapping[str, Any
     odd = next((item for item in found if item[0] is None or item[0] != first), None)
     if odd is None:
         return tuple(first)
+    if column.ndim > 1:
+        raise _error_of({"kind": "ragged_nested", "column": column.name})
     _, partition, report = odd
     row = report["odd_rows"].get(column.name)
     where = f"row {row} of partition {partition}" if row is not None else f"partition {partition}"
@@ -611,12 +442,14 @@ def _common_shape(column: _Column, reports: Sequence[tuple[int, Mapping[str, Any
     return None
 
 
-def check_write_options(*, float_dtype: Any, row_group_bytes: Any, compression: Any) -> None:
+def check_write_options(*, float_dtype: Any, row_group_bytes: Any, compression: Any, writer: Any) -> None:
     """Refuse option values before any work is done, naming the option."""
     if float_dtype not in ("float32", "float64", None):
         raise ValueError(f"float_dtype must be 'float32', 'float64' or None, got {float_dtype!r}.")
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression must be one of {', '.join(COMPRESSIONS)}, got {compression!r}.")
+    if writer not in WRITERS:
+        raise ValueError(f"writer must be one of {', '.join(WRITERS)}, got {writer!r}.")
     if isinstance(row_group_bytes, bool) or not isinstance(row_group_bytes, int):
         raise TypeError(f"row_group_bytes must be an integer, got {row_group_bytes!r}.")
     if row_group_bytes < 1024 or not math.isfinite(row_group_bytes):

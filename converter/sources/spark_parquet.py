@@ -1,0 +1,205 @@
+"""The second way to write: Spark's own Parquet writer, with its own credentials and stores.
+
+Taken when the executors cannot reach the store themselves, or have no pyarrow.
+Arrays are packed to BINARY on the way where the executors can (read four times as
+fast as lists), and stay lists where they cannot. What the first way learns while
+writing is observed in the same job here: lengths, and a digest of all rows. The
+layout is read from the footers, never assumed.
+"""
+
+from __future__ import annotations
+
+import functools
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from converter.errors import CacheError
+from converter.sources import executor
+from converter.sources.spark_schema import SparkColumn
+from converter.storage import Storage
+
+_SPARK_TYPES = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "float32": "float",
+    "float64": "double",
+    "datetime64[D]": "date",
+    "datetime64[us]": "timestamp_ntz",
+    "str": "string",
+    "bytes": "binary",
+}
+_CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
+_FILE_NAME = re.compile(r"part-([0-9]{5,})-.*-c([0-9]{3,})\..*")
+
+# Times as whole microseconds, in every version (INT96 wraps beyond 1677 to 2262 for its readers); and no platform's
+# own re-sorting, because the order of rows is promised.
+WRITE_CONFS = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.vorder.enabled": "false",
+    "spark.sql.parquet.vorder.default": "false",
+}
+
+
+def write_with_spark(
+    selected: Any, columns: Sequence[SparkColumn], spec: Mapping[str, Any], *, directory: Storage, packed: bool
+) -> list[tuple[int, dict[str, Any]]]:
+    """Write `selected` (columns `c0`, `c1`, …) as Parquet below `directory`; reports as the executors give them."""
+    from pyspark.sql import Observation, functions
+
+    named = [(f"c{index}", column) for index, column in enumerate(columns)]
+    observations = [Observation()]
+    if packed:
+        nested = [one for name, column in named if column.ndim > 1 for one in _level_metrics(functions, column, name)]
+        if nested:
+            observations.append(Observation())
+            selected = selected.observe(observations[-1], *nested)
+        types = [(name, _SPARK_TYPES[column.dtype] if column.kind == "scalar" else "binary") for name, column in named]
+        schema = ", ".join(f"{name} {kind}" for name, kind in types)
+        stored = selected.mapInArrow(executor.make_pack_batches(dict(spec)), schema)
+    else:
+        stored = selected.select(*(_plain(functions, column, name) for name, column in named))
+    # A row's hash includes its place, so the order of rows counts too.
+    place = functions.monotonically_increasing_id()
+    metrics = [functions.bit_xor(functions.xxhash64(place, *(name for name, _ in named))).alias("digest")]
+    for name, column in named:
+        metrics.append(functions.sum(functions.col(name).isNull().cast("long")).alias(f"{name}_nulls"))
+        if column.kind != "scalar":
+            describe = _byte_metrics if packed else _level_metrics
+            metrics += describe(functions, column, name)
+    options = {
+        "compression": _CODECS[spec["compression"]],
+        "parquet.block.size": str(spec["row_group_bytes"]),
+        "parquet.enable.dictionary": "false",
+        "parquet.compression.codec.zstd.level": "1",
+        "parquet.vorder.enabled": "false",
+    }
+    renamed = stored.observe(observations[0], *metrics).toDF(*(column.name for column in columns))
+    # The folder is this attempt's alone, so that appending to it is writing it.
+    renamed.write.options(**options).mode("append").parquet(directory.url)
+    observed = {name: value for observation in observations for name, value in observation.get.items()}
+    shapes = {}
+    for name, column in named:
+        if column.kind == "scalar":
+            continue
+        if observed.get(f"{name}_null_elements"):
+            return [(0, {"finding": {"kind": "null_element", "column": column.name}})]
+        shape = _observed_shape(column, name, observed)
+        if column.shape is not None and shape != "unknown":
+            expected = int(np.prod(column.shape))
+            if not isinstance(shape, list) or int(np.prod(shape)) != expected:
+                return [(0, {"finding": _wrong_shape(column, name, observed, expected)})]
+            shape = list(column.shape)
+        if shape != "unknown":
+            shapes[column.name] = shape
+    nulls = {column.name: observed[f"{name}_nulls"] or 0 for name, column in named}
+    return _reports(directory, {"nulls": nulls, "shapes": shapes, "digests": [f"{observed['digest'] or 0:x}"]})
+
+
+def _plain(functions: Any, column: SparkColumn, name: str) -> Any:
+    """The column with its element type, as a list where it is a tensor: what Spark can do without Python."""
+    value = functions.col(name)
+    if column.kind == "vector":
+        from pyspark.ml.functions import vector_to_array
+
+        return vector_to_array(value, column.dtype).alias(name)
+    kind = _SPARK_TYPES[column.dtype]
+    for _ in range(column.ndim):
+        kind = f"array<{kind}>"
+    if column.dtype == "datetime64[us]":
+        # Cast to a time without zone would go through the session's zone: the instant itself is what is stored.
+        return value.alias(name)
+    return value.cast(kind).alias(name)
+
+
+def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
+    """Fewest and most numbers of a packed row."""
+    value = functions.col(name)
+    sizes = functions.when(value.isNotNull(), functions.length(value))
+    itemsize = functions.lit(np.dtype(column.dtype).itemsize)
+    return [
+        (functions.min(sizes) / itemsize).cast("long").alias(f"{name}_least"),
+        (functions.max(sizes) / itemsize).cast("long").alias(f"{name}_most"),
+    ]
+
+
+def _level_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
+    """Fewest and most elements of the lists on each level, and whether an element is null."""
+    metrics, level = [], functions.col(name)
+    is_present = level.isNotNull()
+    for depth in range(column.ndim):
+        if depth:
+            inner = functions.transform(level, functions.size)
+            least, most = functions.array_min(inner), functions.array_max(inner)
+            level = functions.flatten(level)
+        else:
+            least = most = functions.when(is_present, functions.size(level))
+        metrics.append(functions.min(least).alias(f"{name}_least_{depth}"))
+        metrics.append(functions.max(most).alias(f"{name}_most_{depth}"))
+    has_null = functions.coalesce(functions.exists(level, lambda element: element.isNull()), is_present)
+    metrics.append(functions.sum(has_null.cast("long")).alias(f"{name}_null_elements"))
+    return metrics
+
+
+def _observed_shape(column: SparkColumn, name: str, observed: Mapping[str, Any]) -> Any:
+    """The one shape of all rows as a list, None where they differ, `"unknown"` where all rows are null."""
+    if f"{name}_least_0" in observed:
+        levels = [(observed[f"{name}_least_{depth}"], observed[f"{name}_most_{depth}"]) for depth in range(column.ndim)]
+    else:
+        levels = [(observed[f"{name}_least"], observed[f"{name}_most"])]
+    if levels[0][1] is None:
+        return "unknown"
+    if any(least != most or not most for least, most in levels):
+        return None
+    return [most for _, most in levels]
+
+
+def _wrong_shape(column: SparkColumn, name: str, observed: Mapping[str, Any], expected: int) -> dict[str, Any]:
+    """The finding of a row that is not of its declared shape."""
+    keys = [f"{name}_{bound}{level}" for bound in ("least", "most") for level in ("", "_0")]
+    sizes = [observed[key] for key in keys if key in observed]
+    size = next((size for size in sizes if size != expected), sizes[0])
+    return {"kind": "shape", "column": column.name, "size": size, "expected": expected}
+
+
+def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """One report for each file that Spark wrote and that has rows, from its footer; the first has what was observed."""
+    found = [(match, info) for info in directory.list() if (match := _FILE_NAME.fullmatch(info.name))]
+    with ThreadPoolExecutor(8, thread_name_prefix="converter-footers") as pool:
+        footers = list(pool.map(functools.partial(_footer, directory), [info.name for _, info in found]))
+    reports = []
+    for (match, info), footer in zip(found, footers, strict=True):
+        groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+        report: dict[str, Any] = {
+            "name": info.name,
+            "bytes": info.num_bytes,
+            "rows": [group.num_rows for group in groups],
+            "row_group_bytes": [group.total_byte_size for group in groups],
+            "digests": [],
+            "nulls": {},
+            "shapes": {},
+            "odd_rows": {},
+        }
+        if report["rows"]:
+            reports.append((int(match[1]), report))
+    reports.sort(key=lambda item: (item[0], item[1]["name"]))
+    if reports:
+        reports[0][1].update(observed)
+    return reports
+
+
+def _footer(directory: Storage, name: str) -> Any:
+    try:
+        with directory.open_parquet(name) as opened:
+            return pq.ParquetFile(opened).metadata
+    except OSError as error:
+        path = posixpath.join(directory.url, name)
+        raise CacheError(f"Spark wrote {path}, but the driver cannot read its footer: {error}", path=path) from error

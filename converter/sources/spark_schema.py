@@ -1,0 +1,192 @@
+"""A Spark schema becomes columns to write: structs flattened, types checked, all that cannot be named at once.
+
+Works on the schema's JSON, which classic Spark and Spark Connect give alike, so
+nothing here imports Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from converter.errors import SourceError
+from converter.schema import dtype_of, raise_unsupported
+
+_ARROW_OF_SPARK: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_REMEDIES = {
+    "map": "take the keys you need, e.g. df.withColumn({name!r}, F.col({name!r})['key'])",
+    "void": "drop it, it is always null, or cast it, e.g. F.col({name!r}).cast('int')",
+    "variant": "extract a typed value, e.g. F.try_variant_get({name!r}, '$.field', 'double')",
+    "interval": "cast it to a number, e.g. F.col({name!r}).cast('long')",
+    "geo": "store it as bytes, e.g. F.expr('ST_AsBinary(…)')",
+    "time": "cast it to a number, e.g. F.expr('time_to_micros({name})')",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkColumn:
+    """A column to write: how to select it in Spark, and what the executors are told."""
+
+    name: str
+    path: tuple[str, ...]
+    kind: str
+    dtype: str
+    ndim: int
+    shape: tuple[int, ...] | None
+    narrowed_from: str | None
+    is_decimal: bool = False
+
+    def select(self, functions: Any, name: str) -> Any:
+        """The column as an expression on the user's DataFrame, called `name`; decimals as doubles.
+
+        Spark rounds a decimal to the nearest double; Arrow's own cast does not (3 becomes 3.0000002 as float32).
+        """
+        value = functions.col(".".join("`" + part.replace("`", "``") + "`" for part in self.path))
+        if self.is_decimal:
+            kind = "double"
+            for _ in range(self.ndim):
+                kind = f"array<{kind}>"
+            value = value.cast(kind)
+        return value.alias(name)
+
+    def spec(self) -> dict[str, Any]:
+        """What the executors are told, in plain values."""
+        shape = None if self.shape is None else list(self.shape)
+        return {"name": self.name, "kind": self.kind, "dtype": self.dtype, "ndim": self.ndim, "shape": shape}
+
+
+def plan_columns(
+    schema: Mapping[str, Any], *, float_dtype: str | None, shapes: Mapping[str, Sequence[int]]
+) -> list[SparkColumn]:
+    """The columns to write, from a Spark schema's JSON (`df.schema.jsonValue()`): structs flattened, types checked.
+
+    Raises:
+        UnsupportedTypeError: columns have no tensor form; all of them are named, with the cast to write.
+        SourceError: two columns would have one name.
+        ValueError: `shapes` names a column that does not exist or is no array.
+    """
+    unsupported: dict[str, tuple[str, str]] = {}
+    columns: list[SparkColumn] = []
+    for name, path, spark_type in _flatten(schema["fields"], ()):
+        found = _plan_column(name, path, spark_type, float_dtype, shapes)
+        if isinstance(found, SparkColumn):
+            columns.append(found)
+        else:
+            unsupported[name] = found
+    raise_unsupported(unsupported)
+    names = [column.name for column in columns]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise SourceError(
+            f"Several columns are called {', '.join(map(repr, twice))} (a member of a struct is called "
+            "'struct.member'). Rename them before converting.",
+            column=twice[0],
+        )
+    for name in shapes:
+        column = next((column for column in columns if column.name == name), None)
+        if column is None or column.kind == "scalar":
+            what = "does not exist" if column is None else "is no array"
+            raise ValueError(f"shapes names the column {name!r}, which {what}. The columns are {names[:20]}.")
+    if not columns:
+        raise SourceError("The DataFrame has no columns. Select at least one before converting.")
+    return columns
+
+
+def _flatten(fields: Sequence[Mapping[str, Any]], above: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+    for field in fields:
+        path = (*above, str(field["name"]))
+        kind = field["type"]
+        if isinstance(kind, Mapping) and kind["type"] == "struct":
+            yield from _flatten(kind["fields"], path)
+        else:
+            yield ".".join(path), path, kind
+
+
+def _plan_column(
+    name: str, path: tuple[str, ...], spark_type: Any, float_dtype: str | None, shapes: Mapping[str, Sequence[int]]
+) -> SparkColumn | tuple[str, str]:
+    """The column, or its type's name and what to write instead."""
+    kind, ndim, element = "scalar", 0, spark_type
+    if isinstance(element, Mapping) and element["type"] == "udt":
+        if str(element.get("class", "")).endswith(("ml.linalg.VectorUDT", "mllib.linalg.VectorUDT")):
+            kind, ndim, element = "vector", 1, "double"
+        elif "MatrixUDT" in str(element.get("class", "")):
+            return (
+                "matrix",
+                f"make arrays of it, e.g. F.udf(lambda m: m.toArray().tolist(), 'array<array<double>>')({name!r})",
+            )
+        else:
+            element = element["sqlType"]
+    while isinstance(element, Mapping) and element["type"] == "array":
+        kind, ndim, element = "tensor", ndim + 1, element["elementType"]
+    arrow = _arrow_type(element)
+    dtype = None if arrow is None else dtype_of(arrow)
+    if dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
+        return _type_name(spark_type), _remedy(name, element, ndim)
+    narrowed_from = None
+    if arrow == pa.float64() and float_dtype is not None:
+        narrowed_from = "double" if float_dtype != "float64" else None
+        dtype = float_dtype
+    elif pa.types.is_decimal(arrow):
+        narrowed_from, dtype = str(element), float_dtype or "float64"
+    shape = tuple(int(size) for size in shapes[name]) if name in shapes and kind != "scalar" else None
+    return SparkColumn(
+        name=name,
+        path=path,
+        kind=kind,
+        dtype=dtype,
+        ndim=ndim,
+        shape=shape,
+        narrowed_from=narrowed_from,
+        is_decimal=pa.types.is_decimal(arrow),
+    )
+
+
+def _arrow_type(spark_type: Any) -> pa.DataType | None:
+    if not isinstance(spark_type, str):
+        return None
+    if spark_type.startswith("decimal"):
+        return pa.decimal128(38, 10)
+    if spark_type.startswith(("string", "char", "varchar")):
+        return pa.string()
+    return _ARROW_OF_SPARK.get(spark_type)
+
+
+def _type_name(spark_type: Any) -> str:
+    if isinstance(spark_type, str):
+        return spark_type
+    if spark_type["type"] == "array":
+        return f"array<{_type_name(spark_type['elementType'])}>"
+    if spark_type["type"] == "map":
+        return f"map<{_type_name(spark_type['keyType'])},{_type_name(spark_type['valueType'])}>"
+    return str(spark_type["type"])
+
+
+def _remedy(name: str, element: Any, ndim: int) -> str:
+    kind = element if isinstance(element, str) else str(element["type"])
+    if ndim:
+        if kind == "struct":
+            return f"take one member, e.g. F.col({name!r} + '.member')"
+        return f"make numbers of its elements, e.g. F.transform({name!r}, lambda x: x.cast('long')), or join them"
+    for start, remedy in _REMEDIES.items():
+        if kind.startswith(start):
+            return remedy.replace("{name!r}", repr(name)).replace("{name}", name)
+    if kind.startswith("geo"):
+        return _REMEDIES["geo"]
+    return f"cast it, e.g. F.col({name!r}).cast('string')"
