@@ -21,7 +21,7 @@ from converter.schema import FloatDtype, Schema
 from converter.sources.spark import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
 from converter.statistics import ColumnStatistics
 from converter.storage import Storage, StorageOptions
-from converter.windows import BatchSource, check_policies, default_workers_count, resolve_names
+from converter.windows import BatchSource, check_policies, default_workers_count, resolve_names, scan_statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,6 +60,8 @@ class DatasetConverter:
         self._delete_on_exit = delete_on_exit
         self._pid = os.getpid()
         self._closed = ""
+        is_known = all(field.is_object or manifest.statistics[field.name].closed for field in manifest.schema)
+        self._statistics = manifest.statistics if is_known else None
         _open_converters.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -75,8 +77,14 @@ class DatasetConverter:
 
     @property
     def statistics(self) -> Mapping[str, ColumnStatistics]:
-        """For each column nulls, NaNs, minimum, maximum, mean, spread; of tensors also element by element."""
-        return self._manifest.statistics
+        """For each column nulls, NaNs, minimum, maximum, mean, spread; of tensors also element by element.
+
+        Taken while writing; where Spark's own writer wrote, by one pass over the rows at first use.
+        """
+        if self._statistics is None:
+            source = self._source(batch_size=1 << 16, nulls="mask", ragged="pad")
+            self._statistics = scan_statistics(source)
+        return self._statistics
 
     @property
     def url(self) -> str:
@@ -258,18 +266,18 @@ class DatasetConverter:
         self,
         *,
         batch_size: int,
-        columns: Sequence[str] | None,
-        stack: Mapping[str, Sequence[str]] | None,
-        shuffle: bool,
-        seed: int,
-        shuffle_window_rows: int | None,
-        cur_shard: int | None,
-        shard_count: int | None,
-        uneven: Uneven,
-        drop_last: bool,
-        nulls: Nulls,
-        ragged: Ragged,
-        workers_count: int | None,
+        columns: Sequence[str] | None = None,
+        stack: Mapping[str, Sequence[str]] | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        shuffle_window_rows: int | None = None,
+        cur_shard: int | None = None,
+        shard_count: int | None = None,
+        uneven: Uneven = "drop",
+        drop_last: bool = False,
+        nulls: Nulls = "raise",
+        ragged: Ragged = "raise",
+        workers_count: int | None = None,
     ) -> BatchSource:
         """Check every argument, by name, before anything is read."""
         if self._closed:

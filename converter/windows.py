@@ -13,6 +13,7 @@ shares memory with its window, and nobody else writes to that.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,11 +25,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from converter.columns import Array, Nulls, Ragged, Stack, decode, gather, gather_stack, null_error
+from converter.columns import Array, Nulls, Ragged, Stack, decode, gather, gather_stack, null_error, ragged_values
 from converter.errors import ReadError, SourceChangedError, SourceError
 from converter.manifest import Manifest
 from converter.plan import EpochPlan, Piece, Shard, Shuffle, Uneven, plan_epoch
 from converter.schema import Field, Schema
+from converter.sources import moments
+from converter.statistics import ColumnStatistics
 from converter.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -334,3 +337,38 @@ def _num_rows(columns: Columns) -> int:
 
 def _join(*parts: Any) -> Any:
     return pa.concat_arrays(parts) if isinstance(parts[0], pa.Array) else np.concatenate(parts)
+
+
+def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
+    """Exact statistics of the columns of `source`, by one pass over all rows; for datasets whose writer took none."""
+    opened: dict[str, dict[str, Any]] = {}
+    lengths: dict[str, tuple[int, int]] = {}
+    null_counts = dict.fromkeys((field.name for field in source.fields), 0)
+    for run in source.runs(source.plan(0)):
+        for field in source.fields:
+            column, valid = run.columns[field.name], run.columns.get(field.name + VALID_SUFFIX)
+            if valid is not None:
+                null_counts[field.name] += int(len(valid) - valid.sum())
+            if field.is_object:
+                continue
+            if isinstance(column, pa.Array):
+                values, offsets = ragged_values(column, field)
+                sizes = np.diff(offsets) if valid is None else np.diff(offsets)[valid]
+            else:
+                values = column if valid is None else column[valid]
+                sizes = np.full(len(values), math.prod(field.shape or ()))
+            if field.shape != () and len(sizes):
+                least, most = lengths.get(field.name, (int(sizes.min()), int(sizes.max())))
+                lengths[field.name] = (min(least, int(sizes.min())), max(most, int(sizes.max())))
+            elements = math.prod(field.shape) if field.shape else 1
+            width = elements if elements <= moments.MAX_ELEMENTS else 1
+            numbers = values.view(np.uint8) if values.dtype == np.bool_ else values
+            moments.add_values(opened.setdefault(field.name, moments.new_moments(width)), numbers.reshape(-1, width))
+    found = {}
+    for field in source.fields:
+        shortest, longest = lengths.get(field.name, (None, None))
+        closed = moments.close_moments(opened[field.name]) if field.name in opened else None
+        found[field.name] = ColumnStatistics(
+            field=field, null_count=null_counts[field.name], shortest=shortest, longest=longest, closed=closed
+        )
+    return found
