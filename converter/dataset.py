@@ -36,6 +36,10 @@ _MAX_SWEPT = 64
 
 _open_converters: weakref.WeakSet[DatasetConverter] = weakref.WeakSet()
 
+_FEW_ROW_GROUPS = 8
+_CLUSTERED_SPAN = 0.25
+"""A row group that covers less of a column's range than this holds neighbours: of mixed rows it covers nearly all."""
+
 
 class DatasetConverter:
     """Rows on disk, handed out as tensors.
@@ -60,6 +64,7 @@ class DatasetConverter:
         self._delete_on_exit = delete_on_exit
         self._pid = os.getpid()
         self._closed = ""
+        self._has_suggested = False
         is_known = all(field.is_object or manifest.statistics[field.name].closed for field in manifest.schema)
         self._statistics = manifest.statistics if is_known else None
         _open_converters.add(self)
@@ -262,6 +267,28 @@ class DatasetConverter:
 
         return BatchReader(source, _check_epochs(num_epochs))
 
+    def _suggest_mixing(self, source: BatchSource) -> None:
+        """Say once that a window cannot mix what lies far apart, where the rows are sorted by a column that is read."""
+        manifest = self._manifest
+        if self._has_suggested or manifest.num_row_groups < _FEW_ROW_GROUPS or source.window_rows >= manifest.num_rows:
+            return
+        clustered = []
+        for field in source.fields:
+            known = manifest.statistics.get(field.name)
+            if known is None or known.row_group_span is None or known.row_group_span > _CLUSTERED_SPAN:
+                continue
+            is_row_number = field.dtype == "int64" and known.max - known.min + 1 == manifest.num_rows
+            if not is_row_number:
+                clustered.append(field.name)
+        if clustered:
+            self._has_suggested = True
+            logger.info(
+                "The rows are sorted or clustered by %s, and shuffling mixes windows of %d rows. If the model learns "
+                "from it, write with shuffle_rows_seed=….",
+                ", ".join(map(repr, clustered[:5])),
+                source.window_rows,
+            )
+
     def _source(
         self,
         *,
@@ -330,6 +357,8 @@ class DatasetConverter:
             workers_count=threads,
         )
         check_policies(source)
+        if shuffle:
+            self._suggest_mixing(source)
         source.num_batches()
         return source
 

@@ -37,6 +37,10 @@ class ColumnStatistics:
     longest: int | None = None
     """For tensors the fewest and the most numbers of a row that is not null."""
 
+    row_group_span: float | None = None
+    """For single numbers, how much of the column's range a row group covers on average: near 1 where rows are mixed,
+    near 0 where they are sorted by this column; None where that is not known."""
+
     closed: Mapping[str, Any] | None = None
     """The moments as their writers closed them; None for strings and bytes."""
 
@@ -118,6 +122,7 @@ class ColumnStatistics:
             "null_count": self.null_count,
             "shortest": self.shortest,
             "longest": self.longest,
+            "row_group_span": self.row_group_span,
             "moments": None if self.closed is None else moments.to_json(dict(self.closed)),
         }
 
@@ -128,6 +133,7 @@ class ColumnStatistics:
             field=field,
             null_count=int(value["null_count"]),
             shortest=None if value["shortest"] is None else int(value["shortest"]),
+            row_group_span=None if value["row_group_span"] is None else float(value["row_group_span"]),
             longest=None if value["longest"] is None else int(value["longest"]),
             closed=None if value["moments"] is None else moments.from_json(value["moments"]),
         )

@@ -392,6 +392,8 @@ def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema) -> dict[str, 
     # Minimum and maximum of bytes mean nothing to a user and cost a comparison for each row.
     opaque = (pa.types.is_fixed_size_binary, pa.types.is_binary, pa.types.is_large_binary)
     comparable = [field.name for field in schema if not any(is_opaque(field.type) for is_opaque in opaque)]
+    footers: list[pq.FileMetaData] = []
+    file["footers"] = footers
     try:
         file["writer"] = pq.ParquetWriter(
             pa.PythonFile(Sink(), mode="w"),
@@ -400,6 +402,7 @@ def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema) -> dict[str, 
             use_dictionary=False,
             write_statistics=comparable,
             write_page_checksum=True,
+            metadata_collector=footers,
         )
     except BaseException:
         raw.close()
@@ -429,7 +432,31 @@ def _close_file(file: dict[str, Any]) -> dict[str, Any]:
         "row_group_bytes": file["row_group_bytes"],
         "digests": file["digests"],
         "nulls": file["nulls"],
+        "spans": sum_spans(file["footers"][0]),
     }
+
+
+def sum_spans(footer: pq.FileMetaData) -> dict[str, float]:
+    """For each column of single numbers the sum over the row groups of maximum minus minimum, from the footer."""
+    spans: dict[str, float] = {}
+    names = footer.schema.to_arrow_schema().names
+    for index, name in enumerate(names):
+        for group in range(footer.num_row_groups):
+            statistics = footer.row_group(group).column(index).statistics
+            if statistics is None or not statistics.has_min_max or isinstance(statistics.min, (str, bytes)):
+                continue
+            least, most = _as_number(statistics.min), _as_number(statistics.max)
+            spans[name] = spans.get(name, 0.0) + (most - least)
+    return spans
+
+
+def _as_number(value: Any) -> float:
+    """Dates and times as days and microseconds since 1970, like everything else that is counted."""
+    if hasattr(value, "toordinal") and not hasattr(value, "hour"):
+        return float(value.toordinal() - 719163)
+    if hasattr(value, "hour"):
+        return float(np.datetime64(value.replace(tzinfo=None), "us").astype(np.int64))
+    return float(value)
 
 
 def _discard(file: dict[str, Any] | None, reports: list[dict[str, Any]], spec: dict[str, Any]) -> None:

@@ -394,8 +394,14 @@ def _manifest_from(
         shape = () if column.kind == "scalar" else _common_shape(column, reports)
         field = Field(name=column.name, dtype=column.dtype, shape=shape, has_nulls=null_count > 0)
         shortest, longest = lengths.get(column.name, (None, None))
+        span_sum = sum(report["spans"][column.name] for report in files if column.name in report["spans"])
         statistics[column.name] = ColumnStatistics(
-            field=field, null_count=null_count, shortest=shortest, longest=longest, closed=totals.get(column.name)
+            field=field,
+            null_count=null_count,
+            shortest=shortest,
+            longest=longest,
+            row_group_span=_row_group_span(column, span_sum, totals, num_row_groups=sum(map(len, rows))),
+            closed=totals.get(column.name),
         )
     schema = Schema(tuple(column.field for column in statistics.values()))
     return Manifest(
@@ -411,6 +417,17 @@ def _manifest_from(
         is_kept=is_kept,
         float_dtype=float_dtype or "float64",
     )
+
+
+def _row_group_span(
+    column: SparkColumn, span_sum: float, totals: Mapping[str, Any], *, num_row_groups: int
+) -> float | None:
+    """The average part of the column's whole range that a row group covers."""
+    closed = totals.get(column.name)
+    if column.kind != "scalar" or closed is None or closed["min"] is None:
+        return None
+    whole = float(closed["max"]) - float(closed["min"])
+    return span_sum / num_row_groups / whole if 0 < whole < math.inf else None
 
 
 def _common_shape(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[int, ...] | None:

@@ -101,7 +101,11 @@ def write_with_spark(
         if shape != "unknown":
             shapes[column.name] = shape
     nulls = {column.name: observed[f"{name}_nulls"] or 0 for name, column in named}
-    return _reports(directory, {"nulls": nulls, "shapes": shapes, "digests": [f"{observed['digest'] or 0:x}"]})
+    return _reports(
+        directory,
+        {"nulls": nulls, "shapes": shapes, "digests": [f"{observed['digest'] or 0:x}"]},
+        has_lists=not packed and bool(shapes),
+    )
 
 
 def _plain(functions: Any, column: SparkColumn, name: str) -> Any:
@@ -170,7 +174,7 @@ def _wrong_shape(column: SparkColumn, name: str, observed: Mapping[str, Any], ex
     return {"kind": "shape", "column": column.name, "size": size, "expected": expected}
 
 
-def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+def _reports(directory: Storage, observed: Mapping[str, Any], *, has_lists: bool) -> list[tuple[int, dict[str, Any]]]:
     """One report for each file that Spark wrote and that has rows, from its footer; the first has what was observed."""
     found = [(match, info) for info in directory.list() if (match := _FILE_NAME.fullmatch(info.name))]
     with ThreadPoolExecutor(8, thread_name_prefix="converter-footers") as pool:
@@ -187,6 +191,7 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
             "nulls": {},
             "shapes": {},
             "odd_rows": {},
+            "spans": {} if has_lists else executor.sum_spans(footer),
         }
         if report["rows"]:
             reports.append((int(match[1]), report))
