@@ -479,7 +479,9 @@ def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
     if column["kind"] == "scalar":
         target = _ARROW[column["dtype"]]
         return {"array": array if array.type == target else pc.cast(array, target, safe=False)}
-    encoded = _encode_vector(array, column) if column["kind"] == "vector" else _encode_tensor(array, column)
+    encoded = {"tensor": _encode_tensor, "vector": _encode_vector, "matrix": _encode_matrix}[column["kind"]](
+        array, column
+    )
     declared = column["shape"]
     if declared is None or "finding" in encoded or encoded["empty"]:
         return encoded
@@ -544,6 +546,47 @@ def _encode_vector(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
     uniform = len(counts) > 0 and bool((counts == counts[0]).all())
     shape = (int(counts[0]),) if uniform else None
     return {"values": values, "sizes": sizes, "valid": valid, "shape": shape, "empty": not len(counts)}
+
+
+def _encode_matrix(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
+    """Spark's matrices: struct<type, numRows, numCols, colPtrs, rowIndices, values, isTransposed>, dense where type is 1.
+
+    Dense values and sparse pointers run along columns, or along rows where the matrix is transposed.
+    """
+    valid = None if not array.null_count else np.asarray(array.is_valid())
+    present = array if valid is None else array.drop_null()
+    sizes = np.zeros(len(array), np.int64)
+    if not len(present):
+        return {"values": np.empty(0, column["dtype"]), "sizes": sizes, "valid": valid, "shape": None, "empty": True}
+
+    def plain(name: str) -> np.ndarray[Any, Any]:
+        return np.asarray(pc.struct_field(present, [name]).to_numpy(zero_copy_only=False))
+
+    heights, widths = plain("numRows"), plain("numCols")
+    height, width = int(heights[0]), int(widths[0])
+    if (heights != height).any() or (widths != width).any():
+        return {"finding": {"kind": "ragged_nested"}}
+    is_dense, is_transposed = plain("type") == 1, plain("isTransposed").astype(bool)
+    numbers = np.zeros((len(present), height, width), np.dtype(column["dtype"]).newbyteorder("<"))
+    for transposed in (False, True):
+        # What runs along columns is written through a view in which the axes are exchanged.
+        target = numbers if transposed else numbers.transpose(0, 2, 1)
+        outer = height if transposed else width
+        rows = np.flatnonzero(is_dense & (is_transposed == transposed))
+        if len(rows):
+            values = pc.struct_field(present.take(pa.array(rows)), ["values"]).flatten()
+            target[rows] = _numbers(values, column["dtype"]).reshape(len(rows), *target.shape[1:])
+        rows = np.flatnonzero(~is_dense & (is_transposed == transposed))
+        if len(rows):
+            sparse = present.take(pa.array(rows))
+            pointers = pc.struct_field(sparse, ["colPtrs"]).flatten().to_numpy(zero_copy_only=False)
+            counts = np.diff(pointers.reshape(len(rows), outer + 1), axis=1)
+            inner = pc.struct_field(sparse, ["rowIndices"]).flatten().to_numpy(zero_copy_only=False)
+            values = pc.struct_field(sparse, ["values"]).flatten()
+            places = np.repeat(np.tile(np.arange(outer), len(rows)), counts.ravel())
+            target[np.repeat(rows, counts.sum(axis=1)), places, inner] = _numbers(values, column["dtype"])
+    sizes[slice(None) if valid is None else valid] = height * width
+    return {"values": numbers.ravel(), "sizes": sizes, "valid": valid, "shape": (height, width), "empty": False}
 
 
 def _numbers(array: pa.Array, dtype: str) -> np.ndarray[Any, Any]:

@@ -126,11 +126,8 @@ def _plan_column(
     if isinstance(element, Mapping) and element["type"] == "udt":
         if str(element.get("class", "")).endswith(("ml.linalg.VectorUDT", "mllib.linalg.VectorUDT")):
             kind, ndim, element = "vector", 1, "double"
-        elif "MatrixUDT" in str(element.get("class", "")):
-            return (
-                "matrix",
-                f"make arrays of it, e.g. F.udf(lambda m: m.toArray().tolist(), 'array<array<double>>')({name!r})",
-            )
+        elif str(element.get("class", "")).endswith(("ml.linalg.MatrixUDT", "mllib.linalg.MatrixUDT")):
+            kind, ndim, element = "matrix", 2, "double"
         else:
             element = element["sqlType"]
     while isinstance(element, Mapping) and element["type"] == "array":
