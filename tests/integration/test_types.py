@@ -1,0 +1,427 @@
+"""Every Spark type: its extremes, its nulls, and what to write where it has no tensor form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyspark
+import pytest
+from pyspark.ml.linalg import Matrices, MatrixUDT, SparseVector, Vectors, VectorUDT
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    UserDefinedType,
+)
+
+from converter import NullValueError, UnsupportedTypeError, make_spark_converter
+from tests.known_rows import files_below
+
+INFINITY = float("inf")
+YEAR_1 = np.datetime64("0001-01-01T00:00:00", "us")
+YEAR_9999 = np.datetime64("9999-12-31T23:59:59.999999", "us")
+NINES = "9" * 38
+
+
+class PointUDT(UserDefinedType):
+    """A user's type that is stored as an array of doubles."""
+
+    @classmethod
+    def sqlType(cls) -> ArrayType:  # noqa: N802 (PySpark's name)
+        return ArrayType(DoubleType(), False)
+
+    @classmethod
+    def module(cls) -> str:
+        return __name__
+
+    def serialize(self, obj: Any) -> list[float]:
+        return [obj.x, obj.y]
+
+    def deserialize(self, datum: Any) -> Point:
+        return Point(*datum)
+
+
+@dataclass
+class Point:
+    x: float
+    y: float
+    __UDT__ = PointUDT()
+
+
+class PersonUDT(UserDefinedType):
+    """A user's type that is stored as a struct: it is no number."""
+
+    @classmethod
+    def sqlType(cls) -> StructType:  # noqa: N802 (PySpark's name)
+        return StructType([StructField("name", StringType()), StructField("age", IntegerType())])
+
+    @classmethod
+    def module(cls) -> str:
+        return __name__
+
+    def serialize(self, obj: Any) -> tuple[str, int]:
+        return (obj.name, obj.age)
+
+    def deserialize(self, datum: Any) -> Person:
+        return Person(*datum)
+
+
+@dataclass
+class Person:
+    name: str
+    age: int
+    __UDT__ = PersonUDT()
+
+
+def read_column(df: DataFrame, cache_dir: Path, *, float_dtype: Any = None, ragged: Any = "raise") -> Any:
+    """The values of column `x` in one batch, and where they are present (None: everywhere)."""
+    with (
+        make_spark_converter(df, cache_dir=cache_dir, float_dtype=float_dtype) as converter,
+        converter.make_batch_reader(batch_size=1000, nulls="mask", ragged=ragged) as reader,
+    ):
+        (batch,) = list(reader)
+    return batch["x"], batch.get("x__valid")
+
+
+def rows_of(spark: SparkSession, spark_type: str, values: list[str]) -> DataFrame:
+    """One column `x` of these SQL expressions, in this order."""
+    rows = " UNION ALL ".join(
+        f"SELECT {index} i, CAST({value} AS {spark_type}) x" for index, value in enumerate(values)
+    )
+    return spark.sql(rows).orderBy("i").select("x")
+
+
+@pytest.mark.parametrize(
+    ("spark_type", "literals", "expected"),
+    [
+        ("boolean", ["false", "true"], np.array([False, True])),
+        ("tinyint", ["-128", "127"], np.array([-128, 127], "i1")),
+        ("smallint", ["-32768", "32767"], np.array([-32768, 32767], "i2")),
+        ("int", ["-2147483648", "2147483647"], np.array([-(2**31), 2**31 - 1], "i4")),
+        ("bigint", ["'-9223372036854775808'", "9223372036854775807"], np.array([-(2**63), 2**63 - 1], "i8")),
+        (
+            "float",
+            ["-3.4028234663852886E38D", "3.4028234663852886E38D", "1.401298464324817E-45D", "'-0.0'", "'NaN'",
+             "'Infinity'", "'-Infinity'"],
+            np.array([-3.4028234663852886e38, 3.4028234663852886e38, 1.401298464324817e-45, -0.0, np.nan,
+                      INFINITY, -INFINITY], "f4"),
+        ),
+        (
+            "double",
+            ["-1.7976931348623157E308D", "1.7976931348623157E308D", "4.9E-324D", "'-0.0'", "'NaN'", "'Infinity'",
+             "'-Infinity'"],
+            np.array([-1.7976931348623157e308, 1.7976931348623157e308, 4.9e-324, -0.0, np.nan, INFINITY, -INFINITY]),
+        ),
+        ("decimal(5,0)", ["-99999", "99999"], np.array([-99999.0, 99999.0])),
+        ("decimal(18,2)", ["'-9999999999999999.99'", "'0.01'"], np.array([-9999999999999999.99, 0.01])),
+        ("decimal(38,0)", [f"'-{NINES}'", f"'{NINES}'", "0"], np.array([-1e38, 1e38, 0.0])),
+        ("decimal(38,38)", [f"'-0.{NINES}'", f"'0.{'0' * 37}1'"], np.array([-1.0, 1e-38])),
+        ("decimal(38,10)", ["'-1234567890123456789012345678.0123456789'"], np.array([-1234567890123456789012345678.0])),
+        (
+            "date",
+            ["date'0001-01-01'", "date'9999-12-31'", "date'1582-10-15'", "date'1969-12-31'", "date'2000-02-29'"],
+            np.array(["0001-01-01", "9999-12-31", "1582-10-15", "1969-12-31", "2000-02-29"], "M8[D]"),
+        ),
+        (
+            # The last two are the same time on New York's clocks.
+            "timestamp",
+            ["'0001-01-01T00:00:00Z'", "'9999-12-31T23:59:59.999999Z'", "'1969-12-31T23:59:59.999999Z'",
+             "'2026-11-01T05:30:00Z'", "'2026-11-01T06:30:00Z'"],
+            np.array([YEAR_1, YEAR_9999, "1969-12-31T23:59:59.999999", "2026-11-01T05:30", "2026-11-01T06:30"],
+                     "M8[us]"),
+        ),
+        ("timestamp", ["timestamp'2026-07-01 08:00:00'"], np.array(["2026-07-01T12:00"], "M8[us]")),
+        (
+            # The last one does not exist on New York's clocks.
+            "timestamp_ntz",
+            ["timestamp_ntz'0001-01-01 00:00:00'", "timestamp_ntz'9999-12-31 23:59:59.999999'",
+             "timestamp_ntz'2026-03-08 02:30:00'"],
+            np.array([YEAR_1, YEAR_9999, "2026-03-08T02:30"], "M8[us]"),
+        ),
+        (
+            "string",
+            ["''", "'žluťoučký 🐟'", r"'tab\tnull\0end'", "repeat('long ', 20000)"],
+            np.array(["", "žluťoučký 🐟", "tab\tnull\0end", "long " * 20000], object),
+        ),
+        ("varchar(3)", ["'abc'"], np.array(["abc"], object)),
+        ("char(3)", ["'a'"], np.array(["a"], object)),
+        ("string collate unicode_ci", ["'É'"], np.array(["É"], object)),
+        ("binary", ["X''", "X'00FF'", "X'00'"], np.array([b"", b"\x00\xff", b"\x00"], object)),
+        ("array<boolean>", ["array(true, false)", "array(false, false)"], np.array([[1, 0], [0, 0]], bool)),
+        ("array<tinyint>", ["array(-128, 127)"], np.array([[-128, 127]], "i1")),
+        ("array<smallint>", ["array(-32768, 32767)"], np.array([[-32768, 32767]], "i2")),
+        ("array<int>", ["array(-2147483648, 2147483647)"], np.array([[-(2**31), 2**31 - 1]], "i4")),
+        ("array<bigint>", ["array('-9223372036854775808', '1')"], np.array([[-(2**63), 1]], "i8")),
+        (
+            "array<float>",
+            ["array('NaN', 'Infinity')", "array('-Infinity', '-0.0')", "array(3.4028234663852886E38D, 1.4E-45D)"],
+            np.array([[np.nan, INFINITY], [-INFINITY, -0.0], [3.4028234663852886e38, 1.4e-45]], "f4"),
+        ),
+        (
+            "array<double>",
+            ["array('NaN', 'Infinity')", "array(-1.7976931348623157E308D, 4.9E-324D)"],
+            np.array([[np.nan, INFINITY], [-1.7976931348623157e308, 4.9e-324]]),
+        ),
+        ("array<decimal(38,0)>", [f"array('{NINES}', '-1')"], np.array([[1e38, -1.0]])),
+        ("array<decimal(4,2)>", ["array(12.34, -0.01)"], np.array([[12.34, -0.01]])),
+        (
+            "array<array<array<smallint>>>",
+            ["array(array(array(1, 2), array(3, 4)))", "array(array(array(5, 6), array(7, 8)))"],
+            np.arange(1, 9, dtype="i2").reshape(2, 1, 2, 2),
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("with_null", [False, True])
+def test_extreme_values_arrive_exactly(
+    spark: SparkSession, cache_dir: Path, spark_type: str, literals: list[str], expected: Any, with_null: bool
+) -> None:
+    df = rows_of(spark, spark_type, [*literals, "NULL"] if with_null else literals)
+    values, valid = read_column(df, cache_dir)
+    assert values.dtype == expected.dtype
+    assert values.shape == (len(literals) + with_null, *expected.shape[1:])
+    if "decimal" in spark_type:
+        np.testing.assert_array_max_ulp(values[: len(literals)], expected, maxulp=1)
+    else:
+        np.testing.assert_array_equal(values[: len(literals)], expected, strict=True)
+    if expected.dtype.kind == "f":
+        np.testing.assert_array_equal(np.signbit(values[: len(literals)]), np.signbit(expected))
+    if with_null:
+        assert valid.tolist() == [True] * len(literals) + [False]
+    else:
+        assert valid is None
+
+
+@pytest.mark.parametrize(
+    ("spark_type", "dtype", "shape"),
+    [
+        ("boolean", "bool", ()),
+        ("int", "int32", ()),
+        ("double", "float32", ()),
+        ("decimal(20,2)", "float32", ()),
+        ("date", "datetime64[D]", ()),
+        ("timestamp", "datetime64[us]", ()),
+        ("string", "str", ()),
+        ("binary", "bytes", ()),
+        ("array<double>", "float32", None),
+        ("array<array<int>>", "int32", None),
+    ],
+)
+def test_a_column_of_nulls_alone_is_read(
+    spark: SparkSession, cache_dir: Path, spark_type: str, dtype: str, shape: Any
+) -> None:
+    df = spark.range(0, 7, 1, 3).select("id", F.lit(None).cast(spark_type).alias("x"))
+    with make_spark_converter(df, cache_dir=cache_dir) as converter:
+        field = converter.schema["x"]
+        assert (field.dtype, field.shape, field.has_nulls) == (dtype, shape, True)
+        with converter.make_batch_reader(batch_size=7, nulls="mask", ragged="pad") as reader:
+            (batch,) = list(reader)
+    assert batch["id"].tolist() == list(range(7))
+    assert batch["x__valid"].tolist() == [False] * 7
+    assert len(batch["x"]) == 7
+
+
+def test_a_double_that_float32_cannot_hold_becomes_infinite(spark: SparkSession, cache_dir: Path) -> None:
+    df = rows_of(spark, "double", ["1E300D", "-1E300D", "1E-300D", "16777217"])
+    values, _ = read_column(df, cache_dir, float_dtype="float32")
+    np.testing.assert_array_equal(values, np.array([INFINITY, -INFINITY, 0, 16777216], "f4"), strict=True)
+
+
+@pytest.mark.parametrize("spark_type", ["array<int>", "array<double>", "array<boolean>"])
+def test_rows_of_any_length_arrive_exactly(spark: SparkSession, cache_dir: Path, spark_type: str) -> None:
+    df = rows_of(spark, spark_type, ["array()", "array(1, 0, 1)", "NULL", "array(1)", "array()"])
+    values, valid = read_column(df, cache_dir, ragged="nested")
+    assert [row.tolist() for row in values] == [[], [1, 0, 1], [], [1], []]
+    assert {row.dtype for row in values} == {np.dtype({"int": "i4", "dou": "f8", "boo": "?"}[spark_type[6:9]])}
+    assert valid.tolist() == [True, True, False, True, True]
+
+
+def test_arrays_that_are_all_empty_are_ragged(spark: SparkSession, cache_dir: Path) -> None:
+    values, valid = read_column(rows_of(spark, "array<float>", ["array()", "array()"]), cache_dir, ragged="pad")
+    assert values.shape == (2, 0)
+    assert valid is None
+
+
+def test_vectors_arrive_dense(spark: SparkSession, cache_dir: Path) -> None:
+    rows = [
+        (Vectors.dense([1.0, -INFINITY, 0.1]),),
+        (SparseVector(3, {1: 5e-324}),),
+        (None,),
+        (SparseVector(3, {}),),
+        (Vectors.dense([float("nan"), 0.0, 1.7976931348623157e308]),),
+    ]
+    df = spark.createDataFrame(rows, StructType([StructField("x", VectorUDT())])).coalesce(1)
+    values, valid = read_column(df, cache_dir)
+    expected = [[1.0, -INFINITY, 0.1], [0, 5e-324, 0], [0, 0, 0], [0, 0, 0], [np.nan, 0, 1.7976931348623157e308]]
+    np.testing.assert_array_equal(values, np.array(expected), strict=True)
+    assert valid.tolist() == [True, True, False, True, True]
+
+
+def test_vectors_of_different_sizes_are_ragged(spark: SparkSession, cache_dir: Path) -> None:
+    rows = [(Vectors.dense([1.0]),), (SparseVector(4, {3: 2.0}),), (Vectors.dense([]),)]
+    df = spark.createDataFrame(rows, StructType([StructField("x", VectorUDT())])).coalesce(1)
+    values, _ = read_column(df, cache_dir, ragged="nested")
+    assert [row.tolist() for row in values] == [[1.0], [0, 0, 0, 2.0], []]
+
+
+def test_a_users_type_is_read_as_what_stores_it(spark: SparkSession, cache_dir: Path) -> None:
+    df = spark.createDataFrame([(Point(1.0, 2.5),), (Point(-3.0, 1e300),)], StructType([StructField("x", PointUDT())]))
+    values, _ = read_column(df.coalesce(1), cache_dir)
+    np.testing.assert_array_equal(values, np.array([[1.0, 2.5], [-3.0, 1e300]]), strict=True)
+
+
+def test_a_null_struct_makes_its_members_null(spark: SparkSession, cache_dir: Path) -> None:
+    df = spark.sql(
+        "SELECT i, IF(i = 1, NULL, named_struct('a', IF(i = 2, NULL, i), 'b', named_struct('c', array(i, i)))) s "
+        "FROM VALUES (0), (1), (2) AS t(i)"
+    ).coalesce(1)
+    with (
+        make_spark_converter(df, cache_dir=cache_dir) as converter,
+        converter.make_batch_reader(nulls="mask") as reader,
+    ):
+        (batch,) = list(reader)
+    assert list(batch) == ["i", "s.a", "s.a__valid", "s.b.c", "s.b.c__valid"]
+    assert batch["s.a"].tolist() == [0, 0, 0]
+    assert batch["s.a__valid"].tolist() == [True, False, False]
+    assert batch["s.b.c"].tolist() == [[0, 0], [0, 0], [2, 2]]
+    assert batch["s.b.c__valid"].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("spark_type", "value"),
+    [("array<double>", "array(1, NULL)"), ("array<array<int>>", "array(array(1), array(NULL))"),
+     ("array<array<int>>", "array(array(1), NULL)")],
+)  # fmt: skip
+def test_a_null_inside_an_array_is_refused(spark: SparkSession, cache_dir: Path, spark_type: str, value: str) -> None:
+    match = r"Column 'x' has arrays with null elements.*F\.transform\('x', lambda x: F\.coalesce\(x, F\.lit\(0\.0\)\)\)"
+    with pytest.raises(NullValueError, match=match) as raised:
+        make_spark_converter(rows_of(spark, spark_type, [value]), cache_dir=cache_dir)
+    assert raised.value.column == "x"
+    assert files_below(cache_dir) == ["converter-v1/.owner"]
+
+
+def test_the_remedy_for_a_null_inside_an_array_works(spark: SparkSession, cache_dir: Path) -> None:
+    df = rows_of(spark, "array<double>", ["array(1, NULL)"])
+    with pytest.raises(NullValueError, match="null elements") as raised:
+        make_spark_converter(df, cache_dir=cache_dir)
+    remedy = re.search(r"e\.g\. (.*)\.$", str(raised.value))
+    assert remedy is not None
+    values, _ = read_column(df.withColumn("x", evaluate(remedy[1], df)), cache_dir)
+    assert values.tolist() == [[1.0, 0.0]]
+
+
+def test_nested_arrays_of_different_shapes_are_refused_and_the_remedy_works(
+    spark: SparkSession, cache_dir: Path
+) -> None:
+    df = rows_of(spark, "array<array<int>>", ["array(array(1, 2), array(3))", "array(array(4))"])
+    with pytest.raises(UnsupportedTypeError, match="Column 'x' has nested arrays whose rows differ in shape") as raised:
+        make_spark_converter(df, cache_dir=cache_dir)
+    assert files_below(cache_dir) == ["converter-v1/.owner"]
+    remedy = re.search(r"e\.g\. (.*)\.$", str(raised.value))
+    assert remedy is not None
+    values, _ = read_column(df.withColumn("x", evaluate(remedy[1], df)), cache_dir, ragged="nested")
+    assert [row.tolist() for row in values] == [[1, 2, 3], [4]]
+
+
+def unsupported_columns() -> dict[str, str]:
+    """A column of every type that has no tensor form and that this version of Spark knows, as SQL."""
+    version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+    columns = {
+        "map": "map('key', 1)",
+        "year_month": "interval '1-2' year to month",
+        "day_time": "interval '1 02:03:04.5' day to second",
+        "void": "NULL",
+        "strings": "array('1', '2')",
+        "maps": "array(map('key', 1))",
+        "dates": "array(date'2026-01-01')",
+        "times": "array(timestamp'2026-01-01 00:00:00')",
+        "binaries": "array(X'00')",
+        "structs": "array(named_struct('member', 1))",
+        "matrix": "matrix",
+        "person": "person",
+        "dotted.map": "map('key', 1)",
+        "dotted.void": "NULL",
+        "it's": "interval '1' day",
+    }
+    if version >= (4, 0):
+        columns["variant"] = "parse_json('{\"field\": 1.5}')"
+    if version >= (4, 1):
+        columns["time"] = columns["time of day"] = "time'10:00:00'"
+    if version >= (4, 2):
+        columns["geometry"] = "st_geomfromwkb(X'0101000000000000000000F03F0000000000000040')"
+    return columns
+
+
+def unsupported_rows(spark: SparkSession) -> DataFrame:
+    rows = [(row, Matrices.dense(2, 2, [1.0, 2.0, 3.0, 4.0]), Person("Ada", 36)) for row in range(3)]
+    users_types = [StructField("matrix", MatrixUDT()), StructField("person", PersonUDT())]
+    df = spark.createDataFrame(rows, StructType([StructField("id", LongType()), *users_types])).coalesce(1)
+    return df.select("id", *(F.expr(column).alias(name) for name, column in unsupported_columns().items()))
+
+
+@pytest.fixture
+def time_type(spark: SparkSession) -> Iterator[None]:
+    """Times of day are a preview that a user of them has switched on."""
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    yield
+    spark.conf.unset("spark.sql.timeType.enabled")
+
+
+def refusal(df: DataFrame, cache_dir: Path) -> UnsupportedTypeError:
+    with pytest.raises(UnsupportedTypeError, match=r"cannot become tensors\. Drop, select or cast") as raised:
+        make_spark_converter(df, cache_dir=cache_dir)
+    return raised.value
+
+
+def evaluate(code: str, df: DataFrame) -> Any:
+    """What a user gets who copies the code of a message."""
+    return eval(code, {"F": F, "df": df})
+
+
+@pytest.mark.usefixtures("time_type")
+def test_all_unsupported_columns_are_named_in_one_error(spark: SparkSession, cache_dir: Path) -> None:
+    error = refusal(unsupported_rows(spark), cache_dir)
+    names = list(unsupported_columns())
+    assert error.column == names[0]
+    assert str(error).startswith(f"{len(names)} columns cannot become tensors.")
+    lines = str(error).splitlines()[1:]
+    assert len(lines) == len(names)
+    for name, line in zip(names, lines, strict=True):
+        assert line.startswith(f"  {name!r} has type "), line
+    types = {name: line.split(" has type ")[1].split(": ")[0] for name, line in zip(names, lines, strict=True)}
+    assert types["map"].startswith("map<string,int")
+    assert types["day_time"] == "interval day to second"
+    assert types["strings"] == "array<string>"
+    assert types["void"] == "void"
+    assert types["matrix"] == "matrix"
+    assert not cache_dir.exists()
+
+
+@pytest.mark.usefixtures("time_type")
+@pytest.mark.parametrize("name", list(unsupported_columns()))
+def test_the_remedy_of_the_message_works(spark: SparkSession, cache_dir: Path, name: str) -> None:
+    df = unsupported_rows(spark).select("id", f"`{name}`")
+    line = str(refusal(df, cache_dir)).splitlines()[1]
+    code = re.search(r"e\.g\. (.*?)(, or join them)?$", line)
+    assert code is not None, line
+    remedy = evaluate(code[1], df)
+    mended = remedy if isinstance(remedy, DataFrame) else df.withColumn(name, remedy)
+    assert mended.columns == ["id", name]
+    with (
+        make_spark_converter(mended, cache_dir=cache_dir) as converter,
+        converter.make_batch_reader(nulls="mask", ragged="pad") as reader,
+    ):
+        (batch,) = list(reader)
+    assert batch["id"].tolist() == [0, 1, 2]
+    assert len(batch[name]) == 3
+    assert converter.schema[name].has_nulls == ("void" in name)
