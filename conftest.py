@@ -36,7 +36,8 @@ def cache_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_reader_thread_is_left() -> Iterator[None]:
-    """Reader threads end with the iteration that started them."""
+    """Reader threads end with the iteration that started them, the heartbeat with the last converter."""
+    before = set(threading.enumerate())
     yield
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("converter-")]
+    left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("converter-")]
     assert not left, f"threads left behind: {left}"

@@ -54,6 +54,9 @@ RENEW_SECONDS = 60.0
 KEPT_SECONDS = 30 * 24 * 3600.0
 """An entry kept with `delete_on_exit=False` is not swept automatically before it was idle this long."""
 
+_ABANDON_LOOKS = 10
+_ABANDON_SECONDS = 2.0
+
 _OWNER = ".owner"
 _OWNER_BYTES = b'{"package": "spark-tensor-converter", "format_version": 1}\n'
 _KEY = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
@@ -146,7 +149,14 @@ def open_root(cache_dir: str, storage_options: StorageOptions | None = None) -> 
         CacheError: the directory is a file, or cannot be written.
         CacheNotOwnedError: the subdirectory exists, holds something and was not made by us.
     """
-    parent = open_storage(cache_dir, storage_options)
+    try:
+        parent = open_storage(cache_dir, storage_options)
+    except ImportError as error:
+        raise CacheError(f"cache_dir={cache_dir!r} cannot be used: {error}", path=cache_dir) from error
+    except ValueError as error:
+        if not cache_dir.strip():
+            raise
+        raise CacheError(f"cache_dir={cache_dir!r} cannot be used: {error}", path=cache_dir) from error
     if not parent.is_local:
         raise CacheError(
             f"cache_dir={parent.url!r} is not a local directory. This version caches on disks that the driver and "
@@ -256,18 +266,27 @@ def check_files(entry: Storage, manifest: Manifest) -> None:
         found = seen.get(name)
         if found != num_bytes:
             what = "is not there" if found is None else f"has {found} bytes instead of {num_bytes}"
-            raise CacheError(
-                f"Spark's executors reported {len(manifest.file_names)} files, but {entry.url}/{name} {what} as seen "
-                "by the driver. Is the cache directory on a disk of its own on each machine? Choose a cache_dir that "
-                "the driver and every executor share.",
-                path=f"{entry.url}/{name}",
-            )
+            raise not_shared(f"{entry.url}/{name}", f"it {what}")
+
+
+def not_shared(url: str, what: str) -> CacheError:
+    """What to say where the driver does not find what the executors wrote."""
+    return CacheError(
+        f"Spark's executors wrote {url}, but as seen by the driver {what}. Is the cache directory on a disk of its own "
+        "on each machine? Choose a cache_dir that the driver and every executor share.",
+        path=url,
+    )
 
 
 def abandon(root: Storage, attempt: Attempt) -> None:
     """Remove what an attempt wrote: its data files, its folder, its intent."""
     entry = root.below(attempt.key)
-    _delete_data(entry, attempt.data_directory)
+    for _ in range(_ABANDON_LOOKS):
+        _delete_data(entry, attempt.data_directory)
+        # A task that is being cancelled may open one more file, and its folder again.
+        time.sleep(_ABANDON_SECONDS / _ABANDON_LOOKS)
+        if not entry.below(attempt.data_directory).list():
+            break
     release(attempt.intent)
     entry.delete_directory_if_empty()
 

@@ -134,6 +134,37 @@ def _variable_rows(array: pa.Array, field: Field) -> Array:
     return rows
 
 
+def check_fill(field: Field, value: Any) -> Any:
+    """The value that stands in for a null, in the field's own dtype.
+
+    Raises:
+        ValueError: it does not fit the column; the message names both.
+    """
+    wrong = ValueError(
+        f"nulls: {value!r} cannot stand for a null of column {field.name!r}, whose dtype is {field.dtype} and shape "
+        f"{'ragged' if field.shape is None else field.shape}."
+    )
+    if field.is_object:
+        if not isinstance(value, str if field.dtype == "str" else bytes):
+            raise wrong
+        return value
+    if field.shape is None:
+        raise ValueError(f"nulls: column {field.name!r} has rows of different lengths; say nulls='mask' for it.")
+    try:
+        given = np.asarray(value)
+        if field.dtype.startswith("datetime64"):
+            cast = given.astype(field.dtype).astype(field.stored_dtype)
+        else:
+            cast = given.astype(field.stored_dtype)
+            is_same = bool(np.array_equal(cast.astype(given.dtype), given, equal_nan=given.dtype.kind == "f"))
+            if given.dtype.kind not in "biuf" or (field.stored_dtype.kind != "f" and not is_same):
+                raise wrong
+        np.broadcast_to(cast, field.shape)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise wrong from error
+    return cast
+
+
 def null_error(name: str, *, count: int | None = None) -> NullValueError:
     """What to say where `nulls="raise"` meets a null."""
     found = "nulls" if count is None else f"{count} null{'s' if count > 1 else ''}"

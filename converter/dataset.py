@@ -7,8 +7,8 @@ import datetime as dt
 import html
 import logging
 import os
-import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +34,43 @@ logger = logging.getLogger(__name__)
 _MAX_SWEPT = 64
 """Entries that a conversion looks at when it cleans up: each costs a listing."""
 
-_open_converters: weakref.WeakSet[DatasetConverter] = weakref.WeakSet()
 
 _FEW_ROW_GROUPS = 8
 _CLUSTERED_SPAN = 0.25
 """A row group that covers less of a column's range than this holds neighbours: of mixed rows it covers nearly all."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Holding:
+    """This process's hold on an entry.
+
+    Lives until it is closed or the interpreter ends, also where nobody holds its converter any more: loaders may
+    still read.
+    """
+
+    root: Storage
+    key: str
+    manifest: Manifest
+    lease: cache.Lease | None
+    delete_on_exit: bool
+    pid: int
+    state: str = ""
+
+    def close(self, *, delete: bool) -> None:
+        if self.state:
+            return
+        self.state = "deleted" if delete else "closed"
+        _holdings.discard(self)
+        if self.pid != os.getpid():
+            return
+        if delete:
+            identity.forget(self.key)
+            cache.delete(self.root, self.key, self.manifest, self.lease)
+        else:
+            cache.let_go(self.root, self.key, self.manifest, self.lease)
+
+
+_holdings: set[_Holding] = set()
 
 
 class DatasetConverter:
@@ -54,20 +86,22 @@ class DatasetConverter:
         root: Storage,
         key: str,
         manifest: Manifest,
-        lease: cache.Lease | None,
-        delete_on_exit: bool,
+        lease: cache.Lease | None = None,
+        is_owner: bool = False,
+        delete_on_exit: bool = False,
     ) -> None:
         self._root = root
         self._key = key
         self._manifest = manifest
-        self._lease = lease
-        self._delete_on_exit = delete_on_exit
-        self._pid = os.getpid()
-        self._closed = ""
         self._has_suggested = False
         is_known = all(field.is_object or manifest.statistics[field.name].closed for field in manifest.schema)
         self._statistics = manifest.statistics if is_known else None
-        _open_converters.add(self)
+        self._holding = _Holding(
+            root=root, key=key, manifest=manifest, lease=lease, delete_on_exit=delete_on_exit, pid=os.getpid()
+        )
+        self._is_owner = is_owner
+        if is_owner:
+            _holdings.add(self._holding)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_unpickle, (self._root, self._key, self._manifest))
@@ -103,7 +137,7 @@ class DatasetConverter:
 
     def __repr__(self) -> str:
         manifest = self._manifest
-        state = f", {self._closed}" if self._closed else ""
+        state = f", {self._holding.state}" if self._holding.state else ""
         return (
             f"DatasetConverter({manifest.num_rows:,} rows × {len(manifest.schema)} columns, "
             f"{manifest.num_bytes / 1e6:,.1f} MB in {len(manifest.file_names)} files, {self.url}{state})"
@@ -129,7 +163,7 @@ class DatasetConverter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(delete=self._delete_on_exit)
+        self._close(delete=self._holding.delete_on_exit)
 
     def delete(self) -> None:
         """Remove the cache entry: at once if nobody else uses it, else when the last one lets go.
@@ -139,17 +173,10 @@ class DatasetConverter:
         self._close(delete=True)
 
     def _close(self, *, delete: bool) -> None:
-        if self._closed:
-            return
-        self._closed = "deleted" if delete else "closed"
-        _open_converters.discard(self)
-        if self._lease is None or self._pid != os.getpid():
-            return
-        if delete:
-            identity.forget(self._key)
-            cache.delete(self._root, self._key, self._manifest, self._lease)
+        if self._is_owner:
+            self._holding.close(delete=delete)
         else:
-            cache.let_go(self._root, self._key, self._manifest, self._lease)
+            self._holding.state = self._holding.state or "closed"
 
     def make_torch_dataloader(
         self,
@@ -307,13 +334,13 @@ class DatasetConverter:
         workers_count: int | None = None,
     ) -> BatchSource:
         """Check every argument, by name, before anything is read."""
-        if self._closed:
+        if self._holding.state:
             raise CacheError(
-                f"The converter of {self.url} was {self._closed}, so it has no rows any more. Convert again, or make "
-                "loaders before delete() and inside the `with` block.",
+                f"The converter of {self.url} was {self._holding.state}, so it has no rows any more. Convert again, or "
+                "make loaders before delete() and inside the `with` block.",
                 path=self.url,
             )
-        if self._lease is not None and self._lease.lost:
+        if self._holding.lease is not None and self._holding.lease.lost:
             raise CacheError(
                 f"This process gave no sign of life for {3 * cache.RENEW_SECONDS:.0f} seconds or longer, so its cache "
                 f"entry {self.url} was taken for abandoned and swept. Convert again.",
@@ -451,6 +478,7 @@ def make_spark_converter(
         key=entry.key,
         manifest=entry.manifest,
         lease=entry.lease,
+        is_owner=True,
         delete_on_exit=delete_on_exit,
     )
     logger.info("Use %s", converter)
@@ -486,7 +514,7 @@ def open_converter(url: str, *, storage_options: StorageOptions | None = None) -
         if lease is not None:
             cache.release(lease)
         raise CacheCorruptError(f"The cache entry {url} is damaged: {error}", path=error.path) from error
-    return DatasetConverter(root=root, key=key, manifest=manifest, lease=lease, delete_on_exit=False)
+    return DatasetConverter(root=root, key=key, manifest=manifest, lease=lease, is_owner=True)
 
 
 def sweep(
@@ -531,7 +559,7 @@ def _sweep_a_little(root: Storage) -> None:
 
 
 def _unpickle(root: Storage, key: str, manifest: Manifest) -> DatasetConverter:
-    return DatasetConverter(root=root, key=key, manifest=manifest, lease=None, delete_on_exit=False)
+    return DatasetConverter(root=root, key=key, manifest=manifest)
 
 
 def _check_epochs(num_epochs: int | None) -> int | None:
@@ -541,8 +569,8 @@ def _check_epochs(num_epochs: int | None) -> int | None:
 @atexit.register
 def _close_all() -> None:
     """Let go of everything at the interpreter's end, and delete what is to be deleted then."""
-    for converter in list(_open_converters):
+    for holding in list(_holdings):
         try:
-            converter.__exit__(None, None, None)
+            holding.close(delete=holding.delete_on_exit)
         except (OSError, CacheError) as error:
-            logger.warning("Could not close %s at exit: %s", converter.url, error)
+            logger.warning("Could not close %s/%s at exit: %s", holding.root.url, holding.key, error)

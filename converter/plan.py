@@ -173,7 +173,8 @@ class EpochPlan:
             rows_before += len(segment)
         firsts = sorted({-(-start // self.batch_size) for start in starts})
         firsts = [first for first in firsts if first < self.num_batches]
-        return [range(first, stop) for first, stop in zip(firsts, [*firsts[1:], self.num_batches], strict=True)]
+        stops = [*firsts[1:], self.num_batches] if firsts else []
+        return [range(first, stop) for first, stop in zip(firsts, stops, strict=True)]
 
 
 def plan_epoch(

@@ -14,17 +14,18 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from converter.errors import CacheError
+from converter.errors import CacheError, MissingDependencyError
 
 StorageOptions = Mapping[str, Any]
 """Keyword arguments of the fsspec filesystem: credentials and the like."""
@@ -78,9 +79,15 @@ class Storage:
         """Whether files are ordinary ones on this machine, so that they can be mapped into memory."""
         return isinstance(self._filesystem, LocalFileSystem)
 
+    @property
+    def spark_url(self) -> str:
+        """The directory as Spark takes it: Hadoop's paths are not percent-encoded."""
+        return f"file://{self._root}" if self.is_local else self.url
+
     def below(self, *names: str) -> Storage:
         """The directory `names` below this one."""
-        return Storage(self._filesystem, self.path(*names), posixpath.join(self.url, *names))
+        url = posixpath.join(self.url, *(quote(name) for name in names) if self.is_local else names)
+        return Storage(self._filesystem, self.path(*names), url)
 
     def path(self, *names: str) -> str:
         """The path of a name, as the filesystem knows it."""
@@ -206,12 +213,6 @@ class Storage:
         return pa.PythonFile(self._filesystem.open(self.path(name), "rb"), mode="r")
 
 
-def _modified(info: Mapping[str, Any]) -> float:
-    """When a file was written last; each filesystem of fsspec has its own word for it."""
-    value = next((info[name] for name in ("mtime", "last_modified", "modified", "created") if info.get(name)), 0.0)
-    return float(value.timestamp() if hasattr(value, "timestamp") else value)
-
-
 def open_storage(url: str | os.PathLike[str], storage_options: StorageOptions | None = None) -> Storage:
     """The directory that `url` (or a plain local path) names; it need not exist.
 
@@ -221,12 +222,34 @@ def open_storage(url: str | os.PathLike[str], storage_options: StorageOptions | 
     text = os.fspath(url)
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"A storage URL must be a non-empty str or path, got {url!r}.")
-    if "://" not in text and not text.startswith("file:"):
-        text = "file://" + os.path.abspath(os.path.expanduser(text))
-    elif text.startswith("file:"):
-        text = "file://" + os.path.abspath(urlsplit(text).path)
-    filesystem, root = fsspec.core.url_to_fs(text, **dict(storage_options or {}))
-    parts = urlsplit(text)
+    if text.startswith("file:"):
+        path = unquote(re.sub(r"^file:(//[^/]*)?", "", text))
+    elif re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        return _open_remote(text, storage_options)
+    else:
+        path = os.path.expanduser(text)
+    # Made by hand: fsspec would take `::` in a path for a chain of filesystems, urllib `#` and `?` for ends of it.
+    root = os.path.abspath(path)
+    return Storage(LocalFileSystem(), root, "file://" + quote(root))
+
+
+def _open_remote(url: str, storage_options: StorageOptions | None) -> Storage:
+    if "://" not in url:
+        raise ValueError(f"{url!r} is no URL that this version knows: write scheme://…, file:… or a local path.")
+    parts = urlsplit(url)
     # User information and queries of a URL can be secrets, and urls are shown.
     host = parts.netloc.rpartition("@")[2] if parts.scheme not in ("abfs", "abfss") else parts.netloc
-    return Storage(filesystem, root.rstrip("/") or "/", f"{parts.scheme}://{host}{parts.path}".rstrip("/"))
+    shown = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
+    try:
+        filesystem, root = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
+    except ImportError as error:
+        raise MissingDependencyError(f"{shown} needs a filesystem that is not installed: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{shown} names no filesystem that fsspec knows: {error}") from error
+    return Storage(filesystem, root.rstrip("/") or "/", shown)
+
+
+def _modified(info: Mapping[str, Any]) -> float:
+    """When a file was written last; each filesystem of fsspec has its own word for it."""
+    value = next((info[name] for name in ("mtime", "last_modified", "modified", "created") if info.get(name)), 0.0)
+    return float(value.timestamp() if hasattr(value, "timestamp") else value)

@@ -25,7 +25,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from converter.columns import Array, Nulls, Ragged, Stack, decode, gather, gather_stack, null_error, ragged_values
+from converter.columns import (
+    Array,
+    Nulls,
+    Ragged,
+    Stack,
+    check_fill,
+    decode,
+    gather,
+    gather_stack,
+    null_error,
+    ragged_values,
+)
 from converter.errors import ReadError, SourceChangedError, SourceError
 from converter.manifest import Manifest
 from converter.plan import EpochPlan, Piece, Shard, Shuffle, Uneven, plan_epoch
@@ -181,11 +192,13 @@ def check_policies(source: BatchSource) -> None:
         if source.nulls not in ("raise", "mask"):
             raise ValueError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
     else:
-        for name in source.nulls:
+        for name, value in source.nulls.items():
             if name not in source.manifest.schema:
                 raise ValueError(f"nulls: {source.manifest.schema.explain_missing(name)}")
+            check_fill(source.manifest.schema[name], value)
     if source.ragged not in ("raise", "pad", "nested"):
         raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r}.")
+    _check_added_names(source)
     for field in source.fields:
         if field.has_nulls and source.nulls != "mask" and not _has_fill(source.nulls, field):
             raise null_error(field.name)
@@ -195,6 +208,24 @@ def check_policies(source: BatchSource) -> None:
                 f"(adds {field.name + LENGTH_SUFFIX!r}) or ragged='nested', or leave the column out with columns=….",
                 column=field.name,
             )
+
+
+def _check_added_names(source: BatchSource) -> None:
+    """Refuse where a mask or a length would take the name of a column."""
+    schema = source.manifest.schema
+    stacked = {stack.name: stack.columns for stack in source.stacks}
+    for name in source.names:
+        added = []
+        if source.nulls == "mask" and any(schema[member].has_nulls for member in stacked.get(name, (name,))):
+            added.append(name + VALID_SUFFIX)
+        if source.ragged == "pad" and name not in stacked and schema[name].shape is None:
+            added.append(name + LENGTH_SUFFIX)
+        for one in added:
+            if one in source.names:
+                raise ValueError(
+                    f"{one!r} is a column already, and would be added for {name!r}. Rename it in Spark, or leave one "
+                    "of the two out with columns=…."
+                )
 
 
 def _has_fill(nulls: Nulls, field: Field) -> bool:
@@ -271,7 +302,7 @@ class _WindowReader:
             ) from error
         columns: dict[str, tuple[Any, Any]] = {}
         for position, field in enumerate(self._fields):
-            fill = 0 if isinstance(nulls, str) else nulls.get(field.name, 0)
+            fill = 0 if isinstance(nulls, str) or field.name not in nulls else check_fill(field, nulls[field.name])
             decoded = decode(table.column(position), field, fill=fill)
             if decoded.valid is not None and nulls != "mask" and not _has_fill(nulls, field):
                 raise null_error(field.name, count=int(len(decoded.valid) - decoded.valid.sum()))

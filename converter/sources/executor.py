@@ -549,7 +549,7 @@ def _encode_vector(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encode_matrix(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
-    """Spark's matrices: struct<type, numRows, numCols, colPtrs, rowIndices, values, isTransposed>, dense where type is 1.
+    """Matrices: struct<type, numRows, numCols, colPtrs, rowIndices, values, isTransposed>, dense where type is 1.
 
     Dense values and sparse pointers run along columns, or along rows where the matrix is transposed.
     """

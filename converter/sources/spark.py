@@ -40,10 +40,10 @@ from converter.sources.spark_schema import SparkColumn, plan_columns
 from converter.sources.spark_session import (
     changed_confs,
     finding_in,
-    job_description,
     progress_bar,
     short_cause,
     travels_by_value,
+    write_job,
 )
 from converter.statistics import ColumnStatistics
 from converter.storage import Storage, StorageOptions
@@ -92,8 +92,11 @@ def write_dataframe(
 ) -> Entry:
     """The entry of `df`: one that provably holds its rows, else a new one, written once."""
     _check_dataframe(df)
-    columns = plan_columns(df.schema.jsonValue(), float_dtype=float_dtype, shapes=shapes or {})
     session = df.sparkSession
+    is_case_sensitive = session.conf.get("spark.sql.caseSensitive", None) == "true"
+    columns = plan_columns(
+        df.schema.jsonValue(), float_dtype=float_dtype, shapes=shapes or {}, is_case_sensitive=is_case_sensitive
+    )
     is_connect = type(session).__module__.startswith("pyspark.sql.connect")
     chosen = cache.choose_cache_dir(
         cache_dir,
@@ -229,27 +232,30 @@ def _run_write(
     if shuffle_rows_seed is not None:
         selected = _shuffled(selected, shuffle_rows_seed)
     confs = _batch_confs(columns, str(session.version)) | WRITE_CONFS
-    with (
-        travels_by_value(),
-        changed_confs(session, confs),
-        job_description(session, is_connect),
-        progress_bar(session, is_connect, progress),
-    ):
-        try:
+    name = f"converter-{posixpath.basename(directory.url)}"
+    try:
+        with (
+            travels_by_value(),
+            changed_confs(session, confs),
+            write_job(session, is_connect, name),
+            progress_bar(session, is_connect, name, progress),
+        ):
             way = _choose_writer(writer, directory=directory, session=session, is_connect=is_connect)
             if way == "executors":
                 reports = _write_with_executors(selected, columns, spec)
             else:
                 packed = way == "spark" and any(column.kind != "scalar" for column in columns)
                 reports = write_with_spark(selected, columns, spec, directory=directory, packed=packed)
-        except Exception as error:
-            finding = finding_in(error)
-            if finding is None:
-                raise CacheError(
-                    f"Spark could not write the cache into {spec['directory']}: {short_cause(error)}",
-                    path=spec["directory"],
-                ) from error
-            reports = [(0, {"finding": finding})]
+    except ConverterError:
+        raise
+    except Exception as error:
+        finding = finding_in(error)
+        if finding is None:
+            raise CacheError(
+                f"Spark could not write the cache into {spec['directory']}: {short_cause(error)}",
+                path=spec["directory"],
+            ) from error
+        reports = [(0, {"finding": finding})]
     for _, report in reports:
         if "finding" in report:
             raise _error_of(report["finding"])
@@ -308,7 +314,7 @@ def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
     if "error" in answer:
         return "spark", f"the executors cannot write to {directory.url} ({answer['error']})"
     if directory.size(executor.PROBE_NAME) is None:
-        return "spark", f"the driver does not see what the executors write to {directory.url}"
+        raise cache.not_shared(directory.url, "what an executor wrote there is not there")
     directory.delete_file(executor.PROBE_NAME)
     return "executors", ""
 
@@ -340,10 +346,11 @@ def _batch_confs(columns: Sequence[SparkColumn], version: str) -> dict[str, str]
 def _error_of(finding: Mapping[str, Any]) -> ConverterError:
     """What an executor found in the data, as the error it is."""
     name = str(finding["column"])
+    quoted = f"`{name}`"
     if finding["kind"] == "null_element":
         return NullValueError(
             f"Column {name!r} has arrays with null elements, which no tensor can hold. Replace them before converting, "
-            f"e.g. F.transform({name!r}, lambda x: F.coalesce(x, F.lit(0.0))).",
+            f"e.g. F.transform(F.col({quoted!r}), lambda x: F.coalesce(x, F.lit(0.0))).",
             column=name,
         )
     if finding["kind"] == "shape":
@@ -355,7 +362,7 @@ def _error_of(finding: Mapping[str, Any]) -> ConverterError:
         )
     return UnsupportedTypeError(
         f"Column {name!r} has nested arrays whose rows differ in shape, which no tensor can hold. Pad or cut them to "
-        f"one shape before converting, or flatten them, e.g. F.flatten({name!r}).",
+        f"one shape before converting, or flatten them, e.g. F.flatten(F.col({quoted!r})).",
         column=name,
     )
 

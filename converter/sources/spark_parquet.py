@@ -84,7 +84,7 @@ def write_with_spark(
     }
     renamed = stored.observe(observations[0], *metrics).toDF(*(column.name for column in columns))
     # The folder is this attempt's alone, so that appending to it is writing it.
-    renamed.write.options(**options).mode("append").parquet(directory.url)
+    renamed.write.options(**options).mode("append").parquet(directory.spark_url)
     observed = {name: value for observation in observations for name, value in observation.get.items()}
     shapes = {}
     for name, column in named:

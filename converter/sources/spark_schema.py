@@ -6,6 +6,7 @@ nothing here imports Spark.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,14 +30,7 @@ _ARROW_OF_SPARK: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
-_REMEDIES = {
-    "map": "take the keys you need, e.g. df.withColumn({name!r}, F.col({name!r})['key'])",
-    "void": "drop it, it is always null, or cast it, e.g. F.col({name!r}).cast('int')",
-    "variant": "extract a typed value, e.g. F.try_variant_get({name!r}, '$.field', 'double')",
-    "interval": "cast it to a number, e.g. F.col({name!r}).cast('long')",
-    "geo": "store it as bytes, e.g. F.expr('ST_AsBinary(…)')",
-    "time": "cast it to a number, e.g. F.expr('time_to_micros({name})')",
-}
+_SQL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +51,7 @@ class SparkColumn:
 
         Spark rounds a decimal to the nearest double; Arrow's own cast does not (3 becomes 3.0000002 as float32).
         """
-        value = functions.col(".".join("`" + part.replace("`", "``") + "`" for part in self.path))
+        value = functions.col(_quoted(self.path))
         if self.is_decimal:
             kind = "double"
             for _ in range(self.ndim):
@@ -72,7 +66,11 @@ class SparkColumn:
 
 
 def plan_columns(
-    schema: Mapping[str, Any], *, float_dtype: str | None, shapes: Mapping[str, Sequence[int]]
+    schema: Mapping[str, Any],
+    *,
+    float_dtype: str | None,
+    shapes: Mapping[str, Sequence[int]],
+    is_case_sensitive: bool = True,
 ) -> list[SparkColumn]:
     """The columns to write, from a Spark schema's JSON (`df.schema.jsonValue()`): structs flattened, types checked.
 
@@ -91,7 +89,8 @@ def plan_columns(
             unsupported[name] = found
     raise_unsupported(unsupported)
     names = [column.name for column in columns]
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    counted = Counter(names if is_case_sensitive else map(str.casefold, names))
+    twice = sorted({name for name in names if counted[name if is_case_sensitive else name.casefold()] > 1})
     if twice:
         raise SourceError(
             f"Several columns are called {', '.join(map(repr, twice))} (a member of a struct is called "
@@ -135,7 +134,7 @@ def _plan_column(
     arrow = _arrow_type(element)
     dtype = None if arrow is None else dtype_of(arrow)
     if dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
-        return _type_name(spark_type), _remedy(name, element, ndim)
+        return _type_name(spark_type), _remedy(path, element, ndim)
     narrowed_from = None
     if arrow == pa.float64() and float_dtype is not None:
         narrowed_from = "double" if float_dtype != "float64" else None
@@ -166,24 +165,56 @@ def _arrow_type(spark_type: Any) -> pa.DataType | None:
 
 
 def _type_name(spark_type: Any) -> str:
+    """A type as Spark's SQL writes it; a user's type by its class."""
     if isinstance(spark_type, str):
-        return spark_type
+        return _SQL_NAMES.get(spark_type, spark_type)
     if spark_type["type"] == "array":
         return f"array<{_type_name(spark_type['elementType'])}>"
     if spark_type["type"] == "map":
         return f"map<{_type_name(spark_type['keyType'])},{_type_name(spark_type['valueType'])}>"
+    if spark_type["type"] == "udt":
+        return str(spark_type.get("pyClass") or spark_type.get("class") or "udt").rpartition(".")[2]
     return str(spark_type["type"])
 
 
-def _remedy(name: str, element: Any, ndim: int) -> str:
+def _quoted(path: Sequence[str]) -> str:
+    """A column's name as Spark's SQL takes it, whatever characters it has."""
+    return ".".join("`" + part.replace("`", "``") + "`" for part in path)
+
+
+def _remedy(path: Sequence[str], element: Any, ndim: int) -> str:
+    """What to write instead of a column without tensor form: code that runs as it stands."""
     kind = element if isinstance(element, str) else str(element["type"])
+    column, sql = f"F.col({_quoted(path)!r})", _quoted(path)
     if ndim:
+        for _ in range(ndim - 1):
+            column = f"F.flatten({column})"
+        changes = {
+            "date": "F.unix_date(x)",
+            "timestamp": "F.unix_micros(x)",
+            "timestamp_ntz": "F.unix_micros(x.cast('timestamp'))",
+            "string": "F.xxhash64(x)",
+            "binary": "F.length(x)",
+            "map": "F.size(x)",
+        }
         if kind == "struct":
-            return f"take one member, e.g. F.col({name!r} + '.member')"
-        return f"make numbers of its elements, e.g. F.transform({name!r}, lambda x: x.cast('long')), or join them"
-    for start, remedy in _REMEDIES.items():
-        if kind.startswith(start):
-            return remedy.replace("{name!r}", repr(name)).replace("{name}", name)
+            return f"take one member, e.g. F.transform({column}, lambda x: x[{_first_member(element)!r}])"
+        change = changes.get("string" if kind.startswith(("char", "varchar", "string")) else kind, "x.cast('long')")
+        return f"make numbers of its elements, e.g. F.transform({column}, lambda x: {change})"
+    if kind == "map":
+        return f"take the keys you need, or lists, e.g. F.size({column})"
+    if kind == "void":
+        return f"drop it, it is always null, or cast it, e.g. {column}.cast('int')"
+    if kind == "variant":
+        return f"extract a typed value, e.g. F.try_variant_get({column}, '$.field', 'double')"
+    if "interval" in kind:
+        return f"cast it to a number, e.g. {column}.cast('long')"
     if kind.startswith("geo"):
-        return _REMEDIES["geo"]
-    return f"cast it, e.g. F.col({name!r}).cast('string')"
+        return f"store it as bytes, e.g. F.expr({f'ST_AsBinary({sql})'!r})"
+    if kind.startswith("time"):
+        return f"cast it to a number, e.g. F.expr({f'time_to_micros({sql})'!r})"
+    return f"cast it, e.g. {column}.cast('string')"
+
+
+def _first_member(struct: Mapping[str, Any]) -> str:
+    return str(struct["fields"][0]["name"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,9 @@ from typing import Any
 from converter.sources import executor, moments
 
 logger = logging.getLogger(__name__)
+
+_CANCEL_SECONDS = 30.0
+"""How long a cancelled job may take to let go of its tasks."""
 
 
 @contextmanager
@@ -47,15 +52,28 @@ def finding_in(error: Exception) -> dict[str, Any] | None:
 
 
 def short_cause(error: Exception) -> str:
-    """The one line of a Spark error that says why; the whole stays reachable as `__cause__`."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    python = [
-        line
-        for line in lines
-        if line.partition(":")[0].endswith(("Error", "Exception")) and " " not in line.partition(":")[0]
-    ]
-    own = [line for line in python if not line.startswith(("org.apache.spark", "pyspark.errors"))]
-    return (own or python or lines or [type(error).__name__])[-1 if own else 0][:500]
+    """The line of a Spark error that says why; the whole stays reachable as `__cause__`.
+
+    Spark's texts hold a Python traceback of the worker, or an error class in brackets, or a Java cause, between
+    hundreds of lines of stack.
+    """
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.removeprefix(": ") for line in lines if "An error occurred while calling" not in line]
+    traceback = next((index for index, line in enumerate(lines) if line.startswith("Traceback (most recent")), None)
+    if traceback is not None:
+        # The traceback's last line is the first one after it that is not indented.
+        ends = [
+            line
+            for line in lines[traceback + 1 :]
+            if not line.startswith((" ", "\t", "Traceback", "During", "The above"))
+        ]
+        if ends:
+            return ends[0][:500]
+    classed = [line.strip() for line in lines if re.search(r"\[[A-Z][A-Z0-9_.]+\] ", line)]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    whole = [line.strip() for line in lines if not line.startswith(("\t", "    at"))]
+    found = classed[:1] or causes[-1:] or whole[:1]
+    return (found[0] if found else type(error).__name__)[:500]
 
 
 _TRAVELLING = (executor, moments)
@@ -87,23 +105,63 @@ def travels_by_value() -> Iterator[None]:
 
 
 @contextmanager
-def job_description(session: Any, is_connect: bool) -> Iterator[None]:
-    """Name the job in Spark's UI, and give the user's own description back afterwards."""
+def write_job(session: Any, is_connect: bool, name: str) -> Iterator[None]:
+    """Name the jobs in Spark's UI; whatever ends this early also ends them, and waits until their tasks are gone.
+
+    The user's own description and group are given back. PySpark's own handling of Ctrl-C does not stop a job that it
+    waits for (seen with 4.2: its call to cancel is refused as reentrant), and a job that fails leaves tasks running.
+    """
     if is_connect:
-        yield
+        session.addTag(name)
+        try:
+            yield
+        except BaseException:
+            session.interruptTag(name)
+            raise
+        finally:
+            session.removeTag(name)
         return
     context = session.sparkContext
-    before = context.getLocalProperty("spark.job.description")
-    context.setLocalProperty("spark.job.description", "converter: write the cache")
+    # Tasks are not interrupted: that can end a Python worker which already serves somebody else's task (seen with 4.2).
+    wanted = {
+        "spark.jobGroup.id": name,
+        "spark.job.description": "converter: write the cache",
+        "spark.job.interruptOnCancel": "false",
+    }
+    before = {key: context.getLocalProperty(key) for key in wanted}
+    for key, value in wanted.items():
+        context.setLocalProperty(key, value)
     try:
         yield
+    except BaseException:
+        context.cancelJobGroup(name)
+        _wait_for_tasks(context.statusTracker(), name)
+        raise
     finally:
-        context.setLocalProperty("spark.job.description", before)
+        for key, value in before.items():
+            context.setLocalProperty(key, value)
+
+
+def _wait_for_tasks(tracker: Any, group: str) -> None:
+    """Return when no task of the group's jobs is running any more, or after `_CANCEL_SECONDS`."""
+    deadline = time.monotonic() + _CANCEL_SECONDS
+    while time.monotonic() < deadline:
+        if not any(info.numActiveTasks for info in _stages(tracker, group)):
+            return
+        time.sleep(0.05)
+    logger.warning("Spark did not stop the tasks of %s within %.0f seconds.", group, _CANCEL_SECONDS)
+
+
+def _stages(tracker: Any, group: str) -> list[Any]:
+    """What Spark says of the stages of a group's jobs."""
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    return [info for info in stages if info is not None]
 
 
 @contextmanager
-def progress_bar(session: Any, is_connect: bool, wanted: bool | None) -> Iterator[None]:
-    """A bar of the write's tasks on stderr, where someone looks and tqdm is installed."""
+def progress_bar(session: Any, is_connect: bool, name: str, wanted: bool | None) -> Iterator[None]:
+    """A bar of the tasks of `write_job` on stderr, where someone looks and tqdm is installed."""
     if wanted is False or is_connect or (wanted is None and not _somebody_looks()):
         yield
         return
@@ -117,20 +175,14 @@ def progress_bar(session: Any, is_connect: bool, wanted: bool | None) -> Iterato
         yield
         return
     tracker = session.sparkContext.statusTracker()
-    before = set(tracker.getJobIdsForGroup())
     done = threading.Event()
 
     def watch() -> None:
         shown = "{desc}: {n_fmt} of {total_fmt} tasks [{elapsed}]"
         with tqdm(desc="Writing the cache", total=0, bar_format=shown, leave=False) as bar:
             while not done.wait(0.2):
-                stages = [
-                    tracker.getStageInfo(stage)
-                    for job in set(tracker.getJobIdsForGroup()) - before
-                    for stage in getattr(tracker.getJobInfo(job), "stageIds", ())
-                ]
                 # A stage that an earlier job has done already is listed again, with nothing active and nothing done.
-                infos = [info for info in stages if info and (info.numActiveTasks or info.numCompletedTasks)]
+                infos = [info for info in _stages(tracker, name) if info.numActiveTasks or info.numCompletedTasks]
                 bar.total = max(bar.total, sum(info.numTasks for info in infos))
                 bar.n = max(bar.n, sum(info.numCompletedTasks for info in infos))
                 bar.refresh()

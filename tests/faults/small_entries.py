@@ -1,0 +1,97 @@
+"""Entries of a few rows, written the way executors write them, and what stands on disk around them. Needs no JVM."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from converter import cache
+from converter.dataset import DatasetConverter
+from converter.manifest import Manifest
+from converter.sources import executor
+from converter.sources import spark as spark_source
+from converter.sources.spark_schema import plan_columns
+from converter.storage import Storage
+
+KEY = "0123456789abcdef-0123456789abcdef"
+OTHER_KEY = "fedcba9876543210-fedcba9876543210"
+NUM_ROWS = 24
+
+_SPARK_SCHEMA = {
+    "type": "struct",
+    "fields": [
+        {"name": "id", "type": "long", "nullable": False, "metadata": {}},
+        {"name": "x", "type": "float", "nullable": False, "metadata": {}},
+    ],
+}
+
+
+def write_data(root: Storage, attempt: cache.Attempt, *, num_files: int = 2, is_kept: bool = False) -> Manifest:
+    """What the executors would write for `NUM_ROWS` rows, and the manifest of it, not committed."""
+    columns = plan_columns(_SPARK_SCHEMA, float_dtype="float32", shapes={})
+    spec = {
+        "directory": root.below(attempt.key).path(attempt.data_directory),
+        "columns": [column.spec() for column in columns],
+        "row_group_bytes": 1 << 16,
+        "file_bytes": 1 << 20,
+        "compression": "none",
+    }
+    reports: list[tuple[int, dict[str, Any]]] = []
+    for partition, ids in enumerate(np.array_split(np.arange(NUM_ROWS, dtype=np.int64), num_files)):
+        batch = pa.RecordBatch.from_arrays([pa.array(ids), pa.array(ids.astype(np.float32))], names=["c0", "c1"])
+        found = executor._write(iter([batch]), spec, partition=partition, attempt=partition)
+        reports += [(partition, report) for report in found]
+    return spark_source._manifest_from(
+        reports, columns, directory=attempt.data_directory, is_kept=is_kept, float_dtype="float32"
+    )
+
+
+def commit_entry(root: Storage, key: str = KEY, *, is_kept: bool = False) -> tuple[Manifest, cache.Lease]:
+    """A committed entry that this process holds."""
+    attempt = cache.begin(root, key, application_id="app-1")
+    return cache.commit(root, attempt, write_data(root, attempt, is_kept=is_kept))
+
+
+def leave_entry(cache_dir: Path, key: str = KEY, *, is_kept: bool = True) -> str:
+    """The URL of a committed entry that nobody holds any more, as an earlier run leaves it."""
+    root = cache.open_root(str(cache_dir))
+    manifest, lease = commit_entry(root, key, is_kept=is_kept)
+    cache.let_go(root, key, manifest, lease)
+    return root.below(key).url
+
+
+def make_converter(cache_dir: str, *, delete_on_exit: bool = True, key: str = KEY) -> DatasetConverter:
+    """What `make_spark_converter` returns, without Spark."""
+    root = cache.open_root(cache_dir)
+    manifest, lease = commit_entry(root, key, is_kept=not delete_on_exit)
+    return DatasetConverter(
+        root=root, key=key, manifest=manifest, lease=lease, is_owner=True, delete_on_exit=delete_on_exit
+    )
+
+
+def ids_of(converter: DatasetConverter) -> list[int]:
+    """The column `id` as a reader finds it."""
+    with converter.make_batch_reader(batch_size=7, columns=["id"]) as reader:
+        return [int(value) for batch in reader for value in batch["id"]]
+
+
+def tree(directory: Path) -> dict[str, bytes | None]:
+    """Every path below a directory with its content; None for a folder, `b"-> …"` for a link, which is not followed."""
+    found: dict[str, bytes | None] = {}
+    for path in sorted(directory.rglob("*")) if directory.exists() else []:
+        name = str(path.relative_to(directory))
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}".encode()
+        else:
+            found[name] = None if path.is_dir() else path.read_bytes()
+    return found
+
+
+def make_old(path: Path, seconds: float) -> None:
+    """Let a file be last written `seconds` ago."""
+    written = path.stat().st_mtime - seconds
+    os.utime(path, (written, written))
