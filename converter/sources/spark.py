@@ -120,7 +120,8 @@ def write_dataframe(
     else:
         key = identity.entry_key(None, schema=schema, write_options=write_options)
         bucket = f"{root.url}/{key.partition('-')[2]}"
-        evidence = identity.gather_evidence(df)
+        # What is to be kept stands alone: another converter of the same rows may be deleted before.
+        evidence = None if is_kept else identity.gather_evidence(df)
         candidates = identity.recall(bucket, df, evidence)
     for candidate in candidates:
         adopted = _adopt(root, candidate)

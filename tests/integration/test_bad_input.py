@@ -343,14 +343,14 @@ def test_a_copy_where_the_files_are_not_says_so(spark: SparkSession, tmp_path: P
         ("raise ValueError(f'city {x} is unknown')", r"ValueError: city 7 is unknown$"),
         ("return {}['Atlantis']", r"KeyError: 'Atlantis'$"),
         ("return 1 // (x - 7)", r"ZeroDivisionError: integer division or modulo by zero$"),
-        ("raise type('NoSuchCity', (Exception,), {})('Atlantis')", r"NoSuchCity: Atlantis$"),
+        ("raise type('NoSuchCity', (Exception,), {})('Atlantis')", r"cities\.NoSuchCity: Atlantis$"),
         ("raise ValueError('first line\\nlast line')", r"ValueError: first line"),
     ],
 )
 def test_a_udf_that_raises_is_named_and_leaves_nothing(
     spark: SparkSession, cache_dir: Path, code: str, match: str
 ) -> None:
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"__name__": "cities"}
     body = f"    if x == 7:\n        {code}\n    return x\n"
     exec(f"def fails(x):\n{body}", scope)
     fails = F.udf(scope["fails"], "long")

@@ -36,7 +36,7 @@ def test_an_entry_exists_until_its_block_ends(spark: SparkSession, cache_dir: Pa
         folder = folder_of(converter)
         assert (folder / "manifest.json").is_file()
         assert len(list(folder.glob("data-*/part-*.parquet"))) == 2
-        assert len(list(folder.glob("data-*.intent"))) == 1
+        assert len(list(folder.glob("lease-*.json"))) == 1
         assert len(files_below(cache_dir)) == 5
     assert files_below(cache_dir) == [MARKER]
     assert [path.name for path in cache_dir.rglob("*") if path.is_dir()] == ["converter-v1"]
@@ -72,7 +72,7 @@ def test_what_somebody_else_removed_is_no_error(spark: SparkSession, cache_dir: 
 
 def test_two_converters_share_a_directory(spark: SparkSession, cache_dir: Path) -> None:
     one = make_spark_converter(spark.range(10), cache_dir=cache_dir)
-    two = make_spark_converter(spark.range(10), cache_dir=cache_dir)
+    two = make_spark_converter(spark.range(11).where("id < 10"), cache_dir=cache_dir)
     assert one.url != two.url
     one.delete()
     assert ids_of(two) == list(range(10))
