@@ -153,10 +153,13 @@ def check_fill(field: Field, value: Any) -> Any:
     try:
         given = np.asarray(value)
         if field.dtype.startswith("datetime64"):
+            if given.dtype.kind in "bfc":
+                raise wrong
             cast = given.astype(field.dtype).astype(field.stored_dtype)
         else:
             cast = given.astype(field.stored_dtype)
-            is_same = bool(np.array_equal(cast.astype(given.dtype), given, equal_nan=given.dtype.kind == "f"))
+            # As Python's numbers: NumPy's own comparison would wrap both sides alike.
+            is_same = given.dtype.kind in "biuf" and bool((cast.astype(object) == given.astype(object)).all())
             if given.dtype.kind not in "biuf" or (field.stored_dtype.kind != "f" and not is_same):
                 raise wrong
         np.broadcast_to(cast, field.shape)

@@ -94,7 +94,10 @@ class DatasetConverter:
         self._key = key
         self._manifest = manifest
         self._has_suggested = False
-        is_known = all(field.is_object or manifest.statistics[field.name].closed for field in manifest.schema)
+        is_known = all(
+            field.is_object or (field.name in manifest.statistics and manifest.statistics[field.name].closed)
+            for field in manifest.schema
+        )
         self._statistics = manifest.statistics if is_known else None
         self._holding = _Holding(
             root=root, key=key, manifest=manifest, lease=lease, delete_on_exit=delete_on_exit, pid=os.getpid()
@@ -347,6 +350,9 @@ class DatasetConverter:
                 path=self.url,
             )
         manifest = self._manifest
+        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{name} must be True or False, got {flag!r}.")
         check_integer("batch_size", batch_size, least=1)
         check_integer("seed", seed, least=0)
         if uneven not in ("drop", "keep"):
@@ -363,7 +369,7 @@ class DatasetConverter:
             )
         window_rows = default_window_rows(manifest.num_rows, int(manifest.row_group_bytes.sum()))
         if shuffle_window_rows is not None:
-            window_rows = check_integer("shuffle_window_rows", shuffle_window_rows, least=1)
+            window_rows = min(check_integer("shuffle_window_rows", shuffle_window_rows, least=1), manifest.num_rows)
         threads = default_workers_count()
         if workers_count is not None:
             threads = check_integer("workers_count", workers_count, least=1)

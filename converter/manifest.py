@@ -115,7 +115,9 @@ class Manifest:
         try:
             document = json.loads(data)
             version = document["format_version"]
-            if isinstance(version, int) and version > FORMAT_VERSION:
+            if type(version) is not int or version < 1:
+                raise ValueError(f"format_version {version!r} is no version")
+            if version > FORMAT_VERSION:
                 raise CacheError(
                     f"{path} has format version {version}; this version of the package reads up to {FORMAT_VERSION}. "
                     "Upgrade spark-tensor-converter, or write the cache again.",
@@ -132,12 +134,12 @@ class Manifest:
                 row_group_rows=_integers(document["row_groups"]["rows"]),
                 row_group_bytes=_integers(document["row_groups"]["bytes"]),
                 fingerprint=str(document["fingerprint"]),
-                num_rows=int(document["num_rows"]),
+                num_rows=int(_integers([document["num_rows"]])[0]),
                 float_dtype=str(document["float_dtype"]),
                 is_kept=bool(document["is_kept"]),
             )
             manifest._check()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CacheCorruptError(
                 f"{path} is not a manifest that this package wrote ({type(error).__name__}: {error}). "
                 "Delete the entry and convert again.",
@@ -147,8 +149,10 @@ class Manifest:
 
     def _check(self) -> None:
         num_files, num_row_groups = len(self.file_names), self.num_row_groups
-        if len(self.file_bytes) != num_files or len(set(self.file_names)) != num_files:
+        if len(self.file_bytes) != num_files or len(set(self.file_names)) != num_files or (self.file_bytes < 0).any():
             raise ValueError("files do not agree with their sizes")
+        if len(set(self.schema.names)) != len(self.schema) or self.float_dtype not in ("float32", "float64"):
+            raise ValueError("columns do not have names of their own, or no known dtype")
         if len(self.row_group_file) != num_row_groups or len(self.row_group_bytes) != num_row_groups:
             raise ValueError("row groups do not agree with each other")
         if num_row_groups and not (
@@ -171,10 +175,10 @@ def _is_data_file(name: str) -> bool:
 
 
 def _integers(values: Sequence[Any]) -> npt.NDArray[np.int64]:
-    array = np.asarray(values, dtype=np.int64)
-    if array.ndim != 1:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind != "i"):
         raise ValueError("expected a list of integers")
-    return array
+    return array.astype(np.int64)
 
 
 def fingerprint_of(schema: Schema, rows: Sequence[Sequence[int]], digests: Sequence[Sequence[str]]) -> str:

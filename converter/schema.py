@@ -43,6 +43,10 @@ _SCALARS: dict[pa.DataType, str] = {
 }
 
 
+DTYPES = frozenset(_SCALARS.values()) | {"datetime64[us]"}
+"""Every dtype that a column can have."""
+
+
 def dtype_of(arrow_type: pa.DataType) -> str | None:
     """The dtype of one value of this Arrow type, or None if it has no tensor form.
 
@@ -77,8 +81,8 @@ class Field:
     """Whether at least one row of the dataset is null."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in OBJECT_DTYPES:
-            np.dtype(self.dtype)
+        if self.dtype not in DTYPES:
+            raise ValueError(f"Field {self.name!r} has dtype {self.dtype!r}; known are {', '.join(sorted(DTYPES))}.")
         if self.shape is not None and any(size < 0 for size in self.shape):
             raise ValueError(f"Field {self.name!r} needs a shape of sizes >= 0, got {self.shape}.")
 

@@ -129,11 +129,14 @@ class ColumnStatistics:
     @classmethod
     def from_json(cls, field: Field, value: Mapping[str, Any]) -> ColumnStatistics:
         """The inverse of `to_json`."""
+        closed = None if value["moments"] is None else moments.from_json(value["moments"])
+        if closed is not None and not 0 < len(closed["count"]) == len(closed["mean"]) == len(closed["m2"]):
+            raise ValueError(f"the moments of column {field.name!r} do not agree in length")
         return cls(
             field=field,
             null_count=int(value["null_count"]),
             shortest=None if value["shortest"] is None else int(value["shortest"]),
             row_group_span=None if value["row_group_span"] is None else float(value["row_group_span"]),
             longest=None if value["longest"] is None else int(value["longest"]),
-            closed=None if value["moments"] is None else moments.from_json(value["moments"]),
+            closed=closed,
         )

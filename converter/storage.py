@@ -15,6 +15,7 @@ import errno
 import os
 import posixpath
 import re
+import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ from converter.errors import CacheError, MissingDependencyError
 
 StorageOptions = Mapping[str, Any]
 """Keyword arguments of the fsspec filesystem: credentials and the like."""
+
+
+_in_process = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +111,12 @@ class Storage:
             found = self._filesystem.ls(self._root, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return []
+        if [info for info in found if str(info["name"]).rstrip("/") == self._root and info["type"] == "file"]:
+            return []
         infos = [
             FileInfo(
                 name=posixpath.basename(str(info["name"]).rstrip("/")),
-                num_bytes=int(info["size"] or 0),
+                num_bytes=0 if info["type"] == "directory" else int(info["size"] or 0),
                 is_directory=info["type"] == "directory",
                 is_link=bool(info.get("islink")),
                 modified=_modified(info),
@@ -136,12 +142,14 @@ class Storage:
         """Create a small file with all of `data`, or return False because the name is taken."""
         path = self.path(name)
         if not self.is_local:
-            try:
-                with self._filesystem.open(path, "xb") as file:
-                    file.write(data)
-            except FileExistsError:
-                return False
-            return True
+            # fsspec's memory store looks first and creates then; between threads a lock makes that one step.
+            with _in_process:
+                try:
+                    with self._filesystem.open(path, "xb") as file:
+                        file.write(data)
+                except FileExistsError:
+                    return False
+                return True
         # A hard link appears with its content, and fails where the name exists (also in a race).
         aside = f"{path}.{uuid.uuid4().hex}.tmp"
         try:

@@ -142,13 +142,19 @@ def resolve_names(
     Raises:
         ValueError: a column does not exist, or cannot be stacked.
     """
+    if stack is not None and not isinstance(stack, Mapping):
+        raise TypeError(f"stack must be a dict of name to column names, got {stack!r}.")
     stacks = tuple(_resolve_stack(schema, name, members, float_dtype) for name, members in (stack or {}).items())
     stack_names = tuple(one.name for one in stacks)
     if columns is None:
         stacked = {column for one in stacks for column in one.columns}
         return (*(name for name in schema.names if name not in stacked), *stack_names), stacks
-    if isinstance(columns, str):
-        raise TypeError(f"columns must be a list of names, got the string {columns!r}.")
+    if (
+        isinstance(columns, str)
+        or not isinstance(columns, Sequence)
+        or not all(isinstance(one, str) for one in columns)
+    ):
+        raise TypeError(f"columns must be a list of names, got {columns!r}.")
     for name in columns:
         if name not in stack_names and name not in schema:
             raise ValueError(f"columns: {schema.explain_missing(name)}")
@@ -191,6 +197,8 @@ def check_policies(source: BatchSource) -> None:
     if isinstance(source.nulls, str):
         if source.nulls not in ("raise", "mask"):
             raise ValueError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
+    elif not isinstance(source.nulls, Mapping):
+        raise TypeError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
     else:
         for name, value in source.nulls.items():
             if name not in source.manifest.schema:
@@ -242,6 +250,10 @@ class _WindowReader:
         names = source.manifest.schema.names
         stacked = {member for stack in source.stacks for member in stack.columns if self._has_mask(stack.columns)}
         self._masked = stacked | {field.name for field in self._fields if field.has_nulls}
+        fills = {} if isinstance(source.nulls, str) else source.nulls
+        self._fills = {
+            field.name: check_fill(field, fills[field.name]) if field.name in fills else 0 for field in self._fields
+        }
         self._column_indices = [names.index(field.name) for field in self._fields]
 
     def _has_mask(self, names: Sequence[str]) -> bool:
@@ -279,38 +291,43 @@ class _WindowReader:
         name, index = manifest.file_names[file], manifest.row_group_in_file(row_group)
         path = f"{storage.url}/{name}"
         try:
-            with storage.open_parquet(name) as opened:
-                if opened.size() != manifest.file_bytes[file]:
-                    raise SourceChangedError(
-                        f"{path} has {opened.size()} bytes instead of {manifest.file_bytes[file]}: it was changed or "
-                        "cut after it was written. Convert again.",
-                        path=path,
-                    )
-                parquet = pq.ParquetFile(opened)
-                table = parquet.reader.read_row_group(index, column_indices=self._column_indices, use_threads=False)
+            table = self._read_table(name, index, int(manifest.file_bytes[file]), path)
+            decoded = {
+                field.name: decode(table.column(position), field, fill=self._fills[field.name])
+                for position, field in enumerate(self._fields)
+            }
         except FileNotFoundError as error:
             raise SourceChangedError(
                 f"{path} is not there. Was the converter deleted, or is this machine another one than the one that "
                 "wrote it? A cache on a local disk can be read on its own machine only; choose a shared cache_dir.",
                 path=path,
             ) from error
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise ReadError(
                 f"Row group {index} of {path} cannot be decoded: {error}. The file is damaged; convert again.",
                 path=path,
                 row_group=index,
             ) from error
         columns: dict[str, tuple[Any, Any]] = {}
-        for position, field in enumerate(self._fields):
-            fill = 0 if isinstance(nulls, str) or field.name not in nulls else check_fill(field, nulls[field.name])
-            decoded = decode(table.column(position), field, fill=fill)
-            if decoded.valid is not None and nulls != "mask" and not _has_fill(nulls, field):
-                raise null_error(field.name, count=int(len(decoded.valid) - decoded.valid.sum()))
-            valid = decoded.valid
+        for field in self._fields:
+            values, valid = decoded[field.name].values, decoded[field.name].valid
+            if valid is not None and nulls != "mask" and not _has_fill(nulls, field):
+                raise null_error(field.name, count=int(len(valid) - valid.sum()))
             if nulls == "mask" and valid is None and field.name in self._masked:
                 valid = np.ones(table.num_rows, np.bool_)
-            columns[field.name] = (decoded.values, valid)
+            columns[field.name] = (values, valid)
         return columns
+
+    def _read_table(self, name: str, index: int, num_bytes: int, path: str) -> pa.Table:
+        with self._source.storage.open_parquet(name) as opened:
+            if opened.size() != num_bytes:
+                raise SourceChangedError(
+                    f"{path} has {opened.size()} bytes instead of {num_bytes}: it was changed or cut after it was "
+                    "written. Convert again.",
+                    path=path,
+                )
+            reader = pq.ParquetFile(opened).reader
+            return reader.read_row_group(index, column_indices=self._column_indices, use_threads=False)
 
 
 def _read_ahead(reader: _WindowReader, pieces: Iterator[Piece], workers_count: int) -> Iterator[Columns]:

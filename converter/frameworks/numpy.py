@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from converter.columns import pad, ragged_values
 from converter.errors import ConverterError
+from converter.plan import check_integer
 from converter.windows import LENGTH_SUFFIX, BatchSource, Run
 
 Batch = dict[str, npt.NDArray[Any]]
@@ -31,7 +32,7 @@ class Epochs:
         self.num_epochs = num_epochs
         self.next_epoch = 0
         self._closed = False
-        self._running: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Iteration] = weakref.WeakSet()
 
     def __len__(self) -> int:
         if self.num_epochs is None:
@@ -45,26 +46,56 @@ class Epochs:
             yield epoch
             epoch += 1
 
-    def iterate(self, batches: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+    def iterate(self, batches: Callable[[int], Iterator[Any]]) -> Iteration:
         """Run one iteration over `batches(first epoch)`; moves on when it ends by itself."""
-        if self._closed:
-            raise ConverterError(
-                "This loader was closed: its `with` block has ended. Make another one from the converter."
-            )
-        generator = self._iterate(batches, self.next_epoch)
-        self._running.add(generator)
-        return generator
+        self.check_open()
+        iteration = Iteration(self, self._iterate(batches, self.next_epoch))
+        self._running.add(iteration)
+        return iteration
 
     def _iterate(self, batches: Callable[[int], Iterator[Any]], first: int) -> Generator[Any, None, None]:
         yield from batches(first)
         if self.num_epochs is not None and self.next_epoch == first:
             self.next_epoch = first + self.num_epochs
 
+    def set_next(self, epoch: int) -> None:
+        """Let the next iteration begin with `epoch`."""
+        self.next_epoch = check_integer("epoch", epoch, least=0)
+
+    def check_open(self) -> None:
+        """Raise ConverterError where the loader was closed."""
+        if self._closed:
+            raise ConverterError(
+                "This loader was closed: its `with` block has ended. Make another one from the converter."
+            )
+
     def close(self) -> None:
         """End every iteration under way, with its threads, and refuse new ones."""
         self._closed = True
-        for generator in list(self._running):
-            generator.close()
+        for iteration in list(self._running):
+            iteration.close()
+
+
+class Iteration:
+    """One pass over a loader. When the loader is closed under it, it says so: it would look like a short epoch."""
+
+    def __init__(self, epochs: Epochs, generator: Generator[Any, None, None]) -> None:
+        self._epochs = epochs
+        self._generator = generator
+
+    def __iter__(self) -> Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._generator)
+        except StopIteration:
+            self._epochs.check_open()
+            raise
+
+    def close(self) -> None:
+        """End it, with its threads."""
+        self._generator.close()
 
 
 class BatchReader:
@@ -93,7 +124,7 @@ class BatchReader:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration begin with this epoch."""
-        self._epochs.next_epoch = epoch
+        self._epochs.set_next(epoch)
 
     def _batches(self, first: int) -> Iterator[Batch]:
         source = self._epochs.source

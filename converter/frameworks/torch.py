@@ -78,7 +78,7 @@ class TorchDataLoader(DataLoader[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration begin with this epoch."""
-        self._epochs.next_epoch = epoch
+        self._epochs.set_next(epoch)
 
     def _batches(self, first: int) -> Iterator[Batch]:
         source = self._epochs.source

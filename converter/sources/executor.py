@@ -445,8 +445,9 @@ def sum_spans(footer: pq.FileMetaData) -> dict[str, float]:
             statistics = footer.row_group(group).column(index).statistics
             if statistics is None or not statistics.has_min_max or isinstance(statistics.min, (str, bytes)):
                 continue
-            least, most = _as_number(statistics.min), _as_number(statistics.max)
-            spans[name] = spans.get(name, 0.0) + (most - least)
+            span = _as_number(statistics.max) - _as_number(statistics.min)
+            if np.isfinite(span):
+                spans[name] = spans.get(name, 0.0) + span
     return spans
 
 
@@ -485,11 +486,18 @@ def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
     declared = column["shape"]
     if declared is None or "finding" in encoded or encoded["empty"]:
         return encoded
+    if column["ndim"] > 1:
+        if tuple(encoded["shape"]) != tuple(declared):
+            found, expected = f"shape {tuple(encoded['shape'])}", f"shape {tuple(declared)}"
+            return {"finding": {"kind": "shape", "found": found, "expected": expected}}
+        return encoded
     size = int(np.prod(declared))
     present = encoded["sizes"] if encoded["valid"] is None else encoded["sizes"][encoded["valid"]]
     wrong = np.flatnonzero(present != size)
     if len(wrong):
-        return {"finding": {"kind": "shape", "row": int(wrong[0]), "size": int(present[wrong[0]]), "expected": size}}
+        row = wrong[0] if encoded["valid"] is None else np.flatnonzero(encoded["valid"])[wrong[0]]
+        found, expected = f"{present[wrong[0]]} numbers", f"{size} numbers"
+        return {"finding": {"kind": "shape", "row": int(row), "found": found, "expected": expected}}
     encoded["shape"] = tuple(declared)
     return encoded
 

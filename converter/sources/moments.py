@@ -28,7 +28,8 @@ def new_moments(num_elements: int) -> dict[str, Any]:
     """Nothing seen yet, for rows of `num_elements` numbers each (1: a scalar, or numbers taken all alike)."""
     zeros = np.zeros(num_elements)
     return {
-        "shift": None,
+        "shift": zeros.copy(),
+        "has_shift": np.zeros(num_elements, bool),
         "count": zeros,
         "first": zeros.copy(),
         "second": zeros.copy(),
@@ -40,19 +41,22 @@ def new_moments(num_elements: int) -> dict[str, Any]:
 
 def add_values(moments: dict[str, Any], values: np.ndarray[Any, Any]) -> None:
     """Count in numbers of shape `(rows, num_elements)`, none of them null."""
-    if not values.size:
-        return
+    if values.size:
+        # Infinities make NaNs of sums, as they do in NumPy; that is no news to warn of.
+        with np.errstate(invalid="ignore", over="ignore"):
+            _add_blocks(moments, values)
+
+
+def _add_blocks(moments: dict[str, Any], values: np.ndarray[Any, Any]) -> None:
     _add_extremes(moments, values)
     width = values.shape[1]
     block_rows = max(1, _BLOCK_BYTES // 8 // width)
-    if moments["shift"] is None:
-        head = values[:block_rows].astype(np.float64)
-        usable = np.where(np.isfinite(head), head, 0.0)
-        moments["shift"] = usable.mean(axis=0)
     buffer = np.empty((min(block_rows, len(values)), width))
     ones = np.ones(len(buffer))
     for start in range(0, len(values), block_rows):
         block = values[start : start + block_rows]
+        if not moments["has_shift"].all():
+            _choose_shift(moments, block)
         difference = buffer[: len(block)]
         np.subtract(block, moments["shift"], out=difference)
         first = ones[: len(block)] @ difference
@@ -67,6 +71,14 @@ def add_values(moments: dict[str, Any], values: np.ndarray[Any, Any]) -> None:
         moments["count"] += counted
         moments["first"] += first
         moments["second"] += np.einsum("ij,ij->j", difference, difference)
+
+
+def _choose_shift(moments: dict[str, Any], block: np.ndarray[Any, Any]) -> None:
+    """Take the mean of an element's first finite numbers for its shift: without any before, it has no sums either."""
+    usable = np.isfinite(block)
+    near = np.where(usable, block, 0.0).sum(axis=0, dtype=np.float64) / np.maximum(usable.sum(axis=0), 1)
+    moments["shift"] = np.where(moments["has_shift"], moments["shift"], near)
+    moments["has_shift"] = moments["has_shift"] | usable.any(axis=0) | (moments["count"] > 0)
 
 
 def _add_extremes(moments: dict[str, Any], values: np.ndarray[Any, Any]) -> None:
@@ -87,9 +99,8 @@ def close_moments(moments: dict[str, Any]) -> dict[str, Any]:
         offset = np.where(count > 0, first / np.maximum(count, 1), 0.0)
         m2 = np.maximum(moments["second"] - first * offset, 0.0)
     m2 = np.where(np.isfinite(moments["second"]), m2, np.nan)
-    shift = 0.0 if moments["shift"] is None else moments["shift"]
     keep = {name: moments[name] for name in ("nans", "min", "max")}
-    return {"count": count, "mean": np.where(count > 0, shift + offset, 0.0), "m2": m2} | keep
+    return {"count": count, "mean": np.where(count > 0, moments["shift"] + offset, 0.0), "m2": m2} | keep
 
 
 def merge_moments(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +110,9 @@ def merge_moments(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]
         share = np.where(count > 0, right["count"] / np.maximum(count, 1), 0.0)
         delta = right["mean"] - left["mean"]
         mean = left["mean"] + np.where(share > 0, delta * share, 0.0)
+        # Where a mean is infinite the difference says nothing: the sum of both is what NumPy's mean is.
+        both = np.where(left["count"] > 0, left["mean"], 0.0) + np.where(right["count"] > 0, right["mean"], 0.0)
+        mean = np.where(np.isfinite(both), mean, both)
         m2 = left["m2"] + right["m2"] + np.where((share > 0) & (share < 1), delta * delta * left["count"] * share, 0.0)
     least = [part["min"] for part in (left, right) if part["min"] is not None]
     most = [part["max"] for part in (left, right) if part["max"] is not None]

@@ -356,7 +356,7 @@ def _error_of(finding: Mapping[str, Any]) -> ConverterError:
         )
     if finding["kind"] == "shape":
         return SourceError(
-            f"Column {name!r} has a row of {finding['size']} numbers, where shapes= declares {finding['expected']}"
+            f"Column {name!r} has a row of {finding['found']}, where shapes= declares {finding['expected']}"
             + (f" (row {finding['row']} of its partition)" if "row" in finding else "")
             + ". Correct the shape, or the row.",
             column=name,

@@ -94,10 +94,11 @@ def write_with_spark(
             return [(0, {"finding": {"kind": "null_element", "column": column.name}})]
         shape = _observed_shape(column, name, observed)
         if column.shape is not None and shape != "unknown":
-            expected = int(np.prod(column.shape))
-            if not isinstance(shape, list) or int(np.prod(shape)) != expected:
-                return [(0, {"finding": _wrong_shape(column, name, observed, expected)})]
-            shape = list(column.shape)
+            declared = list(column.shape)
+            fits = isinstance(shape, list) and int(np.prod(shape)) == int(np.prod(declared))
+            if not fits or (column.ndim > 1 and shape != declared):
+                return [(0, {"finding": _wrong_shape(column, name, observed)})]
+            shape = declared
         if shape != "unknown":
             shapes[column.name] = shape
     nulls = {column.name: observed[f"{name}_nulls"] or 0 for name, column in named}
@@ -166,12 +167,17 @@ def _observed_shape(column: SparkColumn, name: str, observed: Mapping[str, Any])
     return [most for _, most in levels]
 
 
-def _wrong_shape(column: SparkColumn, name: str, observed: Mapping[str, Any], expected: int) -> dict[str, Any]:
+def _wrong_shape(column: SparkColumn, name: str, observed: Mapping[str, Any]) -> dict[str, Any]:
     """The finding of a row that is not of its declared shape."""
+    declared = column.shape or ()
+    if column.ndim > 1:
+        found = tuple(observed[f"{name}_most_{depth}"] for depth in range(column.ndim))
+        return {"kind": "shape", "column": column.name, "found": f"shape {found}", "expected": f"shape {declared}"}
+    expected = int(np.prod(declared))
     keys = [f"{name}_{bound}{level}" for bound in ("least", "most") for level in ("", "_0")]
     sizes = [observed[key] for key in keys if key in observed]
     size = next((size for size in sizes if size != expected), sizes[0])
-    return {"kind": "shape", "column": column.name, "size": size, "expected": expected}
+    return {"kind": "shape", "column": column.name, "found": f"{size} numbers", "expected": f"{expected} numbers"}
 
 
 def _reports(directory: Storage, observed: Mapping[str, Any], *, has_lists: bool) -> list[tuple[int, dict[str, Any]]]:

@@ -36,10 +36,13 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         for name, explicit in before.items():
-            if explicit is None:
-                session.conf.unset(name)
-            else:
-                session.conf.set(name, explicit)
+            try:
+                if explicit is None:
+                    session.conf.unset(name)
+                else:
+                    session.conf.set(name, explicit)
+            except Exception as error:  # noqa: BLE001 (the others are still to be given back)
+                logger.warning("Could not give the conf %s back as it was: %s", name, error)
 
 
 def finding_in(error: Exception) -> dict[str, Any] | None:
