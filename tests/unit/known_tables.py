@@ -1,0 +1,277 @@
+"""Tables as Spark hands them to its executors, and the values that a reader must find; without Spark.
+
+Every value is a function of (row id, column name), so a wrong row, a swapped column or a buffer that two batches
+share shows in the values. `write_converter` takes the same way as `make_spark_converter`, less the JVM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from converter import DatasetConverter, cache
+from converter.schema import Field
+from converter.sources import executor, spark
+from converter.sources.spark_schema import SparkColumn
+
+KEY = "0123456789abcdef-fedcba9876543210"
+ROW_GROUP_BYTES = 1 << 20
+FILE_BYTES = 1 << 30
+
+_ARROW = {
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "datetime64[D]": pa.date32(),
+    "datetime64[us]": pa.timestamp("us", tz="UTC"),
+    "str": pa.string(),
+    "bytes": pa.binary(),
+}
+
+
+def numbers(name: str, ids: Any) -> np.ndarray:
+    """One number for each (row id, column name); of the column `id` the row id itself."""
+    if name == "id":
+        return np.array(ids, np.int64)
+    return (np.asarray(ids, np.int64) * 7919 + zlib.crc32(name.encode())) % 1_000_003
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of a known table: as Spark would hand it over, and as a batch must hold it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] | None = ()
+    """None: a row of length `numbers % 4`."""
+
+    nullable: bool = False
+
+    @property
+    def ndim(self) -> int:
+        return 1 if self.shape is None else len(self.shape)
+
+    @property
+    def field(self) -> Field:
+        return Field(name=self.name, dtype=self.dtype, shape=self.shape, has_nulls=self.nullable)
+
+    def plan(self, shape: tuple[int, ...] | None = None) -> SparkColumn:
+        """What Spark's side knows of it; `shape` is what a user declares."""
+        kind = "tensor" if self.ndim else "scalar"
+        return SparkColumn(
+            name=self.name,
+            path=(self.name,),
+            kind=kind,
+            dtype=self.dtype,
+            ndim=self.ndim,
+            shape=shape,
+            narrowed_from=None,
+        )
+
+    def valid(self, ids: Any) -> np.ndarray:
+        """Where a value is present; about a fifth is null."""
+        return (numbers(self.name, ids) % 5 != 0) if self.nullable else np.ones(len(ids), np.bool_)
+
+    def values(self, ids: Any, *, fill: Any = 0) -> Any:
+        """The values of these rows: an array `(rows, *shape)`, or a list of objects or of rows of varying length."""
+        number = numbers(self.name, ids)
+        valid = self.valid(ids)
+        if self.dtype in ("str", "bytes"):
+            texts = [f"{self.name}·{value}" if value % 7 else "" for value in number.tolist()]
+            known: list[Any] = [text.encode() for text in texts] if self.dtype == "bytes" else texts
+            empty = fill or known[0][:0] if known else fill
+            return [value if ok else empty for value, ok in zip(known, valid, strict=True)]
+        if self.shape is None:
+            rows = [_cast(value + np.arange(value % 4), self.dtype) for value in number]
+            return [row if ok else row[:0] for row, ok in zip(rows, valid, strict=True)]
+        steps = np.arange(int(np.prod(self.shape))).reshape(self.shape)
+        found = _cast(number.reshape(-1, *[1] * len(self.shape)) * (1 if self.shape == () else 3) + steps, self.dtype)
+        found[~valid] = fill
+        return found
+
+    def arrow(self, ids: Any) -> pa.Array:
+        """The rows as Spark's Arrow batches hold them: scalars or (nested) lists."""
+        values, valid = self.values(ids), self.valid(ids)
+        if self.dtype.startswith("datetime64"):
+            values = values.astype("int32" if self.dtype == "datetime64[D]" else "int64")
+        listed = values if isinstance(values, list) else values.tolist()
+        listed = [_plain(value) if ok else None for value, ok in zip(listed, valid, strict=True)]
+        return pa.array(listed, self.arrow_type)
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        kind = _ARROW[self.dtype]
+        for _ in range(self.ndim):
+            kind = pa.list_(kind)
+        return kind
+
+
+def _cast(number: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "bool":
+        return number % 2 == 1
+    if dtype == "int8":
+        return (number % 251 - 125).astype(np.int8)
+    if dtype == "int16":
+        return (number % 60_013 - 30_000).astype(np.int16)
+    if dtype.startswith("float"):
+        return (number % 262_147 / 4 - 1000).astype(dtype)
+    if dtype == "datetime64[us]":
+        return (number * 1_000_003 - 10**11).view(dtype)
+    if dtype == "datetime64[D]":
+        return (number % 50_000 - 20_000).view(dtype)
+    return number.astype(dtype)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+ID = Column(name="id", dtype="int64")
+
+SCALARS = (
+    ID,
+    *(
+        Column(name=f"a_{dtype}", dtype=dtype)
+        for dtype in ("bool", "int8", "int16", "int32", "int64", "float32", "float64")
+    ),
+    Column(name="day", dtype="datetime64[D]"),
+    Column(name="at", dtype="datetime64[us]"),
+    Column(name="text", dtype="str"),
+    Column(name="raw", dtype="bytes"),
+)
+TENSORS = (
+    Column(name="vector", dtype="float32", shape=(3,)),
+    Column(name="flags", dtype="bool", shape=(2,)),
+    Column(name="grid", dtype="int32", shape=(2, 3)),
+    Column(name="cube", dtype="float64", shape=(2, 1, 2)),
+)
+RAGGED = Column(name="words", dtype="int32", shape=None)
+ALL = (*SCALARS, *TENSORS, RAGGED)
+
+
+def record_batch(columns: Sequence[Column], ids: Iterable[int]) -> pa.RecordBatch:
+    """One batch as `mapInArrow` hands it to a task: columns travel as c0, c1, …"""
+    known = list(ids)
+    return pa.RecordBatch.from_arrays(
+        [column.arrow(known) for column in columns], names=[f"c{index}" for index in range(len(columns))]
+    )
+
+
+def make_spec(
+    directory: str | os.PathLike[str],
+    columns: Sequence[SparkColumn],
+    *,
+    row_group_bytes: int = ROW_GROUP_BYTES,
+    file_bytes: int = FILE_BYTES,
+    compression: str = "none",
+) -> dict[str, Any]:
+    """What the driver tells the executors."""
+    return {
+        "directory": os.fspath(directory),
+        "columns": [column.spec() for column in columns],
+        "row_group_bytes": row_group_bytes,
+        "file_bytes": file_bytes,
+        "compression": compression,
+    }
+
+
+def write(
+    batches: Iterable[pa.RecordBatch],
+    directory: str | os.PathLike[str],
+    columns: Sequence[SparkColumn],
+    *,
+    partition: int = 0,
+    attempt: int = 1,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """What one task reports, as it travels through Spark: as JSON."""
+    spec = make_spec(directory, columns, **options)
+    reports = executor._write(iter(batches), spec, partition=partition, attempt=attempt)
+    travelled: list[dict[str, Any]] = json.loads(json.dumps(reports))
+    return travelled
+
+
+def write_converter(
+    cache_dir: str | os.PathLike[str],
+    columns: Sequence[Column],
+    partitions: Sequence[Sequence[Iterable[int]]],
+    *,
+    shapes: dict[str, tuple[int, ...]] | None = None,
+    float_dtype: str = "float32",
+    delete_on_exit: bool = True,
+    **options: Any,
+) -> DatasetConverter:
+    """A committed entry whose partitions are lists of batches of row ids; `options` are those of `make_spec`."""
+    batches = [[record_batch(columns, ids) for ids in partition] for partition in partitions]
+    plans = [column.plan((shapes or {}).get(column.name)) for column in columns]
+    return write_batches(cache_dir, plans, batches, float_dtype=float_dtype, delete_on_exit=delete_on_exit, **options)
+
+
+def write_batches(
+    cache_dir: str | os.PathLike[str],
+    plans: Sequence[SparkColumn],
+    partitions: Sequence[Iterable[pa.RecordBatch]],
+    *,
+    float_dtype: str = "float32",
+    delete_on_exit: bool = True,
+    **options: Any,
+) -> DatasetConverter:
+    """The same from Arrow batches."""
+    root = cache.open_root(os.fspath(cache_dir))
+    attempt = cache.begin(root, KEY, application_id="none")
+    directory = root.below(KEY).path(attempt.data_directory)
+    try:
+        reports = [
+            (index, report)
+            for index, partition in enumerate(partitions)
+            for report in write(partition, directory, plans, partition=index, attempt=index + 1, **options)
+        ]
+        manifest = spark._manifest_from(
+            reports, plans, directory=attempt.data_directory, is_kept=False, float_dtype=float_dtype
+        )
+        manifest, lease = cache.commit(root, attempt, manifest)
+    except BaseException:
+        cache.release(attempt.intent)
+        raise
+    return DatasetConverter(
+        root=root, key=KEY, manifest=manifest, lease=lease, is_owner=True, delete_on_exit=delete_on_exit
+    )
+
+
+def assert_batch(batch: dict[str, Any], columns: Sequence[Column], ids: Sequence[int]) -> None:
+    """Every column of a NumPy or torch batch holds exactly the rows `ids`, in this order, with its own dtype."""
+    assert list(batch) == [column.name for column in columns]
+    for column in columns:
+        assert_column(batch[column.name], column, ids)
+
+
+def assert_column(found: Any, column: Column, ids: Sequence[int], *, fill: Any = 0) -> None:
+    expected = column.values(list(ids), fill=fill)
+    if isinstance(expected, list):
+        assert len(found) == len(expected), column.name
+        if column.dtype in ("str", "bytes"):
+            assert list(found) == expected, column.name
+            return
+        for got, row in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(got), row, err_msg=column.name)
+            assert np.asarray(got).dtype == row.dtype
+        return
+    if isinstance(found, torch.Tensor):
+        if column.dtype.startswith("datetime64"):
+            expected = expected.astype("int32" if column.dtype == "datetime64[D]" else "int64")
+        found = found.numpy()
+    assert found.dtype == expected.dtype, column.name
+    assert found.shape == expected.shape, column.name
+    np.testing.assert_array_equal(found, expected, err_msg=column.name)

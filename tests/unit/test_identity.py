@@ -1,0 +1,219 @@
+"""When an entry may be used again: its name is all that decides it, and a session is given back as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converter import identity
+from converter.identity import Evidence, entry_key
+from converter.sources.spark_session import changed_confs
+
+options = st.dictionaries(
+    st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=5), max_size=4
+)
+names = st.text(max_size=9)
+
+
+@given(names, names, options)
+def test_a_key_is_two_halves_of_lower_case_hex(name: str, schema: str, write_options: dict[str, Any]) -> None:
+    assert re.fullmatch(r"[0-9a-f]{16}-[0-9a-f]{16}", entry_key(name, schema=schema, write_options=write_options))
+
+
+@given(st.lists(st.tuples(names, names, options), min_size=2, max_size=2))
+def test_keys_are_equal_exactly_where_everything_is(inputs: list[tuple[str, str, dict[str, Any]]]) -> None:
+    one, other = (entry_key(name, schema=schema, write_options=found) for name, schema, found in inputs)
+    assert (one[:16] == other[:16]) == (inputs[0][0] == inputs[1][0])
+    # 1 and True are equal to Python, and two options to us.
+    assert (one[17:] == other[17:]) == (repr_of(inputs[0][1:]) == repr_of(inputs[1][1:]))
+
+
+def repr_of(parts: Any) -> str:
+    schema, found = parts
+    return repr((schema, sorted(found.items())))
+
+
+def test_the_order_of_options_does_not_matter() -> None:
+    one = entry_key("k", schema="s", write_options={"a": 1, "b": 2})
+    assert one == entry_key("k", schema="s", write_options={"b": 2, "a": 1})
+
+
+def test_schema_and_options_cannot_pass_for_each_other() -> None:
+    found = {
+        entry_key("k", schema=schema, write_options=given)
+        for schema, given in [('s", {', {}), ("s", {"": "{"}), ("", {"s": {}})]
+    }
+    assert len(found) == 3
+
+
+@given(names, options)
+def test_nobody_elses_identity_is_never_met_again(schema: str, write_options: dict[str, Any]) -> None:
+    keys = [entry_key(None, schema=schema, write_options=write_options) for _ in range(3)]
+    assert len({key[:16] for key in keys}) == 3
+    assert len({key[16:] for key in keys}) == 1
+
+
+def test_a_given_key_does_not_change_between_versions() -> None:
+    # Another one would never find again what a user kept under a cache_key.
+    assert (
+        entry_key("key:train", schema="{}", write_options={"float_dtype": "float32"})
+        == "b79d3ac4aaf02d6f-681ef491cb2b242f"
+    )
+
+
+# Confs
+
+
+class RefusedError(Exception):
+    """As each platform has one of its own."""
+
+
+class Conf:
+    """Confs as a Spark session has them: read-only ones can neither be set nor unset."""
+
+    def __init__(self, values: dict[str, str], *, refused: set[str]) -> None:
+        self.values, self.refused = dict(values), refused
+
+    def get(self, name: str, default: Any) -> Any:
+        return self.values.get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        if name in self.refused:
+            raise RefusedError(name)
+        self.values[name] = value
+
+    def unset(self, name: str) -> None:
+        if name in self.refused:
+            raise RefusedError(name)
+        self.values.pop(name, None)
+
+
+class Session:
+    def __init__(self, refused: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+        self.conf = Conf({"user": "set", "both": "old"}, refused=set(refused))
+
+
+WANTED = {"both": "new", "fresh": "1", "user": "other"}
+
+
+def test_confs_are_changed_inside_and_given_back_after() -> None:
+    session = Session()
+    with changed_confs(session, WANTED):
+        assert session.conf.values == WANTED
+    assert session.conf.values == {"user": "set", "both": "old"}
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, GeneratorExit])
+def test_confs_are_given_back_when_the_block_fails(kind: type[BaseException]) -> None:
+    session = Session()
+
+    def fail() -> None:
+        with changed_confs(session, WANTED):
+            raise kind("of the block")
+
+    with pytest.raises(kind, match="of the block"):
+        fail()
+    assert session.conf.values == {"user": "set", "both": "old"}
+
+
+@pytest.mark.parametrize(
+    "refused", [set(names) for count in range(4) for names in itertools.combinations(WANTED, count)], ids=str
+)
+def test_a_conf_that_is_refused_stays_and_the_others_are_given_back(refused: set[str]) -> None:
+    session = Session(refused)
+    before = dict(session.conf.values)
+    with changed_confs(session, WANTED):
+        assert session.conf.values == before | {name: value for name, value in WANTED.items() if name not in refused}
+    assert session.conf.values == before
+
+
+def test_a_conf_that_cannot_be_given_back_is_told_and_does_not_keep_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # A platform may allow a conf and refuse it later, e.g. because the session was stopped.
+    session = Session()
+    with changed_confs(session, WANTED):
+        session.conf.refused.add("both")
+    assert session.conf.values == {"user": "set", "both": "new"}
+    assert caplog.text.count("Could not give the conf both back as it was") == 1
+
+
+def test_a_block_in_a_block_gives_back_what_the_outer_one_set() -> None:
+    session = Session()
+    with changed_confs(session, {"both": "outer"}):
+        with changed_confs(session, {"both": "inner"}):
+            assert session.conf.values["both"] == "inner"
+        assert session.conf.values["both"] == "outer"
+    assert session.conf.values["both"] == "old"
+
+
+# What is remembered
+
+
+class Frame:
+    """A DataFrame that depends on what it says, and is the same as another of its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def sameSemantics(self, other: Frame) -> bool:  # noqa: N802 (Spark's name)
+        return self.name == other.name
+
+
+@pytest.fixture
+def evidence(monkeypatch: pytest.MonkeyPatch) -> Evidence:
+    found = Evidence(plan="plan", confs=(), inputs=(("a", 1, 2),), is_racy=False)
+    monkeypatch.setattr(identity, "_known", {})
+    monkeypatch.setattr(identity, "gather_evidence", lambda _: found)
+    return found
+
+
+def test_what_was_remembered_is_recalled_newest_first_until_it_is_forgotten(evidence: Evidence) -> None:
+    for key in ("one", "two"):
+        identity.remember("bucket", Frame("a"), evidence, key)
+    assert identity.recall("bucket", Frame("a"), evidence) == ["two", "one"]
+    assert identity.recall("other bucket", Frame("a"), evidence) == []
+    assert identity.recall("bucket", Frame("b"), evidence) == []
+    identity.forget("two")
+    assert identity.recall("bucket", Frame("a"), evidence) == ["one"]
+
+
+def test_any_doubt_is_not_remembered(evidence: Evidence) -> None:
+    changed = dataclasses.replace(evidence, inputs=(("a", 1, 3),))
+    racy = dataclasses.replace(evidence, is_racy=True)
+    for before in (None, changed, racy):
+        identity.remember("bucket", Frame("a"), before, "key")
+    assert identity.recall("bucket", Frame("a"), evidence) == []
+    identity.remember("bucket", Frame("a"), evidence, "key")
+    assert identity.recall("bucket", Frame("a"), changed) == []
+    assert identity.recall("bucket", Frame("a"), None) == []
+
+
+def test_a_probe_that_fails_is_a_doubt_and_no_error() -> None:
+    assert identity.gather_evidence(object()) is None
+
+
+def test_only_so_many_frames_are_held(evidence: Evidence) -> None:
+    for number in range(identity._MAX_KNOWN + 5):
+        identity.remember("bucket", Frame("a"), evidence, str(number))
+    found = identity.recall("bucket", Frame("a"), evidence)
+    assert found == [str(number) for number in range(identity._MAX_KNOWN + 4, 4, -1)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("id#12L, x#7, id#12L", "id#99L, x#3, id#99L", True),
+        ("id#12L, x#7, id#12L", "id#12L, x#7, id#7L", False),
+        ("Exchange 4, [plan_id=77]", "Exchange 4, [plan_id=81]", True),
+        ("Filter (x#1 > 3)", "Filter (x#1 > 4)", False),
+    ],
+)
+def test_plans_are_compared_without_their_running_numbers(one: str, other: str, is_same: bool) -> None:
+    assert (identity._renumbered(one) == identity._renumbered(other)) == is_same

@@ -1,0 +1,274 @@
+"""What a dataset is on disk: it survives JSON, and nothing that contradicts itself is believed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from converter.errors import CacheCorruptError, CacheError
+from converter.manifest import FORMAT_VERSION, Manifest, fingerprint_of
+from converter.schema import Field, Schema
+from converter.statistics import ColumnStatistics
+
+ATTEMPT = "0123456789abcdef" * 2
+PATH = "file:///cache/manifest.json"
+
+
+def file_name(number: int) -> str:
+    return f"data-{ATTEMPT}/part-{number:05d}-0000000a-0000.parquet"
+
+
+PAIR, TEXT = Field(name="x", dtype="float32", shape=(2,)), Field(name="é \"'", dtype="str", has_nulls=True)
+STATISTICS = ColumnStatistics(
+    field=PAIR,
+    null_count=0,
+    shortest=2,
+    longest=2,
+    row_group_span=0.1,
+    closed={
+        "count": np.array([5.0, 4.0]),
+        "mean": np.array([1 / 3, -1e300]),
+        "m2": np.array([0.1, 2.0]),
+        "nans": 1,
+        "min": -np.inf,
+        "max": 1e-300,
+    },
+)
+
+
+def make_manifest(rows: list[list[int]]) -> Manifest:
+    """One inner list for each file: the rows of its row groups."""
+    flat = [count for groups in rows for count in groups]
+    return Manifest(
+        schema=Schema((PAIR, TEXT)),
+        file_names=tuple(file_name(number) for number in range(len(rows))),
+        file_bytes=np.arange(len(rows), dtype=np.int64) + 100,
+        row_group_file=np.repeat(np.arange(len(rows)), [len(groups) for groups in rows]).astype(np.int64),
+        row_group_rows=np.array(flat, np.int64),
+        row_group_bytes=np.arange(len(flat), dtype=np.int64) * 7 + 1,
+        fingerprint="f" * 32,
+        num_rows=sum(flat),
+        float_dtype="float64",
+        is_kept=True,
+        statistics={"x": STATISTICS, "é \"'": ColumnStatistics(field=TEXT, null_count=3)},
+    )
+
+
+def same(one: Manifest, other: Manifest) -> bool:
+    arrays = ("file_bytes", "row_group_file", "row_group_rows", "row_group_bytes")
+    plain = ("schema", "file_names", "fingerprint", "num_rows", "float_dtype", "is_kept")
+    return (
+        all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
+        and all(getattr(one, name) == getattr(other, name) for name in plain)
+        and repr(one.statistics) == repr(other.statistics)
+    )
+
+
+manifests = st.lists(st.lists(st.integers(0, 2**40), max_size=4), max_size=5).map(make_manifest)
+
+
+@given(manifests)
+@settings(max_examples=50)
+def test_a_manifest_survives_json(manifest: Manifest) -> None:
+    again = Manifest.from_json(manifest.to_json(), path=PATH)
+    assert same(again, manifest)
+    assert again.to_json() == manifest.to_json()
+    assert again.row_group_rows.dtype == np.int64
+
+
+@given(manifests)
+@settings(max_examples=20)
+def test_a_manifest_survives_pickle(manifest: Manifest) -> None:
+    assert same(pickle.loads(pickle.dumps(manifest)), manifest)
+
+
+@given(st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=5))
+@settings(max_examples=50)
+def test_a_row_group_knows_its_number_within_its_file(rows: list[list[int]]) -> None:
+    manifest = make_manifest(rows)
+    expected = [number for groups in rows for number in range(len(groups))]
+    assert [manifest.row_group_in_file(group) for group in range(manifest.num_row_groups)] == expected
+
+
+def test_statistics_survive_json_exactly() -> None:
+    again = Manifest.from_json(make_manifest([[3]]).to_json(), path=PATH).statistics
+    assert list(again) == ["x", "é \"'"]
+    found = again["x"]
+    assert (found.field, found.null_count, found.shortest, found.longest) == (PAIR, 0, 2, 2)
+    assert (found.row_group_span, found.nan_count, found.min, found.max) == (0.1, 1, -np.inf, 1e-300)
+    assert found.closed is not None
+    assert STATISTICS.closed is not None
+    for name in ("count", "mean", "m2"):
+        np.testing.assert_array_equal(found.closed[name], STATISTICS.closed[name])
+    text = again["é \"'"]
+    assert (text.null_count, text.shortest, text.closed, text.min, text.mean) == (3, None, None, None, None)
+
+
+def test_totals_are_sums() -> None:
+    manifest = make_manifest([[3, 4], [], [5]])
+    assert (manifest.num_rows, manifest.num_row_groups, manifest.num_bytes) == (12, 3, 303)
+
+
+def document() -> dict[str, Any]:
+    return json.loads(make_manifest([[3, 4], [5]]).to_json())
+
+
+def test_the_document_that_the_corruptions_start_from_is_sound() -> None:
+    assert same(Manifest.from_json(json.dumps(document()).encode(), path=PATH), make_manifest([[3, 4], [5]]))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"null", b"[]", b"7", b'"text"', b"{}", b"\xff\xfe\x00", b"PAR1\x00\x00", b"[" * 200_000],
+    ids=["empty", "cut", "null", "list", "number", "string", "no keys", "no text", "parquet", "deep"],
+)
+def test_bytes_that_are_no_manifest_are_corrupt(data: bytes) -> None:
+    with pytest.raises(CacheCorruptError, match=r"manifest\.json is not a manifest that this package wrote") as raised:
+        Manifest.from_json(data, path=PATH)
+    assert raised.value.path == PATH
+
+
+@pytest.mark.parametrize("length", range(0, 200, 17))
+def test_a_manifest_that_was_cut_is_corrupt(length: int) -> None:
+    with pytest.raises(CacheCorruptError, match="is not a manifest"):
+        Manifest.from_json(make_manifest([[3, 4], [5]]).to_json()[:length], path=PATH)
+
+
+@pytest.mark.parametrize(
+    "key", ["format_version", "fingerprint", "num_rows", "schema", "files", "row_groups", "statistics"]
+)
+def test_a_manifest_without_one_of_its_parts_is_corrupt(key: str) -> None:
+    changed = document()
+    del changed[key]
+    with pytest.raises(CacheCorruptError, match=rf"is not a manifest .*KeyError: '{key}'"):
+        Manifest.from_json(json.dumps(changed).encode(), path=PATH)
+
+
+def _set(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
+    def change(found: Any) -> None:
+        for key in path[:-1]:
+            found = found[key]
+        found[path[-1]] = to
+
+    return change
+
+
+def _one_column_twice(found: dict[str, Any]) -> None:
+    found["schema"][1]["name"] = "x"
+    found["statistics"] = {"x": found["statistics"]["x"]}
+
+
+CONTRADICTIONS = {
+    "one size too many": (_set("files", "bytes", to=[1, 2, 3]), "files do not agree with their sizes"),
+    "one size too few": (_set("files", "bytes", to=[1]), "files do not agree with their sizes"),
+    "one file twice": (_set("files", "name", to=[file_name(0)] * 2), "files do not agree"),
+    "names are one text": (_set("files", "name", to="ab"), "unexpected file name"),
+    "sizes are text": (_set("files", "bytes", to=["many", "few"]), "ValueError"),
+    "sizes are null": (_set("files", "bytes", to=[None, None]), "expected a list of integers"),
+    "sizes are nested": (_set("files", "bytes", to=[[1], [2]]), "expected a list of integers"),
+    "sizes are uneven": (_set("files", "bytes", to=[[1], [2, 3]]), "ValueError"),
+    "size is one number": (_set("files", "bytes", to=7), "expected a list of integers"),
+    "negative size": (_set("files", "bytes", to=[100, -1]), "files"),
+    "a row group without bytes": (_set("row_groups", "bytes", to=[1, 2]), "row groups do not agree"),
+    "a row group without file": (_set("row_groups", "file", to=[0, 0]), "row groups do not agree"),
+    "a row group of no file": (_set("row_groups", "file", to=[0, 0, 2]), "row groups are not in file order"),
+    "a row group before the first": (_set("row_groups", "file", to=[-1, 0, 1]), "row groups are not in file order"),
+    "row groups out of order": (_set("row_groups", "file", to=[1, 0, 0]), "row groups are not in file order"),
+    "rows do not add up": (_set("num_rows", to=13), "rows do not add up"),
+    "negative rows": (_set("row_groups", "rows", to=[3, 10, -1]), "rows do not add up"),
+    "rows that are fractions": (_set("row_groups", "rows", to=[3.5, 4.2, 5.9]), "integers"),
+    "rows that are text": (_set("num_rows", to="twelve"), "ValueError"),
+    "rows that are no number": (_set("num_rows", to=None), "expected a list of integers"),
+    "rows beyond 64 bits": (_set("row_groups", "rows", to=[3, 4, 2**70]), "rror: "),
+    "rows without end": (_set("num_rows", to=float("inf")), "rror: "),
+    "version is text": (_set("format_version", to="1"), "version"),
+    "version is null": (_set("format_version", to=None), "version"),
+    "version is zero": (_set("format_version", to=0), "version"),
+    "an unknown dtype": (_set("schema", 0, "dtype", to="garbage"), "dtype 'garbage'"),
+    "a dtype that is Python objects": (_set("schema", 0, "dtype", to="object"), "dtype"),
+    "a dtype that is a record": (_set("schema", 0, "dtype", to="int32,int32"), "dtype"),
+    "a negative shape": (_set("schema", 0, "shape", to=[-2]), "shape of sizes >= 0"),
+    "a shape that is text": (_set("schema", 0, "shape", to="ab"), "ValueError"),
+    "a schema that is no list": (_set("schema", to={"x": 1}), "TypeError"),
+    "a column without dtype": (_set("schema", 0, to={"name": "x", "shape": [], "has_nulls": False}), "KeyError"),
+    "one column twice": (_one_column_twice, "columns do not have names of their own"),
+    "statistics of no column": (_set("statistics", "z", to={}), "KeyError.*There is no column"),
+    "moments of no length": (_set("statistics", "x", "moments", "mean", to="?"), "rror"),
+    "moments of another length": (_set("statistics", "x", "moments", "mean", to="AAAA"), "rror"),
+}
+
+
+@pytest.mark.parametrize("kind", CONTRADICTIONS)
+def test_a_manifest_that_contradicts_itself_is_corrupt(kind: str) -> None:
+    change, said = CONTRADICTIONS[kind]
+    changed = document()
+    change(changed)
+    with pytest.raises(CacheCorruptError, match=rf"manifest\.json is not a manifest.*{said}") as raised:
+        Manifest.from_json(json.dumps(changed).encode(), path=PATH)
+    assert raised.value.path == PATH
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../" + file_name(0),
+        f"data-{ATTEMPT}/../{file_name(0)}",
+        f"data-{ATTEMPT}/../../../etc/passwd",
+        "/" + file_name(0),
+        "/etc/passwd",
+        "file:///etc/passwd",
+        "manifest.json",
+        "part-00000-0000000a-0000.parquet",
+        f"data-{ATTEMPT}/manifest.json",
+        f"data-{ATTEMPT}/part-00000-0000000a-0000.parquet.bak",
+        f"data-{ATTEMPT}/part-00000-0000000a-0000.parquet\n",
+        f"data-{ATTEMPT}/part-00000-0000000A-0000.parquet",
+        f"data-{ATTEMPT[:-1]}/part-00000-0000000a-0000.parquet",
+        f"data-{ATTEMPT}//part-00000-0000000a-0000.parquet",
+        f"data-{ATTEMPT}\\part-00000-0000000a-0000.parquet",
+        f"data-{ATTEMPT}/part-٠٠٠٠٠-0000000a-0000.parquet",
+        "",
+    ],
+)
+def test_a_file_that_our_writer_cannot_have_named_is_refused(name: str) -> None:
+    # Names are joined to a directory and later deleted.
+    changed = document()
+    changed["files"]["name"][1] = name
+    with pytest.raises(CacheCorruptError, match="unexpected file name"):
+        Manifest.from_json(json.dumps(changed).encode(), path=PATH)
+
+
+def test_a_newer_format_asks_for_an_upgrade_and_is_not_called_corrupt() -> None:
+    # A newer format may have changed anything else, so the version is looked at first.
+    newer = json.dumps({"format_version": FORMAT_VERSION + 1, "all else": "unknown"}).encode()
+    with pytest.raises(CacheError, match=r"format version 2; .* reads up to 1\. Upgrade") as raised:
+        Manifest.from_json(newer, path=PATH)
+    assert not isinstance(raised.value, CacheCorruptError)
+    assert raised.value.path == PATH
+
+
+def test_the_fingerprint_is_of_schema_rows_and_digests_in_order() -> None:
+    schema, other = Schema((Field(name="x", dtype="int8"),)), Schema((Field(name="y", dtype="int8"),))
+    one = fingerprint_of(schema, [[1, 2], [3]], [["a", "b"], ["c"]])
+    assert one == fingerprint_of(schema, ((1, 2), (3,)), (("a", "b"), ("c",)))
+    different = {
+        fingerprint_of(other, [[1, 2], [3]], [["a", "b"], ["c"]]),
+        fingerprint_of(schema, [[2, 1], [3]], [["a", "b"], ["c"]]),
+        fingerprint_of(schema, [[1], [2, 3]], [["a"], ["b", "c"]]),
+        fingerprint_of(schema, [[1, 2], [3]], [["b", "a"], ["c"]]),
+        fingerprint_of(schema, [[1, 2], [3]], [["a", "b"], ["d"]]),
+    }
+    assert len(different | {one}) == 6
+
+
+def test_the_fingerprint_of_a_given_dataset_does_not_change_between_versions() -> None:
+    # It seeds the order of an epoch: another one would end the resuming of old runs.
+    schema = Schema((Field(name="x", dtype="float32", shape=(2,)),))
+    assert fingerprint_of(schema, [[1, 2]], [["a", "b"]]) == "0e5d18c77dd0af4ecc50921120e417ec"

@@ -1,0 +1,271 @@
+"""What a cache asks of a filesystem: one contract, kept by every kind of store."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from converter.errors import CacheError
+from converter.storage import Storage, open_storage
+
+
+class StorageContract:
+    """What every store must do; a member gives the fixture `storage`: a directory that does not exist yet."""
+
+    def test_what_was_put_is_read(self, storage: Storage) -> None:
+        storage.make_directory()
+        assert storage.put_if_absent("a", b"\x00whole\xff")
+        assert storage.read("a") == b"\x00whole\xff"
+        assert storage.size("a") == 7
+
+    def test_an_empty_file_can_be_put(self, storage: Storage) -> None:
+        storage.make_directory()
+        assert storage.put_if_absent("a", b"")
+        assert storage.size("a") == 0
+        assert not storage.put_if_absent("a", b"late")
+
+    def test_the_first_put_wins_and_stays(self, storage: Storage) -> None:
+        storage.make_directory()
+        assert storage.put_if_absent("a", b"first") is True
+        assert storage.put_if_absent("a", b"second, longer") is False
+        assert storage.read("a") == b"first"
+        assert [info.name for info in storage.list()] == ["a"]
+
+    def test_a_deleted_name_can_be_put_again(self, storage: Storage) -> None:
+        storage.make_directory()
+        storage.put_if_absent("a", b"first")
+        storage.delete_file("a")
+        assert storage.put_if_absent("a", b"second")
+        assert storage.read("a") == b"second"
+
+    def test_exactly_one_of_eight_racing_puts_wins_and_is_whole(self, storage: Storage) -> None:
+        storage.make_directory()
+        interval = sys.getswitchinterval()
+        # Let threads take turns within a put, not only between two.
+        sys.setswitchinterval(1e-6)
+        try:
+            for round_number in range(10):
+                start = threading.Barrier(8)
+
+                def put(number: int, name: str = f"a{round_number}", start: threading.Barrier = start) -> bool:
+                    start.wait()
+                    return storage.put_if_absent(name, bytes([number]) * 10_000)
+
+                with ThreadPoolExecutor(8) as pool:
+                    won = list(pool.map(put, range(8)))
+                assert won.count(True) == 1
+                assert storage.read(f"a{round_number}") == bytes([won.index(True)]) * 10_000
+        finally:
+            sys.setswitchinterval(interval)
+        assert [info.name for info in storage.list()] == [f"a{number}" for number in range(10)]
+
+    def test_a_list_has_files_and_directories_by_name(self, storage: Storage) -> None:
+        storage.below("b").make_directory()
+        storage.put_if_absent("c", b"123")
+        storage.put_if_absent("a", b"1")
+        storage.below("b").put_if_absent("inner", b"12")
+        found = storage.list()
+        assert [(info.name, info.num_bytes, info.is_directory, info.is_link) for info in found] == [
+            ("a", 1, False, False),
+            ("b", 0, True, False),
+            ("c", 3, False, False),
+        ]
+
+    def test_a_directory_that_is_not_there_is_empty(self, storage: Storage) -> None:
+        assert storage.list() == []
+        assert storage.below("x", "y").list() == []
+
+    def test_a_missing_file_has_no_size_and_cannot_be_read(self, storage: Storage) -> None:
+        storage.make_directory()
+        assert storage.size("a") is None
+        with pytest.raises(FileNotFoundError, match="a"):
+            storage.read("a")
+        with pytest.raises(FileNotFoundError, match="a"):
+            storage.open_parquet("a")
+
+    def test_a_directory_has_no_size(self, storage: Storage) -> None:
+        storage.below("b").make_directory()
+        assert storage.size("b") is None
+
+    def test_deleting_what_is_gone_does_nothing(self, storage: Storage) -> None:
+        storage.delete_directory_if_empty()
+        storage.make_directory()
+        storage.delete_file("a")
+        storage.put_if_absent("a", b"1")
+        storage.delete_file("a")
+        storage.delete_file("a")
+        assert storage.list() == []
+
+    def test_only_an_empty_directory_is_removed(self, storage: Storage) -> None:
+        below = storage.below("b")
+        below.make_directory()
+        below.put_if_absent("a", b"1")
+        below.delete_directory_if_empty()
+        assert below.read("a") == b"1"
+        below.delete_file("a")
+        below.delete_directory_if_empty()
+        assert storage.list() == []
+
+    def test_making_a_directory_twice_keeps_what_is_in_it(self, storage: Storage) -> None:
+        storage.make_directory()
+        storage.put_if_absent("a", b"1")
+        storage.make_directory()
+        assert storage.read("a") == b"1"
+
+    def test_a_change_by_somebody_else_is_seen(self, storage: Storage) -> None:
+        storage.make_directory()
+        other = open_storage(storage.url)
+        assert storage.list() == []
+        assert storage.size("a") is None
+        other.put_if_absent("a", b"12")
+        assert [info.name for info in storage.list()] == ["a"]
+        assert storage.size("a") == 2
+        other.delete_file("a")
+        assert storage.list() == []
+        assert storage.size("a") is None
+
+    def test_a_file_opened_for_parquet_is_read_at_any_place(self, storage: Storage) -> None:
+        storage.make_directory()
+        storage.put_if_absent("a", bytes(range(100)))
+        with storage.open_parquet("a") as file:
+            assert file.size() == 100
+            file.seek(90)
+            assert file.read() == bytes(range(90, 100))
+            file.seek(10)
+            assert file.read(2) == bytes([10, 11])
+
+    def test_pickle_keeps_the_place(self, storage: Storage) -> None:
+        storage.make_directory()
+        storage.put_if_absent("a", b"1")
+        again = pickle.loads(pickle.dumps(storage))
+        assert again.url == storage.url
+        assert again.read("a") == b"1"
+        below = pickle.loads(pickle.dumps(storage.below("b", "c")))
+        assert below.url == storage.below("b", "c").url
+        assert below.path("d") == storage.below("b", "c").path("d")
+
+    def test_a_place_is_named_without_a_slash_at_its_end(self, storage: Storage) -> None:
+        assert not storage.url.endswith("/")
+        assert storage.below("b").url == f"{storage.url}/b"
+        assert storage.url in repr(storage)
+
+
+class TestLocal(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        return open_storage(tmp_path / "cache")
+
+    def test_a_local_directory_is_local(self, storage: Storage, tmp_path: Path) -> None:
+        assert storage.is_local
+        assert storage.url == f"file://{tmp_path}/cache"
+        assert storage.path("a", "b") == f"{tmp_path}/cache/a/b"
+
+    def test_no_temporary_file_is_left(self, storage: Storage, tmp_path: Path) -> None:
+        storage.make_directory()
+        storage.put_if_absent("a", b"1")
+        storage.put_if_absent("a", b"2")
+        assert [path.name for path in (tmp_path / "cache").iterdir()] == ["a"]
+
+    def test_a_put_into_a_missing_directory_fails_and_leaves_nothing(self, storage: Storage, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match="cache/a"):
+            storage.put_if_absent("a", b"1")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_disk_without_hard_links_is_explained(
+        self, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def link(source: str, target: str) -> None:
+            raise PermissionError(1, "Operation not permitted", source, None, target)
+
+        storage.make_directory()
+        monkeypatch.setattr("os.link", link)
+        with pytest.raises(CacheError, match=r"cannot create hard links \(Operation not permitted\)") as raised:
+            storage.put_if_absent("a", b"1")
+        assert raised.value.path == storage.url
+        assert list((tmp_path / "cache").iterdir()) == []
+
+    @pytest.mark.parametrize("names", [(), ("below",), ("far", "below")])
+    def test_a_file_is_no_directory(self, tmp_path: Path, names: tuple[str, ...]) -> None:
+        (tmp_path / "cache").write_bytes(b"a file")
+        storage = open_storage(tmp_path / "cache").below(*names)
+        with pytest.raises(CacheError, match="is a file, where a directory was expected"):
+            storage.make_directory()
+        assert (tmp_path / "cache").read_bytes() == b"a file"
+
+    def test_nothing_stands_below_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "cache").write_bytes(b"a file")
+        storage = open_storage(tmp_path / "cache")
+        assert storage.list() == []
+        assert storage.below("x").list() == []
+        assert storage.size("x") is None
+
+    @pytest.mark.parametrize("form", ["{}", "{}/", "file://{}", "file:{}", "file://{}/", "{}/x/.."])
+    def test_every_way_to_write_a_local_path_is_one_place(self, tmp_path: Path, form: str) -> None:
+        assert open_storage(form.format(tmp_path)).url == f"file://{tmp_path}"
+        assert open_storage(form.format(tmp_path)).path("a") == f"{tmp_path}/a"
+
+    def test_a_relative_path_is_made_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert open_storage("cache").url == f"file://{tmp_path}/cache"
+
+    def test_the_home_directory_can_be_meant(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert open_storage("~/cache").url == f"file://{tmp_path}/cache"
+
+    @pytest.mark.parametrize("name", ["a b", "a#b", "a?b", "a%20b", "é", "a=b&c", "a@b", "a:b", "[x]*"])
+    def test_any_folder_name_is_one_place_before_and_after_pickling(self, tmp_path: Path, name: str) -> None:
+        storage = open_storage(tmp_path / name)
+        storage.make_directory()
+        storage.put_if_absent("a", b"1")
+        assert (tmp_path / name / "a").read_bytes() == b"1"
+        assert pickle.loads(pickle.dumps(storage)).path("a") == storage.path("a")
+        assert pickle.loads(pickle.dumps(storage)).read("a") == b"1"
+        assert [info.name for info in storage.list()] == ["a"]
+
+
+class TestMemory(StorageContract):
+    @pytest.fixture
+    def storage(self) -> Iterator[Storage]:
+        url = f"memory://{uuid.uuid4().hex}"
+        yield open_storage(url)
+        filesystem = fsspec.filesystem("memory")
+        if filesystem.exists(url):
+            filesystem.rm(url, recursive=True)
+
+    def test_memory_is_not_local(self, storage: Storage) -> None:
+        assert not storage.is_local
+
+    def test_pickle_drops_the_options(self) -> None:
+        storage = open_storage("memory://place", {"account_key": "very-secret"})
+        assert storage._filesystem.storage_options == {"account_key": "very-secret"}
+        data = pickle.dumps(storage)
+        assert b"very-secret" not in data
+        assert b"account_key" not in data
+        assert pickle.loads(data)._filesystem.storage_options == {}
+
+
+@pytest.mark.parametrize("url", ["", "  ", b"/data"])
+def test_a_place_that_is_no_text_is_refused(url: object) -> None:
+    with pytest.raises(ValueError, match="A storage URL must be a non-empty str or path, got"):
+        open_storage(url)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("url", [None, 7])
+def test_a_place_that_is_no_path_is_refused(url: object) -> None:
+    with pytest.raises(TypeError, match=r"str, bytes or os\.PathLike object"):
+        open_storage(url)  # type: ignore[arg-type]
+
+
+def test_secrets_of_a_url_are_not_shown() -> None:
+    storage = open_storage("memory://user:secret@host/place?sig=hidden")
+    assert "secret" not in storage.url
+    assert "hidden" not in storage.url
+    assert "secret" not in repr(storage)
