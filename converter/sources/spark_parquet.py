@@ -67,9 +67,11 @@ def write_with_spark(
         stored = selected.mapInArrow(executor.make_pack_batches(dict(spec)), schema)
     else:
         stored = selected.select(*(_plain(functions, column, name) for name, column in named))
-    # A row's hash includes its place, so the order of rows counts too.
-    place = functions.monotonically_increasing_id()
-    metrics = [functions.bit_xor(functions.xxhash64(place, *(name for name, _ in named))).alias("digest")]
+    # A row's hash includes its place, so the order of rows counts too. The place is a column of its own for a while:
+    # Spark 3.5 refuses to observe what is not deterministic.
+    names = [name for name, _ in named]
+    stored = stored.withColumn("place", functions.monotonically_increasing_id())
+    metrics = [functions.bit_xor(functions.xxhash64("place", *names)).alias("digest")]
     for name, column in named:
         metrics.append(functions.sum(functions.col(name).isNull().cast("long")).alias(f"{name}_nulls"))
         if column.kind != "scalar":
@@ -82,7 +84,8 @@ def write_with_spark(
         "parquet.compression.codec.zstd.level": "1",
         "parquet.vorder.enabled": "false",
     }
-    renamed = stored.observe(observations[0], *metrics).toDF(*(column.name for column in columns))
+    observed_rows = stored.observe(observations[0], *metrics).select(*names)
+    renamed = observed_rows.toDF(*(column.name for column in columns))
     # The folder is this attempt's alone, so that appending to it is writing it.
     renamed.write.options(**options).mode("append").parquet(directory.spark_url)
     observed = {name: value for observation in observations for name, value in observation.get.items()}
