@@ -54,6 +54,7 @@ RENEW_SECONDS = 60.0
 KEPT_SECONDS = 30 * 24 * 3600.0
 """An entry kept with `delete_on_exit=False` is not swept automatically before it was idle this long."""
 
+_SPARK_STAGING = "_temporary"
 _ABANDON_LOOKS = 10
 _ABANDON_SECONDS = 2.0
 
@@ -281,11 +282,15 @@ def not_shared(url: str, what: str) -> CacheError:
 def abandon(root: Storage, attempt: Attempt) -> None:
     """Remove what an attempt wrote: its data files, its folder, its intent."""
     entry = root.below(attempt.key)
+    data = entry.below(attempt.data_directory)
     for _ in range(_ABANDON_LOOKS):
+        if any(info.name == _SPARK_STAGING and not info.is_link for info in data.list()):
+            # Spark's committer works there; in our own folder, never committed, it is all ours.
+            data.below(_SPARK_STAGING).delete_tree()
         _delete_data(entry, attempt.data_directory)
         # A task that is being cancelled may open one more file, and its folder again.
         time.sleep(_ABANDON_SECONDS / _ABANDON_LOOKS)
-        if not entry.below(attempt.data_directory).list():
+        if not data.list():
             break
     release(attempt.intent)
     entry.delete_directory_if_empty()

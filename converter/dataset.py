@@ -479,13 +479,16 @@ def make_spark_converter(
         is_kept=not delete_on_exit,
         progress=progress,
     )
+    if not delete_on_exit and not entry.manifest.is_kept:
+        logger.warning("%s was made by a converter that deletes it at its end.", entry.root.below(entry.key).url)
     converter = DatasetConverter(
         root=entry.root,
         key=entry.key,
         manifest=entry.manifest,
         lease=entry.lease,
         is_owner=True,
-        delete_on_exit=delete_on_exit,
+        # An entry that somebody keeps on purpose is deleted by delete() alone.
+        delete_on_exit=delete_on_exit and not entry.manifest.is_kept,
     )
     logger.info("Use %s", converter)
     _sweep_a_little(entry.root)

@@ -53,9 +53,12 @@ class Evidence:
     """What must be equal for two conversions to be the same rows."""
 
     plan: str
+    semantic_hash: int
+    """Spark's hash of the plan at that time: it sees what the text hides, e.g. rows of a local frame, read options."""
+
     confs: tuple[tuple[str, str], ...]
-    inputs: tuple[tuple[str, int, int], ...]
-    """(path, size, modification time in nanoseconds) of every input file."""
+    inputs: tuple[tuple[str, int, int, int], ...]
+    """(path, size, modification time, change time) of every input file; times in nanoseconds."""
 
     is_racy: bool
     """A file was changed so shortly before that it may change again unseen."""
@@ -85,13 +88,18 @@ def gather_evidence(df: Any) -> Evidence | None:
 
 def _gather_evidence(df: Any) -> Evidence | None:
     session = df.sparkSession
+    # A fresh frame: a held one has its plan, with the time it was made, and Connect its answers, in the object.
+    fresh = df.select("*")
     with _untruncated(session):
-        extended = _explain(df, "extended")
-        formatted = _explain(df, "formatted")
+        extended = _explain(fresh, "extended")
+        formatted = _explain(fresh, "formatted")
     _, found, optimized = extended.partition("== Optimized Logical Plan ==")
     optimized = optimized.partition("== Physical Plan ==")[0]
     nodes = re.findall(r"^\(\d+\) (.+?)(?: \[codegen id.*\])?\s*$", formatted, re.MULTILINE)
     if not found or not nodes or _UNSTABLE.search(optimized) or "more fields" in extended:
+        return None
+    if "subquery" in optimized.lower():
+        # Its inputs are not among `inputFiles`.
         return None
     leaves = [node for node in nodes if _LEAVES.fullmatch(node)]
     if not leaves or not all(_LEAVES.fullmatch(node) or _INNER.fullmatch(node) for node in nodes):
@@ -100,29 +108,29 @@ def _gather_evidence(df: Any) -> Evidence | None:
     locations = re.findall(r"^Location: (\w+)", formatted, re.MULTILINE)
     if len(locations) != len(scans) or set(locations) - {"InMemoryFileIndex"}:
         return None
-    # A fresh frame: Connect remembers the answer in the object.
-    paths = sorted(set(df.select("*").inputFiles())) if scans else []
+    paths = sorted(set(fresh.inputFiles())) if scans else []
     if bool(scans) != bool(paths):
         return None
     inputs = _look_at(paths, session)
-    newest = max((modified for _, _, modified in inputs), default=0)
+    newest = max((modified for _, _, modified, _ in inputs), default=0)
     return Evidence(
         plan=_renumbered(optimized) + "\n" + df.schema.json(),
+        semantic_hash=int(fresh.semanticHash()),
         confs=tuple(sorted((row[0], row[1]) for row in session.sql("SET").collect())),
         inputs=inputs,
         is_racy=time.time() - newest / 1e9 < RACY_SECONDS,
     )
 
 
-def _look_at(paths: list[str], session: Any) -> tuple[tuple[str, int, int], ...]:
+def _look_at(paths: list[str], session: Any) -> tuple[tuple[str, int, int, int], ...]:
     if all(urlsplit(path).scheme == "file" for path in paths):
         found = []
         for path in paths:
             status = os.stat(unquote(urlsplit(path).path))
-            found.append((path, status.st_size, status.st_mtime_ns))
+            found.append((path, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
         return tuple(found)
     listing = session.read.format("binaryFile").load(paths).select("path", "length", "modificationTime").collect()
-    return tuple(sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9)) for row in listing))
+    return tuple(sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9), 0) for row in listing))
 
 
 def _explain(df: Any, mode: str) -> str:

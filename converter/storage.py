@@ -11,6 +11,7 @@ forbids), while an exclusive create of a small file can be had on all of them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import posixpath
@@ -199,6 +200,11 @@ class Storage:
             self._filesystem.rm_file(self.path(name))
         except FileNotFoundError:
             return
+
+    def delete_tree(self) -> None:
+        """Remove this directory with all that stands in it; only for what nobody else can have written."""
+        with contextlib.suppress(FileNotFoundError):
+            self._filesystem.rm(self._root, recursive=True)
 
     def delete_directory_if_empty(self) -> None:
         """Remove this directory unless something stands in it."""

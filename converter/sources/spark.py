@@ -361,6 +361,12 @@ def _error_of(finding: Mapping[str, Any]) -> ConverterError:
             + ". Correct the shape, or the row.",
             column=name,
         )
+    if finding["kind"] == "matrix":
+        return UnsupportedTypeError(
+            f"Column {name!r} has matrices, whose shape Spark's own writer does not keep. Say writer='executors', or "
+            f"writer='spark' and shapes={{{name!r}: (rows, columns)}}.",
+            column=name,
+        )
     return UnsupportedTypeError(
         f"Column {name!r} has nested arrays whose rows differ in shape, which no tensor can hold. Pad or cut them to "
         f"one shape before converting, or flatten them, e.g. F.flatten(F.col({quoted!r})).",

@@ -56,9 +56,14 @@ def write_with_spark(
     from pyspark.sql import Observation, functions
 
     named = [(f"c{index}", column) for index, column in enumerate(columns)]
+    for column in columns:
+        # The two sizes of a matrix are lost on the way to Spark's writer, and without Python so is the matrix.
+        if column.kind == "matrix" and (column.shape is None or not packed):
+            return [(0, {"finding": {"kind": "matrix", "column": column.name}})]
     observations = [Observation()]
     if packed:
-        nested = [one for name, column in named if column.ndim > 1 for one in _level_metrics(functions, column, name)]
+        lists = [(name, column) for name, column in named if column.kind == "tensor" and column.ndim > 1]
+        nested = [one for name, column in lists for one in _level_metrics(functions, column, name)]
         if nested:
             observations.append(Observation())
             selected = selected.observe(observations[-1], *nested)
@@ -71,7 +76,8 @@ def write_with_spark(
     # Spark 3.5 refuses to observe what is not deterministic.
     names = [name for name, _ in named]
     stored = stored.withColumn("place", functions.monotonically_increasing_id())
-    metrics = [functions.bit_xor(functions.xxhash64("place", *names)).alias("digest")]
+    digest = functions.xxhash64("place", *_told_apart(functions, named, packed=packed), *names)
+    metrics = [functions.bit_xor(digest).alias("digest")]
     for name, column in named:
         metrics.append(functions.sum(functions.col(name).isNull().cast("long")).alias(f"{name}_nulls"))
         if column.kind != "scalar":
@@ -99,7 +105,7 @@ def write_with_spark(
         if column.shape is not None and shape != "unknown":
             declared = list(column.shape)
             fits = isinstance(shape, list) and int(np.prod(shape)) == int(np.prod(declared))
-            if not fits or (column.ndim > 1 and shape != declared):
+            if not fits or (column.kind == "tensor" and column.ndim > 1 and shape != declared):
                 return [(0, {"finding": _wrong_shape(column, name, observed)})]
             shape = declared
         if shape != "unknown":
@@ -118,7 +124,8 @@ def _plain(functions: Any, column: SparkColumn, name: str) -> Any:
     if column.kind == "vector":
         from pyspark.ml.functions import vector_to_array
 
-        return vector_to_array(value, column.dtype).alias(name)
+        # vector_to_array refuses null.
+        return functions.when(value.isNotNull(), vector_to_array(value, column.dtype)).alias(name)
     kind = _SPARK_TYPES[column.dtype]
     for _ in range(column.ndim):
         kind = f"array<{kind}>"
@@ -126,6 +133,20 @@ def _plain(functions: Any, column: SparkColumn, name: str) -> Any:
         # Cast to a time without zone would go through the session's zone: the instant itself is what is stored.
         return value.alias(name)
     return value.cast(kind).alias(name)
+
+
+def _told_apart(functions: Any, named: Sequence[tuple[str, SparkColumn]], *, packed: bool) -> list[Any]:
+    """What a hash of the values passes over: which are null, and where the lists in lists end."""
+    found = []
+    for name, column in named:
+        level = functions.col(name)
+        found.append(level.isNull())
+        if column.kind != "scalar" and not packed:
+            found.append(functions.size(level))
+            for _ in range(column.ndim - 1):
+                found.append(functions.transform(level, functions.size))
+                level = functions.flatten(level)
+    return found
 
 
 def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
@@ -173,7 +194,7 @@ def _observed_shape(column: SparkColumn, name: str, observed: Mapping[str, Any])
 def _wrong_shape(column: SparkColumn, name: str, observed: Mapping[str, Any]) -> dict[str, Any]:
     """The finding of a row that is not of its declared shape."""
     declared = column.shape or ()
-    if column.ndim > 1:
+    if column.ndim > 1 and f"{name}_most_0" in observed:
         found = tuple(observed[f"{name}_most_{depth}"] for depth in range(column.ndim))
         return {"kind": "shape", "column": column.name, "found": f"shape {found}", "expected": f"shape {declared}"}
     expected = int(np.prod(declared))

@@ -29,6 +29,7 @@ from converter.errors import CacheError
 from converter.manifest import Manifest
 from converter.schema import Field, Schema
 from converter.sources import spark as spark_source
+from converter.statistics import ColumnStatistics
 from converter.storage import FileInfo, LocalFileSystem, Storage
 from tests.faults.small_entries import KEY
 
@@ -201,6 +202,7 @@ class World:
         self.violations: list[str] = []
         self.trace: list[str] = []
         self.num_steps = 0
+        self.turns: list[tuple[Actor, int]] = []
         self.current: Actor | None = None
         self._given_back = threading.Semaphore(0)
         self._is_atomic = False
@@ -322,7 +324,10 @@ class World:
             holding.is_void = holding.is_void or holding.process is process
 
     def finish(self) -> None:
-        """Let everybody run to the end, one after another."""
+        """Take the turns that are planned, then let everybody run to the end, one after another."""
+        for actor, num_steps in self.turns:
+            if num_steps:
+                self.run(actor, num_steps)
         while any(not actor.has_ended for actor in self.actors):
             for actor in self.actors:
                 self.run(actor, MAX_STEPS + 1)
@@ -374,7 +379,7 @@ class World:
         self.holdings.clear()
         self.clock += SUSPENDED_SECONDS
         self.num_steps = 0
-        janitor = self.actor("janitor", lambda world, _: sweep(world, _))
+        janitor = self.actor("janitor", sweep)
         self.run(janitor, MAX_STEPS)
         if janitor.error is not None:
             raise janitor.error
@@ -386,6 +391,12 @@ class World:
 
     def _is_expected(self, path: str) -> bool:
         return path == f"{self.root_path}/{cache._OWNER}" or any(name.startswith(path) for name in self.foreign)
+
+    def data_folders(self) -> list[str]:
+        """The attempts whose data are there."""
+        entry = f"{self.root_path}/{KEY}"
+        names = os.listdir(entry) if os.path.isdir(entry) else []
+        return [name for name in names if name.startswith("data-") and os.path.isdir(f"{entry}/{name}")]
 
     def changed_foreign(self) -> list[str]:
         return [path for path, content in self.foreign.items() if _read_or_none(path) != content]
@@ -409,7 +420,7 @@ def write(world: World, actor: Actor) -> tuple[Manifest, cache.Lease]:
     names = [f"part-{index:05d}-{0:08x}-0000.parquet" for index in range(NUM_FILES)]
     manifest = Manifest(
         schema=SCHEMA,
-        statistics={},
+        statistics={field.name: ColumnStatistics(field=field, null_count=0) for field in SCHEMA},
         file_names=tuple(f"{attempt.data_directory}/{name}" for name in names),
         file_bytes=np.full(NUM_FILES, 4, np.int64),
         row_group_file=np.arange(NUM_FILES),
@@ -440,6 +451,13 @@ def write(world: World, actor: Actor) -> tuple[Manifest, cache.Lease]:
 def create(world: World, actor: Actor) -> None:
     """Write, and hold."""
     world.holds(actor, *write(world, actor))
+
+
+def create_and_let_go(world: World, actor: Actor) -> None:
+    """Write, and keep the entry for others."""
+    holding = world.holds(actor, *write(world, actor))
+    world.holdings.remove(holding)
+    cache.let_go(world.root, KEY, holding.manifest, holding.lease)
 
 
 def create_and_delete(world: World, actor: Actor) -> None:
@@ -508,6 +526,10 @@ def open_root(world: World, actor: Actor) -> None:
 # ---------------------------------------------------------------------------------
 
 
+def _do_nothing(_: float) -> None:
+    """In place of what only takes time."""
+
+
 @contextlib.contextmanager
 def worlds(directory: Path) -> Iterator[Callable[..., World]]:
     """A maker of worlds; while it lasts, the cache's own heartbeat, host, processes and clock are the world's."""
@@ -532,7 +554,7 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
 
     def open_file(path: str, mode: str = "r", **options: Any) -> Any:
         with now[0].change():
-            file = builtins.open(path, mode, **options)
+            file = builtins.open(path, mode, **options)  # noqa: SIM115 (the caller closes it)
         now[0].times[path] = now[0].clock
         return file
 
@@ -545,6 +567,11 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
         with now[0].change():
             os.replace(source, target)
             now[0].times[target] = now[0].clock
+
+    def utime(path: str, *arguments: Any, **options: Any) -> None:
+        with now[0].change():
+            os.utime(path, *arguments, **options)
+            now[0].times[path] = now[0].clock
 
     def unlink(path: str) -> None:
         with now[0].change():
@@ -562,9 +589,9 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
         patch.setattr(cache, "_host", lambda: process().host)
         patch.setattr(cache, "_process_start", process_start)
         patch.setattr(cache, "os", _Module(os, getpid=lambda: process().number))
-        patch.setattr(cache, "time", _Module(time, sleep=lambda seconds: None))
-        patch.setattr(cache, "open_storage", lambda url, options=None: now[0].at(str(url)))
-        stepped = {"link": link, "replace": replace, "unlink": unlink, "fsync": lambda number: None}
+        patch.setattr(cache, "time", _Module(time, sleep=_do_nothing))
+        patch.setattr(cache, "open_storage", lambda url, _=None: now[0].at(str(url)))
+        stepped = {"link": link, "replace": replace, "unlink": unlink, "utime": utime, "fsync": _do_nothing}
         patch.setattr(storage, "os", _Module(os, **stepped))
         patch.setattr(storage, "open", open_file, raising=False)
         yield make_world

@@ -1,0 +1,474 @@
+"""Whoever writes, the same rows arrive: the executors, Spark's own writer, and Spark's without Python on the way."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import Matrices, MatrixUDT
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from converter import (
+    CacheError,
+    ConverterError,
+    DatasetConverter,
+    NullValueError,
+    SourceError,
+    UnsupportedTypeError,
+    make_spark_converter,
+    start_local_spark,
+)
+from converter.local_spark import find_java_home
+from converter.sources import spark as spark_source
+from converter.statistics import ColumnStatistics
+from tests.known_rows import (
+    assert_same,
+    concatenate,
+    files_below,
+    known_rows,
+    known_valid,
+    known_values,
+    run_python,
+)
+
+MARKER = "converter-v1/.owner"
+WAYS = ("executors", "spark", "lists")
+NUM_ROWS = 300
+
+
+def convert(df: DataFrame, way: str, cache_dir: Path, **options: Any) -> DatasetConverter:
+    """A converter that was written in this way; `lists` is what Spark's writer does where executors have no pyarrow."""
+    with pytest.MonkeyPatch.context() as patched:
+        if way == "lists":
+            patched.setattr(spark_source, "_choose_writer", lambda *_, **__: "lists")
+        writer = "spark" if way == "lists" else way
+        return make_spark_converter(df, cache_dir=cache_dir, writer=writer, **options)
+
+
+def read(converter: DatasetConverter, **options: Any) -> dict[str, Any]:
+    with converter.make_batch_reader(**{"batch_size": 64, "ragged": "nested"} | options) as reader:
+        return concatenate(list(reader))
+
+
+def convert_and_read(df: DataFrame, way: str, cache_dir: Path, **options: Any) -> dict[str, Any]:
+    with convert(df, way, cache_dir, **options) as converter:
+        found = read(converter, nulls="mask")
+    assert files_below(cache_dir) == [MARKER]
+    assert [path.name for path in cache_dir.rglob("*") if path.is_dir()] == ["converter-v1"]
+    return found
+
+
+def settings(spark: SparkSession) -> list[tuple[str, str]]:
+    return sorted((row[0], row[1]) for row in spark.sql("SET").collect())
+
+
+def data_files(converter: DatasetConverter) -> list[Path]:
+    return sorted(Path(converter.url.removeprefix("file://")).glob("data-*/*"))
+
+
+Written = Callable[[str, bool], DatasetConverter]
+
+
+@pytest.fixture(scope="module")
+def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    """The known rows, with or without nulls, written once in each way from partitions of which some are empty."""
+    made: dict[tuple[str, bool], DatasetConverter] = {}
+
+    def write_once(way: str, nulls: bool) -> DatasetConverter:
+        if (way, nulls) not in made:
+            df = known_rows(spark, 2 * NUM_ROWS, nulls=nulls, partitions=6).where(f"id < {NUM_ROWS}")
+            before = settings(spark)
+            made[way, nulls] = convert(df, way, tmp_path_factory.mktemp("cache"))
+            assert settings(spark) == before
+        return made[way, nulls]
+
+    # Held for the whole time, so that the heartbeat which all share begins and ends with no single test.
+    with make_spark_converter(spark.range(1), cache_dir=tmp_path_factory.mktemp("cache")):
+        yield write_once
+        for converter in made.values():
+            converter.delete()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("nulls", [False, True], ids=["whole", "nulls"])
+def test_every_row_arrives_once_with_its_value(written: Written, way: str, nulls: bool) -> None:
+    found = read(written(way, nulls), nulls="mask")
+    masks = {name: found.pop(f"{name}__valid") for name in list(found) if f"{name}__valid" in found}
+    assert_same(found, known_values(np.arange(NUM_ROWS), nulls=nulls))
+    assert_same(masks, known_valid(np.arange(NUM_ROWS)) if nulls else {})
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+@pytest.mark.parametrize("nulls", [False, True], ids=["whole", "nulls"])
+def test_the_schema_is_the_same(written: Written, way: str, nulls: bool) -> None:
+    assert written(way, nulls).schema.to_json() == written("executors", nulls).schema.to_json()
+    assert len(written(way, nulls)) == NUM_ROWS
+
+
+def assert_same_statistics(found: ColumnStatistics, expected: ColumnStatistics) -> None:
+    for name in ("null_count", "nan_count", "min", "max", "shortest", "longest"):
+        assert getattr(found, name) == getattr(expected, name), name
+    for name in ("mean", "std", "element_mean", "element_std"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert (one is None) == (other is None), name
+        if one is not None:
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+@pytest.mark.parametrize("nulls", [False, True], ids=["whole", "nulls"])
+def test_the_statistics_are_the_same(written: Written, way: str, nulls: bool) -> None:
+    statistics, expected = written(way, nulls).statistics, written("executors", nulls).statistics
+    assert list(statistics) == list(expected)
+    assert expected["array<float>"].element_mean.shape == (8,)
+    for name in expected:
+        assert_same_statistics(statistics[name], expected[name])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("float_dtype", ["float64", None])
+def test_wide_floats_keep_their_digits(spark: SparkSession, cache_dir: Path, way: str, float_dtype: Any) -> None:
+    df = known_rows(spark, 50).select("id", "double", "decimal", "float", "array<double>")
+    found = convert_and_read(df, way, cache_dir, float_dtype=float_dtype)
+    expected = known_values(np.arange(50), float_dtype="float64")
+    assert_same(found, {name: expected[name] for name in df.columns})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_more_than_ten_partitions_stay_in_order(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    df = spark.range(0, 240, 1, 24).select("id", F.array("id", "id").alias("pair")).where("id % 100 > 15")
+    found = convert_and_read(df, way, cache_dir)
+    expected = [row for row in range(240) if row % 100 > 15]
+    assert found["id"].tolist() == expected
+    assert found["pair"].tolist() == [[row, row] for row in expected]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_first_and_last_times_and_wide_decimals(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    df = spark.sql("""
+        SELECT * FROM VALUES
+          (timestamp'0001-01-01 00:00:00Z', timestamp_ntz'0001-01-01 00:00:00', date'0001-01-01', -1e-10BD),
+          (timestamp'1582-10-10 01:02:03Z', timestamp_ntz'1582-10-10 01:02:03', date'1582-10-10', 0.1BD),
+          (timestamp'2026-03-08 06:59:59.999999Z', timestamp_ntz'2026-03-08 02:30:00', date'2026-03-08', 12345678.5BD),
+          (NULL, NULL, NULL, NULL),
+          (timestamp'9999-12-31 23:59:59.999999Z', timestamp_ntz'9999-12-31 23:59:59.999999', date'9999-12-31', 3BD)
+          AS t(zoned, plain, day, number)
+    """).select("zoned", "plain", "day", F.col("number").cast("decimal(38,10)").alias("number"))
+    found = convert_and_read(df.coalesce(1), way, cache_dir, float_dtype="float64")
+    valid = [True, True, True, False, True]
+    times = ["0001-01-01", "1582-10-10T01:02:03", "2026-03-08T06:59:59.999999", "1970-01-01",
+             "9999-12-31T23:59:59.999999"]  # fmt: skip
+    plain = [times[0], times[1], "2026-03-08T02:30:00", *times[3:]]
+    expected = {
+        "zoned": np.array(times, "M8[us]"), "zoned__valid": np.array(valid),
+        "plain": np.array(plain, "M8[us]"), "plain__valid": np.array(valid),
+        "day": np.array([time[:10] for time in times], "M8[D]"), "day__valid": np.array(valid),
+        "number": np.array([-1e-10, 0.1, 12345678.5, 0, 3]), "number__valid": np.array(valid),
+    }  # fmt: skip
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_floats_that_are_no_numbers_arrive_as_they_are(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    df = spark.sql("""
+        SELECT x, float(x) AS y, array(x, -0.0D) AS pair FROM VALUES
+          (double('NaN')), (double('inf')), (double('-inf')), (-0.0D), (1.7976931348623157E308D), (4.9E-324D) AS t(x)
+    """)
+    with convert(df, way, cache_dir, float_dtype="float64") as converter:
+        found, statistics = read(converter), converter.statistics
+    x = np.array([np.nan, np.inf, -np.inf, -0.0, 1.7976931348623157e308, 5e-324])
+    with np.errstate(over="ignore"):
+        assert_same(found, {"x": x, "y": x.astype("f4"), "pair": np.stack([x, np.full(6, -0.0)], 1)})
+    assert np.signbit(found["x"]).tolist() == np.signbit(x).tolist()
+    assert statistics["x"].nan_count == statistics["pair"].nan_count == 1
+
+
+def matrices(spark: SparkSession) -> DataFrame:
+    to_matrix = F.udf(lambda row: Matrices.dense(2, 3, [float(row + place) for place in range(6)]), MatrixUDT())
+    return spark.range(0, 6, 1, 2).select("id", to_matrix("id").alias("matrix"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_matrices_are_right_or_refused_by_name(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    found: dict[str, Any] = {}
+    refused: ConverterError | None = None
+    try:
+        found = convert_and_read(matrices(spark), way, cache_dir)
+    except ConverterError as error:
+        refused = error
+    if refused is None:
+        # Spark's matrices run along columns.
+        expected = [[[row + line + 2 * place for place in range(3)] for line in range(2)] for row in range(6)]
+        assert found["matrix"].tolist() == expected
+        return
+    assert way != "executors"
+    # Not Spark's own words about a type, but the column, and what to do.
+    assert type(refused) is UnsupportedTypeError, refused
+    assert refused.column == "matrix"
+    assert "writer=" in str(refused)
+    assert files_below(cache_dir) == [MARKER]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_vectors_without_nulls_or_of_two_sizes(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    numbers = F.when(F.col("id") % 2 == 0, F.array(F.lit(1.0), F.lit(2.0))).otherwise(F.array(F.lit(3.0)))
+    df = spark.range(0, 8, 1, 2).select("id", array_to_vector(numbers).alias("vector"))
+    with convert(df, way, cache_dir) as converter:
+        assert converter.schema["vector"].shape is None
+        found = read(converter)
+    assert [row.tolist() for row in found["vector"]] == [[1.0, 2.0], [3.0]] * 4
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_shapes_are_given_to_flat_and_nested_arrays(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    df = known_rows(spark, 40, nulls=True).select("id", "array<float>", "nested")
+    found = convert_and_read(df, way, cache_dir, shapes={"array<float>": (2, 4), "nested": (2, 3)})
+    expected = known_values(np.arange(40), nulls=True)
+    np.testing.assert_array_equal(found["array<float>"], expected["array<float>"].reshape(-1, 2, 4), strict=True)
+    np.testing.assert_array_equal(found["nested"], expected["nested"], strict=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("value", "options", "error", "match"),
+    [
+        ("array(1.0F, IF(id = 17, NULL, 2.0F))", {}, NullValueError, "'bad' has arrays with null elements"),
+        ("array(array(1), IF(id = 17, NULL, array(2)))", {}, NullValueError, "'bad' has arrays with null elements"),
+        ("array(array(1, 2), array(3, IF(id = 17, NULL, 2)))", {}, NullValueError, "'bad' has arrays with null"),
+        ("IF(id = 17, array(1), array(1, 2))", {"shapes": {"bad": (2,)}}, SourceError,
+         r"'bad' has a row of 1 numbers, where shapes= declares 2"),
+        ("IF(id = 17, array(array(1), array(2, 3)), array(array(1, 2), array(3, 4)))", {}, UnsupportedTypeError,
+         "'bad' has nested arrays whose rows differ in shape"),
+        ("IF(id = 17, array(array(1, 2)), array(array(1, 2), array(3, 4)))", {}, UnsupportedTypeError,
+         "'bad' has nested arrays whose rows differ in shape"),
+        # The same number of numbers, in another shape.
+        ("IF(id = 17, array(array(1), array(2)), array(array(1, 2)))", {}, UnsupportedTypeError,
+         "'bad' has nested arrays whose rows differ in shape"),
+    ],
+    ids=["null element", "null row in a row", "nested null element", "shape", "jagged row", "jagged", "same size"],
+)  # fmt: skip
+def test_bad_data_is_the_same_error(
+    spark: SparkSession, cache_dir: Path, way: str, value: str, options: Any, error: Any, match: str
+) -> None:
+    df = spark.range(0, 40, 1, 3).selectExpr("id", "array(id) AS good", f"{value} AS bad")
+    before = settings(spark)
+    with pytest.raises(error, match=match) as caught:
+        convert(df, way, cache_dir, **options)
+    assert type(caught.value) is error
+    assert caught.value.column == "bad"
+    assert settings(spark) == before
+    assert files_below(cache_dir) == [MARKER]
+    assert [path.name for path in cache_dir.rglob("*") if path.is_dir()] == ["converter-v1"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_failing_job_is_our_error_and_leaves_nothing(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    bad = spark.range(0, 20, 1, 2).select(F.when(F.col("id") == 17, F.raise_error(F.lit("on purpose"))).alias("x"))
+    before = settings(spark)
+    with pytest.raises(CacheError, match=r"Spark could not write the cache into .*on purpose"):
+        convert(bad.select(F.col("x").cast("int")), way, cache_dir)
+    assert settings(spark) == before
+    assert files_below(cache_dir) == [MARKER]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_rows_are_refused(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    df = spark.range(0, 20, 1, 2).where("id < 0").select("id", F.array("id").alias("pair"))
+    with pytest.raises(SourceError, match="The DataFrame has no rows"):
+        convert(df, way, cache_dir)
+    assert files_below(cache_dir) == [MARKER]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_but_data_is_left_beside_the_manifest(written: Written, way: str) -> None:
+    names = [path.name for path in data_files(written(way, True))]
+    assert names
+    assert all(name.startswith("part-") and name.endswith(".parquet") for name in names), names
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_fingerprint_is_of_the_rows(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    rows = [(1, None, "a"), (None, 2, "b"), (3, 4, "c")] * 5
+
+    def frame(*, swap: bool = False, value: int = 3, order: str = "place") -> DataFrame:
+        first, second = ("y", "x") if swap else ("x", "y")
+        df = spark.createDataFrame(
+            [(place, *row) for place, row in enumerate(rows)], f"place int, {first} int, {second} int, text string"
+        )
+        x = F.when(F.col("place") == 8, F.lit(value)).otherwise(F.col("x")).alias("x")
+        pair = F.array(F.col("place"), F.lit(1)).alias("pair")
+        return df.coalesce(1).orderBy(order).select(x, "y", "text", pair)
+
+    def fingerprint(df: DataFrame) -> str:
+        with convert(df, way, cache_dir) as converter:
+            return converter.fingerprint
+
+    first = fingerprint(frame())
+    assert fingerprint(frame()) == first
+    others = {
+        "a value": frame(value=4),
+        "the order": frame(order=F.desc("place")),
+        "a name": frame().withColumnRenamed("text", "words"),
+        # Nulls that two columns trade, in rows where each has one.
+        "nulls": frame().withColumns({
+            "x": F.when(F.col("text") == "a", F.col("y")).when(F.col("text") == "b", F.col("y")).otherwise(F.col("x")),
+            "y": F.when(F.col("text") == "a", F.col("x")).when(F.col("text") == "b", F.col("x")).otherwise(F.col("y")),
+        }),
+    }  # fmt: skip
+    found = {what: fingerprint(df) for what, df in others.items()}
+    assert len({first, *found.values()}) == 1 + len(others), (first, found)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_fingerprint_knows_where_one_row_of_numbers_ends(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    def fingerprint(first: str, second: str) -> str:
+        df = spark.range(0, 4, 1, 1).selectExpr(
+            f"IF(id = 1, {first}, array(7)) AS a", f"IF(id = 1, {second}, array(8, 9, 10)) AS b"
+        )
+        with convert(df, way, cache_dir) as converter:
+            assert converter.schema["a"].shape is None
+            return converter.fingerprint
+
+    assert fingerprint("array(1, 2)", "array(3)") != fingerprint("array(1, 2, 3)", "array()")
+    assert fingerprint("array(1, 2, 3)", "array(4)") != fingerprint("array(1, 2)", "array(3, 4)")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_seed_mixes_the_rows_and_loses_none(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    df = spark.range(0, 4000, 1, 4).select("id", F.array("id", -F.col("id")).alias("pair"))
+
+    def order(seed: int) -> Any:
+        found = convert_and_read(df, way, cache_dir, shuffle_rows_seed=seed)
+        np.testing.assert_array_equal(found["pair"], np.stack([found["id"], -found["id"]], 1))
+        return found["id"]
+
+    one = order(7)
+    assert sorted(one.tolist()) == list(range(4000))
+    np.testing.assert_array_equal(order(7), one)
+    other = order(8)
+    assert sorted(other.tolist()) == list(range(4000))
+    for ids in (one, other):
+        # Of 4,000 rows in a random order, five standard deviations are 0.08.
+        assert abs(np.corrcoef(ids, np.arange(4000))[0, 1]) < 0.08
+        assert abs(np.corrcoef(ids[1:], ids[:-1])[0, 1]) < 0.08
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.08
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_row_groups_are_near_equal_where_partitions_are_not(
+    spark: SparkSession, cache_dir: Path, seed: int | None
+) -> None:
+    # Nine tenths of the rows are in one of eight partitions, and one is empty.
+    df = spark.range(0, 80_000, 1, 8).where("id < 10000 or id % 70 = 0").where("id < 40000 or id >= 50000")
+    rows = df.select("id", F.array("id", "id", "id").alias("three"))
+    asked = 16_000
+    with convert(rows, "executors", cache_dir, row_group_bytes=asked, shuffle_rows_seed=seed) as converter:
+        sizes = []
+        for path in data_files(converter):
+            footer = pq.ParquetFile(path).metadata
+            groups = [footer.row_group(index).num_rows * 32 for index in range(footer.num_row_groups)]
+            # A partition that is smaller than half a row group is one.
+            if len(groups) > 1 or groups[0] > asked / 2:
+                sizes += groups
+        found = read(converter, batch_size=5000)
+    assert len(found["id"]) == df.count()
+    assert sum(sizes) > 0.8 * 32 * len(found["id"])
+    assert min(sizes) >= asked / 2
+    assert max(sizes) <= 1.5 * asked
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_sparks_writer_makes_row_groups_of_the_asked_size(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    df = spark.range(0, 60_000, 1, 1).select("id", F.hash("id").alias("x"))
+    with convert(df, way, cache_dir, row_group_bytes=64_000) as converter:
+        sizes = [
+            footer.row_group(index).num_rows * 12
+            for footer in (pq.ParquetFile(path).metadata for path in data_files(converter))
+            for index in range(footer.num_row_groups)
+        ]
+        np.testing.assert_array_equal(read(converter, batch_size=5000)["id"], np.arange(60_000))
+    assert sum(sizes) == 720_000
+    # Spark looks at its memory only now and then.
+    assert max(sizes[1:]) <= 2 * 64_000
+
+
+# Which way `auto` goes --------------------------------------------------------
+
+
+def read_numbers(folder: str, spark: SparkSession) -> dict[str, Any]:
+    """Convert the same rows with `auto` twice; what was written, said and read."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("converter").addHandler(handler)
+    logging.getLogger("converter").setLevel(logging.INFO)
+    vector = array_to_vector(F.array(F.col("id") / 2, F.lit(1.0))).alias("made")
+    df = known_rows(spark, 100, nulls=True).drop("vector").select("*", vector)
+    before = settings(spark)
+    for _ in range(2):
+        with make_spark_converter(df, cache_dir=f"{folder}/cache") as converter:
+            found = read(converter, nulls="mask")
+            names = [path.name for path in data_files(converter)]
+    assert settings(spark) == before
+    made = found.pop("made")
+    np.testing.assert_array_equal(made, np.stack([np.arange(100) / 2, np.ones(100)], 1).astype("f4"), strict=True)
+    masks = {name: found.pop(f"{name}__valid") for name in list(found) if f"{name}__valid" in found}
+    expected, valid = known_values(np.arange(100), nulls=True), known_valid(np.arange(100))
+    assert_same(found, {name: expected[name] for name in expected if name != "vector"})
+    assert_same(masks, {name: valid[name] for name in valid if name != "vector"})
+    probed = [list(answer) for answer in spark_source._probed.values()]
+    return {"said": said, "names": names, "probed": probed, "left": files_below(f"{folder}/cache")}
+
+
+def auto_on_a_cluster(folder: str) -> dict[str, Any]:
+    conf = {"spark.sql.session.timeZone": "America/New_York"}
+    spark = start_local_spark("cluster", master="local-cluster[1,1,1024]", conf=conf)
+    result = read_numbers(folder, spark)
+    spark.stop()
+    return result
+
+
+def auto_without_pyarrow(folder: str, python: str) -> dict[str, Any]:
+    os.environ |= {
+        "JAVA_HOME": str(find_java_home()),
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    builder: Any = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.sql.session.timeZone", "America/New_York").getOrCreate()
+    result = read_numbers(folder, spark)
+    spark.stop()
+    return result
+
+
+def test_auto_asks_an_executor_once_and_takes_the_executors(tmp_path: Path) -> None:
+    result = run_python(auto_on_a_cluster, str(tmp_path), environment={"SPARK_WORKER_DIR": str(tmp_path / "worker")})
+    assert result["probed"] == [["executors", ""]]
+    assert not [text for text in result["said"] if "Spark's own Parquet writer" in text]
+    # What the executors write is named by partition, attempt and number.
+    assert all(name.count("-") == 3 and name.endswith("-0000.parquet") for name in result["names"]), result["names"]
+    assert result["left"] == [MARKER]
+
+
+def test_auto_takes_sparks_writer_where_executors_have_no_pyarrow(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    result = run_python(auto_without_pyarrow, str(tmp_path), str(tmp_path / "bare" / "bin" / "python"))
+    (answer,) = result["probed"]
+    assert answer[0] == "lists"
+    assert answer[1].startswith("the executors cannot run pyarrow (")
+    assert len(answer[1]) < 600
+    assert [text for text in result["said"] if text == f"Spark's own Parquet writer is taken: {answer[1]}"]
+    assert all("-c000" in name for name in result["names"]), result["names"]
+    assert result["left"] == [MARKER]
