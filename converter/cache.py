@@ -14,8 +14,9 @@ meet at least one sees the other:
 - who **adopts** puts a lease, then reads the manifest again: gone means let go;
 - who **deletes** removes the manifest, then lists the leases, and removes the data
   only if there is none: whoever lets go last removes the data;
-- who **sweeps** a dead attempt removes its intent, then reads the manifest again;
-  who **commits** puts the manifest, then looks for its intent: gone means withdraw.
+- who **sweeps** a dead attempt removes its intent, then reads the manifest and the leases again;
+  who **commits** puts a lease, looks for its intent, puts the manifest, and looks for its intent
+  again: gone means withdraw, the way one deletes.
 
 Only what our manifest lists, or what bears our pattern of names inside our own
 `data-<attempt>` folders, is ever removed; what lies behind a link never is.
@@ -24,16 +25,19 @@ Only what our manifest lists, or what bears our pattern of names inside our own
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
+import random
 import re
 import socket
 import threading
 import time
 import uuid
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import platformdirs
 
@@ -63,7 +67,10 @@ _OWNER_BYTES = b'{"package": "spark-tensor-converter", "format_version": 1}\n'
 _KEY = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
 _ATTEMPT = re.compile(r"data-([0-9a-f]{32})(\.intent)?")
 _LEASE = re.compile(r"lease-[0-9a-f]{32}\.json")
-_PASSING = re.compile(r".+\.[0-9a-f]{32}\.tmp|\.clock-[0-9a-f]{32}")
+_PASSING = re.compile(
+    r"(\.owner|manifest\.json|data-[0-9a-f]{32}\.intent|lease-[0-9a-f]{32}\.json|\.clock-[0-9a-f]{32})"
+    r"\.[0-9a-f]{32}\.tmp|\.clock-[0-9a-f]{32}"
+)
 _SIDE_FILE = re.compile(r"probe|_SUCCESS|\._SUCCESS\.crc|\.part-[0-9]{5,}-[0-9a-f-]{36}-c[0-9]{3,}[0-9a-z_.]*\.crc")
 
 
@@ -117,6 +124,29 @@ class SweepReport:
         )
 
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def _named_errors(
+    step: Callable[Concatenate[Storage, Arguments], Result],
+) -> Callable[Concatenate[Storage, Arguments], Result]:
+    """Let an error of the store arrive as a CacheError that names the place and the step."""
+
+    @functools.wraps(step)
+    def named(root: Storage, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        try:
+            return step(root, *arguments, **options)
+        except OSError as error:
+            raise CacheError(
+                f"The cache at {root.url} failed to {step.__name__.replace('_', ' ')}: {error}. What is left there is "
+                "removed by a later sweep.",
+                path=root.url,
+            ) from error
+
+    return named  # type: ignore[return-value]  # mypy minds the first argument's name.
+
+
 # Where -----------------------------------------------------------------------
 
 
@@ -168,7 +198,9 @@ def open_root(cache_dir: str, storage_options: StorageOptions | None = None) -> 
     try:
         root.make_directory()
         if root.size(_OWNER) is None:
-            if root.list():
+            strangers = [info for info in root.list() if not _PASSING.fullmatch(info.name)]
+            # Looked at again: another process may have made the root, marker first, in between.
+            if strangers and root.size(_OWNER) is None:
                 raise _not_owned(root)
             root.put_if_absent(_OWNER, _OWNER_BYTES)
     except CacheError:
@@ -180,6 +212,22 @@ def open_root(cache_dir: str, storage_options: StorageOptions | None = None) -> 
             path=parent.url,
         ) from error
     return root
+
+
+def find_root(cache_dir: str, storage_options: StorageOptions | None = None) -> Storage | None:
+    """Our own subdirectory of a cache directory if there is one; makes nothing.
+
+    Raises:
+        CacheNotOwnedError: it exists, holds something and was not made by us.
+    """
+    root = open_storage(cache_dir, storage_options).below(DIRECTORY)
+    if root.size(_OWNER) is not None:
+        return root
+    if root.is_at_a_file:
+        raise CacheError(f"{cache_dir} is a file, where a directory was expected.", path=cache_dir)
+    if any(not _PASSING.fullmatch(info.name) for info in root.list()) and root.size(_OWNER) is None:
+        raise _not_owned(root)
+    return None
 
 
 def open_entry(url: str, storage_options: StorageOptions | None = None) -> tuple[Storage, str]:
@@ -208,6 +256,7 @@ def _not_owned(root: Storage) -> CacheNotOwnedError:
 # Write -----------------------------------------------------------------------
 
 
+@_named_errors
 def begin(root: Storage, key: str, *, application_id: str) -> Attempt:
     """Announce an attempt before its first byte is written, so that what a dead driver leaves can be told from life."""
     attempt_id = uuid.uuid4().hex
@@ -226,6 +275,7 @@ def begin(root: Storage, key: str, *, application_id: str) -> Attempt:
     return Attempt(key=key, attempt_id=attempt_id, intent=intent)
 
 
+@_named_errors
 def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> tuple[Manifest, Lease]:
     """Make the attempt the entry's content; where another came first, remove this one and adopt the other's.
 
@@ -234,32 +284,62 @@ def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> tuple[Manifes
             was swept because this driver gave no sign of life for too long.
     """
     entry = root.below(attempt.key)
-    check_files(entry, manifest)
-    lease = _put_lease(entry, attempt.attempt_id)
-    while True:
+    missing = _missing_file(entry, manifest)
+    if missing is not None:
+        raise not_shared(missing[0], f"it {missing[1]}")
+    try:
+        lease = _put_lease(entry, attempt.attempt_id)
+    except FileNotFoundError as error:
+        raise _swept(entry) from error
+    adopted = None
+    try:
+        # After the lease: who sweeps the intent from now on sees the lease.
+        if entry.size(attempt.intent.name) is None:
+            raise _swept(entry)
         # Put last: a directory without a manifest does not exist for readers.
-        if entry.put_if_absent(MANIFEST, manifest.to_json()):
-            break
-        adopted = adopt(root, attempt.key)
-        if adopted is not None:
-            release(lease)
-            abandon(root, attempt)
-            return adopted
-    if entry.size(attempt.intent.name) is None:
-        entry.delete_file(MANIFEST)
+        while adopted is None and not entry.put_if_absent(MANIFEST, manifest.to_json()):
+            adopted = adopt(root, attempt.key)
+        if adopted is None:
+            if entry.size(attempt.intent.name) is None:
+                raise _swept(entry)
+            release(attempt.intent)
+            return manifest, lease
+    except BaseException as error:
+        # Whatever ends this early: a manifest that was put must not name data that are about to go.
+        delete(root, attempt.key, manifest, lease)
+        if isinstance(error, FileNotFoundError):
+            raise _swept(entry) from error
+        raise
+    try:
         release(lease)
         abandon(root, attempt)
-        raise CacheError(
-            f"The write into {entry.url} took longer than its sign of life: this driver was suspended, and what it "
-            "wrote was swept. Convert again.",
-            path=entry.url,
-        )
-    release(attempt.intent)
-    return manifest, lease
+    except BaseException:
+        let_go(root, attempt.key, *adopted)
+        raise
+    return adopted
+
+
+def _swept(entry: Storage) -> CacheError:
+    """What a writer is told that was taken for dead."""
+    return CacheError(
+        f"The write into {entry.url} took longer than its sign of life: this driver was suspended, and what it "
+        "wrote was swept. Convert again.",
+        path=entry.url,
+    )
 
 
 def check_files(entry: Storage, manifest: Manifest) -> None:
-    """Raise CacheError unless every file of the manifest is there at its size, as seen from here."""
+    """Raise CacheCorruptError unless every file of the manifest is there at its size, as seen from here."""
+    missing = _missing_file(entry, manifest)
+    if missing is not None:
+        path, what = missing
+        raise CacheCorruptError(
+            f"The cache entry {entry.url} is damaged: {path} {what}. Delete the entry, or convert again.", path=path
+        )
+
+
+def _missing_file(entry: Storage, manifest: Manifest) -> tuple[str, str] | None:
+    """The first file that is not as the manifest says, and how it is."""
     seen: dict[str, int] = {}
     for directory in _directories(manifest):
         seen |= {f"{directory}/{info.name}": info.num_bytes for info in entry.below(directory).list()}
@@ -267,7 +347,8 @@ def check_files(entry: Storage, manifest: Manifest) -> None:
         found = seen.get(name)
         if found != num_bytes:
             what = "is not there" if found is None else f"has {found} bytes instead of {num_bytes}"
-            raise not_shared(f"{entry.url}/{name}", f"it {what}")
+            return f"{entry.url}/{name}", what
+    return None
 
 
 def not_shared(url: str, what: str) -> CacheError:
@@ -279,12 +360,18 @@ def not_shared(url: str, what: str) -> CacheError:
     )
 
 
+@_named_errors
 def abandon(root: Storage, attempt: Attempt) -> None:
     """Remove what an attempt wrote: its data files, its folder, its intent."""
     entry = root.below(attempt.key)
+    release(attempt.intent)
+    if _is_in_use(root, attempt.key, attempt.attempt_id):
+        return
     data = entry.below(attempt.data_directory)
     for _ in range(_ABANDON_LOOKS):
-        if any(info.name == _SPARK_STAGING and not info.is_link for info in data.list()):
+        if not _is_linked(entry, attempt.data_directory) and any(
+            info.name == _SPARK_STAGING and not info.is_link for info in data.list()
+        ):
             # Spark's committer works there; in our own folder, never committed, it is all ours.
             data.below(_SPARK_STAGING).delete_tree()
         _delete_data(entry, attempt.data_directory)
@@ -292,14 +379,26 @@ def abandon(root: Storage, attempt: Attempt) -> None:
         time.sleep(_ABANDON_SECONDS / _ABANDON_LOOKS)
         if not data.list():
             break
-    release(attempt.intent)
     entry.delete_directory_if_empty()
 
 
+def _is_in_use(root: Storage, key: str, attempt_id: str) -> bool:
+    """Whether the manifest names this attempt, or somebody alive holds it."""
+    entry = root.below(key)
+    with contextlib.suppress(CacheCorruptError):
+        committed = load(root, key)
+        if committed is not None and _attempt_of(committed) == attempt_id:
+            return True
+    return attempt_id in _held_now(entry)
+
+
+@_named_errors
 def delete_unlisted(root: Storage, attempt: Attempt, manifest: Manifest) -> None:
     """Remove what failed and losing task attempts left: files of our naming that nobody reported."""
     listed = {name.rpartition("/")[2] for name in manifest.file_names}
     directory = root.below(attempt.key).below(attempt.data_directory)
+    if _is_linked(root.below(attempt.key), attempt.data_directory):
+        return
     for info in directory.list():
         if _is_ours(info) and info.name not in listed:
             directory.delete_file(info.name)
@@ -319,7 +418,7 @@ def load(root: Storage, key: str) -> Manifest | None:
     path = f"{entry.url}/{MANIFEST}"
     try:
         data = entry.read(MANIFEST)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     manifest = Manifest.from_json(data, path=path)
     if len(_directories(manifest)) != 1:
@@ -337,7 +436,11 @@ def adopt(root: Storage, key: str) -> tuple[Manifest, Lease] | None:
         lease = _put_lease(entry, _attempt_of(manifest))
     except FileNotFoundError:
         return None
-    again = load(root, key)
+    try:
+        again = load(root, key)
+    except BaseException:
+        let_go(root, key, manifest, lease)
+        raise
     if again is None or _attempt_of(again) != _attempt_of(manifest):
         # Deleted in between, maybe by one who did not see the lease yet: letting go removes what is left.
         let_go(root, key, manifest, lease)
@@ -345,25 +448,35 @@ def adopt(root: Storage, key: str) -> tuple[Manifest, Lease] | None:
     return manifest, lease
 
 
+@_named_errors
 def delete(root: Storage, key: str, manifest: Manifest, lease: Lease | None) -> None:
     """Remove a committed entry: the manifest first, so that nobody begins to use it; the data when nobody holds it."""
     entry = root.below(key)
-    committed = load(root, key)
-    if committed is not None and _attempt_of(committed) == _attempt_of(manifest):
-        entry.delete_file(MANIFEST)
-    let_go(root, key, manifest, lease)
+    try:
+        is_linked = _is_linked(root, key)
+    except BaseException:
+        _release_if_any(lease)
+        raise
+    if is_linked:
+        logger.warning("Left %s alone: it is a link, which this package does not make.", entry.url)
+        _release_if_any(lease)
+        return
+    try:
+        with contextlib.suppress(CacheCorruptError):
+            committed = load(root, key)
+            if committed is not None and _attempt_of(committed) == _attempt_of(manifest):
+                entry.delete_file(MANIFEST)
+    finally:
+        let_go(root, key, manifest, lease)
 
 
+@_named_errors
 def let_go(root: Storage, key: str, manifest: Manifest, lease: Lease | None) -> None:
     """Give a lease back; whoever lets go last of a deleted entry removes its data."""
-    if lease is not None:
-        release(lease)
+    _release_if_any(lease)
     entry = root.below(key)
     attempt_id = _attempt_of(manifest)
-    committed = load(root, key)
-    if committed is not None and _attempt_of(committed) == attempt_id:
-        return
-    if attempt_id in _held_attempts(entry, entry.list(), now=None):
+    if _is_in_use(root, key, attempt_id):
         return
     _delete_data(entry, f"data-{attempt_id}")
     entry.delete_file(f"data-{attempt_id}.intent")
@@ -374,6 +487,11 @@ def release(lease: Lease) -> None:
     """End a lease or an intent."""
     _heartbeat.remove(lease)
     lease.entry.delete_file(lease.name)
+
+
+def _release_if_any(lease: Lease | None) -> None:
+    if lease is not None:
+        release(lease)
 
 
 def _put_lease(entry: Storage, attempt_id: str) -> Lease:
@@ -397,9 +515,13 @@ def _is_ours(info: FileInfo) -> bool:
     return not info.is_directory and bool(DATA_FILE.fullmatch(info.name) or _SIDE_FILE.fullmatch(info.name))
 
 
+def _is_linked(directory: Storage, name: str) -> bool:
+    return any(info.name == name and info.is_link for info in directory.list())
+
+
 def _delete_data(entry: Storage, directory_name: str) -> SweepReport:
     """Remove our data files of one attempt, and its folder if nothing else stands there."""
-    if any(info.name == directory_name and info.is_link for info in entry.list()):
+    if _is_linked(entry, directory_name):
         logger.warning("Left %s/%s alone: it is a link, which this package does not make.", entry.url, directory_name)
         return SweepReport()
     directory = entry.below(directory_name)
@@ -422,6 +544,7 @@ def _delete_data(entry: Storage, directory_name: str) -> SweepReport:
 # Life and death --------------------------------------------------------------
 
 
+@_named_errors
 def sweep_root(
     root: Storage,
     *,
@@ -436,23 +559,39 @@ def sweep_root(
     `kept_older_than_seconds`; attempts that never committed go with their writer.
     """
     entries = [info for info in root.list() if info.is_directory and not info.is_link and _KEY.fullmatch(info.name)]
-    if not entries:
+    passing = [info for info in root.list() if _PASSING.fullmatch(info.name)]
+    if not entries and not passing:
         return SweepReport()
     now = root.now()
+    for info in passing:
+        if now - info.modified > 3 * RENEW_SECONDS and not dry_run:
+            root.delete_file(info.name)
     report = SweepReport()
-    for info in entries[:max_entries]:
-        report += _sweep_entry(root, info.name, now, older_than_seconds, kept_older_than_seconds, dry_run=dry_run)
-    return report
+    first_error: Exception | None = None
+    # A sample, so that a bounded sweep comes to every entry in time.
+    for info in random.sample(entries, min(len(entries), max_entries or len(entries))):
+        try:
+            report += _sweep_entry(root, info, now, older_than_seconds, kept_older_than_seconds, dry_run=dry_run)
+        except (OSError, CacheError) as error:
+            # One entry that cannot be read, another user's perhaps, does not keep the others.
+            first_error = first_error or error
+    if first_error is not None:
+        raise CacheError(f"An entry below {root.url} could not be swept: {first_error}", path=root.url) from first_error
+    return replace(report, urls=tuple(sorted(report.urls)))
 
 
 def _sweep_entry(
-    root: Storage, key: str, now: float, older_than: float, kept_older_than: float, *, dry_run: bool
+    root: Storage, found: FileInfo, now: float, older_than: float, kept_older_than: float, *, dry_run: bool
 ) -> SweepReport:
+    key = found.name
     entry = root.below(key)
-    infos = entry.list()
+    infos = [info for info in entry.list() if not (info.is_directory and not _ATTEMPT.fullmatch(info.name))]
+    infos = [info for info in infos if not (info.is_directory and info.name.endswith(".intent"))]
+    is_corrupt = False
     try:
         manifest = load(root, key)
     except CacheCorruptError:
+        is_corrupt = True
         # Nobody can read it: its data belong to no one who lives.
         manifest = None
     except CacheError:
@@ -462,7 +601,8 @@ def _sweep_entry(
     committed = None if manifest is None else _attempt_of(manifest)
     report = SweepReport()
     if manifest is not None and committed not in held:
-        idle = now - max((info.modified for info in infos), default=now)
+        # The folder's own time moves when a lease comes or goes, so it remembers the last user.
+        idle = now - max([found.modified, *(info.modified for info in infos)])
         if idle >= (kept_older_than if manifest.is_kept else older_than):
             report += SweepReport(num_entries=1, urls=(entry.url,))
             if not dry_run:
@@ -472,6 +612,11 @@ def _sweep_entry(
     for attempt_id in sorted(attempts - held - {committed or ""}):
         report += _sweep_attempt(root, key, attempt_id, manifest, dry_run=dry_run)
     if not dry_run:
+        if is_corrupt and not held:
+            try:
+                load(root, key)
+            except CacheCorruptError:
+                entry.delete_file(MANIFEST)
         for info in infos:
             is_dead_lease = _LEASE.fullmatch(info.name) and _is_dead(entry, info, now=now)
             is_leftover = _PASSING.fullmatch(info.name) and now - info.modified > 3 * RENEW_SECONDS
@@ -489,6 +634,8 @@ def _sweep_attempt(
     counted = SweepReport() if was_committed else SweepReport(num_attempts=1, urls=(entry.url,))
     directory_name = f"data-{attempt_id}"
     if dry_run:
+        if _is_linked(entry, directory_name):
+            return counted
         found = [info for info in entry.below(directory_name).list() if _is_ours(info)]
         return counted + SweepReport(num_files=len(found), num_bytes=sum(info.num_bytes for info in found))
     # First the intent, then the manifest again: one who commits now sees that it was taken for dead.
@@ -497,27 +644,37 @@ def _sweep_attempt(
         again = load(root, key)
         if again is not None and _attempt_of(again) == attempt_id:
             return SweepReport()
-    if attempt_id in _held_attempts(entry, entry.list(), now=None):
+    if attempt_id in _held_now(entry):
         return SweepReport()
     return counted + _delete_data(entry, directory_name)
 
 
-def _held_attempts(entry: Storage, infos: list[FileInfo], *, now: float | None) -> set[str]:
-    """The attempts that somebody alive uses or writes."""
+def _held_now(entry: Storage) -> set[str]:
+    """The attempts that somebody alive uses or writes, looked at now."""
+    if not any(_is_sign(info) for info in entry.list()):
+        return set()
+    try:
+        # The time first: who was held up between the two would else take a lease for older than it is.
+        now = entry.now()
+    except FileNotFoundError:
+        # The folder is gone, so nothing in it is held.
+        return set()
+    return _held_attempts(entry, entry.list(), now=now)
+
+
+def _held_attempts(entry: Storage, infos: list[FileInfo], *, now: float) -> set[str]:
+    """The attempts that somebody alive uses or writes, by a listing that is not older than `now`."""
     held: set[str] = set()
-    signs = [info for info in infos if _LEASE.fullmatch(info.name) or info.name.endswith(".intent")]
-    if signs and now is None:
-        try:
-            now = entry.now()
-        except FileNotFoundError:
-            # The folder is gone, so nothing in it is held.
-            return held
-    for info in signs:
-        if not _is_dead(entry, info, now=now or 0.0):
+    for info in infos:
+        if _is_sign(info) and not _is_dead(entry, info, now=now):
             match = _ATTEMPT.fullmatch(info.name)
             attempt_id = match[1] if match else _read_sign(entry, info.name).get("attempt")
             held.add(str(attempt_id))
     return held
+
+
+def _is_sign(info: FileInfo) -> bool:
+    return not info.is_directory and bool(_LEASE.fullmatch(info.name) or info.name.endswith(".intent"))
 
 
 def _is_dead(entry: Storage, info: FileInfo, *, now: float) -> bool:
@@ -534,7 +691,7 @@ def _is_dead(entry: Storage, info: FileInfo, *, now: float) -> bool:
 def _read_sign(entry: Storage, name: str) -> dict[str, Any]:
     try:
         sign = json.loads(entry.read(name))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return sign if isinstance(sign, dict) else {}
 
@@ -618,11 +775,10 @@ class _Heartbeat:
                 if lease not in self._leases or lease.lost:
                     continue
                 try:
-                    if lease.entry.size(lease.name) is None:
-                        lease.lost = True
-                        logger.warning("%s/%s was taken for dead and swept.", lease.entry.url, lease.name)
-                    else:
-                        lease.entry.put(lease.name, lease.content)
+                    lease.entry.touch(lease.name)
+                except FileNotFoundError:
+                    lease.lost = True
+                    logger.warning("%s/%s was taken for dead and swept.", lease.entry.url, lease.name)
                 except OSError as error:
                     logger.warning("Could not renew %s/%s: %s", lease.entry.url, lease.name, error)
 

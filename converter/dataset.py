@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from converter import cache, identity
 from converter.columns import Nulls, Ragged
-from converter.errors import CacheCorruptError, CacheError
+from converter.errors import CacheError
 from converter.manifest import Manifest
 from converter.plan import Shard, Shuffle, Uneven, check_integer, default_window_rows
 from converter.schema import FloatDtype, Schema
@@ -519,10 +519,10 @@ def open_converter(url: str, *, storage_options: StorageOptions | None = None) -
     manifest, lease = adopted
     try:
         cache.check_files(root.below(key), manifest)
-    except CacheError as error:
+    except CacheError:
         if lease is not None:
             cache.release(lease)
-        raise CacheCorruptError(f"The cache entry {url} is damaged: {error}", path=error.path) from error
+        raise
     return DatasetConverter(root=root, key=key, manifest=manifest, lease=lease, is_owner=True)
 
 
@@ -546,9 +546,11 @@ def sweep(
         How many entries, attempts, files and bytes were removed, and where.
     """
     seconds = older_than.total_seconds() if isinstance(older_than, dt.timedelta) else float(older_than)
-    if seconds < 0:
+    if not seconds >= 0:
         raise ValueError(f"older_than must be at least 0 seconds, got {older_than}.")
-    root = cache.open_root(os.fspath(cache_dir), storage_options)
+    root = cache.find_root(os.fspath(cache_dir), storage_options)
+    if root is None:
+        return cache.SweepReport()
     return cache.sweep_root(root, older_than_seconds=seconds, kept_older_than_seconds=seconds, dry_run=dry_run)
 
 

@@ -151,6 +151,8 @@ class Manifest:
         num_files, num_row_groups = len(self.file_names), self.num_row_groups
         if len(self.file_bytes) != num_files or len(set(self.file_names)) != num_files or (self.file_bytes < 0).any():
             raise ValueError("files do not agree with their sizes")
+        if self.statistics and set(self.statistics) != set(self.schema.names):
+            raise ValueError("the statistics are of other columns than the schema")
         if len(set(self.schema.names)) != len(self.schema) or self.float_dtype not in ("float32", "float64"):
             raise ValueError("columns do not have names of their own, or no known dtype")
         if len(self.row_group_file) != num_row_groups or len(self.row_group_bytes) != num_row_groups:

@@ -85,6 +85,16 @@ class Storage:
         return isinstance(self._filesystem, LocalFileSystem)
 
     @property
+    def is_at_a_file(self) -> bool:
+        """Whether a file stands where this directory, or one above it, would be."""
+        path = self._root
+        while path and path != posixpath.dirname(path):
+            if self._filesystem.isfile(path):
+                return True
+            path = posixpath.dirname(path)
+        return False
+
+    @property
     def spark_url(self) -> str:
         """The directory as Spark takes it: Hadoop's paths are not percent-encoded."""
         return f"file://{self._root}" if self.is_local else self.url
@@ -185,6 +195,15 @@ class Storage:
             file.write(data)
         os.replace(aside, path)
 
+    def touch(self, name: str) -> None:
+        """Renew a file's time without creating it: raises FileNotFoundError where it is gone."""
+        if self.is_local:
+            os.utime(self.path(name))
+        elif self.size(name) is None:
+            raise FileNotFoundError(self.path(name))
+        else:
+            self._filesystem.pipe_file(self.path(name), self.read(name))
+
     def now(self) -> float:
         """The store's own time, seconds since 1970, asked by writing a file: clocks of machines differ."""
         name = f".clock-{uuid.uuid4().hex}"
@@ -213,7 +232,7 @@ class Storage:
         except FileNotFoundError:
             return
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
 
     def open_parquet(self, name: str) -> pa.NativeFile:

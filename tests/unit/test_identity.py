@@ -168,7 +168,7 @@ class Frame:
 
 @pytest.fixture
 def evidence(monkeypatch: pytest.MonkeyPatch) -> Evidence:
-    found = Evidence(plan="plan", confs=(), inputs=(("a", 1, 2),), is_racy=False)
+    found = Evidence(plan="plan", semantic_hash=1, confs=(), inputs=(("a", 1, 2, 3),), is_racy=False)
     monkeypatch.setattr(identity, "_known", {})
     monkeypatch.setattr(identity, "gather_evidence", lambda _: found)
     return found
