@@ -257,7 +257,7 @@ def test_bad_options_of_the_conversion_are_named(
         ({"batch_size": None}, TypeError, "batch_size must be an integer, got None"),
         ({"num_epochs": 0}, ValueError, "num_epochs must be at least 1, got 0"),
         ({"columns": ["idd"]}, ValueError, r"columns: There is no column 'idd'\. Did you mean 'id'\?"),
-        ({"columns": "id"}, TypeError, "columns must be a list of names, got the string 'id'"),
+        ({"columns": "id"}, TypeError, "columns must be a list of names, got 'id'"),
         ({"columns": []}, ValueError, "columns must name at least one column"),
         ({"columns": ["id", "id"]}, ValueError, "each once"),
         ({"stack": {"x": ["float", "string"]}}, ValueError, "stack: column 'string' of 'x' has dtype str"),
