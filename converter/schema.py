@@ -10,8 +10,6 @@ that has no time type takes the integers, and NumPy's own is a free view of them
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -101,13 +99,6 @@ class Field:
         """The NumPy dtype of the numbers in the file: dates are int32 days, times int64 microseconds."""
         return np.dtype({"datetime64[D]": "int32", "datetime64[us]": "int64"}.get(self.dtype, self.dtype))
 
-    @property
-    def row_nbytes(self) -> int | None:
-        """Bytes of one row's numbers; None where rows differ."""
-        if self.shape is None or self.is_object:
-            return None
-        return self.stored_dtype.itemsize * math.prod(self.shape)
-
     def to_json(self) -> dict[str, Any]:
         """This field as plain JSON values."""
         shape = None if self.shape is None else list(self.shape)
@@ -177,10 +168,6 @@ class Schema:
     def from_json(cls, value: Iterable[Mapping[str, Any]]) -> Schema:
         """The inverse of `to_json`."""
         return cls(tuple(Field.from_json(field) for field in value))
-
-    def canonical(self) -> str:
-        """Text that is equal exactly for equal schemas; part of a cache key."""
-        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
 
 
 def raise_unsupported(found: Mapping[str, tuple[str, str]]) -> None:

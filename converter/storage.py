@@ -184,17 +184,6 @@ class Storage:
                 os.unlink(aside)
         return True
 
-    def put(self, name: str, data: bytes) -> None:
-        """Create or replace a small file; a reader sees the old content or the new one."""
-        path = self.path(name)
-        if not self.is_local:
-            self._filesystem.pipe_file(path, data)
-            return
-        aside = f"{path}.{uuid.uuid4().hex}.tmp"
-        with open(aside, "xb") as file:
-            file.write(data)
-        os.replace(aside, path)
-
     def touch(self, name: str) -> None:
         """Renew a file's time without creating it: raises FileNotFoundError where it is gone."""
         if self.is_local:

@@ -483,5 +483,5 @@ def check_write_options(*, float_dtype: Any, row_group_bytes: Any, compression: 
         raise ValueError(f"writer must be one of {', '.join(WRITERS)}, got {writer!r}.")
     if isinstance(row_group_bytes, bool) or not isinstance(row_group_bytes, int):
         raise TypeError(f"row_group_bytes must be an integer, got {row_group_bytes!r}.")
-    if row_group_bytes < 1024 or not math.isfinite(row_group_bytes):
+    if row_group_bytes < 1024:
         raise ValueError(f"row_group_bytes must be at least 1024, got {row_group_bytes}.")

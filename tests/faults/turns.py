@@ -160,13 +160,6 @@ class SteppedStorage(Storage):
         with self.world.change():
             return super().put_if_absent(name, data)
 
-    def put(self, name: str, data: bytes) -> None:
-        if self.world.is_fine:
-            super().put(name, data)
-        else:
-            with self.world.change():
-                super().put(name, data)
-
     def now(self) -> float:
         if self.world.is_fine:
             return super().now()

@@ -29,12 +29,6 @@ def test_a_schema_survives_json(schema: Schema) -> None:
     assert Schema.from_json(schema.to_json()) == schema
 
 
-@given(schemas, schemas)
-def test_canonical_text_is_equal_exactly_for_equal_schemas(one: Schema, other: Schema) -> None:
-    assert (one.canonical() == other.canonical()) == (one == other)
-    assert Schema.from_json(one.to_json()).canonical() == one.canonical()
-
-
 @pytest.mark.parametrize(
     ("arrow_type", "dtype"),
     [
@@ -71,21 +65,6 @@ def test_the_table_of_types(arrow_type: pa.DataType, dtype: str | None) -> None:
 )
 def test_dates_and_times_are_stored_as_integers(dtype: str, stored: type) -> None:
     assert Field(name="x", dtype=dtype).stored_dtype == np.dtype(stored)
-
-
-@pytest.mark.parametrize(
-    ("field", "num_bytes"),
-    [
-        (Field(name="x", dtype="float32"), 4),
-        (Field(name="x", dtype="float64", shape=(2, 3)), 48),
-        (Field(name="x", dtype="datetime64[D]"), 4),
-        (Field(name="x", dtype="bool", shape=(0,)), 0),
-        (Field(name="x", dtype="int64", shape=None), None),
-        (Field(name="x", dtype="str"), None),
-    ],
-)
-def test_bytes_of_a_row_are_known_where_rows_agree(field: Field, num_bytes: int | None) -> None:
-    assert field.row_nbytes == num_bytes
 
 
 def test_only_single_numbers_can_be_stacked() -> None:
