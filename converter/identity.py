@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from converter.sources.spark_session import changed_confs
+from converter.sources.spark_session import changed_confs, explain
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +90,8 @@ def _gather_evidence(df: Any) -> Evidence | None:
     # A fresh frame: a held one has its plan, with the time it was made, and Connect its answers, in the object.
     fresh = df.select("*")
     with _untruncated(session):
-        extended = _explain(fresh, "extended")
-        formatted = _explain(fresh, "formatted")
+        extended = explain(fresh, "extended")
+        formatted = explain(fresh, "formatted")
     _, found, optimized = extended.partition("== Optimized Logical Plan ==")
     optimized = optimized.partition("== Physical Plan ==")[0]
     nodes = re.findall(r"^\(\d+\) (.+?)(?: \[codegen id.*\])?\s*$", formatted, re.MULTILINE)
@@ -131,12 +130,6 @@ def _look_at(paths: list[str], session: Any) -> tuple[tuple[str, int, int, int],
         return tuple(found)
     listing = session.read.format("binaryFile").load(paths).select("path", "length", "modificationTime").collect()
     return tuple(sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9), 0) for row in listing))
-
-
-def _explain(df: Any, mode: str) -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        df.explain(mode=mode)
-    return text.getvalue()
 
 
 def _renumbered(plan: str) -> str:

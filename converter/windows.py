@@ -391,6 +391,7 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
     """Exact statistics of the columns of `source`, by one pass over all rows; for datasets whose writer took none."""
     opened: dict[str, dict[str, Any]] = {}
     lengths: dict[str, tuple[int, int]] = {}
+    scratch = moments.new_scratch()
     null_counts = dict.fromkeys((field.name for field in source.fields), 0)
     for run in source.runs(source.plan(0)):
         for field in source.fields:
@@ -411,7 +412,8 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
             elements = math.prod(field.shape) if field.shape else 1
             width = elements if elements <= moments.MAX_ELEMENTS else 1
             numbers = values.view(np.uint8) if values.dtype == np.bool_ else values
-            moments.add_values(opened.setdefault(field.name, moments.new_moments(width)), numbers.reshape(-1, width))
+            counted = opened.setdefault(field.name, moments.new_moments(width))
+            moments.add_values(counted, numbers.reshape(-1, width), scratch)
     found = {}
     for field in source.fields:
         shortest, longest = lengths.get(field.name, (None, None))

@@ -36,6 +36,7 @@ from converter.sources.moments import (
     from_json,
     merge_moments,
     new_moments,
+    new_scratch,
     to_json,
 )
 
@@ -177,8 +178,9 @@ def _write(
     layout: dict[str, Any] = {}
     odd_rows: dict[str, int] = {}
     pending: list[pa.Table] = []
-    rows_seen = 0
+    pending_rows = pending_bytes = rows_seen = 0
     moments: dict[str, dict[str, Any]] = {}
+    scratch = new_scratch()
     lengths: dict[str, list[int]] = {}
     closed_moments: dict[str, dict[str, Any]] = {}
     reports: list[dict[str, Any]] = []
@@ -193,13 +195,14 @@ def _write(
 
     def write_rows(num_rows: int | None = None) -> None:
         """Write the first `num_rows` pending rows (None: all) as one row group."""
-        nonlocal file, pending
+        nonlocal file, pending, pending_rows, pending_bytes
         table = pa.concat_tables([_without_placeholders(part, layout, columns) for part in pending])
         if file is None:
             name = f"part-{partition:05d}-{attempt:08x}-{len(reports):04d}.parquet"
             file = _open_file(spec, name, table.schema)
         _write_row_group(file, table.slice(0, num_rows))
         pending = [table.slice(num_rows)] if num_rows is not None and num_rows < table.num_rows else []
+        pending_rows, pending_bytes = sum(part.num_rows for part in pending), sum(part.nbytes for part in pending)
         if file["bytes"] >= spec["file_bytes"]:
             close_file()
 
@@ -222,7 +225,8 @@ def _write(
                 return [{"finding": {"kind": "ragged_nested", "column": jagged}}]
             for column in columns:
                 _add_to_lengths(lengths, column["name"], encoded[column["name"]])
-                _add_to_moments(moments, closed_moments, column, encoded[column["name"]], after)
+                values = encoded[column["name"]]
+                _add_to_moments(moments, closed_moments, column, values, layout=after, scratch=scratch)
             for name, shape in after.items():
                 before = layout.get(name)
                 # Columns of one file have one type; a file of nulls alone was opened as BINARY.
@@ -231,14 +235,12 @@ def _write(
                         write_rows()
                     close_file()
             layout = after
-            pending.append(pa.table({name: _stored(values, layout.get(name)) for name, values in encoded.items()}))
+            table = pa.table({name: _stored(values, layout.get(name)) for name, values in encoded.items()})
+            pending.append(table)
+            pending_rows, pending_bytes = pending_rows + table.num_rows, pending_bytes + table.nbytes
             rows_seen += batch.num_rows
-            while True:
-                pending_rows = sum(part.num_rows for part in pending)
-                pending_bytes = sum(part.nbytes for part in pending)
-                # Cutting at one and a half keeps the last row group between a half and one and a half.
-                if pending_bytes < 1.5 * spec["row_group_bytes"] or pending_rows == 1:
-                    break
+            # Cutting at one and a half keeps the last row group between a half and one and a half.
+            while pending_bytes >= 1.5 * spec["row_group_bytes"] and pending_rows > 1:
                 write_rows(max(1, pending_rows * spec["row_group_bytes"] // pending_bytes))
         if pending:
             write_rows()
@@ -261,7 +263,9 @@ def _add_to_moments(
     closed: dict[str, Any],
     column: dict[str, Any],
     values: dict[str, Any],
+    *,
     layout: dict[str, Any],
+    scratch: dict[str, Any],
 ) -> None:
     """Count one batch of one column into the task's statistics, while it is in the cache."""
     name, shape = column["name"], layout.get(column["name"])
@@ -279,7 +283,7 @@ def _add_to_moments(
         if opened is not None:
             _close_into(closed, name, opened)
         moments[name] = opened = new_moments(num_elements)
-    add_values(opened, numbers.reshape(-1, num_elements))
+    add_values(opened, numbers.reshape(-1, num_elements), scratch)
 
 
 def _add_to_lengths(lengths: dict[str, list[int]], name: str, values: dict[str, Any]) -> None:

@@ -21,7 +21,8 @@ import numpy as np
 MAX_ELEMENTS = 4096
 """Tensors up to this many elements have a mean and a spread for each element."""
 
-_BLOCK_BYTES = 1 << 18
+_BLOCK_NUMBERS = 1 << 16
+"""How many numbers are summed at once: 0.9 ns each in blocks of 32 k to 128 k of them, 1.5 ns in blocks of 8 k."""
 
 
 def new_moments(num_elements: int) -> dict[str, Any]:
@@ -39,25 +40,29 @@ def new_moments(num_elements: int) -> dict[str, Any]:
     }
 
 
-def add_values(moments: dict[str, Any], values: np.ndarray[Any, Any]) -> None:
+def new_scratch() -> dict[str, Any]:
+    """Room to work in, for `add_values` again and again: fresh memory would cost more than the sums."""
+    return {"numbers": np.empty(_BLOCK_NUMBERS), "ones": np.ones(_BLOCK_NUMBERS)}
+
+
+def add_values(moments: dict[str, Any], values: np.ndarray[Any, Any], scratch: dict[str, Any]) -> None:
     """Count in numbers of shape `(rows, num_elements)`, none of them null."""
     if values.size:
         # Infinities make NaNs of sums, as they do in NumPy; that is no news to warn of.
         with np.errstate(invalid="ignore", over="ignore"):
-            _add_blocks(moments, values)
+            _add_blocks(moments, values, scratch)
 
 
-def _add_blocks(moments: dict[str, Any], values: np.ndarray[Any, Any]) -> None:
+def _add_blocks(moments: dict[str, Any], values: np.ndarray[Any, Any], scratch: dict[str, Any]) -> None:
     _add_extremes(moments, values)
     width = values.shape[1]
-    block_rows = max(1, _BLOCK_BYTES // 8 // width)
-    buffer = np.empty((min(block_rows, len(values)), width))
-    ones = np.ones(len(buffer))
+    block_rows = _BLOCK_NUMBERS // width
+    ones = scratch["ones"]
     for start in range(0, len(values), block_rows):
         block = values[start : start + block_rows]
         if not moments["has_shift"].all():
             _choose_shift(moments, block)
-        difference = buffer[: len(block)]
+        difference = scratch["numbers"][: block.size].reshape(block.shape)
         np.subtract(block, moments["shift"], out=difference)
         first = ones[: len(block)] @ difference
         counted: Any = float(len(block))
@@ -70,7 +75,11 @@ def _add_blocks(moments: dict[str, Any], values: np.ndarray[Any, Any]) -> None:
             first = ones[: len(block)] @ difference
         moments["count"] += counted
         moments["first"] += first
-        moments["second"] += np.einsum("ij,ij->j", difference, difference)
+        if width == 1:
+            # The same as below, at a third of its cost.
+            moments["second"] += np.dot(difference[:, 0], difference[:, 0])
+        else:
+            moments["second"] += np.einsum("ij,ij->j", difference, difference)
 
 
 def _choose_shift(moments: dict[str, Any], block: np.ndarray[Any, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import re
@@ -9,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from converter.sources import executor, moments
@@ -20,7 +21,7 @@ _CANCEL_SECONDS = 30.0
 """How long a cancelled job may take to let go of its tasks."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
     """Session confs changed for a while; one that the platform refuses stays as it is."""
     before: dict[str, str | None] = {}
@@ -43,6 +44,18 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
                     session.conf.set(name, explicit)
             except Exception as error:  # noqa: BLE001 (the others are still to be given back)
                 logger.warning("Could not give the conf %s back as it was: %s", name, error)
+
+
+def has_adaptive_plan(df: Any) -> bool:
+    """Whether Spark would change the plan while it runs, as it does where rows are exchanged between executors."""
+    return "AdaptiveSparkPlan" in explain(df, "simple")
+
+
+def explain(df: Any, mode: str) -> str:
+    """What `df.explain(mode=…)` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        df.explain(mode=mode)
+    return text.getvalue()
 
 
 def finding_in(error: Exception) -> dict[str, Any] | None:
@@ -84,7 +97,7 @@ _by_value_lock = threading.Lock()
 _by_value_users = 0
 
 
-@contextmanager
+@contextlib.contextmanager
 def travels_by_value() -> Iterator[None]:
     """Let the executor's module be pickled by value, for the time of one call: registering is process-global."""
     global _by_value_users
@@ -107,7 +120,7 @@ def travels_by_value() -> Iterator[None]:
                     cloudpickle.unregister_pickle_by_value(module)
 
 
-@contextmanager
+@contextlib.contextmanager
 def write_job(session: Any, is_connect: bool, name: str) -> Iterator[None]:
     """Name the jobs in Spark's UI; whatever ends this early also ends them, and waits until their tasks are gone.
 
@@ -162,7 +175,7 @@ def _stages(tracker: Any, group: str) -> list[Any]:
     return [info for info in stages if info is not None]
 
 
-@contextmanager
+@contextlib.contextmanager
 def progress_bar(session: Any, is_connect: bool, name: str, wanted: bool | None) -> Iterator[None]:
     """A bar of the tasks of `write_job` on stderr, where someone looks and tqdm is installed."""
     if wanted is False or is_connect or (wanted is None and not _somebody_looks()):

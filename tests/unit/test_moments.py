@@ -18,6 +18,7 @@ from converter.sources.moments import (
     from_json,
     merge_moments,
     new_moments,
+    new_scratch,
     over_all_elements,
     to_json,
 )
@@ -30,7 +31,7 @@ MANY_ROWS = 40_000  # More than a block, which is 32,768 numbers.
 
 def closed_of(values: Array) -> dict[str, Any]:
     opened = new_moments(values.shape[1])
-    add_values(opened, values)
+    add_values(opened, values, new_scratch())
     return close_moments(opened)
 
 
@@ -110,9 +111,9 @@ def test_truth_is_counted_as_zeros_and_ones(found: list[bool], split: tuple[list
 @given(numbers(), st.lists(st.integers(0, 200), max_size=5))
 @settings(max_examples=100, deadline=None)
 def test_batches_of_one_part_are_the_whole(values: Array, cuts: list[int]) -> None:
-    opened = new_moments(values.shape[1])
+    opened, scratch = new_moments(values.shape[1]), new_scratch()
     for batch in np.split(values, sorted(cut % (len(values) + 1) for cut in cuts)):
-        add_values(opened, batch)
+        add_values(opened, batch, scratch)
     assert_moments(close_moments(opened), values)
 
 
@@ -171,7 +172,7 @@ def test_nothing_seen_is_neutral() -> None:
     for both in (merge_moments(nothing, some), merge_moments(some, nothing)):
         assert_moments(both, values)
     opened = new_moments(2)
-    add_values(opened, values[:0])
+    add_values(opened, values[:0], new_scratch())
     assert_moments(close_moments(opened), values[:0])
 
 
@@ -253,6 +254,6 @@ def test_parts_are_not_changed_by_what_is_made_of_them() -> None:
     merge_moments(left, right)
     over_all_elements(left)
     assert [json.dumps(to_json(part)) for part in (left, right)] == before
-    add_values(opened := new_moments(2), values)
-    add_values(opened, values)
+    add_values(opened := new_moments(2), values, new_scratch())
+    add_values(opened, values, new_scratch())
     assert values.tolist() == np.random.default_rng(0).normal(0, 1, (9, 2)).tolist()
