@@ -11,6 +11,7 @@ of one batch only.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,6 +23,7 @@ import pyarrow.compute as pc
 
 from converter.errors import NullValueError
 from converter.schema import Field
+from converter.sources import executor
 
 Array = npt.NDArray[Any]
 Nulls = Literal["raise", "mask"] | Mapping[str, Any]
@@ -49,15 +51,15 @@ class Decoded:
     valid: npt.NDArray[np.bool_] | None
 
 
-def decode(column: pa.ChunkedArray, field: Field, *, fill: Any) -> Decoded:
+def decode(column: pa.ChunkedArray, field: Field, *, fill: Any, stored: pa.Field | None = None) -> Decoded:
     """A row group's column as numbers (or, for objects and ragged rows, as Arrow), nulls replaced by `fill`.
 
-    The numbers may be a read-only view of Arrow's memory.
+    The numbers may be a read-only view of Arrow's memory. `stored` is how the file itself describes the column.
     """
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     valid = None if not array.null_count else np.asarray(pc.is_valid(array))
     if field.is_object or field.shape is None:
-        return Decoded(values=_decode_variable(array, field, fill), valid=valid)
+        return Decoded(values=_decode_variable(array, field, fill, stored), valid=valid)
     values = _numbers(array, field)
     if valid is not None:
         values = values.copy() if not values.flags.writeable else values
@@ -65,23 +67,48 @@ def decode(column: pa.ChunkedArray, field: Field, *, fill: Any) -> Decoded:
     return Decoded(values=values, valid=valid)
 
 
-def _decode_variable(array: pa.Array, field: Field, fill: Any) -> pa.Array:
+def _decode_variable(array: pa.Array, field: Field, fill: Any, stored: pa.Field | None) -> pa.Array:
     if field.is_object:
         empty: Any = "" if field.dtype == "str" else b""
         return array if not array.null_count else pc.fill_null(array, fill or empty)
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        return _packed_list(array, field)
+        column = {"kind": "tensor", "dtype": field.dtype, "ndim": field.ragged_ndim, "shape": None}
+        encoded = executor.encode(array, column)
+        if "finding" in encoded:
+            raise pa.ArrowInvalid(f"column {field.name!r} has lists that make no tensor")
+        array = executor.as_binary(encoded, fixed=None)
+    elif pa.types.is_fixed_size_binary(array.type) and field.ragged_ndim > 1:
+        array = _with_shapes(array, field, stored)
     # Files whose rows agreed are stored with a fixed width; beside others they are rows like any.
     array = pc.cast(array, pa.large_binary())
     return array if not array.null_count else pc.fill_null(array, b"")
+
+
+def _with_shapes(array: pa.Array, field: Field, stored: pa.Field | None) -> pa.Array:
+    """Rows of one file that all have the shape which the file names, as rows that say their own."""
+    said = (stored.metadata or {}).get(executor.SHAPE_METADATA.encode()) if stored is not None else None
+    shape = tuple(json.loads(said)) if said is not None else ()
+    present = array.drop_null() if array.null_count else array
+    row_numbers = int(np.prod(shape))
+    if len(shape) != field.ragged_ndim or row_numbers * field.stored_dtype.itemsize != array.type.byte_width:
+        raise pa.ArrowInvalid(f"column {field.name!r} has rows whose shape the file does not say")
+    valid = None if not array.null_count else np.asarray(pc.is_valid(array))
+    values = _fixed_width_bytes(present).view(field.stored_dtype.newbyteorder("<"))
+    sizes = np.full(len(array), row_numbers) if valid is None else valid * row_numbers
+    encoded = {"values": values, "sizes": sizes, "valid": valid, "shape": shape, "shapes": None}
+    return executor.as_binary(encoded, fixed=None)
+
+
+def _fixed_width_bytes(array: pa.Array) -> Array:
+    width = array.type.byte_width
+    return np.frombuffer(array.buffers()[1], np.uint8, count=len(array) * width, offset=array.offset * width)
 
 
 def _numbers(array: pa.Array, field: Field) -> Array:
     """The numbers of an Arrow array without a copy, whatever stands in the places of nulls."""
     shape = field.shape or ()
     if pa.types.is_fixed_size_binary(array.type):
-        width, data = array.type.byte_width, array.buffers()[1]
-        raw = np.frombuffer(data, np.uint8, count=len(array) * width, offset=array.offset * width)
+        raw = _fixed_width_bytes(array)
         rows: Array = raw.view(field.stored_dtype.newbyteorder("<")).reshape(len(array), *shape)
         return rows
     if shape:
@@ -91,16 +118,6 @@ def _numbers(array: pa.Array, field: Field) -> Array:
     stored = field.stored_dtype
     numbers: Array = np.frombuffer(array.buffers()[1], stored, len(array), array.offset * stored.itemsize)
     return numbers
-
-
-def _packed_list(array: pa.Array, field: Field) -> pa.Array:
-    """A list of numbers for each row as its bytes."""
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    numbers = _flat_numbers(array.flatten(), field)
-    offsets = np.concatenate(([0], np.cumsum(lengths))) * numbers.dtype.itemsize
-    return pa.Array.from_buffers(
-        pa.large_binary(), len(array), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(numbers))]
-    )
 
 
 def _flat_numbers(array: pa.Array, field: Field) -> Array:
@@ -117,7 +134,10 @@ def _variable_rows(array: pa.Array, field: Field) -> Array:
     row_numbers = int(np.prod(shape))
     if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
         packed = array.drop_null() if array.null_count else array
-        present, _ = ragged_values(pc.cast(packed, pa.large_binary()), field)
+        rows = ragged_values(pc.cast(packed, pa.large_binary()), field)
+        present = rows.values
+        if len(shape) > 1 and (rows.shapes != np.array(shape)).any():
+            raise pa.ArrowInvalid(f"column {field.name!r} has rows of another shape than {shape}")
     else:
         level = array
         while pa.types.is_list(level.type) or pa.types.is_large_list(level.type):
@@ -129,9 +149,9 @@ def _variable_rows(array: pa.Array, field: Field) -> Array:
     tensors: Array = present.reshape(num_present, *shape)
     if not array.null_count:
         return tensors
-    rows: Array = np.zeros((len(array), *shape), field.stored_dtype)
-    rows[np.asarray(pc.is_valid(array))] = tensors
-    return rows
+    whole: Array = np.zeros((len(array), *shape), field.stored_dtype)
+    whole[np.asarray(pc.is_valid(array))] = tensors
+    return whole
 
 
 def check_fill(field: Field, value: Any) -> Any:
@@ -229,26 +249,86 @@ def _slices(parts: Sequence[Array], rows: slice) -> list[Array]:
     return found
 
 
-def ragged_values(array: pa.Array, field: Field) -> tuple[Array, npt.NDArray[np.int64]]:
-    """Rows of varying length: all numbers one after the other, and where each row begins (and the last ends)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaggedRows:
+    """Rows that differ in shape."""
+
+    values: Array
+    """All numbers, row after row."""
+
+    offsets: npt.NDArray[np.int64]
+    """Where each row's numbers begin, and where the last one's end."""
+
+    shapes: npt.NDArray[np.int64]
+    """Each row's shape: `(rows, ndim)`; zeros for a null row."""
+
+    def pad(self) -> tuple[Array, npt.NDArray[np.int64]]:
+        """The rows as `(rows, *longest)`, zeros where a row has no number; and their sizes.
+
+        Sizes are `(rows,)` where rows have one dimension, else `(rows, ndim)`.
+
+        >>> rows = RaggedRows(values=np.array([1, 2, 3]), offsets=np.array([0, 1, 3]), shapes=np.array([[1], [2]]))
+        >>> rows.pad()[0].tolist()
+        [[1, 0], [2, 3]]
+        """
+        num_rows, ndim = self.shapes.shape
+        longest = self.shapes.max(axis=0) if num_rows else np.zeros(ndim, np.int64)
+        padded = np.zeros((num_rows, *longest.tolist()), self.values.dtype)
+        if ndim == 1:
+            padded[np.arange(longest[0]) < self.shapes] = self.values
+            return padded, self.shapes[:, 0]
+        owner = np.repeat(np.arange(num_rows), np.diff(self.offsets))
+        left = np.arange(len(owner)) - self.offsets[:-1][owner]
+        place, stride = np.zeros(len(owner), np.int64), 1
+        for axis in range(ndim - 1, -1, -1):
+            left, index = np.divmod(left, self.shapes[:, axis][owner])
+            place += index * stride
+            stride *= int(longest[axis])
+        padded.reshape(num_rows, stride)[owner, place] = self.values
+        return padded, self.shapes
+
+    def split(self) -> npt.NDArray[np.object_]:
+        """Each row as an array of its own shape."""
+        rows = np.empty(len(self.shapes), object)
+        rows[:] = np.split(self.values, self.offsets[1:-1])
+        if self.shapes.shape[1] > 1:
+            for index, shape in enumerate(self.shapes.tolist()):
+                rows[index] = rows[index].reshape(shape)
+        return rows
+
+
+def ragged_values(array: pa.Array, field: Field) -> RaggedRows:
+    """Rows that differ in shape, from their bytes: numbers, and before those of several dimensions the shape.
+
+    Raises:
+        ValueError: the bytes are not what their writer would have written.
+    """
     stored = field.stored_dtype.newbyteorder("<")
     _, offsets_buffer, data = array.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64, count=len(array) + 1, offset=array.offset * 8)
     num_bytes = int(offsets[-1] - offsets[0])
-    if not num_bytes:
-        return np.empty(0, field.stored_dtype), offsets - offsets[0]
-    raw = np.frombuffer(data, np.uint8, count=num_bytes, offset=int(offsets[0]))
-    return raw.view(stored).astype(field.stored_dtype), (offsets - offsets[0]) // stored.itemsize
-
-
-def pad(values: Array, offsets: npt.NDArray[np.int64]) -> tuple[Array, npt.NDArray[np.int64]]:
-    """Rows of varying length as `(rows, longest)` with zeros behind, and their lengths.
-
-    >>> pad(np.array([1, 2, 3]), np.array([0, 1, 3]))[0].tolist()
-    [[1, 0], [2, 3]]
-    """
-    lengths = np.diff(offsets)
-    longest = int(lengths.max()) if len(lengths) else 0
-    padded = np.zeros((len(lengths), longest), values.dtype)
-    padded[np.arange(longest) < lengths[:, None]] = values
-    return padded, lengths
+    raw = np.frombuffer(data, np.uint8, count=num_bytes, offset=int(offsets[0])) if num_bytes else np.empty(0, np.uint8)
+    offsets = (offsets - offsets[0]) // stored.itemsize
+    values = raw.view(stored)
+    if field.ndim == 1:
+        return RaggedRows(
+            values=values.astype(field.stored_dtype), offsets=offsets, shapes=np.diff(offsets).reshape(-1, 1)
+        )
+    header = executor.header_bytes(field.ndim) // stored.itemsize
+    present = np.flatnonzero(np.diff(offsets))
+    places = offsets[:-1][present][:, None] + np.arange(header)
+    shapes = np.zeros((len(array), field.ndim), np.int64)
+    if len(present):
+        shapes[present] = np.ascontiguousarray(values[places]).view("<i4")[:, : field.ndim]
+    is_number = np.ones(len(values), bool)
+    is_number[places] = False
+    sizes = shapes.prod(axis=1)
+    headers = np.zeros(len(array), np.int64)
+    headers[present] = header
+    if (shapes < 0).any() or (sizes + headers != np.diff(offsets)).any():
+        raise ValueError(f"column {field.name!r} has rows whose shape contradicts their length")
+    return RaggedRows(
+        values=values[is_number].astype(field.stored_dtype, copy=False),
+        offsets=np.concatenate(([0], np.cumsum(sizes))),
+        shapes=shapes,
+    )

@@ -11,7 +11,7 @@ that has no time type takes the integers, and NumPy's own is a free view of them
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -78,11 +78,21 @@ class Field:
     has_nulls: bool = False
     """Whether at least one row of the dataset is null."""
 
+    ragged_ndim: int = field(default=1, repr=False)
+    """Where rows differ in shape, how many dimensions each of them has."""
+
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"Field {self.name!r} has dtype {self.dtype!r}; known are {', '.join(sorted(DTYPES))}.")
         if self.shape is not None and any(size < 0 for size in self.shape):
             raise ValueError(f"Field {self.name!r} needs a shape of sizes >= 0, got {self.shape}.")
+        if self.ragged_ndim < 1:
+            raise ValueError(f"Field {self.name!r} needs at least one dimension, got {self.ragged_ndim}.")
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions a row has."""
+        return self.ragged_ndim if self.shape is None else len(self.shape)
 
     @property
     def is_object(self) -> bool:
@@ -102,7 +112,8 @@ class Field:
     def to_json(self) -> dict[str, Any]:
         """This field as plain JSON values."""
         shape = None if self.shape is None else list(self.shape)
-        return {"name": self.name, "dtype": self.dtype, "shape": shape, "has_nulls": self.has_nulls}
+        known = {"name": self.name, "dtype": self.dtype, "shape": shape, "has_nulls": self.has_nulls}
+        return known | ({"ragged_ndim": self.ragged_ndim} if self.shape is None else {})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Field:
@@ -113,6 +124,7 @@ class Field:
             dtype=str(value["dtype"]),
             shape=None if shape is None else tuple(int(size) for size in shape),
             has_nulls=bool(value["has_nulls"]),
+            ragged_ndim=int(value["ragged_ndim"]) if shape is None else 1,
         )
 
 

@@ -293,7 +293,9 @@ class _WindowReader:
         try:
             table = self._read_table(name, index, int(manifest.file_bytes[file]), path)
             decoded = {
-                field.name: decode(table.column(position), field, fill=self._fills[field.name])
+                field.name: decode(
+                    table.column(position), field, fill=self._fills[field.name], stored=table.schema.field(position)
+                )
                 for position, field in enumerate(self._fields)
             }
         except FileNotFoundError as error:
@@ -401,7 +403,8 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
             if field.is_object:
                 continue
             if isinstance(column, pa.Array):
-                values, offsets = ragged_values(column, field)
+                rows = ragged_values(column, field)
+                values, offsets = rows.values, rows.offsets
                 sizes = np.diff(offsets) if valid is None else np.diff(offsets)[valid]
             else:
                 values = column if valid is None else column[valid]

@@ -12,11 +12,10 @@ from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from converter.columns import pad, ragged_values
+from converter.columns import ragged_values
 from converter.errors import ConverterError
 from converter.plan import check_integer
 from converter.windows import LENGTH_SUFFIX, BatchSource, Run
@@ -149,13 +148,11 @@ def _finish(source: BatchSource, name: str, column: Any) -> Batch:
         assert field is not None
         if field.is_object:
             return {name: column.to_numpy(zero_copy_only=False)}
-        values, offsets = ragged_values(column, field)
+        rows = ragged_values(column, field)
         if source.ragged == "pad":
-            padded, lengths = pad(values, offsets)
+            padded, lengths = rows.pad()
             return {name: padded, name + LENGTH_SUFFIX: lengths}
-        rows = np.empty(len(column), object)
-        rows[:] = np.split(values, offsets[1:-1])
-        return {name: rows}
+        return {name: rows.split()}
     if field is not None and field.dtype.startswith("datetime64"):
         stored = column.view("int64") if field.dtype == "datetime64[us]" else column.astype("int64")
         return {name: stored.view(field.dtype)}

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from converter.columns import pad, ragged_values
-from converter.errors import MissingDependencyError
+import numpy as np
+
+from converter.columns import ragged_values
+from converter.errors import MissingDependencyError, SourceError
 from converter.frameworks.numpy import Epochs
 from converter.schema import Field
 from converter.windows import LENGTH_SUFFIX, BatchSource, Run
@@ -144,12 +146,22 @@ def _split(source: BatchSource, name: str, column: Any, run: Run) -> Any:
 
 
 def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Tensor]:
-    values, offsets = ragged_values(part, field)
+    rows = ragged_values(part, field)
     if source.ragged == "pad":
-        padded, lengths = pad(values, offsets)
+        padded, lengths = rows.pad()
         return {field.name: torch.from_numpy(padded), field.name + LENGTH_SUFFIX: torch.from_numpy(lengths)}
-    jagged = torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), torch.from_numpy(offsets))
-    return {field.name: jagged}
+    # torch's jagged tensors let the first dimension differ and no other.
+    sizes = rows.shapes[np.diff(rows.offsets) > 0, 1:]
+    if len(sizes) and (sizes != sizes[0]).any():
+        raise SourceError(
+            f"Column {field.name!r} has rows that differ in more than their first dimension, which torch's nested "
+            f"tensors cannot hold. Say ragged='pad' (adds {field.name + LENGTH_SUFFIX!r}).",
+            column=field.name,
+        )
+    inner = sizes[0].tolist() if len(sizes) else [1] * (field.ndim - 1)
+    values = torch.from_numpy(rows.values.reshape(-1, *inner))
+    offsets = torch.from_numpy(rows.offsets // int(np.prod(inner, dtype=np.int64)))
+    return {field.name: torch.nested.nested_tensor_from_jagged(values, offsets)}
 
 
 def _identity(item: Any) -> Any:

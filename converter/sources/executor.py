@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 REPORT_SCHEMA = "partition long, report string"
 """What a task returns, as Spark writes a schema: one row for each file, or one for each finding."""
 
+DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA = "converter.dtype", "converter.ndim", "converter.shape"
+"""What a file says of a tensor's bytes, beside the manifest: for whoever finds the file alone."""
+
 FINDING = "converter finding: "
 PROBE_NAME = "probe"
 
@@ -85,16 +88,12 @@ def make_pack_batches(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBatch
     """
 
     def pack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        shapes: dict[str, tuple[int, ...]] = {}
         for batch in _coalesce(batches):
             packed = []
             for column, array in zip(spec["columns"], batch.columns, strict=True):
                 values = encode(array, column)
-                name, shape = column["name"], values.get("shape")
-                if column["ndim"] > 1 and shape is not None and shapes.setdefault(name, shape) != shape:
-                    values = {"finding": {"kind": "ragged_nested"}}
                 if "finding" in values:
-                    raise ValueError(FINDING + json.dumps(values["finding"] | {"column": name}))
+                    raise ValueError(FINDING + json.dumps(values["finding"] | {"column": column["name"]}))
                 packed.append(values["array"] if "array" in values else as_binary(values, fixed=None))
             yield pa.RecordBatch.from_arrays(packed, names=[f"c{index}" for index in range(len(packed))])
 
@@ -199,7 +198,7 @@ def _write(
         table = pa.concat_tables([_without_placeholders(part, layout, columns) for part in pending])
         if file is None:
             name = f"part-{partition:05d}-{attempt:08x}-{len(reports):04d}.parquet"
-            file = _open_file(spec, name, table.schema)
+            file = _open_file(spec, name, _with_shapes(table.schema, layout, columns))
         _write_row_group(file, table.slice(0, num_rows))
         pending = [table.slice(num_rows)] if num_rows is not None and num_rows < table.num_rows else []
         pending_rows, pending_bytes = sum(part.num_rows for part in pending), sum(part.nbytes for part in pending)
@@ -218,11 +217,6 @@ def _write(
                     _discard(file, reports, spec)
                     return [{"finding": finding}]
             after = _next_layout(layout, encoded, odd_rows, rows_seen)
-            nested = {column["name"] for column in columns if column["ndim"] > 1}
-            jagged = next((name for name in sorted(nested & after.keys()) if after[name] == "ragged"), None)
-            if jagged is not None:
-                _discard(file, reports, spec)
-                return [{"finding": {"kind": "ragged_nested", "column": jagged}}]
             for column in columns:
                 _add_to_lengths(lengths, column["name"], encoded[column["name"]])
                 values = encoded[column["name"]]
@@ -328,12 +322,20 @@ def _next_layout(
             continue
         after[name] = "ragged"
         if name not in odd_rows and before != "ragged":
-            sizes, valid = values["sizes"], values["valid"]
-            first = sizes[np.argmax(valid)] if valid is not None else sizes[0]
-            usual = int(np.prod(before)) if before is not None else int(first)
-            differs = sizes != usual if valid is None else (sizes != usual) & valid
-            odd_rows[name] = rows_seen + int(np.argmax(differs))
+            shapes, valid = _row_shapes(values), values["valid"]
+            first = shapes[np.argmax(valid)] if valid is not None else shapes[0]
+            differs = (shapes != (first if before is None else before)).any(axis=1)
+            odd_rows[name] = rows_seen + int(np.argmax(differs if valid is None else differs & valid))
     return after
+
+
+def _row_shapes(values: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """The shape of each row, `(rows, ndim)`."""
+    if values["shapes"] is not None:
+        return np.asarray(values["shapes"])
+    if values["shape"] is not None:
+        return np.broadcast_to(np.array(values["shape"], np.int64), (len(values["sizes"]), len(values["shape"])))
+    return np.asarray(values["sizes"])[:, None]
 
 
 def _stored(values: dict[str, Any], shape: Any) -> pa.Array:
@@ -353,6 +355,19 @@ def _without_placeholders(table: pa.Table, layout: dict[str, Any], columns: list
             width = -1 if shape == "ragged" else int(np.prod(shape)) * np.dtype(column["dtype"]).itemsize
             table = table.set_column(index, column["name"], pa.nulls(table.num_rows, pa.binary(width)))
     return table
+
+
+def _with_shapes(schema: pa.Schema, layout: dict[str, Any], columns: list[dict[str, Any]]) -> pa.Schema:
+    """The schema that says, for each tensor, of what numbers and which shape its bytes are."""
+    for index, column in enumerate(columns):
+        if column["kind"] != "scalar":
+            shape = layout.get(column["name"], "ragged")
+            ndim = len(column["shape"]) if column["shape"] is not None else column["ndim"]
+            said = {DTYPE_METADATA: column["dtype"], NDIM_METADATA: str(ndim)}
+            if shape != "ragged":
+                said[SHAPE_METADATA] = json.dumps(list(shape))
+            schema = schema.set(index, schema.field(index).with_metadata(said))
+    return schema
 
 
 def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema) -> dict[str, Any]:
@@ -479,7 +494,8 @@ def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
 
     A scalar gives `array`. A tensor gives `values` (flat numbers, row after row),
     `sizes` (numbers in each row), `valid` (or None), `shape` (None where rows
-    differ) and `empty` (no row has a shape, all are null). Bad data gives `finding`.
+    differ), `shapes` (then each row's, if it has several dimensions) and `empty` (no
+    row has a shape, all are null). Bad data gives `finding`.
     """
     if column["kind"] == "scalar":
         target = _ARROW[column["dtype"]]
@@ -491,10 +507,13 @@ def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
     if declared is None or "finding" in encoded or encoded["empty"]:
         return encoded
     if column["ndim"] > 1:
-        if tuple(encoded["shape"]) != tuple(declared):
-            found, expected = f"shape {tuple(encoded['shape'])}", f"shape {tuple(declared)}"
-            return {"finding": {"kind": "shape", "found": found, "expected": expected}}
-        return encoded
+        if encoded["shape"] == tuple(declared):
+            return encoded
+        shapes, valid = _row_shapes(encoded), encoded["valid"]
+        differs = (shapes != np.array(declared)).any(axis=1) if shapes.shape[1] == len(declared) else shapes[:, 0] >= 0
+        row = int(np.argmax(differs if valid is None else differs & valid))
+        found, expected = f"shape {tuple(shapes[row].tolist())}", f"shape {tuple(declared)}"
+        return {"finding": {"kind": "shape", "row": row, "found": found, "expected": expected}}
     size = int(np.prod(declared))
     present = encoded["sizes"] if encoded["valid"] is None else encoded["sizes"][encoded["valid"]]
     wrong = np.flatnonzero(present != size)
@@ -509,32 +528,42 @@ def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
 def _encode_tensor(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
     """Nested lists of numbers: every row's shape, and the numbers in C order."""
     valid = None if not array.null_count else np.asarray(array.is_valid())
-    level, sizes, inner = array, None, []
-    for depth in range(column["ndim"]):
-        if depth and level.null_count:
+    outer = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    # How many lists each row has on the level above, and the sizes found on each level.
+    level, counts, sizes = array.flatten(), outer, [outer]
+    for _ in range(1, column["ndim"]):
+        if level.null_count:
             return {"finding": {"kind": "null_element"}}
-        lengths = pc.fill_null(pc.list_value_length(level), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        lengths = pc.list_value_length(level).to_numpy(zero_copy_only=False).astype(np.int64)
         level = level.flatten()
-        if sizes is None:
-            sizes = lengths
-            continue
-        inner.append(lengths)
-        starts = np.concatenate(([0], np.cumsum(sizes)))
-        sums = np.concatenate(([0], np.cumsum(lengths)))
-        sizes = sums[starts[1:]] - sums[starts[:-1]]
+        if len(lengths) and (lengths == lengths[0]).all():
+            own = np.where(counts > 0, lengths[0], 0)
+        else:
+            own = np.zeros(len(counts), np.int64)
+            own[counts > 0] = lengths[(np.cumsum(counts) - counts)[counts > 0]]
+            if (lengths != np.repeat(own, counts)).any():
+                return {"finding": {"kind": "jagged"}}
+        sizes.append(own)
+        counts = counts * own
     if level.null_count:
         return {"finding": {"kind": "null_element"}}
-    values = _numbers(level, column["dtype"])
-    outer = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    counts = outer if valid is None else outer[valid]
-    if not len(counts):
-        return {"values": values, "sizes": sizes, "valid": valid, "shape": None, "empty": True}
-    levels = [counts, *inner]
-    uniform = all(not len(lengths) or (lengths == lengths[0]).all() for lengths in levels)
-    shape = tuple(int(lengths[0]) if len(lengths) else 0 for lengths in levels) if uniform else None
-    if shape is None and column["ndim"] > 1:
-        return {"finding": {"kind": "ragged_nested"}}
-    return {"values": values, "sizes": sizes, "valid": valid, "shape": shape, "empty": False}
+    return _encoded(_numbers(level, column["dtype"]), valid, np.stack(sizes, axis=1))
+
+
+def _encoded(
+    values: np.ndarray[Any, Any], valid: np.ndarray[Any, Any] | None, shapes: np.ndarray[Any, Any]
+) -> dict[str, Any]:
+    """Flat numbers and each row's shape, as `encode` gives them."""
+    present = shapes if valid is None else shapes[valid]
+    is_uniform = len(present) > 0 and bool((present == present[0]).all())
+    return {
+        "values": values,
+        "sizes": shapes.prod(axis=1),
+        "valid": valid,
+        "shape": tuple(present[0].tolist()) if is_uniform else None,
+        "shapes": shapes if shapes.shape[1] > 1 and not is_uniform else None,
+        "empty": not len(present),
+    }
 
 
 def _encode_vector(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
@@ -554,10 +583,7 @@ def _encode_vector(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
         scattered = np.zeros(int(sizes.sum()), values.dtype)
         scattered[np.repeat(starts, stored) + places] = values
         values = scattered
-    counts = sizes if valid is None else sizes[valid]
-    uniform = len(counts) > 0 and bool((counts == counts[0]).all())
-    shape = (int(counts[0]),) if uniform else None
-    return {"values": values, "sizes": sizes, "valid": valid, "shape": shape, "empty": not len(counts)}
+    return _encoded(values, valid, sizes[:, None])
 
 
 def _encode_matrix(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
@@ -567,38 +593,38 @@ def _encode_matrix(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
     """
     valid = None if not array.null_count else np.asarray(array.is_valid())
     present = array if valid is None else array.drop_null()
-    sizes = np.zeros(len(array), np.int64)
-    if not len(present):
-        return {"values": np.empty(0, column["dtype"]), "sizes": sizes, "valid": valid, "shape": None, "empty": True}
 
     def plain(name: str) -> np.ndarray[Any, Any]:
         return np.asarray(pc.struct_field(present, [name]).to_numpy(zero_copy_only=False))
 
-    heights, widths = plain("numRows"), plain("numCols")
-    height, width = int(heights[0]), int(widths[0])
-    if (heights != height).any() or (widths != width).any():
-        return {"finding": {"kind": "ragged_nested"}}
-    is_dense, is_transposed = plain("type") == 1, plain("isTransposed").astype(bool)
-    numbers = np.zeros((len(present), height, width), np.dtype(column["dtype"]).newbyteorder("<"))
-    for transposed in (False, True):
-        # What runs along columns is written through a view in which the axes are exchanged.
-        target = numbers if transposed else numbers.transpose(0, 2, 1)
-        outer = height if transposed else width
-        rows = np.flatnonzero(is_dense & (is_transposed == transposed))
-        if len(rows):
-            values = pc.struct_field(present.take(pa.array(rows)), ["values"]).flatten()
-            target[rows] = _numbers(values, column["dtype"]).reshape(len(rows), *target.shape[1:])
-        rows = np.flatnonzero(~is_dense & (is_transposed == transposed))
-        if len(rows):
-            sparse = present.take(pa.array(rows))
-            pointers = pc.struct_field(sparse, ["colPtrs"]).flatten().to_numpy(zero_copy_only=False)
-            counts = np.diff(pointers.reshape(len(rows), outer + 1), axis=1)
-            inner = pc.struct_field(sparse, ["rowIndices"]).flatten().to_numpy(zero_copy_only=False)
-            values = pc.struct_field(sparse, ["values"]).flatten()
-            places = np.repeat(np.tile(np.arange(outer), len(rows)), counts.ravel())
-            target[np.repeat(rows, counts.sum(axis=1)), places, inner] = _numbers(values, column["dtype"])
-    sizes[slice(None) if valid is None else valid] = height * width
-    return {"values": numbers.ravel(), "sizes": sizes, "valid": valid, "shape": (height, width), "empty": False}
+    def flat(rows: pa.Array, name: str) -> tuple[pa.Array, np.ndarray[Any, Any]]:
+        lists = pc.struct_field(rows, [name])
+        return lists.flatten(), pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+
+    shapes = np.zeros((len(array), 2), np.int64)
+    shapes[slice(None) if valid is None else valid] = np.stack([plain("numRows"), plain("numCols")], axis=1)
+    heights, widths = (shapes if valid is None else shapes[valid]).T
+    is_sparse, is_transposed = plain("type") != 1, plain("isTransposed").astype(bool)
+    numbers, stored = flat(present, "values")
+    # Each stored number's row; its line (a column, or a row where the matrix is transposed), and its place there.
+    owner = np.repeat(np.arange(len(present)), stored)
+    line_length = np.where(is_transposed, widths, heights)[owner]
+    within = np.arange(len(owner)) - np.repeat(np.cumsum(stored) - stored, stored)
+    line, place = np.divmod(within, np.maximum(line_length, 1))
+    if is_sparse.any():
+        sparse, of_sparse = present.filter(pa.array(is_sparse)), is_sparse[owner]
+        pointers, lengths = flat(sparse, "colPtrs")
+        counts = np.diff(pointers.to_numpy(zero_copy_only=False))
+        # Between the pointers of two matrices is no line.
+        counts = np.delete(counts, np.cumsum(lengths)[:-1] - 1)
+        lines = np.arange(len(counts)) - np.repeat(np.cumsum(lengths - 1) - (lengths - 1), lengths - 1)
+        line[of_sparse] = np.repeat(lines, counts)
+        place[of_sparse] = flat(sparse, "rowIndices")[0].to_numpy(zero_copy_only=False)
+    row, column_of_row = np.where(is_transposed[owner], (line, place), (place, line))
+    sizes = heights * widths
+    values = np.zeros(int(sizes.sum()), np.dtype(column["dtype"]).newbyteorder("<"))
+    values[(np.cumsum(sizes) - sizes)[owner] + row * widths[owner] + column_of_row] = _numbers(numbers, column["dtype"])
+    return _encoded(values, valid, shapes)
 
 
 def _numbers(array: pa.Array, dtype: str) -> np.ndarray[Any, Any]:
@@ -610,7 +636,10 @@ def _numbers(array: pa.Array, dtype: str) -> np.ndarray[Any, Any]:
 
 
 def as_binary(encoded: dict[str, Any], *, fixed: Any) -> pa.Array:
-    """A tensor's rows as bytes: FIXED_LEN_BYTE_ARRAY when all have the shape `fixed`, else BINARY."""
+    """A tensor's rows as bytes: FIXED_LEN_BYTE_ARRAY when all have the shape `fixed`, else BINARY.
+
+    In BINARY a row of several dimensions begins with its shape (see `header_bytes`).
+    """
     values, sizes, valid = encoded["values"], encoded["sizes"], encoded["valid"]
     num_rows = len(sizes)
     validity = None if valid is None else pa.array(valid).buffers()[1]
@@ -625,13 +654,43 @@ def as_binary(encoded: dict[str, Any], *, fixed: Any) -> pa.Array:
         width = row_numbers * values.dtype.itemsize
         buffers = [validity, pa.py_buffer(values)]
         return pa.Array.from_buffers(pa.binary(width), num_rows, buffers, null_count)
-    ends = np.cumsum(sizes) * values.dtype.itemsize
-    offsets = np.concatenate(([0], ends))
+    if _ndim_of(encoded) > 1:
+        values, sizes = _with_headers(encoded)
+    offsets = np.concatenate(([0], np.cumsum(sizes) * values.dtype.itemsize))
     if offsets[-1] < 2**31:
         buffers = [validity, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(values)]
         return pa.Array.from_buffers(pa.binary(), num_rows, buffers, null_count)
     buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(values)]
     return pa.Array.from_buffers(pa.large_binary(), num_rows, buffers, null_count)
+
+
+def header_bytes(ndim: int) -> int:
+    """How long a row's shape is before its numbers: int32 little-endian sizes, filled up to whole eights of bytes."""
+    return 0 if ndim == 1 else (4 * ndim + 7) // 8 * 8
+
+
+def _ndim_of(encoded: dict[str, Any]) -> int:
+    """How many dimensions the rows of an encoded tensor have; 1 where nobody can tell."""
+    return int(_row_shapes(encoded).shape[1])
+
+
+def _with_headers(encoded: dict[str, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The numbers with each row's shape before them, as numbers of the same width; and how many each row has now."""
+    values, sizes, valid = encoded["values"], encoded["sizes"], encoded["valid"]
+    shapes = _row_shapes(encoded)
+    present = np.arange(len(sizes)) if valid is None else np.flatnonzero(valid)
+    headers = np.zeros((len(present), header_bytes(shapes.shape[1]) // 4), "<i4")
+    headers[:, : shapes.shape[1]] = shapes[present]
+    headers = headers.view(values.dtype)
+    longer = sizes.copy()
+    longer[present] += headers.shape[1]
+    places = (np.cumsum(longer) - longer)[present][:, None] + np.arange(headers.shape[1])
+    whole = np.empty(int(longer.sum()), values.dtype)
+    is_number = np.ones(len(whole), bool)
+    is_number[places] = False
+    whole[places] = headers
+    whole[is_number] = values
+    return whole, longer
 
 
 _ARROW: dict[str, pa.DataType] = {

@@ -385,8 +385,8 @@ def _error_of(finding: Mapping[str, Any]) -> ConverterError:
             column=name,
         )
     return UnsupportedTypeError(
-        f"Column {name!r} has nested arrays whose rows differ in shape, which no tensor can hold. Pad or cut them to "
-        f"one shape before converting, or flatten them, e.g. F.flatten(F.col({quoted!r})).",
+        f"Column {name!r} has a row whose inner arrays differ in length, which makes no tensor. Pad or cut them to one "
+        f"length before converting, or flatten them, e.g. F.flatten(F.col({quoted!r})).",
         column=name,
     )
 
@@ -423,7 +423,13 @@ def _manifest_from(
     for column in columns:
         null_count = sum(report["nulls"].get(column.name, 0) for report in files)
         shape = () if column.kind == "scalar" else _common_shape(column, reports)
-        field = Field(name=column.name, dtype=column.dtype, shape=shape, has_nulls=null_count > 0)
+        field = Field(
+            name=column.name,
+            dtype=column.dtype,
+            shape=shape,
+            has_nulls=null_count > 0,
+            ragged_ndim=column.ndim if shape is None else 1,
+        )
         shortest, longest = lengths.get(column.name, (None, None))
         span_sum = sum(report["spans"][column.name] for report in files if column.name in report["spans"])
         statistics[column.name] = ColumnStatistics(
@@ -474,8 +480,6 @@ def _common_shape(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str,
     odd = next((item for item in found if item[0] is None or item[0] != first), None)
     if odd is None:
         return tuple(first)
-    if column.ndim > 1:
-        raise _error_of({"kind": "ragged_nested", "column": column.name})
     _, partition, report = odd
     row = report["odd_rows"].get(column.name)
     where = f"row {row} of partition {partition}" if row is not None else f"partition {partition}"

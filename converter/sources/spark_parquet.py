@@ -99,8 +99,9 @@ def write_with_spark(
     for name, column in named:
         if column.kind == "scalar":
             continue
-        if observed.get(f"{name}_null_elements"):
-            return [(0, {"finding": {"kind": "null_element", "column": column.name}})]
+        for kind in ("null_element", "jagged"):
+            if observed.get(f"{name}_{kind}"):
+                return [(0, {"finding": {"kind": kind, "column": column.name}})]
         shape = _observed_shape(column, name, observed)
         if column.shape is not None and shape != "unknown":
             declared = list(column.shape)
@@ -152,7 +153,8 @@ def _told_apart(functions: Any, named: Sequence[tuple[str, SparkColumn]], *, pac
 def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
     """Fewest and most numbers of a packed row."""
     value = functions.col(name)
-    sizes = functions.when(value.isNotNull(), functions.length(value))
+    header = executor.header_bytes(len(column.shape) if column.shape is not None else column.ndim)
+    sizes = functions.when(value.isNotNull(), functions.length(value) - header)
     itemsize = functions.lit(np.dtype(column.dtype).itemsize)
     return [
         (functions.min(sizes) / itemsize).cast("long").alias(f"{name}_least"),
@@ -163,18 +165,20 @@ def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
 def _level_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
     """Fewest and most elements of the lists on each level, and whether an element is null."""
     metrics, level = [], functions.col(name)
-    is_present = level.isNotNull()
+    is_present, is_jagged = level.isNotNull(), functions.lit(False)
     for depth in range(column.ndim):
         if depth:
             inner = functions.transform(level, functions.size)
             least, most = functions.array_min(inner), functions.array_max(inner)
+            is_jagged = is_jagged | functions.coalesce(least != most, functions.lit(False))
             level = functions.flatten(level)
         else:
             least = most = functions.when(is_present, functions.size(level))
         metrics.append(functions.min(least).alias(f"{name}_least_{depth}"))
         metrics.append(functions.max(most).alias(f"{name}_most_{depth}"))
     has_null = functions.coalesce(functions.exists(level, lambda element: element.isNull()), is_present)
-    metrics.append(functions.sum(has_null.cast("long")).alias(f"{name}_null_elements"))
+    metrics.append(functions.sum(has_null.cast("long")).alias(f"{name}_null_element"))
+    metrics.append(functions.sum(is_jagged.cast("long")).alias(f"{name}_jagged"))
     return metrics
 
 

@@ -285,11 +285,19 @@ def test_matrices_arrive_as_rows_and_columns(spark: SparkSession, cache_dir: Pat
         assert value.tolist() == (np.zeros((2, 3)) if matrix is None else matrix.toArray()).tolist()
 
 
-def test_matrices_of_different_shapes_are_refused(spark: SparkSession, cache_dir: Path) -> None:
-    rows = [(Matrices.dense(2, 1, [1.0, 2.0]),), (Matrices.dense(1, 2, [1.0, 2.0]),)]
-    df = spark.createDataFrame(rows, StructType([StructField("x", MatrixUDT())])).coalesce(1)
-    with pytest.raises(UnsupportedTypeError, match="'x' has nested arrays whose rows differ in shape"):
-        make_spark_converter(df, cache_dir=cache_dir)
+def test_matrices_of_different_shapes_are_ragged(spark: SparkSession, cache_dir: Path) -> None:
+    matrices = [
+        Matrices.dense(2, 3, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+        Matrices.dense(1, 2, [1.0, 2.0]),
+        None,
+        Matrices.sparse(3, 2, [0, 1, 3], [2, 0, 1], [7.0, 8.0, 9.0]),
+        DenseMatrix(2, 3, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], isTransposed=True),
+    ]
+    df = spark.createDataFrame([(one,) for one in matrices], StructType([StructField("x", MatrixUDT())])).coalesce(1)
+    values, valid = read_column(df, cache_dir, ragged="nested")
+    assert valid.tolist() == [one is not None for one in matrices]
+    for value, one in zip(values, matrices, strict=True):
+        assert value.tolist() == (np.zeros((0, 0)) if one is None else one.toArray()).tolist()
 
 
 def test_vectors_of_different_sizes_are_ragged(spark: SparkSession, cache_dir: Path) -> None:
@@ -345,11 +353,11 @@ def test_the_remedy_for_a_null_inside_an_array_works(spark: SparkSession, cache_
     assert values.tolist() == [[1.0, 0.0]]
 
 
-def test_nested_arrays_of_different_shapes_are_refused_and_the_remedy_works(
+def test_inner_arrays_of_different_lengths_are_refused_and_the_remedy_works(
     spark: SparkSession, cache_dir: Path
 ) -> None:
     df = rows_of(spark, "array<array<int>>", ["array(array(1, 2), array(3))", "array(array(4))"])
-    with pytest.raises(UnsupportedTypeError, match="Column 'x' has nested arrays whose rows differ in shape") as raised:
+    with pytest.raises(UnsupportedTypeError, match="'x' has a row whose inner arrays differ in length") as raised:
         make_spark_converter(df, cache_dir=cache_dir)
     assert files_below(cache_dir) == ["converter-v1/.owner"]
     remedy = re.search(r"e\.g\. (.*)\.$", str(raised.value))

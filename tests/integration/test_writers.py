@@ -248,14 +248,13 @@ def test_shapes_are_given_to_flat_and_nested_arrays(spark: SparkSession, cache_d
         ("IF(id = 17, array(1), array(1, 2))", {"shapes": {"bad": (2,)}}, SourceError,
          r"'bad' has a row of 1 numbers, where shapes= declares 2"),
         ("IF(id = 17, array(array(1), array(2, 3)), array(array(1, 2), array(3, 4)))", {}, UnsupportedTypeError,
-         "'bad' has nested arrays whose rows differ in shape"),
-        ("IF(id = 17, array(array(1, 2)), array(array(1, 2), array(3, 4)))", {}, UnsupportedTypeError,
-         "'bad' has nested arrays whose rows differ in shape"),
-        # The same number of numbers, in another shape.
-        ("IF(id = 17, array(array(1), array(2)), array(array(1, 2)))", {}, UnsupportedTypeError,
-         "'bad' has nested arrays whose rows differ in shape"),
+         "'bad' has a row whose inner arrays differ in length"),
+        ("IF(id = 17, array(array(array(1)), array(array(2, 3))), array(array(array(1))))", {}, UnsupportedTypeError,
+         "'bad' has a row whose inner arrays differ in length"),
+        ("IF(id = 17, array(array(1), array(2)), array(array(1, 2)))", {"shapes": {"bad": (1, 2)}}, SourceError,
+         r"'bad' has a row of shape \(2, [12]\), where shapes= declares shape \(1, 2\)"),
     ],
-    ids=["null element", "null row in a row", "nested null element", "shape", "jagged row", "jagged", "same size"],
+    ids=["null element", "null row in a row", "nested null element", "shape", "jagged", "jagged 3-d", "nested shape"],
 )  # fmt: skip
 def test_bad_data_is_the_same_error(
     spark: SparkSession, cache_dir: Path, way: str, value: str, options: Any, error: Any, match: str
@@ -269,6 +268,43 @@ def test_bad_data_is_the_same_error(
     assert settings(spark) == before
     assert files_below(cache_dir) == [MARKER]
     assert [path.name for path in cache_dir.rglob("*") if path.is_dir()] == ["converter-v1"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nested_arrays_of_different_shapes_keep_them(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    row = (
+        "transform(sequence(1, cast(id % 4 + 1 AS int)), i -> transform(sequence(1, cast(id % 3 + 1 AS int)), j -> {}))"
+    )
+    df = spark.range(0, 40, 1, 3).selectExpr(
+        "id",
+        f"IF(id = 7, NULL, {row.format('cast(100 * id + 10 * i + j AS int)')}) AS grid",
+        f"{row.format('array(cast(i AS double), cast(j AS double))')} AS points",
+        "IF(id % 2 = 0, array(array(cast(id AS tinyint))), array()) AS hollow",
+    )
+    with convert(df, way, cache_dir) as converter:
+        found = read(converter, nulls="mask")
+        with converter.make_batch_reader(batch_size=40, nulls="mask", ragged="pad") as reader:
+            (padded,) = list(reader)
+        statistics = converter.statistics["grid"]
+        assert converter.schema["grid"].shape is None
+    rows = df.orderBy("id").collect()
+    for index, row in enumerate(rows):
+        assert found["grid"][index].tolist() == (row["grid"] or np.zeros((0, 0)).tolist())
+        assert found["points"][index].tolist() == row["points"]
+        assert found["points"][index].dtype == np.float32
+        assert found["hollow"][index].tolist() == row["hollow"]
+        assert found["grid__valid"][index] == (row["grid"] is not None)
+        height, width = padded["grid__length"][index].tolist()
+        assert (height, width) == ((0, 0) if index == 7 else (index % 4 + 1, index % 3 + 1))
+        assert padded["grid"][index, :height, :width].tolist() == (row["grid"] or [])
+        assert not padded["grid"][index, height:].any()
+        assert not padded["grid"][index, :, width:].any()
+    assert padded["grid"].shape == (40, 4, 3)
+    assert padded["points"].shape == (40, 4, 3, 2)
+    numbers = np.array([number for row in rows for line in row["grid"] or [] for number in line])
+    assert (statistics.min, statistics.max) == (numbers.min(), numbers.max())
+    np.testing.assert_allclose([statistics.mean, statistics.std], [numbers.mean(), numbers.std()], rtol=1e-12)
+    assert (statistics.shortest, statistics.longest) == (1, 12)
 
 
 @pytest.mark.parametrize("way", WAYS)

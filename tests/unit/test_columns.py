@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converter.columns import check_fill, decode, gather, gather_stack, null_error, pad, ragged_values
+from converter.columns import check_fill, decode, gather, gather_stack, null_error, ragged_values
 from converter.errors import NullValueError
 from converter.schema import Field
+from converter.sources import executor
 from tests.unit.known_tables import RAGGED, SCALARS, TENSORS, Column
 
 IDS = list(range(57))
@@ -36,7 +37,12 @@ def stored(column: Column, way: str, ids: list[int] = IDS) -> pa.Array:
     if way == "list":
         # Spark's own writer knows lists of one level.
         return flat(column).arrow(ids)
-    rows = [row.tobytes() if ok else None for row, ok in zip(column.values(ids), column.valid(ids), strict=True)]
+    shape = column.shape or ()
+    # Where the width is not said, a row of several dimensions says its shape: int32, filled up to eights of bytes.
+    is_headed = way != "fixed" and len(shape) > 1
+    header = np.array([*shape, *[0] * (len(shape) % 2)], "<i4").tobytes() if is_headed else b""
+    pairs = zip(column.values(ids), column.valid(ids), strict=True)
+    rows = [header + row.tobytes() if ok else None for row, ok in pairs]
     width = int(np.prod(column.shape)) * np.dtype(column.dtype).itemsize if way == "fixed" else -1
     kind = pa.large_binary() if way == "large" else pa.binary(width)
     return pa.array(rows, kind)
@@ -144,10 +150,10 @@ def test_texts_and_bytes_stay_arrow_and_nulls_are_filled(column: Column, form: s
 def test_rows_of_different_lengths_are_decoded(dtype: str, way: str, form: str, is_nullable: bool) -> None:
     column = Column(name="words", dtype=dtype, shape=None, nullable=is_nullable)
     decoded = decode(chunked(stored(column, way), form), column.field, fill=0)
-    values, offsets = ragged_values(decoded.values, column.field)
+    found = ragged_values(decoded.values, column.field)
     rows = column.values(IDS)
-    assert_same(values, np.concatenate(rows).astype(column.dtype))
-    assert_same(offsets, np.cumsum([0, *map(len, rows)]))
+    assert_same(found.values, np.concatenate(rows).astype(column.dtype))
+    assert_same(found.offsets, np.cumsum([0, *map(len, rows)]))
     if is_nullable:
         assert_same(decoded.valid, column.valid(IDS))
 
@@ -156,8 +162,8 @@ def test_a_file_of_one_width_is_read_beside_ragged_ones() -> None:
     field = Field(name="x", dtype="int16", shape=None)
     fixed = pa.array([np.arange(3, dtype="<i2").tobytes(), None], pa.binary(6))
     decoded = decode(pa.chunked_array([fixed]), field, fill=0)
-    values, offsets = ragged_values(decoded.values, field)
-    assert (values.tolist(), offsets.tolist()) == ([0, 1, 2], [0, 3, 3])
+    found = ragged_values(decoded.values, field)
+    assert (found.values.tolist(), found.offsets.tolist()) == ([0, 1, 2], [0, 3, 3])
 
 
 def test_a_file_whose_rows_have_another_shape_than_the_schema_is_not_believed() -> None:
@@ -301,10 +307,10 @@ def test_gathered_objects_and_ragged_rows_are_the_wanted_ones(window: Any, colum
         arrays = [
             decode(pa.chunked_array([stored(column, "binary", part)]), column.field, fill=0).values for part in parts
         ]
-        values, offsets = ragged_values(gather(arrays, rows), column.field)
+        found = ragged_values(gather(arrays, rows), column.field)
         expected = column.values(wanted(parts, rows))
-        assert_same(values, np.concatenate(expected).astype(column.dtype))
-        assert_same(np.diff(offsets), np.array([len(row) for row in expected]))
+        assert_same(found.values, np.concatenate(expected).astype(column.dtype))
+        assert_same(np.diff(found.offsets), np.array([len(row) for row in expected]))
         return
     found = gather([column.arrow(part) for part in parts], rows)
     assert isinstance(found, pa.Array)
@@ -342,11 +348,73 @@ def test_padded_rows_are_the_rows_and_zeros_behind(rows: list[list[int]], start:
     field = Field(name="x", dtype="int16", shape=None)
     array = pa.array([np.array(row, "<i2").tobytes() for row in rows], pa.large_binary())[start:stop]
     rows = rows[start:stop]
-    values, offsets = ragged_values(array, field)
-    padded, lengths = pad(values, offsets)
+    padded, lengths = ragged_values(array, field).pad()
     longest = max(map(len, rows), default=0)
     assert padded.dtype == np.int16
     assert padded.shape == (len(rows), longest)
     assert padded.tolist() == [row + [0] * (longest - len(row)) for row in rows]
     assert lengths.tolist() == [len(row) for row in rows]
-    assert values.flags.writeable
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> tuple[str, int, list[Any]]:
+    """A dtype, a number of dimensions, and rows of any shapes, some null."""
+    dtype, ndim = draw(st.sampled_from(["bool", "int8", "int16", "int32", "float64"])), draw(st.integers(1, 3))
+    shapes = draw(st.lists(st.none() | st.tuples(*[st.integers(0, 3)] * ndim), max_size=8))
+    rows: list[Any] = []
+    for index, shape in enumerate(shapes):
+        # An empty list has no inner ones: beyond a size of nothing there is nothing.
+        sizes = None if shape is None else tuple(np.where(np.cumprod((1, *shape[:-1])) > 0, shape, 0).tolist())
+        rows.append(None if sizes is None else (np.arange(np.prod(sizes)) + index).reshape(sizes).astype(dtype))
+    return dtype, ndim, rows
+
+
+def as_lists(rows: list[Any], dtype: str, ndim: int) -> pa.Array:
+    kind = pa.from_numpy_dtype(np.dtype(dtype))
+    for _ in range(ndim):
+        kind = pa.list_(kind)
+    return pa.array([None if row is None else row.tolist() for row in rows], kind)
+
+
+@given(tensors(), st.sampled_from(["lists", "packed"]), st.integers(0, 3))
+@settings(max_examples=200, deadline=None)
+def test_rows_of_different_shapes_come_back_as_they_were(case: Any, way: str, start: int) -> None:
+    dtype, ndim, rows = case
+    field = Field(name="x", dtype=dtype, shape=None, ragged_ndim=ndim)
+    array = as_lists(rows, dtype, ndim)
+    if way == "packed":
+        encoded = executor.encode(array, {"kind": "tensor", "dtype": dtype, "ndim": ndim, "shape": None})
+        array = executor.as_binary(encoded, fixed=None)
+    decoded = decode(pa.chunked_array([array]), field, fill=0)
+    found = ragged_values(decoded.values[start:], field)
+    rows = rows[start:]
+    for row, one in zip(found.split(), rows, strict=True):
+        assert_same(row, np.zeros((0,) * ndim, dtype) if one is None else one)
+    padded, sizes = found.pad()
+    longest = np.max([np.zeros(ndim, int), *(row.shape for row in rows if row is not None)], axis=0)
+    expected = np.zeros((len(rows), *longest.tolist()), dtype)
+    for place, row in zip(expected, rows, strict=True):
+        if row is not None:
+            place[tuple(map(slice, row.shape))] = row
+    assert_same(padded, expected)
+    assert sizes.reshape(len(rows), ndim).tolist() == [[0] * ndim if row is None else list(row.shape) for row in rows]
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+def test_a_file_of_one_shape_is_read_beside_others(nulls: bool) -> None:
+    field = Field(name="x", dtype="int16", shape=None, ragged_ndim=2)
+    rows = [np.arange(6, dtype="<i2").reshape(2, 3), np.arange(6, 12, dtype="<i2").reshape(2, 3)]
+    packed = pa.array([row.tobytes() for row in rows] + [None] * nulls, pa.binary(12))
+    said = pa.field("x", packed.type, metadata={executor.SHAPE_METADATA: "[2, 3]"})
+    found = ragged_values(decode(pa.chunked_array([packed]), field, fill=0, stored=said).values, field)
+    assert [row.tolist() for row in found.split()][:2] == [row.tolist() for row in rows]
+    for wrong in (None, pa.field("x", packed.type), said.with_metadata({executor.SHAPE_METADATA: "[2, 2]"})):
+        with pytest.raises(pa.ArrowInvalid, match="'x' has rows whose shape the file does not say"):
+            decode(pa.chunked_array([packed]), field, fill=0, stored=wrong)
+
+
+@pytest.mark.parametrize("header", [(-1, 3), (2, 2), (2**31 - 1, 2**31 - 1)])
+def test_a_shape_that_contradicts_its_row_is_not_believed(header: tuple[int, int]) -> None:
+    row = np.array(header, "<i4").tobytes() + np.arange(3, dtype="<i4").tobytes()
+    with pytest.raises(ValueError, match="'x' has rows whose shape contradicts their length"):
+        ragged_values(pa.array([row], pa.large_binary()), Field(name="x", dtype="int32", shape=None, ragged_ndim=2))

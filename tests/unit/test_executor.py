@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from converter.columns import decode, ragged_values
+from converter.schema import Field
 from converter.sources import executor
 from converter.sources.moments import from_json
 from converter.sources.spark_schema import SparkColumn
@@ -76,6 +78,19 @@ def read(directory: Path, report: dict[str, Any], column: SparkColumn | Column) 
 
 def read_all(directory: Path, reports: Sequence[dict[str, Any]], column: SparkColumn | Column) -> list[Any]:
     return [row for report in reports for row in read(directory, report, column)]
+
+
+def shaped(directory: Path, reports: Sequence[dict[str, Any]], column: SparkColumn) -> list[Any]:
+    """A ragged column of all files, as our reader gives it."""
+    field = Field(name=column.name, dtype=column.dtype, shape=None, ragged_ndim=column.ndim)
+    rows: list[Any] = []
+    for report in reports:
+        table = pq.read_table(directory / report["name"])
+        decoded = decode(table[column.name], field, fill=0, stored=table.schema.field(column.name))
+        found = [row.tolist() for row in ragged_values(decoded.values, field).split()]
+        valid = [True] * len(found) if decoded.valid is None else decoded.valid.tolist()
+        rows += [row if is_valid else None for row, is_valid in zip(found, valid, strict=True)]
+    return rows
 
 
 def flat(rows: Sequence[Any]) -> list[Any]:
@@ -456,11 +471,20 @@ def test_matrices_are_written_row_by_row(tmp_path: Path, kind: str, sliced: bool
 
 
 @pytest.mark.usefixtures("every_batch_counts")
-@pytest.mark.parametrize("batches", [[[(2, 3), (3, 2)]], [[(2, 3)], [(3, 2)]]], ids=["inside one", "between two"])
-def test_matrices_of_different_shapes_are_a_finding(tmp_path: Path, batches: list[list[tuple[int, int]]]) -> None:
-    arrays = [pa.array([matrix(np.ones(shape)) for shape in batch], MATRIX_TYPE) for batch in batches]
-    assert finding_of(write_one(tmp_path, MATRIX, *arrays)) == {"kind": "ragged_nested", "column": "x"}
-    assert files(tmp_path) == []
+@pytest.mark.parametrize("batches", [[[(2, 3), (3, 2), (1, 1)]], [[(2, 3)], [(3, 2)]]], ids=["inside one", "between"])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_matrices_of_different_shapes_keep_them(
+    tmp_path: Path, batches: list[list[tuple[int, int]]], sparse: bool, transposed: bool
+) -> None:
+    known = [[np.arange(1.0, 7.0)[: shape[0] * shape[1]].reshape(shape) for shape in batch] for batch in batches]
+    arrays = [
+        pa.array([matrix(one, sparse=sparse, transposed=transposed) for one in batch], MATRIX_TYPE) for batch in known
+    ]
+    reports = write_one(tmp_path, MATRIX, *arrays)
+    assert shaped(tmp_path, reports, MATRIX) == [one.tolist() for batch in known for one in batch]
+    assert reports[-1]["shapes"] == {"x": None}
+    assert reports[-1]["odd_rows"] == {"x": 1}
 
 
 # Findings
@@ -482,22 +506,38 @@ def test_a_null_inside_an_array_is_a_finding(tmp_path: Path, ndim: int, row: Any
 
 @pytest.mark.usefixtures("every_batch_counts")
 @pytest.mark.parametrize(
-    ("ndim", "batches"),
+    ("ndim", "odd", "batches"),
     [
-        (2, [[[[1, 2]], [[1], [2]]]]),
-        (2, [[[[1, 2], [3]]]]),
-        (2, [[[[1, 2]]], [[[1], [2]]]]),
-        (2, [[None], [[[1, 2]]], [[[1, 2, 3]]]]),
-        (3, [[[[[1], [2]]], [[[1]], [[2]]]]]),
-        (3, [[[[[1, 2]]]], [[[[1]], [[2]]]]]),
+        (2, 1, [[[[1, 2]], [[1], [2]]]]),
+        (2, 1, [[[[1, 2]]], [[[1], [2]]]]),
+        (2, 2, [[None], [[[1, 2]]], [[[1, 2, 3]]], [None, [[1, 2]]]]),
+        (3, 1, [[[[[1], [2]]], [[[1]], [[2]]]]]),
+        (3, 1, [[[[[1, 2]]]], [[[[1]], [[2]]]]]),
     ],
-    ids=["inside", "inside a row", "between", "after nulls", "3-d inside", "3-d between"],
+    ids=["inside", "between", "after nulls", "3-d inside", "3-d between"],
 )
-def test_nested_arrays_of_different_shapes_are_a_finding(tmp_path: Path, ndim: int, batches: list[Any]) -> None:
+def test_nested_arrays_of_different_shapes_keep_them(tmp_path: Path, ndim: int, odd: int, batches: list[Any]) -> None:
     arrays = [pa.array(batch, NESTED[ndim]) for batch in batches]
-    found = finding_of(write_one(tmp_path, plan("tensor", "int64", ndim), *arrays))
-    assert found == {"kind": "ragged_nested", "column": "x"}
+    column = plan("tensor", "int64", ndim)
+    reports = write_one(tmp_path, column, *arrays)
+    assert shaped(tmp_path, reports, column) == [row for batch in batches for row in batch]
+    assert reports[-1]["shapes"] == {"x": None}
+    assert reports[-1]["odd_rows"] == {"x": odd}
+
+
+@pytest.mark.parametrize(("ndim", "row"), [(2, [[1, 2], [3]]), (3, [[[1], [2]], [[3]]]), (3, [[[1, 2], [3]]])])
+def test_inner_arrays_of_different_lengths_are_a_finding(tmp_path: Path, ndim: int, row: Any) -> None:
+    found = finding_of(write_one(tmp_path, plan("tensor", "int64", ndim), pa.array([None, row], NESTED[ndim])))
+    assert found == {"kind": "jagged", "column": "x"}
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("row", [[[1, 2], [3, 4], [5, 6]], [[1, 2, 3], [4, 5, 6]], [[1, 2]], [[]], []])
+def test_a_nested_row_that_contradicts_its_declared_shape_is_a_finding(tmp_path: Path, row: Any) -> None:
+    array = pa.array([None, [[1, 2], [3, 4]], row], NESTED[2])
+    found = finding_of(write_one(tmp_path, plan("tensor", "int64", 2, (2, 2)), array))
+    shape = (len(row), len(row[0]) if row else 0)
+    assert found == {"kind": "shape", "column": "x", "row": 2, "found": f"shape {shape}", "expected": "shape (2, 2)"}
 
 
 @pytest.mark.usefixtures("every_batch_counts")
@@ -781,7 +821,9 @@ def test_packed_batches_are_what_the_executors_would_store(tmp_path: Path) -> No
         rows = [row for batch in packed for row in batch.column(index).to_pylist()]
         expected = column.values(list(range(100)))
         if column.ndim:
-            assert rows == [row.tobytes() for row in expected]
+            shape = np.array([*expected.shape[1:], 0][: len(expected.shape[1:]) + 1 & ~1], "<i4")
+            header = shape.tobytes() if column.ndim > 1 else b""
+            assert rows == [header + row.tobytes() for row in expected]
         else:
             assert rows == expected.tolist()
 
@@ -789,8 +831,8 @@ def test_packed_batches_are_what_the_executors_would_store(tmp_path: Path) -> No
 @pytest.mark.usefixtures("every_batch_counts")
 def test_what_packing_finds_is_raised_with_its_mark(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, [plan("tensor", "int64", 2)])
-    batches = batches_of(*(pa.array(rows, NESTED[2]) for rows in ([[[1, 2]]], [[[1], [2]]])))
-    with pytest.raises(ValueError, match=r'^converter finding: \{"kind": "ragged_nested", "column": "x"\}$'):
+    batches = batches_of(*(pa.array(rows, NESTED[2]) for rows in ([[[1, 2]]], [[[1], [2, 3]]])))
+    with pytest.raises(ValueError, match=r'^converter finding: \{"kind": "jagged", "column": "x"\}$'):
         list(executor.make_pack_batches(spec)(iter(batches)))
 
 
