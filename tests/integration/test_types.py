@@ -25,7 +25,7 @@ from pyspark.sql.types import (
     UserDefinedType,
 )
 
-from converter import NullValueError, UnsupportedTypeError, make_spark_converter
+from converter import NullValueError, SourceError, UnsupportedTypeError, make_spark_converter
 from tests.known_rows import files_below
 
 INFINITY = float("inf")
@@ -456,3 +456,26 @@ def test_the_remedy_of_the_message_works(spark: SparkSession, cache_dir: Path, n
     assert batch["id"].tolist() == [0, 1, 2]
     assert len(batch[name]) == 3
     assert converter.schema[name].has_nulls == ("void" in name)
+
+
+def test_rows_that_differ_in_their_first_size_are_torchs_jagged_tensors(spark: SparkSession, cache_dir: Path) -> None:
+    box = "array(cast(id AS float), cast(i AS float))"
+    df = spark.range(0, 10, 1, 1).selectExpr(
+        f"transform(sequence(1, cast(id % 3 + 1 AS int)), i -> {box}) AS boxes",
+        "transform(sequence(1, 2), i -> transform(sequence(1, cast(id % 3 + 1 AS int)), j -> i * j)) AS grids",
+    )
+    with make_spark_converter(df, cache_dir=cache_dir) as converter:
+        with converter.make_torch_dataloader(batch_size=10, columns=["boxes"], ragged="nested") as loader:
+            (batch,) = list(loader)
+        with (
+            converter.make_torch_dataloader(batch_size=10, columns=["grids"], ragged="nested") as loader,
+            pytest.raises(SourceError, match="'grids' has rows that differ in more than their first dimension"),
+        ):
+            list(loader)
+        with converter.make_torch_dataloader(batch_size=10, columns=["grids"], ragged="pad") as loader:
+            (padded,) = list(loader)
+    rows = [[[float(row), float(i)] for i in range(1, row % 3 + 2)] for row in range(10)]
+    assert [one.tolist() for one in batch["boxes"].unbind()] == rows
+    assert padded["grids"].shape == (10, 2, 3)
+    assert padded["grids__length"].tolist() == [[2, row % 3 + 1] for row in range(10)]
+    assert padded["grids"][4].tolist() == [[1, 2, 0], [2, 4, 0]]
