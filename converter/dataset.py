@@ -307,7 +307,10 @@ class DatasetConverter:
             known = manifest.statistics.get(field.name)
             if known is None or known.row_group_span is None or known.row_group_span > _CLUSTERED_SPAN:
                 continue
-            is_row_number = field.dtype == "int64" and known.max - known.min + 1 == manifest.num_rows
+            # Where nobody took the extremes yet, a whole number may be one: rather no advice than a wrong one.
+            is_row_number = field.dtype == "int64" and (
+                known.closed is None or known.max - known.min + 1 == manifest.num_rows
+            )
             if not is_row_number:
                 clustered.append(field.name)
         if clustered:

@@ -455,18 +455,22 @@ def _close_file(file: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def sum_spans(footer: pq.FileMetaData) -> dict[str, float]:
-    """For each column of single numbers the sum over the row groups of maximum minus minimum, from the footer."""
-    spans: dict[str, float] = {}
-    names = footer.schema.to_arrow_schema().names
-    for index, name in enumerate(names):
+def sum_spans(footer: pq.FileMetaData) -> dict[str, list[float]]:
+    """For each column of single numbers the sum of the row groups' ranges, and its least and largest value."""
+    spans: dict[str, list[float]] = {}
+    for index in range(footer.num_columns):
+        column = footer.schema.column(index)
+        if column.max_repetition_level:
+            continue
+        name = column.path
         for group in range(footer.num_row_groups):
             statistics = footer.row_group(group).column(index).statistics
             if statistics is None or not statistics.has_min_max or isinstance(statistics.min, (str, bytes)):
                 continue
-            span = _as_number(statistics.max) - _as_number(statistics.min)
-            if np.isfinite(span):
-                spans[name] = spans.get(name, 0.0) + span
+            least, most = _as_number(statistics.min), _as_number(statistics.max)
+            if np.isfinite(most - least):
+                before = spans.get(name, [0.0, least, most])
+                spans[name] = [before[0] + most - least, min(before[1], least), max(before[2], most)]
     return spans
 
 

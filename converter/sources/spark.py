@@ -431,13 +431,13 @@ def _manifest_from(
             ragged_ndim=column.ndim if shape is None else 1,
         )
         shortest, longest = lengths.get(column.name, (None, None))
-        span_sum = sum(report["spans"][column.name] for report in files if column.name in report["spans"])
+        spans = [report["spans"][column.name] for report in files if column.name in report["spans"]]
         statistics[column.name] = ColumnStatistics(
             field=field,
             null_count=null_count,
             shortest=shortest,
             longest=longest,
-            row_group_span=_row_group_span(column, span_sum, totals, num_row_groups=sum(map(len, rows))),
+            row_group_span=_row_group_span(column, spans, num_row_groups=sum(map(len, rows))),
             closed=totals.get(column.name),
         )
     schema = Schema(tuple(column.field for column in statistics.values()))
@@ -456,15 +456,13 @@ def _manifest_from(
     )
 
 
-def _row_group_span(
-    column: SparkColumn, span_sum: float, totals: Mapping[str, Any], *, num_row_groups: int
-) -> float | None:
+def _row_group_span(column: SparkColumn, spans: Sequence[Sequence[float]], *, num_row_groups: int) -> float | None:
     """The average part of the column's whole range that a row group covers."""
-    closed = totals.get(column.name)
-    if column.kind != "scalar" or closed is None or closed["min"] is None:
+    if column.kind != "scalar" or not spans:
         return None
-    whole = float(closed["max"]) - float(closed["min"])
-    return span_sum / num_row_groups / whole if 0 < whole < math.inf else None
+    sums, least, most = zip(*spans, strict=True)
+    whole = max(most) - min(least)
+    return sum(sums) / num_row_groups / whole if 0 < whole < math.inf else None
 
 
 def _common_shape(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[int, ...] | None:

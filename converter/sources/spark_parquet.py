@@ -115,7 +115,6 @@ def write_with_spark(
     return _reports(
         directory,
         {"nulls": nulls, "shapes": shapes, "digests": [f"{observed['digest'] or 0:x}"]},
-        has_lists=not packed and bool(shapes),
     )
 
 
@@ -208,7 +207,7 @@ def _wrong_shape(column: SparkColumn, name: str, observed: Mapping[str, Any]) ->
     return {"kind": "shape", "column": column.name, "found": f"{size} numbers", "expected": f"{expected} numbers"}
 
 
-def _reports(directory: Storage, observed: Mapping[str, Any], *, has_lists: bool) -> list[tuple[int, dict[str, Any]]]:
+def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     """One report for each file that Spark wrote and that has rows, from its footer; the first has what was observed."""
     found = [(match, info) for info in directory.list() if (match := _FILE_NAME.fullmatch(info.name))]
     with ThreadPoolExecutor(8, thread_name_prefix="converter-footers") as pool:
@@ -225,7 +224,7 @@ def _reports(directory: Storage, observed: Mapping[str, Any], *, has_lists: bool
             "nulls": {},
             "shapes": {},
             "odd_rows": {},
-            "spans": {} if has_lists else executor.sum_spans(footer),
+            "spans": executor.sum_spans(footer),
         }
         if report["rows"]:
             reports.append((int(match[1]), report))

@@ -308,6 +308,24 @@ def test_nested_arrays_of_different_shapes_keep_them(spark: SparkSession, cache_
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_shuffling_sorted_rows_suggests_to_mix_them(
+    spark: SparkSession, cache_dir: Path, caplog: pytest.LogCaptureFixture, way: str, is_sorted: bool
+) -> None:
+    label = "id div 4000" if is_sorted else "id % 10"
+    df = spark.range(0, 40_000, 1, 10).selectExpr(f"cast({label} AS int) AS label", "array(id, id) AS pair")
+    with (
+        convert(df, way, cache_dir, row_group_bytes=4096) as converter,
+        caplog.at_level("INFO", logger="converter"),
+        converter.make_batch_reader(shuffle=True, shuffle_window_rows=1000) as reader,
+    ):
+        assert len(reader) == 1250
+    said = [record.getMessage() for record in caplog.records if "shuffle_rows_seed" in record.getMessage()]
+    assert len(said) == int(is_sorted)
+    assert all("sorted or clustered by 'label'" in text for text in said)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_failing_job_is_our_error_and_leaves_nothing(spark: SparkSession, cache_dir: Path, way: str) -> None:
     bad = spark.range(0, 20, 1, 2).select(F.when(F.col("id") == 17, F.raise_error(F.lit("on purpose"))).alias("x"))
     before = settings(spark)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -272,3 +274,23 @@ def test_the_fingerprint_of_a_given_dataset_does_not_change_between_versions() -
     # It seeds the order of an epoch: another one would end the resuming of old runs.
     schema = Schema((Field(name="x", dtype="float32", shape=(2,)),))
     assert fingerprint_of(schema, [[1, 2]], [["a", "b"]]) == "0e5d18c77dd0af4ecc50921120e417ec"
+
+
+def test_a_large_manifest_stays_small_in_memory() -> None:
+    row_groups = 100_000
+    large = replace(
+        make_manifest([[1]]),
+        file_names=tuple(f"data-{'0' * 32}/part-{file:05d}-{file:08x}-0000.parquet" for file in range(10_000)),
+        file_bytes=np.full(10_000, 84_123_456),
+        row_group_file=np.repeat(np.arange(10_000), 10),
+        row_group_rows=np.full(row_groups, 50_123),
+        row_group_bytes=np.full(row_groups, 8_412_345),
+        num_rows=row_groups * 50_123,
+    )
+    tracemalloc.start()
+    found = Manifest.from_json(large.to_json(), path="manifest.json")
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.row_group_rows.tolist() == large.row_group_rows.tolist()
+    assert peak < 30e6
+    assert kept < 10e6
