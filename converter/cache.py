@@ -369,12 +369,7 @@ def abandon(root: Storage, attempt: Attempt) -> None:
         return
     data = entry.below(attempt.data_directory)
     for _ in range(_ABANDON_LOOKS):
-        if not _is_linked(entry, attempt.data_directory) and any(
-            info.name == _SPARK_STAGING and not info.is_link for info in data.list()
-        ):
-            # Spark's committer works there; in our own folder, never committed, it is all ours.
-            data.below(_SPARK_STAGING).delete_tree()
-        _delete_data(entry, attempt.data_directory)
+        _delete_uncommitted(entry, attempt.data_directory)
         # A task that is being cancelled may open one more file, and its folder again.
         time.sleep(_ABANDON_SECONDS / _ABANDON_LOOKS)
         if not data.list():
@@ -519,6 +514,17 @@ def _is_linked(directory: Storage, name: str) -> bool:
     return any(info.name == name and info.is_link for info in directory.list())
 
 
+def _delete_uncommitted(entry: Storage, directory_name: str) -> SweepReport:
+    """Remove the data of an attempt that never was committed, and what Spark's own writer left unfinished."""
+    data = entry.below(directory_name)
+    if not _is_linked(entry, directory_name) and any(
+        info.name == _SPARK_STAGING and not info.is_link for info in data.list()
+    ):
+        # Spark's committer works there; in our own folder, never committed, it is all ours.
+        data.below(_SPARK_STAGING).delete_tree()
+    return _delete_data(entry, directory_name)
+
+
 def _delete_data(entry: Storage, directory_name: str) -> SweepReport:
     """Remove our data files of one attempt, and its folder if nothing else stands there."""
     if _is_linked(entry, directory_name):
@@ -646,7 +652,8 @@ def _sweep_attempt(
             return SweepReport()
     if attempt_id in _held_now(entry):
         return SweepReport()
-    return counted + _delete_data(entry, directory_name)
+    # Of an entry that was committed no staging is left.
+    return counted + (_delete_data if was_committed else _delete_uncommitted)(entry, directory_name)
 
 
 def _held_now(entry: Storage) -> set[str]:

@@ -222,8 +222,9 @@ class DatasetConverter:
             drop_last: leave out a last batch that is shorter than the others.
             nulls: `"raise"`; `"mask"`, which adds `<name>__valid` for columns that have nulls, and zeros in their
                 places; or `{column: fill value}`.
-            ragged: for rows of different lengths: `"raise"`; `"pad"` with zeros, which adds `<name>__length`;
-                or `"nested"`, a jagged tensor.
+            ragged: for rows of different shapes: `"raise"`; `"pad"` with zeros, which adds `<name>__length` (the number
+                of values, or of nested arrays the sizes, `(rows, ndim)`); or `"nested"`, a jagged tensor, whose rows
+                may differ in their first size alone.
             workers_count: reader threads; None for one a core, up to four.
             num_workers: processes, as torch means it. Threads are faster, unless code of yours holds the GIL.
 

@@ -236,7 +236,10 @@ def _spark_columns() -> list[tuple[str, Column]]:
         ("timestamp", F.timestamp_micros(key("timestamp") * 2_999_999 - 2**51)),
         ("timestamp_ntz", F.expr("timestamp_ntz'1970-01-01 00:00:00'") + F.make_dt_interval(day, secs=second)),
         ("string", F.when(key("string") % 7 == 0, "").otherwise(words)),
-        ("binary", F.unhex(F.repeat(F.lpad(F.hex(key("binary")), 8, "0"), (key("binary") % 3).cast("int")))),
+        (
+            "binary",
+            F.unhex(F.call_function("repeat", F.lpad(F.hex(key("binary")), 8, "0"), (key("binary") % 3).cast("int"))),
+        ),
         ("array<float>", F.array(*numbers("array<float>", 8, "float", 16))),
         ("array<double>", F.array(*numbers("array<double>", 3, "double", 1000))),
         ("nested", F.array(F.array(*nested[:3]), F.array(*nested[3:]))),

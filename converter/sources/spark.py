@@ -165,7 +165,11 @@ def write_dataframe(
         manifest, lease = cache.commit(root, attempt, manifest)
     except BaseException:
         # Also on Ctrl-C: what was written has no manifest, and must not stay either.
-        cache.abandon(root, attempt)
+        try:
+            cache.abandon(root, attempt)
+        except CacheError as left:
+            # What failed first is what the user must hear.
+            logger.warning("Left for a later sweep: %s", left)
         raise
     identity.remember(bucket, df, evidence, key)
     return Entry(root=root, key=key, manifest=manifest, lease=lease)
@@ -234,7 +238,7 @@ def _run_write(
     selected = df.selectExpr(*(column.select(f"c{index}") for index, column in enumerate(columns)))
     if shuffle_rows_seed is not None:
         selected = _shuffled(selected, shuffle_rows_seed)
-    confs = _batch_confs(columns, str(session.version)) | WRITE_CONFS
+    confs = _batch_confs(columns, _version(session)) | WRITE_CONFS
     name = f"converter-{posixpath.basename(directory.url)}"
     try:
         with (
@@ -248,6 +252,9 @@ def _run_write(
                 reports = _write_with_executors(selected, columns, spec, session)
             else:
                 packed = way == "spark" and any(column.kind != "scalar" for column in columns)
+                if is_connect and _version(session) < (4, 1):
+                    # Of two observations its server answers the outer one alone, and nested lists need both.
+                    packed = packed and not any(column.kind == "tensor" and column.ndim > 1 for column in columns)
                 reports = write_with_spark(selected, columns, spec, directory=directory, packed=packed)
     except ConverterError:
         raise
@@ -340,7 +347,12 @@ def _shuffled(df: Any, seed: int) -> Any:
     return spread.drop(*keys)
 
 
-def _batch_confs(columns: Sequence[SparkColumn], version: str) -> dict[str, str]:
+def _version(session: Any) -> tuple[int, ...]:
+    """Major and minor version of Spark."""
+    return tuple(int(part) for part in str(session.version).split(".")[:2])
+
+
+def _batch_confs(columns: Sequence[SparkColumn], version: tuple[int, ...]) -> dict[str, str]:
     """How much Spark may hand to Python at once: by default 10,000 rows, which for rows of 2 MB is 20 GB.
 
     Spark 4.2 can bound the bytes, but then it adds up the size of every column at each row: of 41 numbers that is
@@ -350,12 +362,11 @@ def _batch_confs(columns: Sequence[SparkColumn], version: str) -> dict[str, str]
     """
     records, num_bytes = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
     widths = [column.fixed_bytes for column in columns]
-    major, minor = (int(part) for part in version.split(".")[:2])
     if None not in widths:
         width = sum(width for width in widths if width is not None)
         rows = min(max(10_000, _BATCH_BYTES // width), _MAX_BATCH_BYTES // width)
         return {records: str(max(1, rows)), num_bytes: str(2**31 - 1)}
-    if (major, minor) >= (4, 2):
+    if version >= (4, 2):
         return {num_bytes: str(_BATCH_BYTES)}
     # Older versions bound rows alone; the executor puts small batches together again.
     return {records: "256" if all(column.kind == "scalar" and column.dtype != "bytes" for column in columns) else "64"}

@@ -40,10 +40,11 @@ _SPARK_TYPES = {
 _CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
 _FILE_NAME = re.compile(r"part-([0-9]{5,})-.*-c([0-9]{3,})\..*")
 
-# Times as whole microseconds, in every version (INT96 wraps beyond 1677 to 2262 for its readers); and no platform's
-# own re-sorting, because the order of rows is promised.
+# Times as whole microseconds, in every version (INT96 wraps beyond 1677 to 2262 for its readers); dates of any year as
+# they are (Spark 3.5 refuses those before 1582); and no platform's own re-sorting: the order of rows is promised.
 WRITE_CONFS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.vorder.enabled": "false",
     "spark.sql.parquet.vorder.default": "false",
 }
@@ -61,6 +62,7 @@ def write_with_spark(
         if column.kind == "matrix" and (column.shape is None or not packed):
             return [(0, {"finding": {"kind": "matrix", "column": column.name}})]
     observations = [Observation()]
+    lists: list[tuple[str, SparkColumn]] = []
     if packed:
         lists = [(name, column) for name, column in named if column.kind == "tensor" and column.ndim > 1]
         nested = [one for name, column in lists for one in _level_metrics(functions, column, name)]
@@ -95,6 +97,14 @@ def write_with_spark(
     # The folder is this attempt's alone, so that appending to it is writing it.
     renamed.write.options(**options).mode("append").parquet(directory.spark_url)
     observed = {name: value for observation in observations for name, value in observation.get.items()}
+    if not all(f"{name}_nulls" in observed for name, _ in named) or not all(
+        f"{name}_least_0" in observed for name, _ in lists
+    ):
+        raise CacheError(
+            f"Spark {selected.sparkSession.version} wrote {directory.url} and did not answer what it observed on the "
+            "way, so its shapes are not known. Say writer='executors'.",
+            path=directory.url,
+        )
     shapes = {}
     for name, column in named:
         if column.kind == "scalar":

@@ -75,7 +75,7 @@ def short_cause(error: Exception) -> str:
     """
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
     lines = [line.removeprefix(": ") for line in lines if "An error occurred while calling" not in line]
-    traceback = next((index for index, line in enumerate(lines) if line.startswith("Traceback (most recent")), None)
+    traceback = next((index for index, line in enumerate(lines) if "Traceback (most recent" in line), None)
     if traceback is not None:
         # The traceback's last line is the first one after it that is not indented.
         ends = [
@@ -86,10 +86,12 @@ def short_cause(error: Exception) -> str:
         if ends:
             return ends[0][:500]
     classed = [line.strip() for line in lines if re.search(r"\[[A-Z][A-Z0-9_.]+\] ", line)]
+    # That a task failed to write is known; why it did stands further down.
+    classed = [line for line in classed if "[TASK_WRITE_FAILED]" not in line] or classed
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     whole = [line.strip() for line in lines if not line.startswith(("\t", "    at"))]
     found = classed[:1] or causes[-1:] or whole[:1]
-    return (found[0] if found else type(error).__name__)[:500]
+    return (found[0].removeprefix("Caused by: ") if found else type(error).__name__)[:500]
 
 
 _TRAVELLING = (executor, moments)

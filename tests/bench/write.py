@@ -7,7 +7,8 @@
 Frames, from Parquet sources, in local[2]: tab = 2 M rows of a long and 40 floats, emb = 200 k rows of a long, a
 float[512] of incompressible values and a label, img = 20 k rows of 10 kB of binary. Each pair is run in turns (A B A B
 …) after one warm-up of both, with the disk's buffers flushed before each run; the median of each is compared. "Without
-statistics" and "without digest" are the same conversion with that part of the executors' work left out. Prints Markdown.
+statistics" and "without digest" are the same conversion with that part of the executors' work left out, and in brackets
+what the whole takes against it. Prints Markdown.
 """
 
 from __future__ import annotations

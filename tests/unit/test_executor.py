@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -562,6 +563,15 @@ def test_a_row_that_contradicts_its_declared_shape_is_a_finding_with_its_number(
     assert files(tmp_path) == []
     (report,) = write_one(tmp_path, column, arrays[0])
     assert report["shapes"] == {"x": [2, 2]}
+
+
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_a_task_leaves_no_writer_in_memory(tmp_path: Path, is_bad: bool) -> None:
+    rows = [[1.0, 2.0]] * 10_000 + [[1.0, None]] * is_bad
+    for _ in range(3):
+        write_one(tmp_path, plan(dtype="float64"), pa.array(rows, pa.list_(pa.float64())), row_group_bytes=1024)
+    gc.collect()
+    assert [one for one in gc.get_objects() if type(one) is pq.ParquetWriter] == []
 
 
 def test_a_finding_after_files_were_closed_leaves_none_of_them(tmp_path: Path) -> None:

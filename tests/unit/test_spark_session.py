@@ -1,0 +1,44 @@
+"""What is told of a Spark error: its own reason, not its hundreds of lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from converter.sources.spark_session import finding_in, short_cause
+
+STACK = "".join(f"\tat org.apache.spark.Some.method{number}(Some.scala:{number})\n" for number in range(200))
+TRACEBACK = """Traceback (most recent call last):
+  File "/x/job.py", line 3, in fail
+    raise ValueError(f"no value for {number}")
+ValueError: no value for 777
+"""
+
+
+FAILED_WRITE = "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/x."
+ANCIENT = "org.apache.spark.SparkUpgradeException: [INCONSISTENT.WRITE_ANCIENT_DATETIME] Writing dates before 1582."
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (f"An error occurred while calling o1.collect.\n: {TRACEBACK}{STACK}", "ValueError: no value for 777"),
+        # Spark Connect 4.2 begins the traceback in the middle of a line.
+        (f"[PYTHON_EXCEPTION] The Python worker said: {TRACEBACK}{STACK}", "ValueError: no value for 777"),
+        (f"An error occurred while calling o1.x.\n: {FAILED_WRITE}\n{STACK}Caused by: {ANCIENT}\n{STACK}", ANCIENT),
+        (
+            f"Job aborted.\n{STACK}Caused by: java.io.IOException: Disk is full\n{STACK}",
+            "java.io.IOException: Disk is full",
+        ),
+        ("plain\nwords", "plain"),
+        ("", "Exception"),
+    ],
+    ids=["traceback", "traceback in a line", "task write failed", "java", "plain", "nothing"],
+)
+def test_the_cause_of_a_spark_error_is_one_line(text: str, cause: str) -> None:
+    assert short_cause(Exception(text)) == cause
+
+
+def test_what_an_executor_found_is_read_from_the_text() -> None:
+    text = f'[X] boom: ValueError: converter finding: {{"kind": "jagged", "column": "a \\"b"}}\n{STACK}'
+    assert finding_in(Exception(text)) == {"kind": "jagged", "column": 'a "b'}
+    assert finding_in(Exception("something else")) is None
