@@ -520,6 +520,9 @@ def _discard(file: dict[str, Any] | None, reports: list[dict[str, Any]], spec: d
     if file is not None:
         file["raw"].close()
         file["is_discarded"] = True
+        if "writer" in file:
+            # Else it would close itself, and complain.
+            file["writer"].is_open = False
         _let_go_of_writer(file)
         reports = [*reports, file]
     for report in reports:
