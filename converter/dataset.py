@@ -21,7 +21,15 @@ from converter.schema import FloatDtype, Schema
 from converter.sources.spark import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
 from converter.statistics import ColumnStatistics
 from converter.storage import Storage, StorageOptions
-from converter.windows import BatchSource, check_policies, default_workers_count, resolve_names, scan_statistics
+from converter.windows import (
+    LENGTH_SUFFIX,
+    VALID_SUFFIX,
+    BatchSource,
+    check_policies,
+    default_workers_count,
+    resolve_names,
+    scan_statistics,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -124,8 +132,14 @@ class DatasetConverter:
         Taken while writing; where Spark's own writer wrote, by one pass over the rows at first use.
         """
         if self._statistics is None:
-            source = self._source(batch_size=1 << 16, nulls="mask", ragged="pad")
-            self._statistics = scan_statistics(source)
+            # A column that is called like another one's mask or lengths is read in a pass of its own.
+            names = self.schema.names
+            later = [name for name in names if name.endswith((VALID_SUFFIX, LENGTH_SUFFIX))]
+            found: dict[str, ColumnStatistics] = {}
+            for part in ([name for name in names if name not in later], *([name] for name in later)):
+                if part:
+                    found |= scan_statistics(self._source(batch_size=1 << 16, columns=part, nulls="mask", ragged="pad"))
+            self._statistics = {name: found[name] for name in names}
         return self._statistics
 
     @property

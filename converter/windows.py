@@ -397,7 +397,9 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
     null_counts = dict.fromkeys((field.name for field in source.fields), 0)
     for run in source.runs(source.plan(0)):
         for field in source.fields:
-            column, valid = run.columns[field.name], run.columns.get(field.name + VALID_SUFFIX)
+            column = run.columns[field.name]
+            # Only of a column with nulls is this its mask; else it may be a user's column of that name.
+            valid = run.columns[field.name + VALID_SUFFIX] if field.has_nulls else None
             if valid is not None:
                 null_counts[field.name] += int(len(valid) - valid.sum())
             if field.is_object:

@@ -308,6 +308,21 @@ def test_nested_arrays_of_different_shapes_keep_them(spark: SparkSession, cache_
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("value", ["id * 10", "IF(id = 3, NULL, id * 10)"])
+def test_a_column_called_like_a_mask_does_not_spoil_the_statistics(
+    spark: SparkSession, cache_dir: Path, way: str, value: str
+) -> None:
+    df = spark.range(0, 10, 1, 2).selectExpr("0L AS a__valid", f"{value} AS a", "-id AS a__length", "array(id) AS b")
+    with convert(df, way, cache_dir) as converter:
+        statistics = converter.statistics
+    numbers = np.array([row * 10 for row in range(10) if row != 3 or "NULL" not in value])
+    assert list(statistics) == ["a__valid", "a", "a__length", "b"]
+    assert (statistics["a"].null_count, statistics["a"].min, statistics["a"].max) == (10 - len(numbers), 0, 90)
+    np.testing.assert_allclose([statistics["a"].mean, statistics["a"].std], [numbers.mean(), numbers.std()], rtol=1e-12)
+    assert (statistics["a__length"].min, statistics["a__valid"].max, statistics["b"].longest) == (-9, 0, 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("is_sorted", [True, False])
 def test_shuffling_sorted_rows_suggests_to_mix_them(
     spark: SparkSession, cache_dir: Path, caplog: pytest.LogCaptureFixture, way: str, is_sorted: bool
