@@ -479,10 +479,10 @@ def make_spark_converter(
         ValueError: an option has a value it cannot have.
     """
     check_write_options(
-        float_dtype=float_dtype, row_group_bytes=row_group_bytes, compression=compression, writer=writer
+        float_dtype=float_dtype, row_group_bytes=row_group_bytes, compression=compression, writer=writer, shapes=shapes
     )
-    if shuffle_rows_seed is not None:
-        check_integer("shuffle_rows_seed", shuffle_rows_seed, least=0)
+    if shuffle_rows_seed is not None and check_integer("shuffle_rows_seed", shuffle_rows_seed, least=0) >= 2**62:
+        raise ValueError(f"shuffle_rows_seed must be below 2**62, got {shuffle_rows_seed}.")
     entry = write_dataframe(
         df,
         cache_dir=None if cache_dir is None else os.fspath(cache_dir),
@@ -513,7 +513,7 @@ def make_spark_converter(
     return converter
 
 
-def open_converter(url: str, *, storage_options: StorageOptions | None = None) -> DatasetConverter:
+def open_converter(url: str | os.PathLike[str], *, storage_options: StorageOptions | None = None) -> DatasetConverter:
     """A committed cache entry again: without Spark, without the DataFrame, in another process, on another day.
 
     `url` is what `converter.url` was. Leaving a `with` block lets go and deletes nothing; `delete()` deletes.
@@ -523,6 +523,7 @@ def open_converter(url: str, *, storage_options: StorageOptions | None = None) -
         CacheError: the entry was not committed, or was deleted.
         CacheCorruptError: its manifest, or a file's size, is not what was committed.
     """
+    url = os.fspath(url)
     root, key = cache.open_entry(url, storage_options)
     adopted: tuple[Manifest, cache.Lease | None] | None
     try:

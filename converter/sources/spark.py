@@ -503,8 +503,16 @@ def _common_shape(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str,
     return None
 
 
-def check_write_options(*, float_dtype: Any, row_group_bytes: Any, compression: Any, writer: Any) -> None:
+def check_write_options(*, float_dtype: Any, row_group_bytes: Any, compression: Any, writer: Any, shapes: Any) -> None:
     """Refuse option values before any work is done, naming the option."""
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise TypeError(
+            f"shapes must be a dict of column name to shape, e.g. {{'image': (3, 32, 32)}}, got {shapes!r}."
+        )
+    for name, shape in (shapes or {}).items():
+        is_shape = isinstance(shape, Sequence) and not isinstance(shape, str) and len(shape) > 0
+        if not is_shape or not all(type(size) is int and size > 0 for size in shape):
+            raise ValueError(f"shapes[{name!r}] must be a tuple of sizes above 0, e.g. (3, 32, 32), got {shape!r}.")
     if float_dtype not in ("float32", "float64", None):
         raise ValueError(f"float_dtype must be 'float32', 'float64' or None, got {float_dtype!r}.")
     if compression not in COMPRESSIONS:
