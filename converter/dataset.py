@@ -19,7 +19,7 @@ from converter.manifest import Manifest
 from converter.plan import Shard, Shuffle, Uneven, check_integer, default_window_rows
 from converter.schema import FloatDtype, Schema
 from converter.sources.spark import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
-from converter.statistics import ColumnStatistics
+from converter.statistics import ColumnStatistics, StatisticsByColumn
 from converter.storage import Storage, StorageOptions
 from converter.windows import (
     LENGTH_SUFFIX,
@@ -106,7 +106,7 @@ class DatasetConverter:
             field.is_object or (field.name in manifest.statistics and manifest.statistics[field.name].closed)
             for field in manifest.schema
         )
-        self._statistics = manifest.statistics if is_known else None
+        self._statistics = StatisticsByColumn(manifest.statistics) if is_known else None
         self._holding = _Holding(
             root=root, key=key, manifest=manifest, lease=lease, delete_on_exit=delete_on_exit, pid=os.getpid()
         )
@@ -139,7 +139,7 @@ class DatasetConverter:
             for part in ([name for name in names if name not in later], *([name] for name in later)):
                 if part:
                     found |= scan_statistics(self._source(batch_size=1 << 16, columns=part, nulls="mask", ragged="pad"))
-            self._statistics = {name: found[name] for name in names}
+            self._statistics = StatisticsByColumn((name, found[name]) for name in names)
         return self._statistics
 
     @property
@@ -368,9 +368,8 @@ class DatasetConverter:
                 path=self.url,
             )
         manifest = self._manifest
-        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
-            if not isinstance(flag, bool):
-                raise TypeError(f"{name} must be True or False, got {flag!r}.")
+        _check_flag("shuffle", shuffle)
+        _check_flag("drop_last", drop_last)
         check_integer("batch_size", batch_size, least=1)
         check_integer("seed", seed, least=0)
         if uneven not in ("drop", "keep"):
@@ -464,7 +463,8 @@ def make_spark_converter(
             credentials; `"auto"` asks an executor to write a small file and takes the second where it cannot.
         storage_options: keyword arguments of the fsspec filesystem; not kept anywhere.
         delete_on_exit: remove the entry at the end of the `with` block, or of this interpreter. False keeps it for the
-            next one that has the same `cache_key`.
+            next one that has the same `cache_key`, until `delete()`. A kept entry is read by converters with True as
+            well, who then leave it; what they wrote themselves is never taken for kept, but written once more.
         progress: show a bar while writing; None where stderr is a terminal or a notebook looks. Needs tqdm.
 
     Raises:
@@ -481,6 +481,13 @@ def make_spark_converter(
     check_write_options(
         float_dtype=float_dtype, row_group_bytes=row_group_bytes, compression=compression, writer=writer, shapes=shapes
     )
+    _check_flag("delete_on_exit", delete_on_exit)
+    if progress is not None:
+        _check_flag("progress", progress)
+    if cache_key is not None and not isinstance(cache_key, str):
+        raise TypeError(f"cache_key must be a str, e.g. 'flights-2026-11-20', got {cache_key!r}.")
+    if cache_key is not None and not cache_key.strip():
+        raise ValueError(f"cache_key must name the rows, e.g. 'flights-2026-11-20', got {cache_key!r}.")
     if shuffle_rows_seed is not None and check_integer("shuffle_rows_seed", shuffle_rows_seed, least=0) >= 2**62:
         raise ValueError(f"shuffle_rows_seed must be below 2**62, got {shuffle_rows_seed}.")
     entry = write_dataframe(
@@ -497,8 +504,6 @@ def make_spark_converter(
         is_kept=not delete_on_exit,
         progress=progress,
     )
-    if not delete_on_exit and not entry.manifest.is_kept:
-        logger.warning("%s was made by a converter that deletes it at its end.", entry.root.below(entry.key).url)
     converter = DatasetConverter(
         root=entry.root,
         key=entry.key,
@@ -564,9 +569,12 @@ def sweep(
     Returns:
         How many entries, attempts, files and bytes were removed, and where.
     """
+    if isinstance(older_than, bool) or not isinstance(older_than, (int, float, dt.timedelta)):
+        raise TypeError(f"older_than must be seconds or a datetime.timedelta, got {older_than!r}.")
     seconds = older_than.total_seconds() if isinstance(older_than, dt.timedelta) else float(older_than)
     if not seconds >= 0:
         raise ValueError(f"older_than must be at least 0 seconds, got {older_than}.")
+    _check_flag("dry_run", dry_run)
     root = cache.find_root(os.fspath(cache_dir), storage_options)
     if root is None:
         return cache.SweepReport()
@@ -590,6 +598,11 @@ def _sweep_a_little(root: Storage) -> None:
 
 def _unpickle(root: Storage, key: str, manifest: Manifest) -> DatasetConverter:
     return DatasetConverter(root=root, key=key, manifest=manifest)
+
+
+def _check_flag(name: str, flag: Any) -> None:
+    if not isinstance(flag, bool):
+        raise TypeError(f"{name} must be True or False, got {flag!r}.")
 
 
 def _check_epochs(num_epochs: int | None) -> int | None:

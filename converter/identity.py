@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from converter.sources.spark_session import changed_confs, explain
+from converter.sources.spark_session import changed_confs, count_local_lists, explain
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,10 @@ _FORMAT = 1
 RACY_SECONDS = 2.0
 """A file changed this shortly before it was looked at may change again unseen: stores keep whole seconds."""
 
-_LEAVES = re.compile(r"(Scan (parquet|orc|csv|json|text)\b.*|LocalTableScan|Range|Scan OneRowRelation)")
+_LEAVES = re.compile(
+    r"(Scan (parquet|orc|csv|json|text)\b.*|LocalTableScan|Range|Scan OneRowRelation|Scan ExistingRDD)"
+)
+_EXISTING_RDD = "Scan ExistingRDD"
 _INNER = re.compile(
     r"(Project|Filter|ColumnarToRow|WholeStageCodegen|HashAggregate|ObjectHashAggregate|SortAggregate|Sort|Union"
     r"|Exchange|BroadcastExchange|ShuffleQueryStage|BroadcastQueryStage|AQEShuffleRead|AdaptiveSparkPlan"
@@ -103,7 +106,9 @@ def _gather_evidence(df: Any) -> Evidence | None:
     leaves = [node for node in nodes if _LEAVES.fullmatch(node)]
     if not leaves or not all(_LEAVES.fullmatch(node) or _INNER.fullmatch(node) for node in nodes):
         return None
-    scans = [leaf for leaf in leaves if leaf.startswith("Scan ") and "OneRowRelation" not in leaf]
+    if leaves.count(_EXISTING_RDD) and leaves.count(_EXISTING_RDD) != count_local_lists(fresh):
+        return None
+    scans = [leaf for leaf in leaves if leaf.startswith("Scan ") and leaf not in (_EXISTING_RDD, "Scan OneRowRelation")]
     locations = re.findall(r"^Location: (\w+)", formatted, re.MULTILINE)
     if len(locations) != len(scans) or set(locations) - {"InMemoryFileIndex"}:
         return None

@@ -14,8 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from converter.schema import Field
+from converter.schema import Field, Schema
 from converter.sources import moments
+
+
+class StatisticsByColumn(dict[str, "ColumnStatistics"]):
+    """The statistics of all columns; a name that is not there is answered with the nearest one."""
+
+    def __missing__(self, name: str) -> ColumnStatistics:
+        raise KeyError(Schema(tuple(column.field for column in self.values())).explain_missing(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,7 +70,7 @@ class ColumnStatistics:
     def mean(self) -> float | None:
         """The mean of all numbers; None for dates, times, strings and bytes, and where there is none."""
         whole = self._whole()
-        return None if whole is None else float(whole["mean"][0])
+        return None if whole is None else float(moments.mean_of(dict(whole))[0])
 
     @property
     def std(self) -> float | None:
@@ -75,7 +82,10 @@ class ColumnStatistics:
     def element_mean(self) -> npt.NDArray[np.float64] | None:
         """For tensors of one shape and at most 4,096 elements: the mean of each element, in the tensor's shape."""
         elements = self._elements()
-        return None if elements is None or self.field.shape is None else elements["mean"].reshape(self.field.shape)
+        if elements is None or self.field.shape is None:
+            return None
+        mean: npt.NDArray[np.float64] = moments.mean_of(dict(elements)).reshape(self.field.shape)
+        return mean
 
     @property
     def element_std(self) -> npt.NDArray[np.float64] | None:
@@ -130,7 +140,8 @@ class ColumnStatistics:
     def from_json(cls, field: Field, value: Mapping[str, Any]) -> ColumnStatistics:
         """The inverse of `to_json`."""
         closed = None if value["moments"] is None else moments.from_json(value["moments"])
-        if closed is not None and not 0 < len(closed["count"]) == len(closed["mean"]) == len(closed["m2"]):
+        lengths = set() if closed is None else {len(closed[name]) for name in moments.ARRAYS}
+        if len(lengths) > 1 or 0 in lengths:
             raise ValueError(f"the moments of column {field.name!r} do not agree in length")
         return cls(
             field=field,

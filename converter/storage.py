@@ -244,6 +244,9 @@ def open_storage(url: str | os.PathLike[str], storage_options: StorageOptions | 
     text = os.fspath(url)
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"A storage URL must be a non-empty str or path, got {url!r}.")
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        # Its kind alone is said: its content may be a secret.
+        raise TypeError(f"storage_options must be a dict of keyword arguments, got a {type(storage_options).__name__}.")
     if text.startswith("file:"):
         path = unquote(re.sub(r"^file:(//[^/]*)?", "", text))
     elif re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):

@@ -117,23 +117,30 @@ def write_dataframe(
         "shuffle_rows_seed": shuffle_rows_seed,
         "writer": writer,
     }
-    schema = df.schema.json()
+    # What is to be kept is never shared with converters that delete at their end; those may read what is kept.
+    named, schema = None if cache_key is None else f"key:{cache_key}", df.schema.json()
+    kept_key, passing_key = (
+        identity.entry_key(named, schema=schema, write_options=write_options | kept) for kept in ({"is_kept": True}, {})
+    )
+    key = kept_key if is_kept else passing_key
+    evidence, bucket = None, f"{root.url}/{key.partition('-')[2]}"
     if cache_key is not None:
-        key = identity.entry_key(f"key:{cache_key}", schema=schema, write_options=write_options)
-        evidence, bucket, candidates = None, "", [key]
+        candidates = [kept_key] if is_kept else [kept_key, passing_key]
     else:
-        key = identity.entry_key(None, schema=schema, write_options=write_options)
-        bucket = f"{root.url}/{key.partition('-')[2]}"
-        # What is to be kept stands alone: another converter of the same rows may be deleted before.
         evidence = None if is_kept else identity.gather_evidence(df)
         candidates = identity.recall(bucket, df, evidence)
     for candidate in candidates:
         adopted = _adopt(root, candidate)
         if adopted is not None:
-            logger.info("Reuse %s: it holds the same rows.", root.below(candidate).url)
+            kept = " It was written with delete_on_exit=False, so delete() alone removes it."
+            logger.info(
+                "Reuse %s: it holds the same rows.%s",
+                root.below(candidate).url,
+                kept if adopted[0].is_kept and not is_kept else "",
+            )
             return Entry(root=root, key=candidate, manifest=adopted[0], lease=adopted[1])
     if cache_key is not None:
-        _log_other_entries(root, key, cache_key)
+        _log_other_entries(root, (kept_key, passing_key), cache_key)
     for column in columns:
         if column.narrowed_from:
             logger.info("Column %r: %s becomes %s.", column.name, column.narrowed_from, column.dtype)
@@ -193,16 +200,20 @@ def _adopt(root: Storage, key: str) -> tuple[Manifest, cache.Lease] | None:
     return adopted
 
 
-def _log_other_entries(root: Storage, key: str, cache_key: str) -> None:
+def _log_other_entries(root: Storage, keys: Sequence[str], cache_key: str) -> None:
     """Say so when the key is known, but with another schema or other write options."""
-    named = key.partition("-")[0]
-    others = [info.name for info in root.list() if info.name.startswith(named) and info.name != key]
+    named = keys[0].partition("-")[0]
+    found = [info.name for info in root.list() if info.name.startswith(f"{named}-")]
+    others = [name for name in found if name not in keys]
     if others:
         logger.info(
-            "cache_key=%r has %d entries with another schema or other write options; write a new one.",
+            "cache_key=%r is known with another schema or other write options (%d other entr%s); write a new one.",
             cache_key,
             len(others),
+            "y" if len(others) == 1 else "ies",
         )
+    elif found:
+        logger.info("cache_key=%r is known, but not kept at the end of its converter; write one that is.", cache_key)
 
 
 def _check_dataframe(df: Any) -> None:
@@ -268,7 +279,7 @@ def _run_write(
         reports = [(0, {"finding": finding})]
     for _, report in reports:
         if "finding" in report:
-            raise _error_of(report["finding"])
+            raise _error_of(report["finding"], columns)
     return sorted(reports, key=lambda item: (item[0], item[1].get("name", "")))
 
 
@@ -372,14 +383,16 @@ def _batch_confs(columns: Sequence[SparkColumn], version: tuple[int, ...]) -> di
     return {records: "256" if all(column.kind == "scalar" and column.dtype != "bytes" for column in columns) else "64"}
 
 
-def _error_of(finding: Mapping[str, Any]) -> ConverterError:
+def _error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> ConverterError:
     """What an executor found in the data, as the error it is."""
     name = str(finding["column"])
     quoted = f"`{name}`"
     if finding["kind"] == "null_element":
+        column = next(column for column in columns if column.name == name)
+        no_size = " (an inner array that is null has no size to fill: drop such rows)" if column.ndim > 1 else ""
         return NullValueError(
             f"Column {name!r} has arrays with null elements, which no tensor can hold. Replace them before converting, "
-            f"e.g. F.transform(F.col({quoted!r}), lambda x: F.coalesce(x, F.lit(0.0))).",
+            f"e.g. {column.without_null_elements()}{no_size}.",
             column=name,
         )
     if finding["kind"] == "shape":
@@ -433,7 +446,7 @@ def _manifest_from(
     statistics = {}
     for column in columns:
         null_count = sum(report["nulls"].get(column.name, 0) for report in files)
-        shape = () if column.kind == "scalar" else _common_shape(column, reports)
+        shape = () if column.kind == "scalar" else _common_shape(column, reports, lengths.get(column.name))
         field = Field(
             name=column.name,
             dtype=column.dtype,
@@ -476,7 +489,9 @@ def _row_group_span(column: SparkColumn, spans: Sequence[Sequence[float]], *, nu
     return sum(sums) / num_row_groups / whole if 0 < whole < math.inf else None
 
 
-def _common_shape(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[int, ...] | None:
+def _common_shape(
+    column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]], lengths: Sequence[int] | None
+) -> tuple[int, ...] | None:
     """The one shape of all rows, or None, with a warning that says where they differ."""
     found = [
         (report["shapes"][column.name], partition, report)
@@ -489,18 +504,35 @@ def _common_shape(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str,
     odd = next((item for item in found if item[0] is None or item[0] != first), None)
     if odd is None:
         return tuple(first)
-    _, partition, report = odd
-    row = report["odd_rows"].get(column.name)
-    where = f"row {row} of partition {partition}" if row is not None else f"partition {partition}"
+    if lengths is not None and not lengths[1]:
+        logger.warning("Column %r becomes ragged: all its arrays are empty. Is it filled?", column.name)
+        return None
     logger.warning(
-        "Column %r becomes ragged: its rows differ in shape, first seen at %s (%s). "
-        "Declare shapes={%r: …} to refuse such rows.",
+        "Column %r becomes ragged: its rows differ in shape%s. Declare shapes={%r: …} to refuse such rows.",
         column.name,
-        where,
-        report["name"],
+        _where_rows_differ(column.name, reports, *odd[1:]),
         column.name,
     )
     return None
+
+
+def _where_rows_differ(
+    name: str, reports: Sequence[tuple[int, Mapping[str, Any]]], partition: int, report: Mapping[str, Any]
+) -> str:
+    if name not in report.get("extreme_rows", {}):
+        row = report["odd_rows"].get(name)
+        which = f"row {row} of partition {partition}" if row is not None else f"partition {partition}"
+        return f", first seen at {which} ({report['name']})"
+    least, most = report["extreme_rows"][name]
+    if least == most:
+        return " with as many numbers each"
+    files = {number: found["name"] for number, found in reversed(reports)}
+    # Spark numbers rows so: the partition above, the row in the lower 33 bits.
+    shortest, longest = (
+        f"row {place & (2**33 - 1)} of partition {place >> 33} ({files.get(place >> 33, 'a file')})"
+        for place in (least, most)
+    )
+    return f": the shortest is {shortest}, the longest {longest}"
 
 
 def check_write_options(*, float_dtype: Any, row_group_bytes: Any, compression: Any, writer: Any, shapes: Any) -> None:

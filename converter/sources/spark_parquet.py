@@ -83,8 +83,8 @@ def write_with_spark(
     for name, column in named:
         metrics.append(functions.sum(functions.col(name).isNull().cast("long")).alias(f"{name}_nulls"))
         if column.kind != "scalar":
-            describe = _byte_metrics if packed else _level_metrics
-            metrics += describe(functions, column, name)
+            metrics += (_byte_metrics if packed else _level_metrics)(functions, column, name)
+            metrics += _extreme_places(functions, column, name, packed=packed)
     options = {
         "compression": _CODECS[spec["compression"]],
         "parquet.block.size": str(spec["row_group_bytes"]),
@@ -105,7 +105,7 @@ def write_with_spark(
             "way, so its shapes are not known. Say writer='executors'.",
             path=directory.url,
         )
-    shapes = {}
+    shapes, extreme_rows, lengths = {}, {}, {}
     for name, column in named:
         if column.kind == "scalar":
             continue
@@ -121,10 +121,19 @@ def write_with_spark(
             shape = declared
         if shape != "unknown":
             shapes[column.name] = shape
+            extreme_rows[column.name] = [observed[f"{name}_{bound}_place"] for bound in ("least", "most")]
+            if _has_no_numbers(column, name, observed):
+                lengths[column.name] = [0, 0]
     nulls = {column.name: observed[f"{name}_nulls"] or 0 for name, column in named}
     return _reports(
         directory,
-        {"nulls": nulls, "shapes": shapes, "digests": [f"{observed['digest'] or 0:x}"]},
+        {
+            "nulls": nulls,
+            "shapes": shapes,
+            "extreme_rows": extreme_rows,
+            "lengths": lengths,
+            "digests": [f"{observed['digest'] or 0:x}"],
+        },
     )
 
 
@@ -169,6 +178,30 @@ def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
         (functions.min(sizes) / itemsize).cast("long").alias(f"{name}_least"),
         (functions.max(sizes) / itemsize).cast("long").alias(f"{name}_most"),
     ]
+
+
+def _extreme_places(functions: Any, column: SparkColumn, name: str, *, packed: bool) -> list[Any]:
+    """Where the rows with the fewest and with the most numbers stand."""
+    value, place = functions.col(name), functions.col("place")
+    if packed:
+        size = functions.length(value)
+    else:
+        for _ in range(column.ndim - 1):
+            value = functions.flatten(value)
+        size = functions.size(value)
+    # The size of what is null would be -1.
+    size = functions.when(functions.col(name).isNotNull(), size)
+    return [
+        functions.min_by(place, size).alias(f"{name}_least_place"),
+        functions.max_by(place, size).alias(f"{name}_most_place"),
+    ]
+
+
+def _has_no_numbers(column: SparkColumn, name: str, observed: Mapping[str, Any]) -> bool:
+    """Whether every row is an empty list, or one of empty lists."""
+    if f"{name}_most" in observed:
+        return not observed[f"{name}_most"]
+    return any(not observed[f"{name}_most_{depth}"] for depth in range(column.ndim))
 
 
 def _level_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:

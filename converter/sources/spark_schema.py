@@ -46,6 +46,8 @@ class SparkColumn:
     shape: tuple[int, ...] | None
     narrowed_from: str | None
     is_decimal: bool = False
+    element: str = "double"
+    """Spark's name for the type of one number."""
 
     def select(self, name: str) -> str:
         """The column as a SQL expression on the user's DataFrame, called `name`; decimals as doubles.
@@ -64,6 +66,16 @@ class SparkColumn:
         if self.kind != "scalar" or self.dtype in ("str", "bytes"):
             return None
         return 8 if self.narrowed_from else np.dtype(self.dtype).itemsize
+
+    def without_null_elements(self) -> str:
+        """Code that puts zeros in the place of null elements and keeps the column's type."""
+        names = [f"x{depth}" if self.ndim > 1 else "x" for depth in range(self.ndim)]
+        code = f"F.coalesce({names[-1]}, F.lit(0).cast({_SQL_NAMES.get(self.element, self.element)!r}))"
+        for inside, around in zip(
+            reversed(names), reversed([f"F.col({_quoted(self.path)!r})", *names[:-1]]), strict=True
+        ):
+            code = f"F.transform({around}, lambda {inside}: {code})"
+        return code
 
     def spec(self) -> dict[str, Any]:
         """What the executors are told, in plain values."""
@@ -157,6 +169,7 @@ def _plan_column(
         shape=shape,
         narrowed_from=narrowed_from,
         is_decimal=pa.types.is_decimal(arrow),
+        element=str(element),
     )
 
 

@@ -21,6 +21,10 @@ _CANCEL_SECONDS = 30.0
 """How long a cancelled job may take to let go of its tasks."""
 
 
+_MAX_COMMAND_BYTES = 4096
+"""What classic Spark runs for a list's rows are 1.4 kB of pickled functions, all its own."""
+
+
 @contextlib.contextmanager
 def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
     """Session confs changed for a while; one that the platform refuses stays as it is."""
@@ -49,6 +53,47 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
 def has_adaptive_plan(df: Any) -> bool:
     """Whether Spark would change the plan while it runs, as it does where rows are exchanged between executors."""
     return "AdaptiveSparkPlan" in explain(df, "simple")
+
+
+def count_local_lists(df: Any) -> int:
+    """How many inputs of a classic DataFrame are lists that `createDataFrame` sent to Spark.
+
+    Such a list lies in the driver's JVM for good, as an RDD. So does whatever else came as an RDD, whose rows may be
+    made anew, and otherwise, in each job: a list is told from it by the one function that Python runs on it, Spark's
+    own that changes nothing. That needs a look into fields that are not promised; any surprise counts as no list.
+    """
+    leaves = df._jdf.queryExecution().optimizedPlan().collectLeaves()  # noqa: SLF001 (there is no public way)
+    found = [leaves.apply(index) for index in range(leaves.size())]
+    return sum(_is_local_list(leaf.rdd(), df) for leaf in found if leaf.nodeName() == "LogicalRDD")
+
+
+def _is_local_list(rdd: Any, df: Any) -> bool:
+    from pyspark import serializers
+
+    names, python = [], None
+    while True:
+        names.append(rdd.getClass().getSimpleName())
+        if names[-1] == "PythonRDD":
+            python = rdd
+        if rdd.dependencies().size() != 1:
+            break
+        rdd = rdd.dependencies().apply(0).rdd()
+    if python is None or names != [*["MapPartitionsRDD"] * (len(names) - 2), "PythonRDD", "ParallelCollectionRDD"]:
+        return False
+    field = next(field for field in python.getClass().getDeclaredFields() if field.getName().endswith("func"))
+    field.setAccessible(True)
+    command = field.get(python).command()
+    if command.size() > _MAX_COMMAND_BYTES:
+        return False
+    # Pickled a moment ago by this very process, never read from storage.
+    bytes_of = df.sparkSession._jvm.scala.reflect.ClassTag.Byte()  # noqa: SLF001 (the same)
+    pickle: Any = serializers.CPickleSerializer()
+    function, *_ = pickle.loads(bytes(command.toArray(bytes_of)))
+    (inner,) = [cell.cell_contents for cell in function.__closure__]
+    return all(
+        one.__qualname__ == name and one.__module__.startswith("pyspark.")
+        for one, name in ((function, "RDD.map.<locals>.func"), (inner, "RDD._reserialize.<locals>.<lambda>"))
+    )
 
 
 def explain(df: Any, mode: str) -> str:

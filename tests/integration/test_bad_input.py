@@ -25,6 +25,7 @@ from converter import (
     UnsupportedTypeError,
     make_spark_converter,
     start_local_spark,
+    sweep,
 )
 from tests.known_rows import assert_same, concatenate, error_of, files_below, known_rows, known_values, run_python
 
@@ -242,6 +243,11 @@ def test_columns_that_would_get_the_name_of_a_mask_are_not_lost(spark: SparkSess
         ({"row_group_bytes": "8MB"}, TypeError, "row_group_bytes must be an integer, got '8MB'"),
         ({"shapes": {"nope": (2,)}}, ValueError, "shapes names the column 'nope', which does not exist"),
         ({"shapes": {"id": (2,)}}, ValueError, "shapes names the column 'id', which is no array"),
+        ({"cache_key": 5}, TypeError, "cache_key must be a str, e.g. 'flights-2026-11-20', got 5"),
+        ({"cache_key": " "}, ValueError, "cache_key must name the rows"),
+        ({"delete_on_exit": "no"}, TypeError, "delete_on_exit must be True or False, got 'no'"),
+        ({"progress": 1}, TypeError, "progress must be True or False, got 1"),
+        ({"storage_options": ["secret"]}, TypeError, "storage_options must be a dict of keyword arguments, got a list"),
     ],
 )
 def test_bad_options_of_the_conversion_are_named(
@@ -289,6 +295,26 @@ def test_bad_options_of_the_conversion_are_named(
 def test_bad_options_of_a_loader_are_named(converter: DatasetConverter, options: Any, kind: Any, match: str) -> None:
     with pytest.raises(kind, match=match):
         converter.make_torch_dataloader(**{"columns": ["id"]} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "match"),
+    [
+        ({"older_than": "1h"}, TypeError, "older_than must be seconds or a datetime.timedelta, got '1h'"),
+        ({"older_than": True}, TypeError, "older_than must be seconds"),
+        ({"older_than": -1}, ValueError, "older_than must be at least 0 seconds, got -1"),
+        ({"dry_run": "yes"}, TypeError, "dry_run must be True or False, got 'yes'"),
+    ],
+)
+def test_bad_options_of_a_sweep_are_named(cache_dir: Path, options: Any, kind: Any, match: str) -> None:
+    with pytest.raises(kind, match=match):
+        sweep(cache_dir, **options)
+
+
+def test_statistics_of_a_column_that_is_not_there_offer_the_nearest(converter: DatasetConverter) -> None:
+    with pytest.raises(KeyError, match=r"There is no column 'idd'\. Did you mean 'id'\?"):
+        converter.statistics["idd"]
+    assert converter.statistics.get("idd") is None
 
 
 def test_a_date_can_be_filled_with_a_date(converter: DatasetConverter) -> None:

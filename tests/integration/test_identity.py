@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -574,6 +575,18 @@ def test_lists_of_other_values_are_other_rows(spark: SparkSession, convert: Conv
     )
 
 
+def test_rows_that_a_users_function_makes_are_never_used_again(spark: SparkSession, convert: Convert) -> None:
+    numbers = spark.sparkContext.parallelize([1, 2, 3], 1)
+    for frame in (
+        numbers.map(lambda _: (random.random(),)).toDF("x double"),
+        spark.createDataFrame(numbers.map(lambda _: (random.random(),)), "x double"),
+        spark.range(3).rdd.map(lambda _: (random.random(),)).toDF("x double"),
+        numbers.map(lambda _: (random.random(),)).toDF("x double").crossJoin(spark.createDataFrame([(1,)], "y int")),
+        spark.range(3).select(F.rand()).localCheckpoint(eager=False),
+    ):
+        assert convert(frame).url != convert(frame).url
+
+
 # Used again ------------------------------------------------------------------
 
 
@@ -594,6 +607,27 @@ def test_rows_in_the_plan_are_used_again_and_other_ones_are_not(
     changed_conf("spark.sql.execution.arrow.pyspark.enabled", "true")
     frame = local_frames(spark)[kind]
     check_never_stale(convert, lambda: frame(0), lambda: None, after=lambda: frame(1))
+
+
+def test_a_held_list_is_used_again(spark: SparkSession, convert: Convert) -> None:
+    values = [(index, index / 4) for index in range(50)]
+    df = spark.createDataFrame(values, "x long, y double")
+    one = convert(df)
+    assert convert(df).url == one.url
+    assert convert(df.select("*")).url == one.url
+    less = convert(df.where("x > 10"))
+    assert less.url != one.url
+    assert convert(df.where("x > 10")).url == less.url
+    assert convert(df.withColumnRenamed("y", "z")).url != one.url
+    joined = df.join(spark.createDataFrame([(1, 7)], "x long, z long"), "x")
+    assert convert(joined).url == convert(joined).url
+    # Spark has its own copy: what becomes of the list is not seen.
+    values.append((50, 0.0))
+    again = convert(df)
+    assert again.url == one.url
+    assert rows_in(again) == values[:-1]
+    # Equal values sent once more are another list.
+    assert convert(spark.createDataFrame(values[:-1], "x long, y double")).url != one.url
 
 
 @pytest.mark.parametrize("is_held", [False, True], ids=["made anew", "held"])
@@ -772,13 +806,43 @@ def test_a_cache_key_with_another_schema_or_options_is_a_new_entry(
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="converter"):
             converters.append(convert(frame, cache_key="rows", **options))
+        known = f"{others} other {'entry' if others == 1 else 'entries'}"
         assert [text for text in caplog.messages if text.startswith("cache_key=")] == [
-            f"cache_key='rows' has {others} entries with another schema or other write options; write a new one."
+            f"cache_key='rows' is known with another schema or other write options ({known}); write a new one."
         ]
     assert len({converter.url for converter in converters}) == 4
     assert convert(df, cache_key="rows").url == first.url
     assert convert(df, cache_key="others").url not in {converter.url for converter in converters}
     assert convert(df).url not in {converter.url for converter in converters}
+
+
+def test_a_kept_entry_is_read_by_all_and_deleted_by_none(
+    spark: SparkSession, cache_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    df = spark.range(0, 9, 1, 2)
+    options: dict[str, Any] = {"cache_dir": cache_dir, "cache_key": "rows"}
+    with make_spark_converter(df, **options) as passing:
+        # Somebody wants these rows for longer than the one lives who wrote them: they are written for him.
+        with caplog.at_level(logging.INFO, logger="converter"):
+            kept = make_spark_converter(df, **options, delete_on_exit=False)
+        assert kept.url != passing.url
+        assert (
+            "cache_key='rows' is known, but not kept at the end of its converter; write one that is." in caplog.messages
+        )
+        caplog.clear()
+        with (
+            caplog.at_level(logging.INFO, logger="converter"),
+            make_spark_converter(df, **options) as reading,
+        ):
+            assert reading.url == kept.url
+        (said,) = [text for text in caplog.messages if text.startswith("Reuse")]
+        assert said.endswith("It was written with delete_on_exit=False, so delete() alone removes it.")
+    assert not folder_of(passing).exists()
+    with make_spark_converter(df, **options, delete_on_exit=False) as again:
+        assert again.url == kept.url
+        assert rows_in(again) == [(row,) for row in range(9)]
+    kept.delete()
+    assert files_below(cache_dir) == [MARKER]
 
 
 def cut(folder: Path) -> None:

@@ -336,21 +336,39 @@ def test_a_null_struct_makes_its_members_null(spark: SparkSession, cache_dir: Pa
      ("array<array<int>>", "array(array(1), NULL)")],
 )  # fmt: skip
 def test_a_null_inside_an_array_is_refused(spark: SparkSession, cache_dir: Path, spark_type: str, value: str) -> None:
-    match = r"Column 'x' has arrays with null elements.*F\.transform\(F\.col\('`x`'\), lambda x: F\.coalesce\("
+    match = r"Column 'x' has arrays with null elements.*F\.transform\(F\.col\('`x`'\), lambda x"
     with pytest.raises(NullValueError, match=match) as raised:
         make_spark_converter(rows_of(spark, spark_type, [value]), cache_dir=cache_dir)
     assert raised.value.column == "x"
     assert files_below(cache_dir) == ["converter-v1/.owner"]
 
 
-def test_the_remedy_for_a_null_inside_an_array_works(spark: SparkSession, cache_dir: Path) -> None:
-    df = rows_of(spark, "array<double>", ["array(1, NULL)"])
+@pytest.mark.parametrize(
+    ("spark_type", "value", "expected", "dtype"),
+    [
+        ("array<double>", "array(1, NULL)", [1, 0], "float64"),
+        ("array<float>", "array(NULL, 2)", [0, 2], "float32"),
+        ("array<tinyint>", "array(1, NULL)", [1, 0], "int8"),
+        ("array<bigint>", "array(9007199254740993, NULL)", [9007199254740993, 0], "int64"),
+        ("array<boolean>", "array(true, NULL)", [True, False], "bool"),
+        ("array<decimal(38,2)>", "array(1.25, NULL)", [1.25, 0], "float64"),
+        ("array<array<smallint>>", "array(array(1, NULL), array(3, 4))", [[1, 0], [3, 4]], "int16"),
+        ("array<array<array<float>>>", "array(array(array(1, NULL)), array(array(3, 4)))", [[[1, 0]], [[3, 4]]],
+         "float32"),
+    ],
+)  # fmt: skip
+def test_the_remedy_for_a_null_inside_an_array_keeps_the_type(
+    spark: SparkSession, cache_dir: Path, spark_type: str, value: str, expected: Any, dtype: str
+) -> None:
+    df = rows_of(spark, spark_type, [value])
     with pytest.raises(NullValueError, match="null elements") as raised:
         make_spark_converter(df, cache_dir=cache_dir)
-    remedy = re.search(r"e\.g\. (.*)\.$", str(raised.value))
+    remedy = re.search(r"e\.g\. (.*?)( \(an inner array .*\))?\.$", str(raised.value))
     assert remedy is not None
-    values, _ = read_column(df.withColumn("x", evaluate(remedy[1], df)), cache_dir)
-    assert values.tolist() == [[1.0, 0.0]]
+    repaired = df.withColumn("x", evaluate(remedy[1], df))
+    assert repaired.schema["x"].dataType.simpleString() == spark_type
+    values, _ = read_column(repaired, cache_dir)
+    np.testing.assert_array_equal(values, np.array([expected], dtype), strict=True)
 
 
 def test_inner_arrays_of_different_lengths_are_refused_and_the_remedy_works(

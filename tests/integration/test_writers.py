@@ -308,6 +308,35 @@ def test_nested_arrays_of_different_shapes_keep_them(spark: SparkSession, cache_
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("odd", ["array(1, 2, 3)", "array(1)"])
+@pytest.mark.parametrize("around", ["{}", "array({0}, {0})"], ids=["flat", "nested"])
+def test_one_odd_row_is_named_with_its_file(
+    spark: SparkSession, cache_dir: Path, caplog: pytest.LogCaptureFixture, way: str, odd: str, around: str
+) -> None:
+    values = f"IF(id = 17, {around.format(odd)}, IF(id = 3, NULL, {around.format('array(1, 2)')})) AS x"
+    df = spark.range(0, 30, 1, 3).selectExpr("id", values)
+    with convert(df, way, cache_dir) as converter:
+        file = next(path.name for path in data_files(converter) if path.name.startswith("part-00001-"))
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert said.startswith("Column 'x' becomes ragged: its rows differ in shape")
+    assert f"row 7 of partition 1 ({file})" in said
+    assert "Declare shapes={'x': …} to refuse such rows." in said
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("empty", ["array()", "array(array(), array())", "array(array())"])
+def test_arrays_that_are_all_empty_are_not_said_to_differ(
+    spark: SparkSession, cache_dir: Path, caplog: pytest.LogCaptureFixture, way: str, empty: str
+) -> None:
+    kind = "array<array<int>>" if "(array" in empty else "array<int>"
+    df = spark.range(0, 6, 1, 2).selectExpr("id", f"IF(id = 1, NULL, CAST({empty} AS {kind})) AS x")
+    with convert(df, way, cache_dir) as converter:
+        assert converter.schema["x"].shape is None
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert said == "Column 'x' becomes ragged: all its arrays are empty. Is it filled?"
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("value", ["id * 10", "IF(id = 3, NULL, id * 10)"])
 def test_a_column_called_like_a_mask_does_not_spoil_the_statistics(
     spark: SparkSession, cache_dir: Path, way: str, value: str
