@@ -27,6 +27,7 @@ from converter.errors import (
     ReadError,
     SourceChangedError,
     SourceError,
+    StateMismatchError,
     UnsupportedTypeError,
 )
 from converter.local_spark import start_local_spark
@@ -49,6 +50,7 @@ __all__ = [
     "ReadError",
     "SourceChangedError",
     "SourceError",
+    "StateMismatchError",
     "UnsupportedTypeError",
     "__version__",
     "make_spark_converter",

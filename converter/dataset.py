@@ -6,18 +6,24 @@ import atexit
 import datetime as dt
 import html
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from converter import cache, identity
 from converter.columns import Nulls, Ragged
-from converter.errors import CacheError
+from converter.errors import CacheError, SourceError
+from converter.forecast import LoaderPlan, describe_plan
+from converter.frameworks.numpy import BatchReader, takes_generator
 from converter.manifest import Manifest
-from converter.plan import Shard, Shuffle, Uneven, check_integer, default_window_rows
+from converter.plan import UNEVEN, Shard, Shuffle, Uneven, check_integer, default_window_rows
+from converter.scans import Filters, resolve_filters, scan_statistics, split_by_key, split_by_rows
 from converter.schema import FloatDtype, Schema
+from converter.selection import Selection
+from converter.shards import find_shard
 from converter.sources.spark import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
 from converter.statistics import ColumnStatistics, StatisticsByColumn
 from converter.storage import Storage, StorageOptions
@@ -25,16 +31,15 @@ from converter.windows import (
     LENGTH_SUFFIX,
     VALID_SUFFIX,
     BatchSource,
+    Transform,
     check_policies,
     default_workers_count,
     resolve_names,
-    scan_statistics,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from converter.frameworks.numpy import BatchReader
     from converter.frameworks.torch import TorchDataLoader
 
 logger = logging.getLogger(__name__)
@@ -42,6 +47,8 @@ logger = logging.getLogger(__name__)
 _MAX_SWEPT = 64
 """Entries that a conversion looks at when it cleans up: each costs a listing."""
 
+
+_TORCH_ARGUMENTS = ("num_workers", "persistent_workers", "multiprocessing_context", "device", "pin_memory")
 
 _FEW_ROW_GROUPS = 8
 _CLUSTERED_SPAN = 0.25
@@ -53,23 +60,26 @@ class _Holding:
     """This process's hold on an entry.
 
     Lives until it is closed or the interpreter ends, also where nobody holds its converter any more: loaders may
-    still read.
+    still read. A hold on files that are not ours (`root` is None) ends and touches nothing.
     """
 
-    root: Storage
-    key: str
-    manifest: Manifest
-    lease: cache.Lease | None
-    delete_on_exit: bool
-    pid: int
+    root: Storage | None = None
+    key: str = ""
+    manifest: Manifest | None = None
+    lease: cache.Lease | None = None
+    delete_on_exit: bool = False
+    pid: int = 0
     state: str = ""
+
+    def __post_init__(self) -> None:
+        self.pid = os.getpid()
 
     def close(self, *, delete: bool) -> None:
         if self.state:
             return
         self.state = "deleted" if delete else "closed"
         _holdings.discard(self)
-        if self.pid != os.getpid():
+        if self.pid != os.getpid() or self.root is None or self.manifest is None:
             return
         if delete:
             identity.forget(self.key)
@@ -88,37 +98,26 @@ class DatasetConverter:
     removes the cached files at the end. It can be pickled: a copy reads, and never deletes.
     """
 
-    def __init__(
-        self,
-        *,
-        root: Storage,
-        key: str,
-        manifest: Manifest,
-        lease: cache.Lease | None = None,
-        is_owner: bool = False,
-        delete_on_exit: bool = False,
-    ) -> None:
-        self._root = root
-        self._key = key
+    def __init__(self, *, storage: Storage, manifest: Manifest, holding: _Holding, is_owner: bool) -> None:
+        self._storage = storage
         self._manifest = manifest
+        self._holding = holding
+        self._is_owner = is_owner
+        self._state = ""
         self._has_suggested = False
-        is_known = all(
+        is_known = manifest.selection is None and all(
             field.is_object or (field.name in manifest.statistics and manifest.statistics[field.name].closed)
             for field in manifest.schema
         )
         self._statistics = StatisticsByColumn(manifest.statistics) if is_known else None
-        self._holding = _Holding(
-            root=root, key=key, manifest=manifest, lease=lease, delete_on_exit=delete_on_exit, pid=os.getpid()
-        )
-        self._is_owner = is_owner
         if is_owner:
-            _holdings.add(self._holding)
+            _holdings.add(holding)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_unpickle, (self._root, self._key, self._manifest))
+        return (borrow_files, (self._storage, self._manifest))
 
     def __len__(self) -> int:
-        return self._manifest.num_rows
+        return self._manifest.num_live_rows
 
     @property
     def schema(self) -> Schema:
@@ -138,25 +137,31 @@ class DatasetConverter:
             found: dict[str, ColumnStatistics] = {}
             for part in ([name for name in names if name not in later], *([name] for name in later)):
                 if part:
-                    found |= scan_statistics(self._source(batch_size=1 << 16, columns=part, nulls="mask", ragged="pad"))
+                    found |= scan_statistics(self._whole(part))
             self._statistics = StatisticsByColumn((name, found[name]) for name in names)
         return self._statistics
 
     @property
     def url(self) -> str:
-        """The folder of the cache entry."""
-        return self._root.below(self._key).url
+        """The folder of the cache entry, or of your data."""
+        return self._storage.url
 
     @property
     def fingerprint(self) -> str:
         """A digest of the rows in order: equal where another write gave the same rows in the same layout."""
-        return self._manifest.fingerprint
+        return self._manifest.live_fingerprint
+
+    def _whole(self, columns: Sequence[str]) -> BatchSource:
+        """All rows of these columns, for a pass of our own, whatever shard this process is."""
+        return self._source(batch_size=1 << 16, columns=columns, nulls="mask", ragged="pad", cur_shard=0, shard_count=1)
 
     def __repr__(self) -> str:
         manifest = self._manifest
-        state = f", {self._holding.state}" if self._holding.state else ""
+        state = self._state or self._holding.state
+        state = f", {state}" if state else ""
+        part = "" if manifest.selection is None else f" of {manifest.num_rows:,}"
         return (
-            f"DatasetConverter({manifest.num_rows:,} rows × {len(manifest.schema)} columns, "
+            f"DatasetConverter({manifest.num_live_rows:,}{part} rows × {len(manifest.schema)} columns, "
             f"{manifest.num_bytes / 1e6:,.1f} MB in {len(manifest.file_names)} files, {self.url}{state})"
         )
 
@@ -180,7 +185,7 @@ class DatasetConverter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(delete=self._holding.delete_on_exit)
+        self._close(delete=self._holding.delete_on_exit and self._is_owner)
 
     def delete(self) -> None:
         """Remove the cache entry: at once if nobody else uses it, else when the last one lets go.
@@ -192,8 +197,7 @@ class DatasetConverter:
     def _close(self, *, delete: bool) -> None:
         if self._is_owner:
             self._holding.close(delete=delete)
-        else:
-            self._holding.state = self._holding.state or "closed"
+        self._state = self._state or ("deleted" if delete and self._is_owner else "closed")
 
     def make_torch_dataloader(
         self,
@@ -202,22 +206,32 @@ class DatasetConverter:
         num_epochs: int | None = 1,
         columns: Sequence[str] | None = None,
         stack: Mapping[str, Sequence[str]] | None = None,
+        filters: Filters | None = None,
         shuffle: bool = False,
         seed: int = 0,
-        shuffle_window_rows: int | None = None,
+        shuffle_window_rows: int | Literal["all"] | None = None,
         cur_shard: int | None = None,
         shard_count: int | None = None,
         uneven: Uneven = "drop",
         drop_last: bool = False,
+        transform: Transform | None = None,
+        with_row_index: str | None = None,
         nulls: Nulls = "raise",
         ragged: Ragged = "raise",
         workers_count: int | None = None,
+        prefetch_batches: int | None = None,
+        verify_checksums: bool = False,
         num_workers: int = 0,
+        persistent_workers: bool = False,
+        multiprocessing_context: Any = None,
+        device: Any = None,
+        pin_memory: bool | None = None,
     ) -> TorchDataLoader:
         """A real `torch.utils.data.DataLoader` over the rows, and a context manager that closes it.
 
         A batch is a `dict` of tensors of shape `(batch_size, *field.shape)`; the last batch of an epoch may be
-        shorter. `len()` is exact before the first row is read.
+        shorter. `len()` is exact before the first row is read. `state_dict()` and `load_state_dict()` resume with the
+        very next row, also with another number of shards.
 
         Args:
             batch_size: rows of a batch.
@@ -225,50 +239,73 @@ class DatasetConverter:
             columns: names of columns and stacks, in the order of the batch's keys; None for all.
             stack: `{"x": ["f0", "f1"]}` makes of scalar columns one tensor `(rows, 2)`. They do not arrive alone as
                 well, unless `columns` names them. One dtype is kept, a mix becomes the converter's `float_dtype`.
+            filters: read only the rows for which they hold: tuples `(column, operator, value)` in a list (all of them
+                must hold), a list of such lists (one of them must), or a `pyarrow.compute` expression. One pass over
+                the columns that they name counts the rows first; `where` does that once for many loaders. Columns
+                are compared as they are stored, doubles as the `float_dtype`.
             shuffle: permute row groups across the dataset, then rows across a window; another order in each epoch,
                 the same for the same seed and rows.
             seed: which order.
-            shuffle_window_rows: rows that are mixed together; None for about 48 MB of them.
-            cur_shard: which part of `shard_count` this process reads. Both or none.
+            shuffle_window_rows: rows that are mixed together; None for about 48 MB of them, `"all"` for a uniform
+                permutation of all rows, which are then in memory at once. Of data that are sorted by what the model
+                must learn, batches of b rows from windows of g out of G row groups spread √(1 + (b/g)(1 − g/G)) times
+                as much as mixed ones: the better remedy is `shuffle_rows_seed` at the write.
+            cur_shard: which part of `shard_count` this process reads. Both or none: then they are found in
+                torch.distributed, or the environment of torchrun, Horovod, MPI or Slurm.
             shard_count: how many parts there are: the number of processes that train together.
             uneven: `"drop"` gives all shards equally many rows (the dropped ones move with the epoch),
-                `"keep"` gives them all rows, and one batch more to some.
+                `"pad"` gives all as many as the largest has (with a boolean column `"__valid"`, False for a row that
+                another shard reads too), `"keep"` gives them all rows once, and one batch more to some.
             drop_last: leave out a last batch that is shorter than the others.
+            transform: your function of a whole batch as `dict[str, numpy.ndarray]`, which returns one: columns may
+                come, go and change shape, the number of rows may not. Where it takes a second argument, that is a
+                `numpy.random.Generator` seeded by seed, epoch and batch. It runs in the reader threads; where it
+                holds the GIL, say `num_workers`.
+            with_row_index: add a column of this name with each row's number in the dataset, for writing predictions
+                back.
             nulls: `"raise"`; `"mask"`, which adds `<name>__valid` for columns that have nulls, and zeros in their
                 places; or `{column: fill value}`.
             ragged: for rows of different shapes: `"raise"`; `"pad"` with zeros, which adds `<name>__length` (the number
                 of values, or of nested arrays the sizes, `(rows, ndim)`); or `"nested"`, a jagged tensor, whose rows
                 may differ in their first size alone.
             workers_count: reader threads; None for one a core, up to four.
+            prefetch_batches: batches that are read (and transformed) ahead of use; None for one window a thread, and
+                with a transform two batches a thread. The order does not depend on it.
+            verify_checksums: check every page that is read against the checksum that was written with it, and raise
+                ReadError where a bit was flipped. Reading then takes about two and a half times as long.
             num_workers: processes, as torch means it. Threads are faster, unless code of yours holds the GIL.
+            persistent_workers: keep those processes from one iteration to the next.
+            multiprocessing_context: how they are started: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's way.
+            device: where batches are to arrive, e.g. `"cuda"`: copied ahead of use, asynchronously.
+            pin_memory: copy through page-locked memory; None for yes where `device` is a GPU.
 
         Raises:
             CacheError: the converter was deleted.
             EmptyShardError: there are fewer rows than shards.
             MissingDependencyError: torch is not installed.
             NullValueError: a wanted column has nulls, and `nulls="raise"`.
-            SourceError: a wanted column has rows of different lengths, and `ragged="raise"`.
+            SourceError: a wanted column has rows of different lengths, and `ragged="raise"`; or no row passes the
+                filters.
             ValueError, TypeError: an argument is wrong; the message names it.
         """
-        source = self._source(
-            batch_size=batch_size,
-            columns=columns,
-            stack=stack,
-            shuffle=shuffle,
-            seed=seed,
-            shuffle_window_rows=shuffle_window_rows,
-            cur_shard=cur_shard,
-            shard_count=shard_count,
-            uneven=uneven,
-            drop_last=drop_last,
-            nulls=nulls,
-            ragged=ragged,
-            workers_count=workers_count,
-        )
+        source = self._source(**_without(locals(), "self", "num_epochs", *_TORCH_ARGUMENTS))
         check_integer("num_workers", num_workers, least=0)
+        _check_flag("persistent_workers", persistent_workers)
+        if persistent_workers and not num_workers:
+            raise ValueError("persistent_workers=True needs num_workers above 0.")
+        if pin_memory is not None:
+            _check_flag("pin_memory", pin_memory)
         from converter.frameworks.torch import TorchDataLoader
 
-        return TorchDataLoader(source, num_epochs=_check_epochs(num_epochs), num_workers=num_workers)
+        return TorchDataLoader(
+            source,
+            num_epochs=_check_epochs(num_epochs),
+            num_workers=num_workers,
+            persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context,
+            device=device,
+            pin_memory=pin_memory,
+        )
 
     def make_batch_reader(
         self,
@@ -277,45 +314,142 @@ class DatasetConverter:
         num_epochs: int | None = 1,
         columns: Sequence[str] | None = None,
         stack: Mapping[str, Sequence[str]] | None = None,
+        filters: Filters | None = None,
         shuffle: bool = False,
         seed: int = 0,
-        shuffle_window_rows: int | None = None,
+        shuffle_window_rows: int | Literal["all"] | None = None,
         cur_shard: int | None = None,
         shard_count: int | None = None,
         uneven: Uneven = "drop",
         drop_last: bool = False,
+        transform: Transform | None = None,
+        with_row_index: str | None = None,
         nulls: Nulls = "raise",
         ragged: Ragged = "raise",
         workers_count: int | None = None,
+        prefetch_batches: int | None = None,
+        verify_checksums: bool = False,
     ) -> BatchReader:
         """The same rows in the same order as `dict[str, numpy.ndarray]`; no framework needed.
 
         Arguments and errors are those of `make_torch_dataloader`. Dates and times arrive as
         `datetime64[D]` and `datetime64[us]` (UTC), strings and bytes as object arrays.
         """
-        source = self._source(
-            batch_size=batch_size,
-            columns=columns,
-            stack=stack,
-            shuffle=shuffle,
-            seed=seed,
-            shuffle_window_rows=shuffle_window_rows,
-            cur_shard=cur_shard,
-            shard_count=shard_count,
-            uneven=uneven,
-            drop_last=drop_last,
-            nulls=nulls,
-            ragged=ragged,
-            workers_count=workers_count,
-        )
-        from converter.frameworks.numpy import BatchReader
-
+        source = self._source(**_without(locals(), "self", "num_epochs"))
         return BatchReader(source, _check_epochs(num_epochs))
+
+    def plan(
+        self,
+        *,
+        batch_size: int = 32,
+        num_epochs: int | None = 1,
+        columns: Sequence[str] | None = None,
+        stack: Mapping[str, Sequence[str]] | None = None,
+        filters: Filters | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        shuffle_window_rows: int | Literal["all"] | None = None,
+        cur_shard: int | None = None,
+        shard_count: int | None = None,
+        uneven: Uneven = "drop",
+        drop_last: bool = False,
+        transform: Transform | None = None,
+        with_row_index: str | None = None,
+        nulls: Nulls = "raise",
+        ragged: Ragged = "raise",
+        workers_count: int | None = None,
+        prefetch_batches: int | None = None,
+        verify_checksums: bool = False,
+    ) -> LoaderPlan:
+        """What a loader with these arguments would do, without reading a row: steps, rows, window, bytes, memory.
+
+        With `filters` the counts are unknown; those of a converter from `where` are known.
+        """
+        source = self._source(**_without(locals(), "self", "num_epochs", "filters"))
+        return describe_plan(source, num_epochs=_check_epochs(num_epochs), is_filtered=filters is not None)
+
+    def where(self, filters: Filters) -> DatasetConverter:
+        """A converter of the rows for which `filters` hold, on the same files; one pass over the columns they name.
+
+        Its rows are counted, so its loaders know their length; it can be pickled to the ranks of a training, who then
+        need no pass of their own. Closing it deletes nothing.
+
+        Args:
+            filters: as `make_torch_dataloader` takes them.
+
+        Raises:
+            SourceError: no row passes.
+            ValueError, TypeError: the filters are not understood, or do not fit the columns.
+        """
+        self._check_open()
+        return self._part(self._resolve(filters))
+
+    def split(
+        self, fractions: Mapping[str, float], *, by: str | None = None, seed: int = 0
+    ) -> dict[str, DatasetConverter]:
+        """Converters of disjoint parts of the rows, on the same files: `split({"train": 0.9, "val": 0.1})`.
+
+        Args:
+            fractions: how much each part is to have, above 0 and together at most 1.
+            by: a column of keys (whole numbers, booleans, dates, times, strings or bytes): rows of one key are in one
+                part, on every machine and in every version the same one. The parts' sizes are then as the keys fall.
+                None: rows by themselves, at random, in sizes that are exact to a row.
+            seed: another one splits otherwise.
+
+        Raises:
+            SourceError: a part would be empty.
+            ValueError, TypeError: an argument is wrong; the message names it.
+        """
+        self._check_open()
+        bounds = _check_fractions(fractions)
+        check_integer("seed", seed, least=0)
+        if by is None:
+            found = split_by_rows(self._manifest, bounds, seed=seed)
+        else:
+            field = self._manifest.schema.get(by) if isinstance(by, str) else None
+            if field is None:
+                raise ValueError(f"by: {self._manifest.schema.explain_missing(str(by))}")
+            if field.shape != () or field.dtype.startswith("float"):
+                raise ValueError(
+                    f"by: column {by!r} has dtype {field.dtype}; a key is a whole number, a time or a text."
+                )
+            found = split_by_key(self._storage, self._manifest, field, bounds, seed=seed)
+        for name, selection in zip(fractions, found, strict=True):
+            if not selection.num_rows:
+                raise SourceError(f"The part {name!r} of {len(self)} rows would be empty. Give it a larger fraction.")
+        return {name: self._part(selection) for name, selection in zip(fractions, found, strict=True)}
+
+    def _resolve(self, filters: Filters) -> Selection:
+        found = resolve_filters(self._storage, self._manifest, filters)
+        if not found.num_rows:
+            raise SourceError(f"No row of {self.url} passes the filters {filters}.")
+        return found
+
+    def _part(self, selection: Selection) -> DatasetConverter:
+        manifest = replace(self._manifest, selection=selection)
+        return DatasetConverter(storage=self._storage, manifest=manifest, holding=self._holding, is_owner=False)
+
+    def _check_open(self) -> None:
+        """Raise CacheError where there are no rows any more."""
+        state = self._state or self._holding.state
+        if state:
+            raise CacheError(
+                f"The converter of {self.url} was {state}, so it has no rows any more. Convert again, or "
+                "make loaders before delete() and inside the `with` block.",
+                path=self.url,
+            )
+        if self._holding.lease is not None and self._holding.lease.lost:
+            raise CacheError(
+                f"This process gave no sign of life for {3 * cache.RENEW_SECONDS:.0f} seconds or longer, so its cache "
+                f"entry {self.url} was taken for abandoned and swept. Convert again.",
+                path=self.url,
+            )
 
     def _suggest_mixing(self, source: BatchSource) -> None:
         """Say once that a window cannot mix what lies far apart, where the rows are sorted by a column that is read."""
-        manifest = self._manifest
-        if self._has_suggested or manifest.num_row_groups < _FEW_ROW_GROUPS or source.window_rows >= manifest.num_rows:
+        manifest = source.manifest
+        is_small = manifest.num_row_groups < _FEW_ROW_GROUPS or source.window_rows >= manifest.num_live_rows
+        if self._has_suggested or is_small:
             return
         clustered = []
         for field in source.fields:
@@ -343,56 +477,46 @@ class DatasetConverter:
         batch_size: int,
         columns: Sequence[str] | None = None,
         stack: Mapping[str, Sequence[str]] | None = None,
+        filters: Filters | None = None,
         shuffle: bool = False,
         seed: int = 0,
-        shuffle_window_rows: int | None = None,
+        shuffle_window_rows: int | Literal["all"] | None = None,
         cur_shard: int | None = None,
         shard_count: int | None = None,
         uneven: Uneven = "drop",
         drop_last: bool = False,
+        transform: Transform | None = None,
+        with_row_index: str | None = None,
         nulls: Nulls = "raise",
         ragged: Ragged = "raise",
         workers_count: int | None = None,
+        prefetch_batches: int | None = None,
+        verify_checksums: bool = False,
     ) -> BatchSource:
         """Check every argument, by name, before anything is read."""
-        if self._holding.state:
-            raise CacheError(
-                f"The converter of {self.url} was {self._holding.state}, so it has no rows any more. Convert again, or "
-                "make loaders before delete() and inside the `with` block.",
-                path=self.url,
-            )
-        if self._holding.lease is not None and self._holding.lease.lost:
-            raise CacheError(
-                f"This process gave no sign of life for {3 * cache.RENEW_SECONDS:.0f} seconds or longer, so its cache "
-                f"entry {self.url} was taken for abandoned and swept. Convert again.",
-                path=self.url,
-            )
-        manifest = self._manifest
-        _check_flag("shuffle", shuffle)
-        _check_flag("drop_last", drop_last)
+        self._check_open()
+        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last), ("verify_checksums", verify_checksums)):
+            _check_flag(name, flag)
         check_integer("batch_size", batch_size, least=1)
         check_integer("seed", seed, least=0)
-        if uneven not in ("drop", "keep"):
-            raise ValueError(f"uneven must be 'drop' or 'keep', got {uneven!r}.")
-        if (cur_shard is None) != (shard_count is None):
-            raise ValueError(
-                f"cur_shard and shard_count go together, got cur_shard={cur_shard} and shard_count={shard_count}."
-            )
-        shard = Shard()
-        if cur_shard is not None and shard_count is not None:
-            shard = Shard(
-                index=check_integer("cur_shard", cur_shard, least=0),
-                count=check_integer("shard_count", shard_count, least=1),
-            )
-        window_rows = default_window_rows(manifest.num_rows, int(manifest.row_group_bytes.sum()))
-        if shuffle_window_rows is not None:
-            window_rows = min(check_integer("shuffle_window_rows", shuffle_window_rows, least=1), manifest.num_rows)
+        if uneven not in UNEVEN:
+            raise ValueError(f"uneven must be 'drop', 'pad' or 'keep', got {uneven!r}.")
+        if prefetch_batches is not None:
+            check_integer("prefetch_batches", prefetch_batches, least=1)
+        if with_row_index is not None and (not isinstance(with_row_index, str) or not with_row_index):
+            raise TypeError(f"with_row_index must be the name of a column to add, got {with_row_index!r}.")
+        if transform is not None:
+            if not callable(transform):
+                raise TypeError(f"transform must be a function of a batch, got {transform!r}.")
+            takes_generator(transform)
+        shard = _check_shard(cur_shard, shard_count)
         threads = default_workers_count()
         if workers_count is not None:
             threads = check_integer("workers_count", workers_count, least=1)
+        manifest = self._manifest
         names, stacks = resolve_names(manifest.schema, columns, stack, manifest.float_dtype)
         source = BatchSource(
-            storage=self._root.below(self._key),
+            storage=self._storage,
             manifest=manifest,
             names=names,
             stacks=stacks,
@@ -400,16 +524,30 @@ class DatasetConverter:
             ragged=ragged,
             batch_size=batch_size,
             drop_last=drop_last,
-            shuffle=Shuffle(seed=seed, fingerprint=manifest.fingerprint) if shuffle else None,
+            shuffle=None,
             shard=shard,
             uneven=uneven,
-            window_rows=window_rows,
+            window_rows=_check_window(shuffle_window_rows, manifest),
             workers_count=threads,
+            seed=seed,
+            row_index=with_row_index,
+            transform=transform,
+            prefetch_batches=prefetch_batches,
+            verify_checksums=verify_checksums,
         )
         check_policies(source)
+        if filters is not None:
+            manifest = replace(manifest, selection=self._resolve(filters))
+            source = replace(source, manifest=manifest, window_rows=_check_window(shuffle_window_rows, manifest))
         if shuffle:
+            source = replace(source, shuffle=Shuffle(seed=seed, fingerprint=manifest.live_fingerprint))
             self._suggest_mixing(source)
-        source.num_batches()
+        dropped = source.plan(0).num_dropped
+        if dropped:
+            logger.info(
+                "Of %d rows %d are left out in each epoch, others in each, so that %d shards take equal steps.",
+                manifest.num_live_rows, dropped, shard.count,
+            )  # fmt: skip
         return source
 
 
@@ -504,15 +642,9 @@ def make_spark_converter(
         is_kept=not delete_on_exit,
         progress=progress,
     )
-    converter = DatasetConverter(
-        root=entry.root,
-        key=entry.key,
-        manifest=entry.manifest,
-        lease=entry.lease,
-        is_owner=True,
-        # An entry that somebody keeps on purpose is deleted by delete() alone.
-        delete_on_exit=delete_on_exit and not entry.manifest.is_kept,
-    )
+    # An entry that somebody keeps on purpose is deleted by delete() alone.
+    is_passing = delete_on_exit and not entry.manifest.is_kept
+    converter = hold_entry(entry.root, entry.key, entry.manifest, entry.lease, delete_on_exit=is_passing)
     logger.info("Use %s", converter)
     _sweep_a_little(entry.root)
     return converter
@@ -547,7 +679,15 @@ def open_converter(url: str | os.PathLike[str], *, storage_options: StorageOptio
         if lease is not None:
             cache.release(lease)
         raise
-    return DatasetConverter(root=root, key=key, manifest=manifest, lease=lease, is_owner=True)
+    return hold_entry(root, key, manifest, lease, delete_on_exit=False)
+
+
+def hold_entry(
+    root: Storage, key: str, manifest: Manifest, lease: cache.Lease | None, *, delete_on_exit: bool
+) -> DatasetConverter:
+    """The converter of a committed entry that this process uses."""
+    holding = _Holding(root=root, key=key, manifest=manifest, lease=lease, delete_on_exit=delete_on_exit)
+    return DatasetConverter(storage=root.below(key), manifest=manifest, holding=holding, is_owner=True)
 
 
 def sweep(
@@ -596,8 +736,56 @@ def _sweep_a_little(root: Storage) -> None:
         )
 
 
-def _unpickle(root: Storage, key: str, manifest: Manifest) -> DatasetConverter:
-    return DatasetConverter(root=root, key=key, manifest=manifest)
+def borrow_files(storage: Storage, manifest: Manifest) -> DatasetConverter:
+    """The converter of files that somebody else holds."""
+    return DatasetConverter(storage=storage, manifest=manifest, holding=_Holding(), is_owner=False)
+
+
+def _without(arguments: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """A method's arguments as they were given, to be checked in one place."""
+    return {name: value for name, value in arguments.items() if name not in names}
+
+
+def _check_shard(cur_shard: Any, shard_count: Any) -> Shard:
+    if (cur_shard is None) != (shard_count is None):
+        raise ValueError(
+            f"cur_shard and shard_count go together, got cur_shard={cur_shard} and shard_count={shard_count}."
+        )
+    if cur_shard is None:
+        return find_shard()
+    return Shard(
+        index=check_integer("cur_shard", cur_shard, least=0), count=check_integer("shard_count", shard_count, least=1)
+    )
+
+
+def _check_window(window_rows: Any, manifest: Manifest) -> int:
+    """How many live rows are mixed together; by default those among as many bytes, whatever part of them is live."""
+    if window_rows is None:
+        found = default_window_rows(manifest.num_live_rows, int(manifest.row_group_bytes.sum()))
+    elif window_rows == "all":
+        found = manifest.num_rows
+    else:
+        if isinstance(window_rows, str):
+            raise ValueError(f"shuffle_window_rows must be a number of rows, 'all' or None, got {window_rows!r}.")
+        found = check_integer("shuffle_window_rows", window_rows, least=1)
+    return max(1, min(found, manifest.num_live_rows))
+
+
+def _check_fractions(fractions: Any) -> list[float]:
+    """Where the parts end, as fractions of all rows."""
+    what = "fractions must be a dict of name to a number above 0, together at most 1, e.g. {'train': 0.9, 'val': 0.1}"
+    if not isinstance(fractions, Mapping) or not fractions:
+        raise TypeError(f"{what}; got {fractions!r}.")
+    for fraction in fractions.values():
+        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
+            raise TypeError(f"{what}; got {fractions!r}.")
+    if not all(fraction > 0 for fraction in fractions.values()):
+        raise ValueError(f"{what}; got {fractions!r}.")
+    # Summed without rounding: thirds are to be whole.
+    bounds = [math.fsum(list(fractions.values())[: count + 1]) for count in range(len(fractions))]
+    if bounds[-1] > 1 + 1e-9:
+        raise ValueError(f"{what}; got {fractions!r}, together {bounds[-1]}.")
+    return [1.0 if abs(bound - 1) < 1e-9 else bound for bound in bounds]
 
 
 def _check_flag(name: str, flag: Any) -> None:
@@ -616,4 +804,4 @@ def _close_all() -> None:
         try:
             holding.close(delete=holding.delete_on_exit)
         except (OSError, CacheError) as error:
-            logger.warning("Could not close %s/%s at exit: %s", holding.root.url, holding.key, error)
+            logger.warning("Could not close %s/%s at exit: %s", getattr(holding.root, "url", ""), holding.key, error)

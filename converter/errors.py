@@ -11,6 +11,7 @@
     │   └── CacheCorruptError          what stands there is not what was committed
     ├── ReadError                      .path .row_group
     ├── EmptyShardError                fewer rows than shards
+    ├── StateMismatchError             (also ValueError): a state of other rows or another order
     └── MissingDependencyError         (also ImportError): names the extra to install
 
 Bad argument values stay plain `ValueError` and `TypeError`.
@@ -85,6 +86,10 @@ class ReadError(ConverterError):
 
 class EmptyShardError(ConverterError):
     """There are fewer rows than shards, so a shard would be empty."""
+
+
+class StateMismatchError(ConverterError, ValueError):
+    """A loader's state is of other rows, another order or another policy; the message says what differs."""
 
 
 class MissingDependencyError(ConverterError, ImportError):

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from converter.errors import CacheCorruptError, CacheError
 from converter.schema import Schema
+from converter.selection import Selection
 from converter.statistics import ColumnStatistics
 
 FORMAT_VERSION = 1
@@ -68,6 +69,26 @@ class Manifest:
 
     statistics: Mapping[str, ColumnStatistics]
     """What the writers saw of each column; empty where nobody has looked yet."""
+
+    selection: Selection | None = None
+    """Which rows are live; None for all. Never stored: an entry holds all of its rows."""
+
+    @property
+    def live_rows(self) -> npt.NDArray[np.int64]:
+        """For each row group how many of its rows are live."""
+        return self.row_group_rows if self.selection is None else self.selection.counts
+
+    @property
+    def num_live_rows(self) -> int:
+        """How many rows are live: the length of the dataset."""
+        return self.num_rows if self.selection is None else self.selection.num_rows
+
+    @property
+    def live_fingerprint(self) -> str:
+        """A digest of the live rows in order."""
+        if self.selection is None:
+            return self.fingerprint
+        return hashlib.sha256(f"{self.fingerprint}/{self.selection.digest}".encode()).hexdigest()[:32]
 
     @property
     def num_row_groups(self) -> int:

@@ -8,23 +8,35 @@ the dataset, taken together into windows, and rows are permuted inside a window;
 without shuffling both permutations are the identity. A shard is a range of
 positions, so it is cut by arithmetic, to the row.
 
+Resuming is the same arithmetic once more. What a run has read is said by its
+number of shards and the rows that each of them has done; what is left is a few
+ranges of positions, and those are cut anew among any number of shards. So a state
+is a few integers, whatever happened before.
+
 Why arithmetic instead of a shuffled list: a plan costs memory per row group, not
 per row, and any position can be found again from one integer.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from converter.errors import EmptyShardError
+from converter.errors import EmptyShardError, StateMismatchError
 
-Uneven = Literal["drop", "keep"]
+Uneven = Literal["drop", "pad", "keep"]
+UNEVEN = ("drop", "pad", "keep")
+
+Past = tuple[tuple[int, int], ...]
+"""What was read of an epoch: (number of shards, rows that each of them has done), one after the other."""
+
+STATE_VERSION = 1
 
 DEFAULT_WINDOW_BYTES = 48 << 20
 """Rows that are decoded and mixed together, in bytes of all columns: a guess between a
@@ -89,11 +101,13 @@ class Piece:
     window_rows: int
     """Rows of the whole window."""
 
-    start: int
-    """First wanted position within the window."""
+    spans: tuple[range, ...]
+    """The wanted positions within the window, in order."""
 
-    stop: int
-    """One past the last wanted position within the window."""
+    @property
+    def num_rows(self) -> int:
+        """How many rows are wanted."""
+        return sum(map(len, self.spans))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,7 +119,13 @@ class EpochPlan:
     drop_last: bool
     shuffle: Shuffle | None
     segments: tuple[range, ...]
-    """Positions in the epoch's order that this process reads, ascending."""
+    """Positions in the epoch's order that this process reads, in order."""
+
+    num_padded: int
+    """How many of the last rows are read elsewhere too, so that all shards have equally many."""
+
+    num_dropped: int
+    """How many rows no shard reads, so that all have equally many."""
 
     group_order: npt.NDArray[np.int64]
     group_starts: npt.NDArray[np.int64]
@@ -117,7 +137,7 @@ class EpochPlan:
     @property
     def num_rows(self) -> int:
         """Rows that this process reads in the epoch, those of a dropped last batch included."""
-        return sum(len(segment) for segment in self.segments)
+        return sum(map(len, self.segments))
 
     @property
     def num_batches(self) -> int:
@@ -131,35 +151,40 @@ class EpochPlan:
         whole, rest = divmod(self.num_rows, self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
+    def first_position(self, batch: int) -> int:
+        """The position of a batch's first row: its name, whatever the shards and the batches before it were."""
+        return next(iter(take_positions(self.segments, batch * self.batch_size, batch * self.batch_size + 1)))[0]
+
     def pieces(self, first_batch: int = 0, stop_batch: int | None = None) -> Iterator[Piece]:
         """The windows' parts that hold batches `[first_batch, stop_batch)`, in order."""
         stop_batch = self.num_batches if stop_batch is None else min(stop_batch, self.num_batches)
-        first_row = first_batch * self.batch_size
         stop_row = min(stop_batch * self.batch_size, self.num_rows)
-        rows_before = 0
-        for segment in self.segments:
-            start = segment.start + max(first_row - rows_before, 0)
-            stop = segment.start + min(stop_row - rows_before, len(segment))
-            rows_before += len(segment)
-            if start < stop:
-                yield from self._windows(start, stop)
-
-    def _windows(self, start: int, stop: int) -> Iterator[Piece]:
         positions = self.group_starts[self.window_starts]
-        window = int(np.searchsorted(positions, start, side="right")) - 1
-        while start < stop:
-            begin, end = int(positions[window]), int(positions[window + 1])
-            if start < end:
-                groups = self.group_order[self.window_starts[window] : self.window_starts[window + 1]]
-                yield Piece(
-                    window=window,
-                    row_groups=groups,
-                    window_rows=end - begin,
-                    start=start - begin,
-                    stop=min(stop, end) - begin,
-                )
-                start = min(stop, end)
-            window += 1
+        at = -1
+        spans: list[range] = []
+        for span in take_positions(self.segments, first_batch * self.batch_size, stop_row):
+            start = span.start
+            while start < span.stop:
+                window = int(np.searchsorted(positions, start, side="right")) - 1
+                stop = min(span.stop, int(positions[window + 1]))
+                if window != at and spans:
+                    yield self._piece(at, spans)
+                    spans = []
+                at = window
+                spans.append(range(start, stop))
+                start = stop
+        if spans:
+            yield self._piece(at, spans)
+
+    def _piece(self, window: int, spans: Sequence[range]) -> Piece:
+        first, last = (int(index) for index in self.window_starts[window : window + 2])
+        begin, end = int(self.group_starts[first]), int(self.group_starts[last])
+        return Piece(
+            window=window,
+            row_groups=self.group_order[first:last],
+            window_rows=end - begin,
+            spans=tuple(range(span.start - begin, span.stop - begin) for span in spans),
+        )
 
     def batch_runs(self) -> list[range]:
         """All batches, cut into runs that begin in one window each: the unit of work of a worker process."""
@@ -187,12 +212,14 @@ def plan_epoch(
     shard: Shard | None = None,
     uneven: Uneven = "drop",
     drop_last: bool = False,
+    past: Past = (),
 ) -> EpochPlan:
-    """The plan of `shard` for one epoch over row groups of these sizes.
+    """The plan of `shard` for one epoch over row groups of these sizes, or for what `past` has left of it.
 
     `uneven` says what happens where the shards' sizes differ: `"drop"` gives all as many rows as
     the smallest has, so that every rank takes equally many steps (the dropped row of a larger
-    shard is another one in each epoch); `"keep"` reads every row, and steps may differ.
+    shard is another one in each epoch); `"pad"` gives all as many as the largest has, the smaller
+    ones by a row that is read twice; `"keep"` reads every row once, and steps may differ.
 
     Raises:
         EmptyShardError: there are fewer rows than shards.
@@ -209,25 +236,151 @@ def plan_epoch(
             f"{num_rows} rows cannot be divided among {part.count} shards: at least one would be empty. "
             "Use fewer shards (shard_count), or more rows."
         )
+    left = remaining_positions(num_rows, past, epoch=epoch, uneven=uneven)
+    num_left = _count(left)
+    segments, num_padded = _share(left, part, epoch=epoch, uneven=uneven)
     return EpochPlan(
         epoch=epoch,
         batch_size=batch_size,
         drop_last=drop_last,
         shuffle=shuffle,
-        segments=_segments(part, num_rows, epoch=epoch, uneven=uneven),
+        segments=tuple(segments),
+        num_padded=num_padded,
+        num_dropped=num_left % part.count if uneven == "drop" else 0,
         group_order=order,
         group_starts=starts,
         window_starts=_cut_windows(starts, window_rows),
     )
 
 
-def _segments(shard: Shard, num_rows: int, *, epoch: int, uneven: Uneven) -> tuple[range, ...]:
+def remaining_positions(num_rows: int, past: Past, *, epoch: int, uneven: Uneven) -> list[range]:
+    """The positions of an epoch that are left after `past`, in the order in which shards are cut from them.
+
+    >>> remaining_positions(10, ((2, 3),), epoch=0, uneven="keep")
+    [range(3, 5), range(8, 10)]
+    """
+    left = [range(num_rows)] if num_rows else []
+    for count, rows_done in past:
+        after: list[range] = []
+        for index in range(count):
+            own, num_padded = _share(left, Shard(index=index, count=count), epoch=epoch, uneven=uneven)
+            after += take_positions(own, rows_done, _count(own) - num_padded)
+        left = after
+    return left
+
+
+def _share(left: Sequence[range], shard: Shard, *, epoch: int, uneven: Uneven) -> tuple[list[range], int]:
+    """What one shard reads of the positions that are left, and how many of its last rows are another's or its own."""
+    num_rows = _count(left)
     rows = shard.rows(num_rows)
-    if uneven == "keep" or len(rows) == num_rows // shard.count:
-        return (rows,)
-    # One row too many. Which one is left out moves with the epoch, so that none is left out for ever.
-    dropped = rows.start + epoch % len(rows)
-    return tuple(part for part in (range(rows.start, dropped), range(dropped + 1, rows.stop)) if len(part))
+    own = list(take_positions(left, rows.start, rows.stop))
+    if uneven == "drop" and len(rows) > num_rows // shard.count:
+        # One row too many. Which one is left out moves with the epoch, so that none is left out for ever.
+        dropped = epoch % len(rows)
+        own = [*take_positions(own, 0, dropped), *take_positions(own, dropped + 1, len(rows))]
+    elif uneven == "pad" and len(rows) * shard.count < num_rows:
+        # The last row of the next shard that has one more: the same one wherever in the epoch a run is resumed.
+        larger = (Shard(index=index, count=shard.count).rows(num_rows) for index in range(shard.index, shard.count))
+        last = next(rows.stop for rows in larger if len(rows) * shard.count >= num_rows) - 1
+        return [*own, *take_positions(left, last, last + 1)], 1
+    return own, 0
+
+
+def take_positions(segments: Sequence[range], start: int, stop: int) -> Iterator[range]:
+    """The positions numbered `[start, stop)` of several ranges, one after the other.
+
+    >>> list(take_positions([range(3, 5), range(8, 10)], 1, 3))
+    [range(4, 5), range(8, 9)]
+    """
+    for segment in segments:
+        part = segment[max(start, 0) : max(stop, 0)]
+        if len(part):
+            yield part
+        start, stop = start - len(segment), stop - len(segment)
+
+
+def _count(segments: Sequence[range]) -> int:
+    return sum(map(len, segments))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Where a run stands, and of which rows and order: what `state_dict()` holds."""
+
+    fingerprint: str
+    """Of the rows, and of which of them are selected."""
+
+    shuffle: bool
+    seed: int
+    window_rows: int
+    uneven: Uneven
+    epoch: int
+    epochs_done: int
+    """Epochs that the iteration had ended before this one."""
+
+    past: Past
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON or `torch.save`."""
+        known = {name: getattr(self, name) for name in _STATE_TYPES}
+        return {"version": STATE_VERSION, **known, "past": [list(stretch) for stretch in self.past]}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> State:
+        """The inverse of `to_dict`.
+
+        Raises:
+            StateMismatchError: this is no state of a loader of this package, or of a newer version of it.
+        """
+        try:
+            if value["version"] != STATE_VERSION:
+                raise StateMismatchError(
+                    f"The state has version {value['version']!r}, and this package reads version {STATE_VERSION}."
+                )
+            known = {name: value[name] for name in _STATE_TYPES}
+            past = tuple((int(count), int(rows)) for count, rows in value["past"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateMismatchError(
+                f"This is no state of a loader of this package ({type(error).__name__}: {error})."
+            ) from error
+        wrong = [name for name, kind in _STATE_TYPES.items() if type(known[name]) is not kind]
+        if wrong or known["epoch"] < 0 or known["epochs_done"] < 0 or any(min(one) < 0 or not one[0] for one in past):
+            raise StateMismatchError(f"The state holds values that no loader wrote: {dict(value)!r}.")
+        return cls(**known, past=past)
+
+    def check(self, current: State) -> None:
+        """Refuse to go on where `current`, the loader's own state, is of other rows or another order.
+
+        Raises:
+            StateMismatchError: the message says what differs.
+        """
+        names = ["fingerprint", "shuffle", "uneven"] + (["seed", "window_rows"] if self.shuffle else [])
+        what = {"fingerprint": "the rows (fingerprint)", "window_rows": "shuffle_window_rows"}
+        differs = [
+            f"{what.get(name, name)} was {getattr(self, name)!r} and is {getattr(current, name)!r}"
+            for name in names
+            if getattr(self, name) != getattr(current, name)
+        ]
+        if differs:
+            raise StateMismatchError(
+                f"The state is of another run: {'; '.join(differs)}. Make the loader as it was, or begin anew."
+            )
+
+    def after(self, shard_count: int, rows_done: int) -> State:
+        """The state once each of `shard_count` shards has done so many rows more."""
+        past = self.past
+        if rows_done:
+            if past and past[-1][0] == shard_count:
+                # Cut anew among as many shards, each gets what it had: so two stretches are one.
+                past, rows_done = past[:-1], past[-1][1] + rows_done
+            past = (*past, (shard_count, rows_done))
+        return dataclasses.replace(self, past=past)
+
+
+_STATE_TYPES = {
+    "fingerprint": str, "shuffle": bool, "seed": int, "window_rows": int, "uneven": str, "epoch": int,
+    "epochs_done": int,
+}  # fmt: skip
 
 
 def _cut_windows(group_starts: npt.NDArray[np.int64], window_rows: int) -> npt.NDArray[np.int64]:

@@ -48,6 +48,9 @@ class ColumnStatistics:
     """For single numbers, how much of the column's range a row group covers on average: near 1 where rows are mixed,
     near 0 where they are sorted by this column; None where that is not known."""
 
+    num_bytes: int | None = None
+    """Bytes of the column in the files before they are compressed; None where that is not known."""
+
     closed: Mapping[str, Any] | None = None
     """The moments as their writers closed them; None for strings and bytes."""
 
@@ -133,6 +136,7 @@ class ColumnStatistics:
             "shortest": self.shortest,
             "longest": self.longest,
             "row_group_span": self.row_group_span,
+            "num_bytes": self.num_bytes,
             "moments": None if self.closed is None else moments.to_json(dict(self.closed)),
         }
 
@@ -149,5 +153,6 @@ class ColumnStatistics:
             shortest=None if value["shortest"] is None else int(value["shortest"]),
             row_group_span=None if value["row_group_span"] is None else float(value["row_group_span"]),
             longest=None if value["longest"] is None else int(value["longest"]),
+            num_bytes=None if value["num_bytes"] is None else int(value["num_bytes"]),
             closed=closed,
         )

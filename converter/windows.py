@@ -12,14 +12,15 @@ shares memory with its window, and nobody else writes to that.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,20 +36,25 @@ from converter.columns import (
     gather,
     gather_stack,
     null_error,
-    ragged_values,
 )
-from converter.errors import ReadError, SourceChangedError, SourceError
+from converter.errors import ConverterError, ReadError, SourceChangedError, SourceError
 from converter.manifest import Manifest
-from converter.plan import EpochPlan, Piece, Shard, Shuffle, Uneven, plan_epoch
+from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
 from converter.schema import Field, Schema
-from converter.sources import moments
-from converter.statistics import ColumnStatistics
 from converter.storage import Storage
 
 logger = logging.getLogger(__name__)
 
 VALID_SUFFIX = "__valid"
 LENGTH_SUFFIX = "__length"
+NOT_PADDED = VALID_SUFFIX
+"""What every batch has with `uneven="pad"`: False for a row that another shard reads too."""
+
+Transform = Callable[..., Mapping[str, Any]]
+"""A user's function of a whole batch, and if it takes a second argument, of a random generator."""
+
+Item = TypeVar("Item")
+Output = TypeVar("Output")
 
 Columns = dict[str, "Array | pa.Array"]
 """Columns of the same rows: numbers, or an Arrow array of strings, bytes or ragged rows."""
@@ -62,6 +68,9 @@ class Run:
     batch_size: int
     num_rows: int
     """A multiple of `batch_size`; less than that only for the last batch of an epoch."""
+
+    first_batch: int
+    """The number in the plan of the first batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +95,13 @@ class BatchSource:
     uneven: Uneven
     window_rows: int
     workers_count: int
+    seed: int = 0
+    row_index: str | None = None
+    """The key of each row's number in the dataset, if that is wanted."""
+
+    transform: Transform | None = None
+    prefetch_batches: int | None = None
+    verify_checksums: bool = False
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -94,10 +110,15 @@ class BatchSource:
         wanted = dict.fromkeys(column for name in self.names for column in stacked.get(name, (name,)))
         return tuple(self.manifest.schema[name] for name in wanted)
 
-    def plan(self, epoch: int) -> EpochPlan:
-        """This process's share of one epoch."""
+    def is_variable(self, name: str) -> bool:
+        """Whether a column's rows are objects or differ in shape, so that its window is no array."""
+        field = self.manifest.schema.get(name)
+        return field is not None and (field.is_object or field.shape is None)
+
+    def plan(self, epoch: int, past: Past = ()) -> EpochPlan:
+        """This process's share of one epoch, or of what `past` has left of it."""
         return plan_epoch(
-            self.manifest.row_group_rows,
+            self.manifest.live_rows,
             batch_size=self.batch_size,
             window_rows=self.window_rows,
             epoch=epoch,
@@ -105,11 +126,25 @@ class BatchSource:
             shard=self.shard,
             uneven=self.uneven,
             drop_last=self.drop_last,
+            past=past,
         )
 
     def num_batches(self) -> int:
         """Batches of one epoch: the same in every epoch."""
         return self.plan(0).num_batches
+
+    def state(self, epoch: int) -> State:
+        """The state of a run that has done nothing of an epoch."""
+        return State(
+            fingerprint=self.manifest.live_fingerprint,
+            shuffle=self.shuffle is not None,
+            seed=0 if self.shuffle is None else self.shuffle.seed,
+            window_rows=self.window_rows,
+            uneven=self.uneven,
+            epoch=epoch,
+            epochs_done=0,
+            past=(),
+        )
 
     def runs(self, plan: EpochPlan, batches: range | None = None) -> Iterator[Run]:
         """Yield the plan's batches, or those numbered in `batches`, in order.
@@ -123,7 +158,23 @@ class BatchSource:
         reader = _WindowReader(self, plan)
         pieces = plan.pieces(wanted.start, wanted.stop)
         num_rows = min(wanted.stop * plan.batch_size, plan.num_rows) - wanted.start * plan.batch_size
-        yield from _cut(_read_ahead(reader, pieces, self.workers_count), plan.batch_size, num_rows)
+        windows = read_ahead(reader.read, pieces, workers_count=self.workers_count, ahead=self.windows_ahead)
+        for run in _cut(windows, plan.batch_size, num_rows, first_batch=wanted.start):
+            yield _mark_padding(run, plan) if self.uneven == "pad" else run
+
+    @property
+    def windows_ahead(self) -> int:
+        """Windows that are being read or wait to be used."""
+        if self.prefetch_batches is None:
+            return self.workers_count + 1
+        return max(1, math.ceil(self.prefetch_batches * self.batch_size / self.window_rows))
+
+
+def _mark_padding(run: Run, plan: EpochPlan) -> Run:
+    """The run with a column that tells the rows that are this shard's own."""
+    first_row = run.first_batch * run.batch_size
+    is_own = np.arange(first_row, first_row + run.num_rows) < plan.num_rows - plan.num_padded
+    return replace(run, columns={**run.columns, NOT_PADDED: is_own})
 
 
 def default_workers_count() -> int:
@@ -208,7 +259,9 @@ def check_policies(source: BatchSource) -> None:
         raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r}.")
     _check_added_names(source)
     for field in source.fields:
-        if field.has_nulls and source.nulls != "mask" and not _has_fill(source.nulls, field):
+        # Of selected rows only reading can tell.
+        is_certain = field.has_nulls and source.manifest.selection is None
+        if is_certain and source.nulls != "mask" and not _has_fill(source.nulls, field):
             raise null_error(field.name)
         if field.shape is None and source.ragged == "raise":
             raise SourceError(
@@ -222,6 +275,8 @@ def _check_added_names(source: BatchSource) -> None:
     """Refuse where a mask or a length would take the name of a column."""
     schema = source.manifest.schema
     stacked = {stack.name: stack.columns for stack in source.stacks}
+    if source.row_index is not None and source.row_index in {*schema.names, *stacked}:
+        raise ValueError(f"with_row_index: {source.row_index!r} is a column already; choose another name.")
     for name in source.names:
         added = []
         if source.nulls == "mask" and any(schema[member].has_nulls for member in stacked.get(name, (name,))):
@@ -255,6 +310,8 @@ class _WindowReader:
             field.name: check_fill(field, fills[field.name]) if field.name in fills else 0 for field in self._fields
         }
         self._column_indices = [names.index(field.name) for field in self._fields]
+        rows = source.manifest.row_group_rows
+        self._first_rows = np.cumsum(rows) - rows
 
     def _has_mask(self, names: Sequence[str]) -> bool:
         """Whether the dataset has a null in one of these columns, so that every batch has their mask."""
@@ -264,10 +321,7 @@ class _WindowReader:
         """The piece's rows, in order, in memory of their own."""
         source = self._source
         groups = [self._read_row_group(int(row_group)) for row_group in piece.row_groups]
-        rows: Any = slice(piece.start, piece.stop)
-        if self._plan.shuffle is not None:
-            permutation = self._plan.shuffle.permutation(piece.window_rows, epoch=self._plan.epoch, window=piece.window)
-            rows = permutation[rows]
+        rows = self._rows_of(piece)
         stacks = {stack.name: stack for stack in source.stacks}
         columns: Columns = {}
         for name in source.names:
@@ -282,34 +336,49 @@ class _WindowReader:
             columns[name] = gather([group[name][0] for group in groups], rows)
             if source.nulls == "mask" and self._has_mask([name]):
                 columns[name + VALID_SUFFIX] = gather([group[name][1] for group in groups], rows)
+        if source.row_index is not None:
+            columns[source.row_index] = gather([self._row_numbers(int(one)) for one in piece.row_groups], rows)
         return columns
+
+    def _rows_of(self, piece: Piece) -> Any:
+        """The wanted rows, as numbers within the whole row groups of the window, or a slice of them."""
+        manifest = self._source.manifest
+        rows: Any = slice(piece.spans[0].start, piece.spans[0].stop)
+        if len(piece.spans) > 1:
+            rows = np.concatenate([np.arange(span.start, span.stop) for span in piece.spans])
+        if self._plan.shuffle is not None:
+            permutation = self._plan.shuffle.permutation(piece.window_rows, epoch=self._plan.epoch, window=piece.window)
+            rows = permutation[rows]
+        if manifest.selection is None:
+            return rows
+        sizes = manifest.row_group_rows[piece.row_groups]
+        if int(sizes.sum()) == piece.window_rows:
+            return rows
+        live = []
+        for row_group, start in zip(piece.row_groups.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True):
+            found = manifest.selection.live_rows(row_group)
+            live.append(start + (np.arange(manifest.row_group_rows[row_group]) if found is None else found))
+        return np.concatenate(live)[rows]
+
+    def _row_numbers(self, row_group: int) -> Array:
+        start = int(self._first_rows[row_group])
+        return np.arange(start, start + int(self._source.manifest.row_group_rows[row_group]))
 
     def _read_row_group(self, row_group: int) -> dict[str, tuple[Any, Any]]:
         """Each wanted column of a row group: its values, and where it is not null."""
-        manifest, storage, nulls = self._source.manifest, self._source.storage, self._source.nulls
-        file = int(manifest.row_group_file[row_group])
-        name, index = manifest.file_names[file], manifest.row_group_in_file(row_group)
-        path = f"{storage.url}/{name}"
-        try:
-            table = self._read_table(name, index, int(manifest.file_bytes[file]), path)
+        source = self._source
+        nulls = source.nulls
+        with opened_row_group(source.storage, source.manifest, row_group, verify_checksums=source.verify_checksums) as (
+            parquet,
+            index,
+        ):
+            table = parquet.reader.read_row_group(index, column_indices=self._column_indices, use_threads=False)
             decoded = {
                 field.name: decode(
                     table.column(position), field, fill=self._fills[field.name], stored=table.schema.field(position)
                 )
                 for position, field in enumerate(self._fields)
             }
-        except FileNotFoundError as error:
-            raise SourceChangedError(
-                f"{path} is not there. Was the converter deleted, or is this machine another one than the one that "
-                "wrote it? A cache on a local disk can be read on its own machine only; choose a shared cache_dir.",
-                path=path,
-            ) from error
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise ReadError(
-                f"Row group {index} of {path} cannot be decoded: {error}. The file is damaged; convert again.",
-                path=path,
-                row_group=index,
-            ) from error
         columns: dict[str, tuple[Any, Any]] = {}
         for field in self._fields:
             values, valid = decoded[field.name].values, decoded[field.name].valid
@@ -320,26 +389,57 @@ class _WindowReader:
             columns[field.name] = (values, valid)
         return columns
 
-    def _read_table(self, name: str, index: int, num_bytes: int, path: str) -> pa.Table:
-        with self._source.storage.open_parquet(name) as opened:
-            if opened.size() != num_bytes:
+
+@contextlib.contextmanager
+def opened_row_group(
+    storage: Storage, manifest: Manifest, row_group: int, *, verify_checksums: bool = False
+) -> Iterator[tuple[pq.ParquetFile, int]]:
+    """The open file of a row group and the row group's number in it; what goes wrong inside is named.
+
+    Raises:
+        SourceChangedError: the file is gone or has another size than the manifest says.
+        ReadError: the row group cannot be decoded.
+    """
+    file = int(manifest.row_group_file[row_group])
+    index, path = manifest.row_group_in_file(row_group), f"{storage.url}/{manifest.file_names[file]}"
+    try:
+        with storage.open_parquet(manifest.file_names[file]) as opened:
+            if opened.size() != manifest.file_bytes[file]:
                 raise SourceChangedError(
-                    f"{path} has {opened.size()} bytes instead of {num_bytes}: it was changed or cut after it was "
-                    "written. Convert again.",
+                    f"{path} has {opened.size()} bytes instead of {manifest.file_bytes[file]}: it was changed or cut "
+                    "after it was written. Convert again.",
                     path=path,
                 )
-            reader = pq.ParquetFile(opened).reader
-            return reader.read_row_group(index, column_indices=self._column_indices, use_threads=False)
+            yield (
+                pq.ParquetFile(opened, page_checksum_verification=verify_checksums, coerce_int96_timestamp_unit="us"),
+                index,
+            )
+    except FileNotFoundError as error:
+        raise SourceChangedError(
+            f"{path} is not there. Was the converter deleted, or is this machine another one than the one that "
+            "wrote it? A cache on a local disk can be read on its own machine only; choose a shared cache_dir.",
+            path=path,
+        ) from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, ConverterError):
+            raise
+        raise ReadError(
+            f"Row group {index} of {path} cannot be decoded: {error}. The file is damaged; convert again.",
+            path=path,
+            row_group=index,
+        ) from error
 
 
-def _read_ahead(reader: _WindowReader, pieces: Iterator[Piece], workers_count: int) -> Iterator[Columns]:
-    """Read pieces in order, `workers_count` at a time, at most one finished piece more than that in memory."""
+def read_ahead(
+    function: Callable[[Item], Output], items: Iterator[Item], *, workers_count: int, ahead: int
+) -> Iterator[Output]:
+    """Yield `function` of each item in order, computed by threads; at most `ahead` of them are not yet yielded."""
     with ThreadPoolExecutor(workers_count, thread_name_prefix="converter-read") as pool:
-        pending: deque[Future[Columns]] = deque()
+        pending: deque[Future[Output]] = deque()
         try:
-            for piece in pieces:
-                pending.append(pool.submit(reader.read, piece))
-                if len(pending) > workers_count:
+            for item in items:
+                pending.append(pool.submit(function, item))
+                if len(pending) >= ahead:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
@@ -349,11 +449,12 @@ def _read_ahead(reader: _WindowReader, pieces: Iterator[Piece], workers_count: i
                 future.cancel()
 
 
-def _cut(windows: Iterator[Columns], batch_size: int, num_rows: int) -> Iterator[Run]:
+def _cut(windows: Iterator[Columns], batch_size: int, num_rows: int, *, first_batch: int) -> Iterator[Run]:
     """Cut the first `num_rows` rows of the windows into runs of whole batches; the last may be short."""
     carry: Columns = {}
     carry_rows = 0
     left = num_rows
+    batch = first_batch
     for columns in windows:
         available = min(_num_rows(columns), left - carry_rows)
         start = 0
@@ -362,7 +463,8 @@ def _cut(windows: Iterator[Columns], batch_size: int, num_rows: int) -> Iterator
             carry = {name: _join(carry[name], part[:start]) for name, part in columns.items()}
             carry_rows += start
             if carry_rows == batch_size:
-                yield Run(columns=carry, batch_size=batch_size, num_rows=batch_size)
+                yield Run(columns=carry, batch_size=batch_size, num_rows=batch_size, first_batch=batch)
+                batch += 1
                 left -= batch_size
                 carry, carry_rows = {}, 0
         stop = start + (available - start) // batch_size * batch_size
@@ -371,14 +473,16 @@ def _cut(windows: Iterator[Columns], batch_size: int, num_rows: int) -> Iterator
                 columns={name: part[start:stop] for name, part in columns.items()},
                 batch_size=batch_size,
                 num_rows=stop - start,
+                first_batch=batch,
             )
+            batch += (stop - start) // batch_size
             left -= stop - start
         if stop < available:
             # A copy, so that a few rows do not keep a window alive.
             carry = {name: _join(part[stop:available]) for name, part in columns.items()}
             carry_rows = available - stop
     if carry_rows:
-        yield Run(columns=carry, batch_size=batch_size, num_rows=carry_rows)
+        yield Run(columns=carry, batch_size=batch_size, num_rows=carry_rows, first_batch=batch)
 
 
 def _num_rows(columns: Columns) -> int:
@@ -387,43 +491,3 @@ def _num_rows(columns: Columns) -> int:
 
 def _join(*parts: Any) -> Any:
     return pa.concat_arrays(parts) if isinstance(parts[0], pa.Array) else np.concatenate(parts)
-
-
-def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
-    """Exact statistics of the columns of `source`, by one pass over all rows; for datasets whose writer took none."""
-    opened: dict[str, dict[str, Any]] = {}
-    lengths: dict[str, tuple[int, int]] = {}
-    scratch = moments.new_scratch()
-    null_counts = dict.fromkeys((field.name for field in source.fields), 0)
-    for run in source.runs(source.plan(0)):
-        for field in source.fields:
-            column = run.columns[field.name]
-            # Only of a column with nulls is this its mask; else it may be a user's column of that name.
-            valid = run.columns[field.name + VALID_SUFFIX] if field.has_nulls else None
-            if valid is not None:
-                null_counts[field.name] += int(len(valid) - valid.sum())
-            if field.is_object:
-                continue
-            if isinstance(column, pa.Array):
-                rows = ragged_values(column, field)
-                values, offsets = rows.values, rows.offsets
-                sizes = np.diff(offsets) if valid is None else np.diff(offsets)[valid]
-            else:
-                values = column if valid is None else column[valid]
-                sizes = np.full(len(values), math.prod(field.shape or ()))
-            if field.shape != () and len(sizes):
-                least, most = lengths.get(field.name, (int(sizes.min()), int(sizes.max())))
-                lengths[field.name] = (min(least, int(sizes.min())), max(most, int(sizes.max())))
-            elements = math.prod(field.shape) if field.shape else 1
-            width = elements if elements <= moments.MAX_ELEMENTS else 1
-            numbers = values.view(np.uint8) if values.dtype == np.bool_ else values
-            counted = opened.setdefault(field.name, moments.new_moments(width))
-            moments.add_values(counted, numbers.reshape(-1, width), scratch)
-    found = {}
-    for field in source.fields:
-        shortest, longest = lengths.get(field.name, (None, None))
-        closed = moments.close_moments(opened[field.name]) if field.name in opened else None
-        found[field.name] = ColumnStatistics(
-            field=field, null_count=null_counts[field.name], shortest=shortest, longest=longest, closed=closed
-        )
-    return found

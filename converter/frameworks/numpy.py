@@ -1,35 +1,60 @@
 """Batches as NumPy arrays; no framework needed.
 
-The epochs' rule stands here for every framework: an iteration that runs to its
-end moves on to the next epoch, one that is left early does not, so ranks cannot
-drift apart; `set_epoch` says it outright.
+What every framework shares stands here: the epochs' rule, the state of a run, and
+the user's transform.
+
+An iteration that runs to its end moves on to the next epoch, one that is left
+early does not, so ranks cannot drift apart; `set_epoch` says it outright. A state
+counts the batches that were handed over, not those that are read ahead.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import inspect
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from converter.columns import ragged_values
 from converter.errors import ConverterError
-from converter.plan import check_integer
-from converter.windows import LENGTH_SUFFIX, BatchSource, Run
+from converter.plan import EpochPlan, Past, State, check_integer
+from converter.windows import LENGTH_SUFFIX, BatchSource, Run, Transform, read_ahead
 
 Batch = dict[str, npt.NDArray[Any]]
 
+BatchesOf = Callable[[EpochPlan], Iterator[Any]]
+"""Yields the batches of a plan in order."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Progress:
+    """How far an iteration has come."""
+
+    epoch: int
+    past: Past
+    epochs_done: int
+    num_batches: int = 0
+    """Batches of this epoch that were handed over."""
+
 
 class Epochs:
-    """Which epoch comes next, and which iterations are under way."""
+    """Which epoch comes next, how far the iteration under way is, and how a state of it is taken and given back."""
 
     def __init__(self, source: BatchSource, num_epochs: int | None) -> None:
         self.source = source
         self.num_epochs = num_epochs
-        self.next_epoch = 0
+        self.next = _Progress(epoch=0, past=(), epochs_done=0)
+        """Where the next iteration begins."""
+
+        self._progress: _Progress | None = None
         self._closed = False
         self._running: weakref.WeakSet[Iteration] = weakref.WeakSet()
 
@@ -38,28 +63,67 @@ class Epochs:
             raise TypeError("With num_epochs=None there is no last batch, so there is no length.")
         return self.source.num_batches() * self.num_epochs
 
-    def range_from(self, first: int) -> Iterator[int]:
-        """The epochs of one iteration that begins with epoch `first`."""
-        epoch = first
-        while self.num_epochs is None or epoch < first + self.num_epochs:
-            yield epoch
-            epoch += 1
+    def plans(self, begin: _Progress) -> Iterator[tuple[_Progress, EpochPlan]]:
+        """The epochs of one iteration, the first one from where it is to begin."""
+        at = begin
+        while self.num_epochs is None or at.epochs_done < self.num_epochs:
+            yield at, self.source.plan(at.epoch, at.past)
+            at = _Progress(epoch=at.epoch + 1, past=(), epochs_done=at.epochs_done + 1)
 
-    def iterate(self, batches: Callable[[int], Iterator[Any]]) -> Iteration:
-        """Run one iteration over `batches(first epoch)`; moves on when it ends by itself."""
+    def iterate(self, batches_of: BatchesOf) -> Iteration:
+        """Run one iteration; moves on when it ends by itself."""
         self.check_open()
-        iteration = Iteration(self, self._iterate(batches, self.next_epoch))
+        iteration = Iteration(self, self._iterate(batches_of, self.next))
         self._running.add(iteration)
         return iteration
 
-    def _iterate(self, batches: Callable[[int], Iterator[Any]], first: int) -> Generator[Any, None, None]:
-        yield from batches(first)
-        if self.num_epochs is not None and self.next_epoch == first:
-            self.next_epoch = first + self.num_epochs
+    def _iterate(self, batches_of: BatchesOf, begin: _Progress) -> Generator[Any, None, None]:
+        for at, plan in self.plans(begin):
+            progress = self._progress = replace(at)
+            with contextlib.closing(as_generator(batches_of(plan))) as batches:
+                for batch in batches:
+                    progress.num_batches += 1
+                    yield batch
+        if self.next is begin and self.num_epochs is not None:
+            self.next = _Progress(epoch=begin.epoch + self.num_epochs - begin.epochs_done, past=(), epochs_done=0)
+            self._progress = None
+
+    def begin_at(self, epoch: int, epochs_done: int, past: Past) -> None:
+        """Let the next iteration begin in the middle of things."""
+        self._progress = None
+        self.next = _Progress(epoch=epoch, past=past, epochs_done=epochs_done)
 
     def set_next(self, epoch: int) -> None:
-        """Let the next iteration begin with `epoch`."""
-        self.next_epoch = check_integer("epoch", epoch, least=0)
+        """Let the next iteration begin with `epoch`; what a loaded state has left of it, if it is that one."""
+        self._progress = None
+        if check_integer("epoch", epoch, least=0) != self.next.epoch:
+            self.next = _Progress(epoch=epoch, past=(), epochs_done=0)
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Where the iteration under way (or left) stands, or the next one where there is none; see `BatchReader`."""
+        at = self._progress or self.next
+        if batches is None:
+            return self._state(at, at.num_batches)
+        check_integer("batches", batches, least=0)
+        # An iteration under way began where the next one would: only its end moves that.
+        for at, plan in self.plans(self.next):
+            if batches <= plan.num_batches:
+                return self._state(at, batches)
+            batches -= plan.num_batches
+        raise ValueError(f"batches: one iteration has {len(self)} batches, so it cannot have given {batches} more.")
+
+    def _state(self, at: _Progress, num_batches: int) -> dict[str, Any]:
+        source = self.source
+        begin = replace(source.state(at.epoch), epochs_done=at.epochs_done, past=at.past)
+        return begin.after(source.shard.count, num_batches * source.batch_size).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration begin where `state` was taken."""
+        loaded = State.from_dict(state)
+        loaded.check(self.source.state(loaded.epoch))
+        # A loader of fewer epochs than the one that was saved still reads the rest of this one.
+        most = loaded.epochs_done if self.num_epochs is None else self.num_epochs - 1
+        self.begin_at(loaded.epoch, min(loaded.epochs_done, most), loaded.past)
 
     def check_open(self) -> None:
         """Raise ConverterError where the loader was closed."""
@@ -73,6 +137,13 @@ class Epochs:
         self._closed = True
         for iteration in list(self._running):
             iteration.close()
+
+
+def as_generator(batches: Iterator[Any]) -> Generator[Any, None, None]:
+    """An iterator that can be closed, whatever it was."""
+    if isinstance(batches, Generator):
+        return batches
+    return (batch for batch in batches)
 
 
 class Iteration:
@@ -125,21 +196,135 @@ class BatchReader:
         """Let the next iteration begin with this epoch."""
         self._epochs.set_next(epoch)
 
-    def _batches(self, first: int) -> Iterator[Batch]:
-        source = self._epochs.source
-        for epoch in self._epochs.range_from(first):
-            for run in source.runs(source.plan(epoch)):
-                yield from numpy_batches(source, run)
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Where this reader stands, as a handful of integers: after the last batch that was received.
+
+        The same on all ranks that take equal steps, so one of them may save it. It can be loaded where the number of
+        shards, the batch size, the columns or the workers are others, and continues with the next row that nobody
+        has read; it belongs to these rows, this seed, shuffle, window and `uneven`.
+
+        Args:
+            batches: the state as it will be after so many batches of the iteration: for those who read ahead of what
+                they use.
+        """
+        return self._epochs.state_dict(batches)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration begin where `state` was taken, at the cost of reading one window.
+
+        `len()` stays that of whole epochs.
+
+        Raises:
+            StateMismatchError: the state is of other rows or another order; the message says what differs.
+        """
+        self._epochs.load_state_dict(state)
+
+    def _batches(self, plan: EpochPlan) -> Iterator[Batch]:
+        return numpy_batches(self._epochs.source, plan)
 
 
-def numpy_batches(source: BatchSource, run: Run) -> Iterator[Batch]:
+def numpy_batches(source: BatchSource, plan: EpochPlan, batches: range | None = None) -> Iterator[Batch]:
+    """The plan's batches, or those numbered in `batches`, as NumPy arrays, transformed if the user wants that."""
+    with contextlib.closing(as_generator(source.runs(plan, batches))) as runs:
+        if source.transform is None:
+            for run in runs:
+                yield from cut_batches(source, run)
+            return
+        transform = _Transform(source, plan)
+        numbered = ((run, number) for run in runs for number in range(-(-run.num_rows // run.batch_size)))
+        threads = source.workers_count
+        ahead = source.prefetch_batches or 2 * threads
+        transformed = read_ahead(transform, numbered, workers_count=threads, ahead=ahead)
+        with contextlib.closing(as_generator(transformed)) as found:
+            yield from found
+
+
+def cut_batches(source: BatchSource, run: Run) -> Iterator[Batch]:
     """Cut a run into batches of NumPy arrays."""
     for start in range(0, run.num_rows, run.batch_size):
-        stop = min(start + run.batch_size, run.num_rows)
-        batch: Batch = {}
-        for name, column in run.columns.items():
-            batch |= _finish(source, name, column[start:stop])
-        yield batch
+        yield _cut_batch(source, run, start)
+
+
+def _cut_batch(source: BatchSource, run: Run, start: int) -> Batch:
+    stop = min(start + run.batch_size, run.num_rows)
+    batch: Batch = {}
+    for name, column in run.columns.items():
+        batch |= _finish(source, name, column[start:stop])
+    return batch
+
+
+def takes_generator(transform: Transform) -> bool:
+    """Whether a transform takes a random generator beside the batch.
+
+    Raises:
+        TypeError: it takes neither one nor two arguments.
+    """
+    try:
+        parameters = list(inspect.signature(transform).parameters.values())
+    except ValueError:
+        # Written in C, it does not say.
+        return False
+    required = [one for one in parameters if one.default is one.empty and one.kind in _POSITIONAL]
+    if (
+        not parameters
+        or len(required) > 2
+        or any(one.kind is one.KEYWORD_ONLY and one.default is one.empty for one in parameters)
+    ):
+        raise TypeError(
+            "transform must take a batch (dict[str, numpy.ndarray]), and if it wants one a numpy.random.Generator; "
+            f"{transform!r} takes {len(required)} arguments."
+        )
+    return len(required) == 2
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class _Transform:
+    """The user's function, applied to one batch after the other by several threads."""
+
+    def __init__(self, source: BatchSource, plan: EpochPlan) -> None:
+        assert source.transform is not None
+        self._source = source
+        self._plan = plan
+        self._transform = source.transform
+        self._takes_generator = takes_generator(source.transform)
+
+    def __call__(self, numbered: tuple[Run, int]) -> Batch:
+        run, number = numbered
+        batch = _cut_batch(self._source, run, number * run.batch_size)
+        num_rows = min(run.batch_size, run.num_rows - number * run.batch_size)
+        if not self._takes_generator:
+            return _check_transformed(self._transform(batch), num_rows)
+        return _check_transformed(self._transform(batch, self._generator(run.first_batch + number)), num_rows)
+
+    def _generator(self, batch: int) -> np.random.Generator:
+        """Of (seed, epoch, batch); a batch is named by its first row's position, so that ranks differ."""
+        seed = self._source.seed
+        name = f"transform/{seed}/{self._plan.epoch}/{self._plan.first_position(batch)}"
+        key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
+        return np.random.Generator(np.random.Philox(key=key))
+
+
+def _check_transformed(found: Any, num_rows: int) -> Batch:
+    """What a transform gave back, as columns of one length."""
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise TypeError(f"transform must return a dict of column name to numpy.ndarray, got {type(found).__name__}.")
+    if not found:
+        raise ValueError("transform returned no columns; a batch needs at least one.")
+    batch: Batch = {}
+    for name, column in found.items():
+        try:
+            array = np.asarray(column)
+        except ValueError as error:
+            raise ValueError(
+                f"transform returned column {name!r} as rows that differ in shape, which make no array: {error}"
+            ) from error
+        if array.ndim == 0 or len(array) != num_rows:
+            rows = "a single value" if array.ndim == 0 else f"{len(array)} rows"
+            raise ValueError(f"transform returned column {name!r} with {rows}; the batch has {num_rows} rows.")
+        batch[name] = array
+    return batch
 
 
 def _finish(source: BatchSource, name: str, column: Any) -> Batch:

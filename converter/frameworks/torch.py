@@ -6,30 +6,38 @@ run of batches, and the order is the same for any number of workers.
 
 Tensors of a window are split, not sliced, into batches: 2.0 µs a tensor against
 3.3, and `unsafe_split`, so that a write into one batch does not count as a write
-into the others (they would share a version counter).
+into the others (they would share a version counter). For the same reason a
+window goes to a device as a whole: one copy for each column, not for each batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import logging
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from converter.columns import ragged_values
-from converter.errors import MissingDependencyError, SourceError
-from converter.frameworks.numpy import Epochs
+from converter.errors import ConverterError, MissingDependencyError, SourceError
+from converter.frameworks.numpy import BatchesOf, Epochs, as_generator, numpy_batches
+from converter.plan import EpochPlan, Past
 from converter.schema import Field
 from converter.windows import LENGTH_SUFFIX, BatchSource, Run
 
 try:
     import torch
-    from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+    from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 except ModuleNotFoundError as error:
     raise MissingDependencyError(
         "make_torch_dataloader needs PyTorch, which is not installed: pip install 'spark-tensor-converter[torch]'."
     ) from error
+
+logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
 """A batch: tensors, and lists for strings and bytes."""
@@ -44,14 +52,29 @@ class TorchDataLoader(DataLoader[Batch]):
     `len()` is the number of batches of one iteration, known before the first row is read.
     """
 
-    def __init__(self, source: BatchSource, *, num_epochs: int | None, num_workers: int) -> None:
+    def __init__(
+        self,
+        source: BatchSource,
+        *,
+        num_epochs: int | None,
+        num_workers: int = 0,
+        persistent_workers: bool = False,
+        multiprocessing_context: Any = None,
+        device: Any = None,
+        pin_memory: bool | None = None,
+    ) -> None:
         self._epochs = Epochs(source, num_epochs)
-        self._runs = _Runs(self._epochs)
+        self._runs = _Runs(self._epochs, is_shared=persistent_workers)
+        self._placement = _Placement(device, pin_memory)
+        if num_workers and source.transform is not None:
+            _check_travels(source.transform, multiprocessing_context)
         super().__init__(
             self._runs,  # type: ignore[arg-type]  # Its items are runs; this class unrolls them.
             batch_size=None,
             num_workers=num_workers,
             collate_fn=_identity,
+            persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context,
         )
 
     # The base class keeps None here, because it must not batch again what is a batch already.
@@ -64,11 +87,31 @@ class TorchDataLoader(DataLoader[Batch]):
     def batch_size(self, value: int | None) -> None:
         """Accept what the base class assigns when it is built; the source decides."""
 
+    # The base class makes one that knows no epochs.
+    @property
+    def sampler(self) -> Any:
+        """What frameworks look for, to tell it the epoch."""
+        return _EpochSampler(self._epochs)
+
+    @sampler.setter
+    def sampler(self, value: Any) -> None:
+        """Accept what the base class assigns when it is built."""
+
+    # The base class must not pin: where there are no worker processes, it never sees a batch.
+    @property
+    def pin_memory(self) -> bool:
+        """Whether batches stand in page-locked memory (or came from it, where they are on a device)."""
+        return self._placement.pins
+
+    @pin_memory.setter
+    def pin_memory(self, value: bool) -> None:
+        """Accept what the base class assigns."""
+
     def __len__(self) -> int:
         return len(self._epochs)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        return self._epochs.iterate(self._batches if self.num_workers == 0 else self._batches_of_workers)
+        return self._epochs.iterate(self._batches if self.num_workers == 0 else self._batches_of_workers())
 
     def __enter__(self) -> TorchDataLoader:
         return self
@@ -76,48 +119,267 @@ class TorchDataLoader(DataLoader[Batch]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what is under way, with its threads and processes; the end of a `with` block does it."""
         self._epochs.close()
+        # Persistent workers end with the base class's iterator.
+        self._iterator = None
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration begin with this epoch."""
         self._epochs.set_next(epoch)
 
-    def _batches(self, first: int) -> Iterator[Batch]:
-        source = self._epochs.source
-        for epoch in self._epochs.range_from(first):
-            for run in source.runs(source.plan(epoch)):
-                yield from torch_batches(source, run)
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Where this loader stands, as a handful of integers: after the last batch that was received.
 
-    def _batches_of_workers(self, first: int) -> Iterator[Batch]:
-        self._runs.first_epoch = first
-        items = super().__iter__()
+        The same on all ranks that take equal steps, so one of them may save it. It can be loaded where the number of
+        shards, the batch size, the columns or the workers are others, and continues with the next row that nobody
+        has read; it belongs to these rows, this seed, shuffle, window and `uneven`.
+
+        Args:
+            batches: the state as it will be after so many batches of the iteration: for those who read ahead of what
+                they use.
+        """
+        return self._epochs.state_dict(batches)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next iteration begin where the state was taken, at the cost of reading one window.
+
+        `len()` stays that of whole epochs.
+
+        Raises:
+            StateMismatchError: the state is of other rows or another order; the message says what differs.
+        """
+        self._epochs.load_state_dict(state_dict)
+
+    def _batches(self, plan: EpochPlan) -> Iterator[Batch]:
+        source = self._epochs.source
+        if source.transform is not None:
+            yield from self._placement.place(_tensors(batch) for batch in numpy_batches(source, plan))
+            return
+        with contextlib.closing(as_generator(source.runs(plan))) as runs:
+            if not self._placement.is_needed:
+                for run in runs:
+                    yield from torch_batches(source, run)
+                return
+            # Runs of fixed shapes are placed as a whole, one copy for each column; the rest batch by batch.
+            if all(not source.is_variable(name) for name in source.names):
+                placed = self._placement.place((_whole(run), run) for run in runs)
+                for columns, run in placed:
+                    yield from _split_run(columns, run)
+                return
+            yield from self._placement.place(batch for run in runs for batch in torch_batches(source, run))
+
+    def _batches_of_workers(self) -> BatchesOf:
+        items: Any = None
+
+        def batches_of(plan: EpochPlan) -> Iterator[Batch]:
+            nonlocal items
+            if items is None:
+                items = self._start_workers()
+            left = plan.num_batches
+            try:
+                while left:
+                    batches = next(items)
+                    left -= len(batches)
+                    yield from batches
+            except BaseException:
+                # Without persistent workers the processes end with their iterator, not with the loader.
+                items = None
+                raise
+
+        return lambda plan: self._placement.place(batches_of(plan))
+
+    def _start_workers(self) -> Any:
+        begin = self._epochs.next
+        if self._runs.begin_at(begin.epoch, begin.epochs_done, begin.past):
+            # Workers that live on have a past of their own.
+            self._iterator = None
+        self._runs.is_own = True
         try:
-            for batches in items:
-                yield from batches
+            return super().__iter__()
         finally:
-            # Without persistent workers the processes end with their iterator, not with the loader.
-            del items
+            self._runs.is_own = False
+
+
+class _EpochSampler(Sampler[None]):
+    """What frameworks that know nothing of `loader.set_epoch` call `set_epoch` on (Lightning does)."""
+
+    def __init__(self, epochs: Epochs) -> None:
+        self._epochs = epochs
+
+    def __iter__(self) -> Iterator[None]:
+        # The base class asks for an index for each item; an iterable dataset needs none.
+        while True:
+            yield None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the loader's next iteration begin with this epoch."""
+        self._epochs.set_next(epoch)
 
 
 class _Runs(IterableDataset[list[Batch]]):
     """What a worker process iterates: every `num_workers`-th run of batches; together they yield them in order."""
 
-    def __init__(self, epochs: Epochs) -> None:
+    def __init__(self, epochs: Epochs, *, is_shared: bool) -> None:
         self._source = epochs.source
         self._num_epochs = epochs.num_epochs
-        self.first_epoch = 0
+        self._past: Past = ()
+        # In shared memory where workers outlive an iteration, so that they hear of the next one's epoch.
+        self._begin = torch.zeros(2, dtype=torch.int64)
+        if is_shared:
+            self._begin.share_memory_()  # type: ignore[no-untyped-call]
+        self.is_own = False
+        """Whether it is our own loader that iterates: any other would take runs for rows."""
+
+    def begin_at(self, epoch: int, epochs_done: int, past: Past) -> bool:
+        """Let the next iteration begin there; True where running workers cannot know of it."""
+        is_other, self._past = past != self._past, past
+        self._begin[0], self._begin[1] = epoch, epochs_done
+        return is_other
 
     def __iter__(self) -> Iterator[list[Batch]]:
+        if not self.is_own:
+            raise ConverterError(
+                "This dataset belongs to the loader of make_torch_dataloader, which makes whole batches and shards "
+                "them itself; another DataLoader around it would batch and shard a second time. Iterate the loader "
+                "itself. With Accelerate, do not pass it to prepare(): make it with device=accelerator.device and "
+                "cur_shard=accelerator.process_index, shard_count=accelerator.num_processes."
+            )
         worker = get_worker_info()
         index, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        epochs = Epochs(self._source, self._num_epochs)
+        epoch, epochs_done = self._begin.tolist()
+        epochs.begin_at(epoch, epochs_done, self._past)
         item = 0
-        for epoch in Epochs(self._source, self._num_epochs).range_from(self.first_epoch):
-            plan = self._source.plan(epoch)
+        for _, plan in epochs.plans(epochs.next):
             for batches in plan.batch_runs():
                 if item % count == index:
-                    runs = self._source.runs(plan, batches)
-                    yield [batch for run in runs for batch in torch_batches(self._source, run)]
+                    yield list(_batches_in(self._source, plan, batches))
                 item += 1
+
+
+def _batches_in(source: BatchSource, plan: EpochPlan, batches: range) -> Iterator[Batch]:
+    if source.transform is not None:
+        return (_tensors(batch) for batch in numpy_batches(source, plan, batches))
+    return (batch for run in source.runs(plan, batches) for batch in torch_batches(source, run))
+
+
+class _Placement:
+    """Where batches are to stand: page-locked, or on a device, copied there ahead of use."""
+
+    def __init__(self, device: Any, pin_memory: bool | None) -> None:
+        self.device = None if device is None else _device(device)
+        self._is_cuda = self.device is not None and self.device.type == "cuda"
+        self.pins = self._is_cuda if pin_memory is None else pin_memory
+        if self.pins and not torch.cuda.is_available():
+            logger.info("pin_memory has no effect: there is no CUDA device on this machine.")
+            self.pins = False
+        self._stream: Any = None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether batches must be touched at all."""
+        return self.pins or (self.device is not None and self.device.type != "cpu")
+
+    def place(self, items: Iterator[Any]) -> Iterator[Any]:
+        """The items, their tensors where they are to stand; the next one is on its way while one is used."""
+        if not self.is_needed:
+            yield from items
+            return
+        ahead: tuple[Any, Any] | None = None
+        with contextlib.closing(as_generator(items)) as found:
+            for item in found:
+                begun = self._begin(item)
+                if ahead is not None:
+                    yield self._finish(*ahead)
+                ahead = begun
+        if ahead is not None:
+            yield self._finish(*ahead)
+
+    def _begin(self, item: Any) -> tuple[Any, Any]:
+        if not self._is_cuda:
+            return _map_tensors(item, self._move), None
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            placed = _map_tensors(item, self._move)
+            return placed, self._stream.record_event()
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        # A jagged tensor is made of several, and does not pin.
+        pinned = tensor.pin_memory() if self.pins and not tensor.is_nested else tensor
+        return pinned if self.device is None else pinned.to(self.device, non_blocking=True)
+
+    def _finish(self, placed: Any, copied: Any) -> Any:
+        if copied is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(copied)
+            # The memory was taken on another stream: it must not be given away before this one is done with it.
+            _map_tensors(placed, lambda tensor: tensor.record_stream(current))
+        return placed
+
+
+def _device(device: Any) -> torch.device:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be a torch device, e.g. 'cuda' or 'cpu', got {device!r}: {error}") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: this machine has no CUDA device that torch can use.")
+    return found
+
+
+def _map_tensors(item: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """An item's tensors changed: of a batch, or of a run's columns beside the run itself."""
+    if isinstance(item, tuple):
+        return (_map_tensors(item[0], function), *item[1:])
+    return {name: function(one) if isinstance(one, torch.Tensor) else one for name, one in item.items()}
+
+
+def _check_travels(transform: Any, multiprocessing_context: Any) -> None:
+    """Refuse a transform that worker processes could not be sent."""
+    method = multiprocessing_context
+    if method is None:
+        method = multiprocessing.get_start_method()
+    elif not isinstance(method, str):
+        method = method.get_start_method()
+    if method == "fork":
+        return
+    try:
+        pickle.dumps(transform)
+    except Exception as error:
+        raise TypeError(
+            f"transform cannot be sent to worker processes ({method}): {error}. Define it at the top of a module, or "
+            "say num_workers=0, where it runs in threads."
+        ) from error
+
+
+def _tensors(batch: Mapping[str, Any]) -> Batch:
+    """A batch of NumPy arrays as tensors; what is no number as lists."""
+    return {name: _tensor(column) for name, column in batch.items()}
+
+
+def _tensor(column: np.ndarray[Any, Any]) -> Any:
+    if column.dtype.kind in "OSU":
+        return column.tolist()
+    if column.dtype.kind == "M":
+        is_date = column.dtype == np.dtype("datetime64[D]")
+        column = column.astype("int64").astype("int32") if is_date else column.astype("datetime64[us]").view("int64")
+    # torch takes neither what is not writable nor steps backwards.
+    return torch.from_numpy(np.require(column, requirements=["C", "W"]))
+
+
+def _whole(run: Run) -> Batch:
+    return {name: torch.from_numpy(column) for name, column in run.columns.items()}
+
+
+def _split_run(columns: Batch, run: Run) -> Iterator[Batch]:
+    parts = [torch.unsafe_split(column, run.batch_size) for column in columns.values()]
+    for batch in zip(*parts, strict=True):
+        yield dict(zip(columns, batch, strict=True))
 
 
 def torch_batches(source: BatchSource, run: Run) -> Iterator[Batch]:

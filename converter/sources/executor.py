@@ -478,7 +478,7 @@ def _close_file(file: dict[str, Any]) -> dict[str, Any]:
         "row_group_bytes": file["row_group_bytes"],
         "digests": file["digests"],
         "nulls": file["nulls"],
-        "spans": sum_spans(file["footers"][0]),
+        **sum_footer(file["footers"][0]),
     }
 
 
@@ -487,23 +487,32 @@ def _let_go_of_writer(file: dict[str, Any]) -> None:
     file.pop("writer", None)
 
 
-def sum_spans(footer: pq.FileMetaData) -> dict[str, list[float]]:
-    """For each column of single numbers the sum of the row groups' ranges, and its least and largest value."""
+def sum_footer(footer: pq.FileMetaData) -> dict[str, Any]:
+    """What a file's footer says of its columns over all row groups.
+
+    `column_bytes`: their bytes before they are compressed. `spans`: for columns of single numbers the sum of the row
+    groups' ranges, and their least and largest value.
+    """
     spans: dict[str, list[float]] = {}
+    column_bytes: dict[str, int] = {}
+    groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
     for index in range(footer.num_columns):
         column = footer.schema.column(index)
+        # A list's numbers lie below the column itself.
+        name = column.path if not column.max_repetition_level else column.path.partition(".list.")[0]
+        chunks = [group.column(index) for group in groups]
+        column_bytes[name] = sum(chunk.total_uncompressed_size for chunk in chunks)
         if column.max_repetition_level:
             continue
-        name = column.path
-        for group in range(footer.num_row_groups):
-            statistics = footer.row_group(group).column(index).statistics
+        for chunk in chunks:
+            statistics = chunk.statistics
             if statistics is None or not statistics.has_min_max or isinstance(statistics.min, (str, bytes)):
                 continue
             least, most = _as_number(statistics.min), _as_number(statistics.max)
             if np.isfinite(most - least):
                 before = spans.get(name, [0.0, least, most])
                 spans[name] = [before[0] + most - least, min(before[1], least), max(before[2], most)]
-    return spans
+    return {"spans": spans, "column_bytes": column_bytes}
 
 
 def _as_number(value: Any) -> float:

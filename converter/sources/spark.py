@@ -462,6 +462,7 @@ def _manifest_from(
             shortest=shortest,
             longest=longest,
             row_group_span=_row_group_span(column, spans, num_row_groups=sum(map(len, rows))),
+            num_bytes=sum(report["column_bytes"].get(column.name, 0) for report in files),
             closed=totals.get(column.name),
         )
     schema = Schema(tuple(column.field for column in statistics.values()))

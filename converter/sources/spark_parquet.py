@@ -267,7 +267,7 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
             "nulls": {},
             "shapes": {},
             "odd_rows": {},
-            "spans": executor.sum_spans(footer),
+            **executor.sum_footer(footer),
         }
         if report["rows"]:
             reports.append((int(match[1]), report))

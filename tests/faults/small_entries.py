@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from converter import cache
-from converter.dataset import DatasetConverter
+from converter.dataset import DatasetConverter, hold_entry
 from converter.manifest import Manifest
 from converter.sources import executor
 from converter.sources import spark as spark_source
@@ -68,9 +68,7 @@ def make_converter(cache_dir: str, *, delete_on_exit: bool = True, key: str = KE
     """What `make_spark_converter` returns, without Spark."""
     root = cache.open_root(cache_dir)
     manifest, lease = commit_entry(root, key, is_kept=not delete_on_exit)
-    return DatasetConverter(
-        root=root, key=key, manifest=manifest, lease=lease, is_owner=True, delete_on_exit=delete_on_exit
-    )
+    return hold_entry(root, key, manifest, lease, delete_on_exit=delete_on_exit)
 
 
 def ids_of(converter: DatasetConverter) -> list[int]:

@@ -279,7 +279,7 @@ def test_bad_options_of_the_conversion_are_named(
         ({"cur_shard": 0}, ValueError, "cur_shard and shard_count go together, got cur_shard=0 and shard_count=None"),
         ({"cur_shard": 3, "shard_count": 3}, ValueError, "0 <= cur_shard < shard_count, got 3 of 3"),
         ({"cur_shard": 0, "shard_count": 101}, EmptyShardError, "100 rows cannot be divided among 101 shards"),
-        ({"uneven": "pad"}, ValueError, "uneven must be 'drop' or 'keep', got 'pad'"),
+        ({"uneven": "all"}, ValueError, "uneven must be 'drop', 'pad' or 'keep', got 'all'"),
         ({"nulls": "drop"}, ValueError, "nulls must be 'raise', 'mask' or a dict of fill values, got 'drop'"),
         ({"nulls": {"idd": 0}}, ValueError, r"nulls: There is no column 'idd'\. Did you mean 'id'\?"),
         ({"nulls": {"int": 0.5}, "columns": ["int"]}, (TypeError, ValueError), "'int'"),

@@ -18,6 +18,7 @@ import pyarrow as pa
 import torch
 
 from converter import DatasetConverter, cache
+from converter.dataset import hold_entry
 from converter.schema import Field
 from converter.sources import executor, spark
 from converter.sources.spark_schema import SparkColumn
@@ -245,9 +246,7 @@ def write_batches(
     except BaseException:
         cache.release(attempt.intent)
         raise
-    return DatasetConverter(
-        root=root, key=KEY, manifest=manifest, lease=lease, is_owner=True, delete_on_exit=delete_on_exit
-    )
+    return hold_entry(root, KEY, manifest, lease, delete_on_exit=delete_on_exit)
 
 
 def assert_batch(batch: dict[str, Any], columns: Sequence[Column], ids: Sequence[int]) -> None:

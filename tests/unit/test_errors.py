@@ -24,6 +24,7 @@ TREE = {
     errors.CacheCorruptError: (errors.CacheError,),
     errors.ReadError: (errors.ConverterError,),
     errors.EmptyShardError: (errors.ConverterError,),
+    errors.StateMismatchError: (errors.ConverterError, ValueError),
     errors.MissingDependencyError: (errors.ConverterError, ImportError),
 }
 ATTRIBUTES = {

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converter.errors import EmptyShardError
+from converter.errors import EmptyShardError, StateMismatchError
 from converter.plan import (
     DEFAULT_WINDOW_BYTES,
     EpochPlan,
     Piece,
     Shard,
     Shuffle,
+    State,
+    Uneven,
     check_integer,
     default_window_rows,
     plan_epoch,
+    remaining_positions,
 )
 
 # Row groups may be empty; a dataset is not.
@@ -36,10 +42,10 @@ def rows_of(plan: EpochPlan, row_group_rows: np.ndarray, pieces: Iterable[Piece]
         groups = [np.arange(first_row[group], first_row[group + 1]) for group in piece.row_groups]
         window = np.concatenate(groups)
         assert len(window) == piece.window_rows
-        assert 0 <= piece.start < piece.stop <= piece.window_rows
+        assert all(0 <= span.start < span.stop <= piece.window_rows for span in piece.spans)
         if plan.shuffle is not None:
             window = window[plan.shuffle.permutation(len(window), epoch=plan.epoch, window=piece.window)]
-        found += window[piece.start : piece.stop].tolist()
+        found += [row for span in piece.spans for row in window[span.start : span.stop].tolist()]
     return found
 
 
@@ -340,13 +346,13 @@ def test_a_huge_dataset_costs_memory_by_row_group_and_not_by_row() -> None:
     assert plan.num_rows == 10**10 - 10**10 * 511 // 512
     assert plan.num_batches == -(-plan.num_rows // 1024)
     pieces = list(plan.pieces())
-    assert sum(piece.stop - piece.start for piece in pieces) == plan.num_rows
+    assert sum(piece.num_rows for piece in pieces) == plan.num_rows
     assert len(pieces) == len(plan.batch_runs())
     assert {len(piece.row_groups) for piece in pieces} == {10}
     # A window's row groups are a view of the order, not a copy of it.
     assert all(piece.row_groups.base is not None for piece in pieces)
     [last] = plan.pieces(plan.num_batches - 1)
-    assert (last.window, last.stop) == (10**4 - 1, 10**6)
+    assert (last.window, last.spans[-1].stop) == (10**4 - 1, 10**6)
 
 
 # Arguments
@@ -367,3 +373,163 @@ def test_an_argument_that_is_too_small_is_refused_by_name() -> None:
 
 settings.register_profile("quick", max_examples=60, deadline=None)
 settings.load_profile("quick")
+
+
+# Resume
+
+
+worlds = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12)), max_size=4)
+policies: Any = st.sampled_from(["drop", "pad", "keep"])
+
+
+def ranks(row_group_rows: np.ndarray, count: int, **options: Any) -> list[EpochPlan]:
+    return [plan_epoch(row_group_rows, shard=Shard(index=index, count=count), **options) for index in range(count)]
+
+
+@settings(deadline=None)
+@given(rows=row_groups, shuffle=shuffles, window=window_sizes, world=worlds, uneven=policies, data=st.data())
+def test_after_any_number_of_changes_of_world_size_each_row_comes_as_the_policy_says(
+    rows: np.ndarray,
+    shuffle: Shuffle | None,
+    window: int,
+    world: list[tuple[int, int]],
+    uneven: Uneven,
+    data: st.DataObject,
+) -> None:
+    num_rows, epoch = int(rows.sum()), data.draw(st.integers(0, 5))
+    world = [(min(count, num_rows), done) for count, done in world]
+    last = data.draw(st.integers(1, min(8, num_rows)))
+    options: Any = {"epoch": epoch, "batch_size": 3, "window_rows": window, "shuffle": shuffle, "uneven": uneven}
+    seen: list[int] = []
+    past: tuple[tuple[int, int], ...] = ()
+    for count, done in world:
+        for plan in ranks(rows, count, past=past, **options):
+            real = rows_of(plan, rows)[: plan.num_rows - plan.num_padded]
+            seen += real[:done]
+        past = (*past, (count, done))
+    for plan in ranks(rows, last, past=past, **options):
+        seen += rows_of(plan, rows)[: plan.num_rows - plan.num_padded]
+    assert len(set(seen)) == len(seen)
+    if uneven != "drop":
+        assert sorted(seen) == list(range(num_rows))
+    else:
+        # At most one row of each shard but one is left out each time the world changes.
+        assert len(seen) >= num_rows - sum(count - 1 for count, _ in [*world, (last, 0)])
+
+
+@settings(deadline=None)
+@given(rows=row_groups, shuffle=shuffles, window=window_sizes, count=st.integers(1, 8), uneven=policies, data=st.data())
+def test_every_step_can_be_resumed_with_the_very_next_row(
+    rows: np.ndarray, shuffle: Shuffle | None, window: int, count: int, uneven: Uneven, data: st.DataObject
+) -> None:
+    count = min(count, int(rows.sum()))
+    shard = Shard(index=data.draw(st.integers(0, count - 1)), count=count)
+    epoch, batch_size = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 7))
+    options: Any = {
+        "epoch": epoch, "batch_size": batch_size, "window_rows": window, "shuffle": shuffle, "uneven": uneven,
+        "shard": shard,
+    }  # fmt: skip
+    whole = plan_epoch(rows, **options)
+    expected = rows_of(whole, rows)
+    for step in range(whole.num_batches + 1):
+        rest = plan_epoch(rows, past=((count, step * batch_size),), **options)
+        found = rows_of(rest, rows)
+        assert found == expected[step * batch_size :]
+        assert rest.num_padded == min(whole.num_padded, len(found))
+        if found:
+            assert rest.first_position(0) == whole.first_position(step)
+
+
+@given(rows=row_groups, count=st.integers(1, 8), uneven=policies, steps=st.lists(st.integers(1, 6), max_size=4))
+def test_two_stretches_of_one_world_are_one(rows: np.ndarray, count: int, uneven: Uneven, steps: list[int]) -> None:
+    num_rows = int(rows.sum())
+    count = min(count, num_rows)
+    state = State(fingerprint="x", shuffle=False, seed=0, window_rows=5, uneven=uneven, epoch=1, epochs_done=0, past=())
+    apart: tuple[tuple[int, int], ...] = ()
+    for wanted in steps:
+        # A step that a shard of the least size can still take.
+        step = min(wanted, num_rows // count - sum(done for _, done in apart))
+        if step:
+            state, apart = state.after(count, step), (*apart, (count, step))
+    assert len(state.past) <= 1
+    options: Any = {"epoch": 1, "uneven": uneven}
+    one, many = (remaining_positions(num_rows, past, **options) for past in (state.past, apart))
+    assert list(chain(*one)) == list(chain(*many))
+
+
+@pytest.mark.parametrize("uneven", ["drop", "pad", "keep"])
+def test_all_shards_take_as_many_steps_unless_rows_are_kept(uneven: Uneven) -> None:
+    plans = ranks(np.array([4, 7]), 3, batch_size=2, window_rows=5, uneven=uneven)
+    sizes = [plan.num_rows for plan in plans]
+    assert sizes == {"drop": [3, 3, 3], "pad": [4, 4, 4], "keep": [3, 4, 4]}[uneven]
+    assert [plan.num_padded for plan in plans] == ([1, 0, 0] if uneven == "pad" else [0, 0, 0])
+    assert {plan.num_dropped for plan in plans} == {2 if uneven == "drop" else 0}
+
+
+def test_a_shard_that_gets_nothing_of_a_rest_is_padded_with_a_row_of_another() -> None:
+    plans = ranks(np.array([12]), 8, batch_size=2, window_rows=5, uneven="pad", past=((2, 5),))
+    assert [rows_of(plan, np.array([12])) for plan in plans] == [[5], [5], [5], [5], [11], [11], [11], [11]]
+    assert sum(plan.num_padded for plan in plans) == 6
+
+
+@pytest.mark.parametrize("uneven", ["drop", "pad", "keep"])
+def test_what_is_left_of_a_finished_epoch_is_empty(uneven: Uneven) -> None:
+    for plan in ranks(np.array([9, 8]), 4, batch_size=3, window_rows=5, uneven=uneven, past=((4, 6),)):
+        assert (plan.num_rows, plan.num_batches, list(plan.pieces()), plan.batch_runs()) == (0, 0, [], [])
+
+
+def test_a_window_is_read_once_though_a_row_of_it_is_left_out() -> None:
+    # Shard 1 of 2 has one row more than shard 0, and leaves one out in the middle of the only window.
+    plan = plan_epoch(np.array([5, 6]), batch_size=2, window_rows=99, epoch=3, shard=Shard(index=1, count=2))
+    (piece,) = plan.pieces()
+    assert piece.spans == (range(5, 8), range(9, 11))
+    assert piece.num_rows == 5
+
+
+def state(**changes: Any) -> State:
+    known: Any = {
+        "fingerprint": "f" * 32, "shuffle": True, "seed": 7, "window_rows": 100, "uneven": "keep", "epoch": 2,
+        "epochs_done": 0, "past": ((4, 96), (8, 32)),
+    }  # fmt: skip
+    return State(**known | changes)
+
+
+def test_a_state_is_a_few_integers_and_survives_json() -> None:
+    text = json.dumps(state().to_dict())
+    assert len(text) < 1000
+    assert State.from_dict(json.loads(text)) == state()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"fingerprint": "e" * 32}, "the rows (fingerprint) was"),
+        ({"shuffle": False}, "shuffle was False and is True"),
+        ({"seed": 8}, "seed was 8 and is 7"),
+        ({"window_rows": 50}, "shuffle_window_rows was 50 and is 100"),
+        ({"uneven": "drop"}, "uneven was 'drop' and is 'keep'"),
+    ],
+)
+def test_a_state_of_another_run_says_what_differs(changes: Any, said: str) -> None:
+    with pytest.raises(StateMismatchError, match=re.escape(said)):
+        state(**changes).check(state())
+
+
+def test_a_state_in_plain_order_does_not_care_for_the_seed() -> None:
+    state(shuffle=False, seed=1, window_rows=3).check(state(shuffle=False))
+    state(epoch=9, past=()).check(state())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {}, None, [], "state", {"version": 2}, state().to_dict() | {"seed": "7"}, state().to_dict() | {"epoch": -1},
+        state().to_dict() | {"past": [[0, 5]]}, state().to_dict() | {"past": [[4, -5]]},
+        state().to_dict() | {"past": [[4]]}, state().to_dict() | {"past": None},
+        {name: one for name, one in state().to_dict().items() if name != "uneven"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_state_is_refused(value: Any) -> None:
+    with pytest.raises(StateMismatchError):
+        State.from_dict(value)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from converter import DatasetConverter, cache, open_converter
+from converter.dataset import borrow_files
 from converter.errors import (
     CacheCorruptError,
     CacheError,
@@ -26,12 +27,11 @@ from converter.errors import (
     SourceChangedError,
     SourceError,
 )
+from converter.scans import scan_statistics
 from converter.schema import Schema
-from converter.windows import scan_statistics
 from tests.unit.known_tables import (
     ALL,
     ID,
-    KEY,
     SCALARS,
     TENSORS,
     Column,
@@ -370,7 +370,7 @@ def test_rows_of_another_shape_than_the_manifest_says_cannot_be_decoded(
 ) -> None:
     fields = (small.schema["id"], dataclasses.replace(small.schema["vector"], shape=shape))
     manifest = dataclasses.replace(small._manifest, schema=Schema(fields))
-    other = DatasetConverter(root=small._root, key=KEY, manifest=manifest)
+    other = borrow_files(small._storage, manifest)
     with pytest.raises(ReadError, match=r"Row group 0 of .* cannot be decoded: "):
         first_batch(other)
 
@@ -413,7 +413,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"cur_shard": -1, "shard_count": 2}, ValueError, "cur_shard must be at least 0"),
     ({"cur_shard": 0, "shard_count": 0}, ValueError, "shard_count must be at least 1"),
     ({"cur_shard": 0, "shard_count": 2000}, EmptyShardError, "1003 rows cannot be divided among 2000 shards"),
-    ({"uneven": "pad"}, ValueError, "uneven must be 'drop' or 'keep', got 'pad'"),
+    ({"uneven": "all"}, ValueError, "uneven must be 'drop', 'pad' or 'keep', got 'all'"),
     ({"shuffle": "yes"}, TypeError, "shuffle must be"),
     ({"drop_last": "no"}, TypeError, "drop_last must be"),
     ({"nulls": "zero"}, ValueError, "nulls must be 'raise', 'mask' or a dict"),
@@ -553,7 +553,7 @@ def test_a_copy_reads_and_deletes_nothing(small: DatasetConverter, cache_dir: Pa
 
 def test_a_manifest_without_statistics_is_read_and_counted_at_first_use(small: DatasetConverter) -> None:
     manifest = dataclasses.replace(small._manifest, statistics={})
-    bare = DatasetConverter(root=small._root, key=KEY, manifest=manifest)
+    bare = borrow_files(small._storage, manifest)
     assert ids_of(bare.make_batch_reader()) == list(range(200))
     assert bare.statistics["id"].max == 199
 

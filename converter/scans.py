@@ -1,0 +1,275 @@
+"""Passes over a dataset's rows that answer a question: which rows a filter leaves, what their statistics are.
+
+They read with the same threads and windows as a loader, but only the columns that
+the question needs, and hand back a `Selection` or statistics.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from converter.columns import decode, ragged_values
+from converter.manifest import Manifest
+from converter.schema import Field, Schema
+from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, split_rows
+from converter.sources import moments
+from converter.statistics import ColumnStatistics
+from converter.storage import Storage
+from converter.windows import VALID_SUFFIX, BatchSource, Output, default_workers_count, opened_row_group, read_ahead
+
+Filters: TypeAlias = "pc.Expression | Sequence[Any]"
+"""What `pyarrow.parquet.read_table` takes: tuples `(column, operator, value)`, lists of them, or an expression."""
+
+_OPERATORS = ("=", "==", "!=", "<", ">", "<=", ">=", "in", "not in")
+_MASK = "mask"
+
+
+def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> Selection:
+    """The rows that `filters` leave of a dataset's live rows; one pass over the columns that they name.
+
+    A row group that the minimum and maximum in its file's footer rule out is not read. A comparison with null keeps
+    nothing, as in SQL.
+
+    Raises:
+        ValueError, TypeError: the filters are not understood, name no column, or do not fit its type.
+    """
+    with opened_row_group(storage, manifest, 0) as (parquet, _):
+        arrow_schema = parquet.schema_arrow
+    expression = _expression_of(filters, manifest.schema, arrow_schema)
+    names = _named_columns(expression, manifest.schema, arrow_schema)
+    may_pass = _ruled_in(expression, storage, manifest, names)
+
+    def mask_row_group(row_group: int) -> Mask:
+        num_rows = int(manifest.row_group_rows[row_group])
+        already = None if manifest.selection is None else manifest.selection.mask(row_group, num_rows)
+        if not may_pass[row_group] or (already is not None and not already.any()):
+            return np.zeros(num_rows, np.bool_)
+        with opened_row_group(storage, manifest, row_group) as (parquet, index):
+            mask = _evaluate(expression, parquet.read_row_group(index, columns=names, use_threads=False))
+        return mask if already is None else mask & already
+
+    return select(list(_map_row_groups(mask_row_group, manifest)))
+
+
+def split_by_rows(manifest: Manifest, bounds: Sequence[float], *, seed: int) -> list[Selection]:
+    """The live rows, each in one of the parts that end at the fractions `bounds`; how many is exact to a row."""
+    parts: list[list[Mask]] = [[] for _ in bounds]
+    rows_before = 0
+    for row_group, num_rows in enumerate(manifest.row_group_rows.tolist()):
+        live = np.arange(num_rows) if manifest.selection is None else manifest.selection.live_rows(row_group)
+        live = np.arange(num_rows) if live is None else live
+        name = f"{manifest.fingerprint}/{seed}/{row_group}".encode()
+        numbers = split_rows(len(live), bounds, rows_before=rows_before, seed=name)
+        rows_before += len(live)
+        for number, masks in enumerate(parts):
+            mask = np.zeros(num_rows, np.bool_)
+            mask[live[numbers == number]] = True
+            masks.append(mask)
+    return [select(masks) for masks in parts]
+
+
+def split_by_key(
+    storage: Storage, manifest: Manifest, field: Field, bounds: Sequence[float], *, seed: int
+) -> list[Selection]:
+    """The live rows, each in the part that the hash of its key falls into, so that no key is in two parts."""
+
+    def number_row_group(row_group: int) -> npt.NDArray[np.int64]:
+        with opened_row_group(storage, manifest, row_group) as (parquet, index):
+            column = parquet.read_row_group(index, columns=[field.name], use_threads=False).column(0)
+            hashes = _hash_column(column, field, seed)
+        # The upper 53 bits, so that as a float they are exact.
+        fractions = (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53
+        numbers: npt.NDArray[np.int64] = np.searchsorted(bounds, fractions, side="right").astype(np.int64)
+        if manifest.selection is not None:
+            numbers[~manifest.selection.mask(row_group, len(numbers))] = len(bounds)
+        return numbers
+
+    parts: list[list[Mask]] = [[] for _ in bounds]
+    for numbers in _map_row_groups(number_row_group, manifest):
+        for number, masks in enumerate(parts):
+            masks.append(numbers == number)
+    return [select(masks) for masks in parts]
+
+
+def _map_row_groups(function: Callable[[int], Output], manifest: Manifest) -> Iterator[Output]:
+    threads = default_workers_count()
+    return read_ahead(function, iter(range(manifest.num_row_groups)), workers_count=threads, ahead=4 * threads)
+
+
+def _hash_column(column: pa.ChunkedArray, field: Field, seed: int) -> npt.NDArray[np.uint64]:
+    """A hash for each row, the same for the same key on every machine; null is a key of its own."""
+    array = column.combine_chunks()
+    valid = None if not array.null_count else np.asarray(pc.is_valid(array))
+    if field.is_object:
+        array = pc.cast(pc.fill_null(array, "" if field.dtype == "str" else b""), pa.large_binary())
+        _, offsets_buffer, data = array.buffers()
+        offsets = np.frombuffer(offsets_buffer, np.int64, count=len(array) + 1, offset=array.offset * 8)
+        raw = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+        hashes = hash_bytes(raw[offsets[0] : offsets[-1]], offsets - offsets[0], seed)
+    else:
+        hashes = hash_numbers(decode(column, field, fill=0).values, seed)
+    if valid is not None:
+        hashes[~valid] = hash_bytes(np.empty(0, np.uint8), np.zeros(2, np.int64), seed ^ 0x6E756C6C)[0]
+    return hashes
+
+
+def _expression_of(filters: Any, schema: Schema, arrow_schema: pa.Schema) -> pc.Expression:
+    """The filters as one expression; every name and operator is checked first."""
+    if isinstance(filters, pc.Expression):
+        return filters
+    what = "filters must be tuples (column, operator, value) in a list, lists of them, or a pyarrow.compute expression"
+    if isinstance(filters, (str, Mapping)) or not isinstance(filters, Sequence) or not filters:
+        raise TypeError(f"{what}; got {filters!r}.")
+    groups = [filters] if all(isinstance(one, tuple) for one in filters) else list(filters)
+    checked: list[list[Any]] = []
+    for group in groups:
+        if isinstance(group, (str, tuple)) or not isinstance(group, Sequence) or not group:
+            raise TypeError(f"{what}; got {filters!r}.")
+        checked.append([])
+        for one in group:
+            if not isinstance(one, tuple) or len(one) != 3 or not isinstance(one[0], str):
+                raise TypeError(f"{what}; got {one!r}.")
+            name, operator, value = one
+            if name not in schema:
+                raise ValueError(f"filters: {schema.explain_missing(name)}")
+            if operator not in _OPERATORS:
+                raise ValueError(f"filters: {operator!r} is no operator; use one of {', '.join(_OPERATORS)}.")
+            if operator in ("in", "not in") and (isinstance(value, (str, bytes)) or not isinstance(value, Iterable)):
+                raise TypeError(f"filters: {name!r} {operator} needs a list of values, got {value!r}.")
+            zone = getattr(arrow_schema.field(name).type, "tz", None)
+            if operator in ("in", "not in"):
+                value = [_in_zone(one, zone) for one in value]
+            checked[-1].append((name, operator, _in_zone(value, zone)))
+    return pq.filters_to_expression(checked)
+
+
+def _in_zone(value: Any, zone: str | None) -> Any:
+    """A time as the column has it: with a zone or without, and one that says none is UTC, as in a batch."""
+    if not isinstance(value, dt.datetime):
+        return value
+    known = value if value.tzinfo is not None else value.replace(tzinfo=dt.timezone.utc)
+    return known if zone is not None else known.astimezone(dt.timezone.utc).replace(tzinfo=None)
+
+
+def _named_columns(expression: pc.Expression, schema: Schema, arrow_schema: pa.Schema) -> list[str]:
+    """The columns that an expression needs, found by leaving out one after the other.
+
+    Raises:
+        ValueError, TypeError: it does not fit the columns.
+    """
+    empty = arrow_schema.empty_table()
+    try:
+        result = _project(expression, empty).type
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
+        missing = re.search(r"No match for FieldRef\.Name\((.*?)\) in", str(error))
+        said = schema.explain_missing(missing[1]) if missing else str(error).splitlines()[0]
+        raise ValueError(f"filters: {said}") from error
+    if result != pa.bool_():
+        raise TypeError(f"filters must say yes or no of each row; {expression} gives {result}.")
+    text = str(expression)
+    # What a name's text does not even stand in is not meant; the rest is tried.
+    names = [field.name for field in schema if field.name in text]
+    for name in list(names):
+        fewer = [one for one in names if one != name]
+        try:
+            _project(expression, empty.select(fewer))
+        except pa.ArrowInvalid:
+            continue
+        names = fewer
+    for name in names:
+        if schema[name].shape != ():
+            raise ValueError(f"filters: column {name!r} is a tensor; only columns of single values can be compared.")
+    return names or [schema.names[0]]
+
+
+def _project(expression: pc.Expression, table: pa.Table) -> pa.ChunkedArray:
+    from pyarrow import acero
+
+    source = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
+    project = acero.Declaration("project", acero.ProjectNodeOptions([expression], [_MASK]), inputs=[source])
+    return project.to_table(use_threads=False).column(_MASK)
+
+
+def _evaluate(expression: pc.Expression, table: pa.Table) -> Mask:
+    return np.asarray(pc.fill_null(_project(expression, table), False)).astype(np.bool_, copy=False)
+
+
+def _ruled_in(expression: pc.Expression, storage: Storage, manifest: Manifest, names: Sequence[str]) -> Mask:
+    """For each row group whether a row of it may pass, by the least and largest values in its file's footer."""
+    # Imported late: it brings pandas, where that is installed.
+    import pyarrow.dataset as ds
+
+    may_pass = np.ones(manifest.num_row_groups, np.bool_)
+    for name in names:
+        known = manifest.statistics.get(name)
+        if manifest.schema[name].dtype.startswith("float") and (
+            known is None or known.closed is None or known.nan_count
+        ):
+            # NaN is in no footer's range, and yet some comparisons let it pass.
+            return may_pass
+
+    def look(file: int) -> None:
+        groups = np.flatnonzero(manifest.row_group_file == file)
+        with (
+            opened_row_group(storage, manifest, int(groups[0])) as (parquet, _),
+            storage.open_parquet(manifest.file_names[file]) as opened,
+        ):
+            fragment = ds.ParquetFileFormat().make_fragment(opened)
+            kept = fragment.subset(filter=expression, schema=parquet.schema_arrow).row_groups
+        may_pass[groups] = np.isin(np.arange(len(groups)), [one.id for one in kept])
+
+    files = iter(np.unique(manifest.row_group_file).tolist())
+    threads = default_workers_count()
+    for _ in read_ahead(look, files, workers_count=threads, ahead=4 * threads):
+        pass
+    return may_pass
+
+
+def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
+    """Exact statistics of the columns of `source`, by one pass over all rows; for datasets whose writer took none."""
+    opened: dict[str, dict[str, Any]] = {}
+    lengths: dict[str, tuple[int, int]] = {}
+    scratch = moments.new_scratch()
+    null_counts = dict.fromkeys((field.name for field in source.fields), 0)
+    for run in source.runs(source.plan(0)):
+        for field in source.fields:
+            column = run.columns[field.name]
+            # Only of a column with nulls is this its mask; else it may be a user's column of that name.
+            valid = run.columns[field.name + VALID_SUFFIX] if field.has_nulls else None
+            if valid is not None:
+                null_counts[field.name] += int(len(valid) - valid.sum())
+            if field.is_object:
+                continue
+            if isinstance(column, pa.Array):
+                rows = ragged_values(column, field)
+                values, offsets = rows.values, rows.offsets
+                sizes = np.diff(offsets) if valid is None else np.diff(offsets)[valid]
+            else:
+                values = column if valid is None else column[valid]
+                sizes = np.full(len(values), math.prod(field.shape or ()))
+            if field.shape != () and len(sizes):
+                least, most = lengths.get(field.name, (int(sizes.min()), int(sizes.max())))
+                lengths[field.name] = (min(least, int(sizes.min())), max(most, int(sizes.max())))
+            elements = math.prod(field.shape) if field.shape else 1
+            width = elements if elements <= moments.MAX_ELEMENTS else 1
+            numbers = values.view(np.uint8) if values.dtype == np.bool_ else values
+            counted = opened.setdefault(field.name, moments.new_moments(width))
+            moments.add_values(counted, numbers.reshape(-1, width), scratch)
+    found = {}
+    for field in source.fields:
+        shortest, longest = lengths.get(field.name, (None, None))
+        closed = moments.close_moments(opened[field.name]) if field.name in opened else None
+        found[field.name] = ColumnStatistics(
+            field=field, null_count=null_counts[field.name], shortest=shortest, longest=longest, closed=closed
+        )
+    return found

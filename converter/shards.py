@@ -1,0 +1,63 @@
+"""Which part of a training this process is, as whoever started it says.
+
+Looked for where the user does not say: an initialised `torch.distributed`, then
+the environment of torchrun, Horovod, MPI and Slurm, in this order.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+from converter.plan import Shard
+
+logger = logging.getLogger(__name__)
+
+_ENVIRONMENTS = (
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPI", "PMI_RANK", "PMI_SIZE"),
+    # Of the step, not of the job: a script that sbatch runs by itself is one process, whatever the job has.
+    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+def find_shard() -> Shard:
+    """The part of this process; the whole where nobody says anything. One logged line says what was found.
+
+    Raises:
+        ValueError: the environment contradicts itself.
+    """
+    found = _of_torch() or _of_environment()
+    if found is None:
+        return Shard()
+    shard, where = found
+    if shard.count > 1:
+        logger.info("Read shard %d of %d, as %s says.", shard.index, shard.count, where)
+    return shard
+
+
+def _of_torch() -> tuple[Shard, str] | None:
+    # Whoever has initialised it has imported it.
+    distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return Shard(index=distributed.get_rank(), count=distributed.get_world_size()), "torch.distributed"
+
+
+def _of_environment() -> tuple[Shard, str] | None:
+    for who, index_name, count_name in _ENVIRONMENTS:
+        index, count = os.environ.get(index_name), os.environ.get(count_name)
+        if index is None or count is None:
+            continue
+        try:
+            return Shard(index=int(index), count=int(count)), f"the environment of {who} ({index_name})"
+        except ValueError as error:
+            raise ValueError(
+                f"{index_name}={index!r} and {count_name}={count!r} in the environment name no shard ({error}). Say "
+                "cur_shard and shard_count."
+            ) from error
+    return None
