@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from converter.errors import NullValueError
+from converter.errors import NullValueError, SourceError
 from converter.schema import Field
 from converter.sources import executor
 
@@ -57,6 +57,8 @@ def decode(column: pa.ChunkedArray, field: Field, *, fill: Any, stored: pa.Field
     The numbers may be a read-only view of Arrow's memory. `stored` is how the file itself describes the column.
     """
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
     valid = None if not array.null_count else np.asarray(pc.is_valid(array))
     if field.is_object or field.shape is None:
         return Decoded(values=_decode_variable(array, field, fill, stored), valid=valid)
@@ -71,6 +73,8 @@ def _decode_variable(array: pa.Array, field: Field, fill: Any, stored: pa.Field 
     if field.is_object:
         empty: Any = "" if field.dtype == "str" else b""
         return array if not array.null_count else pc.fill_null(array, fill or empty)
+    if pa.types.is_fixed_size_list(array.type):
+        array = pc.cast(array, pa.list_(array.type.value_type))
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         column = {"kind": "tensor", "dtype": field.dtype, "ndim": field.ragged_ndim, "shape": None}
         encoded = executor.encode(array, column)
@@ -116,15 +120,33 @@ def _numbers(array: pa.Array, field: Field) -> Array:
     if pa.types.is_boolean(array.type):
         return np.asarray(pc.cast(pc.fill_null(array, False), pa.uint8())).view(np.bool_)
     stored = field.stored_dtype
+    array = _cast(array, field)
+    if not len(array):
+        return np.empty(0, stored)
     numbers: Array = np.frombuffer(array.buffers()[1], stored, len(array), array.offset * stored.itemsize)
     return numbers
+
+
+def _cast(array: pa.Array, field: Field) -> pa.Array:
+    """The array in the type that the field's dtype has; a no-op for what this package wrote."""
+    wanted = pa.from_numpy_dtype(field.stored_dtype)
+    if array.type == wanted:
+        return array
+    if pa.types.is_decimal(array.type):
+        # Arrow's own cast of a decimal to float32 rounds twice the wrong way: 3 becomes 3.0000002.
+        array = pc.cast(array, pa.float64())
+    if field.dtype == "datetime64[us]" and pa.types.is_timestamp(array.type) and array.type.unit != "us":
+        array = pc.cast(array, pa.timestamp("us", array.type.tz), safe=False)
+    if pa.types.is_temporal(array.type):
+        return array.view(wanted)
+    return pc.cast(array, wanted, safe=False)
 
 
 def _flat_numbers(array: pa.Array, field: Field) -> Array:
     """The numbers of a flat array in the field's dtype."""
     if pa.types.is_boolean(array.type):
         return np.asarray(pc.cast(array, pa.uint8())).view(np.bool_)
-    numbers: Array = np.asarray(array.to_numpy(zero_copy_only=False)).astype(field.stored_dtype, copy=False)
+    numbers: Array = np.asarray(_cast(array, field).to_numpy(zero_copy_only=False))
     return numbers
 
 
@@ -139,10 +161,7 @@ def _variable_rows(array: pa.Array, field: Field) -> Array:
         if len(shape) > 1 and (rows.shapes != np.array(shape)).any():
             raise pa.ArrowInvalid(f"column {field.name!r} has rows of another shape than {shape}")
     else:
-        level = array
-        while pa.types.is_list(level.type) or pa.types.is_large_list(level.type):
-            level = level.flatten()
-        present = _flat_numbers(level, field)
+        present = _flat_numbers(_flat_list(array, field), field)
     num_present = len(array) - array.null_count
     if present.size != num_present * row_numbers:
         raise pa.ArrowInvalid(f"column {field.name!r} has rows of another shape than {shape}")
@@ -152,6 +171,33 @@ def _variable_rows(array: pa.Array, field: Field) -> Array:
     whole: Array = np.zeros((len(array), *shape), field.stored_dtype)
     whole[np.asarray(pc.is_valid(array))] = tensors
     return whole
+
+
+def _flat_list(array: pa.Array, field: Field) -> pa.Array:
+    """The numbers of lists that must all have the field's shape."""
+    level, shape = array, field.shape or ()
+    is_flat = not pa.types.is_nested(array.type.value_type)
+    # One list of all numbers is given its shape by whoever declared it.
+    for size in (int(np.prod(shape)),) if is_flat else shape:
+        if pa.types.is_fixed_size_list(level.type):
+            found = {level.type.list_size}
+        else:
+            lengths = pc.min_max(pc.list_value_length(level)).as_py()
+            found = {lengths["min"], lengths["max"]} - {None}
+        if found - {size}:
+            raise SourceError(
+                f"Column {field.name!r} has a row of {(found - {size}).pop()} values where {size} were expected. Say "
+                f"shapes={{{field.name!r}: None}} where the converter is made: its rows then may differ.",
+                column=field.name,
+            )
+        level = level.flatten()
+        if level.null_count:
+            raise NullValueError(
+                f"Column {field.name!r} has arrays with null elements, which no tensor can hold. Replace them with "
+                "Spark, and convert the DataFrame.",
+                column=field.name,
+            )
+    return level
 
 
 def check_fill(field: Field, value: Any) -> Any:

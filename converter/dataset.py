@@ -24,6 +24,7 @@ from converter.scans import Filters, resolve_filters, scan_statistics, split_by_
 from converter.schema import FloatDtype, Schema
 from converter.selection import Selection
 from converter.shards import find_shard
+from converter.sources.parquet import read_footers
 from converter.sources.spark import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
 from converter.statistics import ColumnStatistics, StatisticsByColumn
 from converter.storage import Storage, StorageOptions
@@ -77,7 +78,7 @@ class _Holding:
     def close(self, *, delete: bool) -> None:
         if self.state:
             return
-        self.state = "deleted" if delete else "closed"
+        self.state = "deleted" if delete and self.root is not None else "closed"
         _holdings.discard(self)
         if self.pid != os.getpid() or self.root is None or self.manifest is None:
             return
@@ -688,6 +689,54 @@ def hold_entry(
     """The converter of a committed entry that this process uses."""
     holding = _Holding(root=root, key=key, manifest=manifest, lease=lease, delete_on_exit=delete_on_exit)
     return DatasetConverter(storage=root.below(key), manifest=manifest, holding=holding, is_owner=True)
+
+
+def make_parquet_converter(
+    url_or_urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    columns: Sequence[str] | None = None,
+    float_dtype: FloatDtype | None = "float32",
+    shapes: Mapping[str, Sequence[int] | None] | None = None,
+    storage_options: StorageOptions | None = None,
+) -> DatasetConverter:
+    """The same object over Parquet files as they stand, without a copy; `delete()` never touches them.
+
+    Footers are read, rows are not. The files are taken in the order of their names.
+
+    Args:
+        url_or_urls: a folder, a file, or several of them. What begins with `_` or `.` is left out.
+        columns: the columns to take; None for all.
+        float_dtype: as in `make_spark_converter`; narrowed while reading.
+        shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. Where
+            nothing is said, lists have one length if their numbers can be divided so among the rows of each row group;
+            a row that does not fit is an error while reading.
+        storage_options: keyword arguments of the fsspec filesystem; not kept anywhere.
+
+    Raises:
+        SourceError: there are no files or no rows, files differ in their columns, or it is a Delta table, whose files
+            also hold rows that were deleted.
+        UnsupportedTypeError: columns have no tensor form; all of them are named.
+        ValueError, TypeError: an option has a value it cannot have.
+    """
+    if isinstance(url_or_urls, (str, os.PathLike)):
+        url_or_urls = [url_or_urls]
+    if not isinstance(url_or_urls, Sequence) or not url_or_urls:
+        raise TypeError(f"make_parquet_converter needs a path or URL, or a list of them, got {url_or_urls!r}.")
+    declared = {name: shape for name, shape in (shapes or {}).items() if shape is not None}
+    check_write_options(
+        float_dtype=float_dtype, row_group_bytes=DEFAULT_ROW_GROUP_BYTES, compression="auto", writer="auto",
+        shapes=declared,
+    )  # fmt: skip
+    if columns is not None and (isinstance(columns, str) or not columns):
+        raise TypeError(f"columns must be a list of names, got {columns!r}.")
+    storage, manifest = read_footers(
+        [os.fspath(url) for url in url_or_urls],
+        columns=columns,
+        float_dtype=float_dtype,
+        shapes=shapes or {},
+        storage_options=storage_options,
+    )
+    return DatasetConverter(storage=storage, manifest=manifest, holding=_Holding(), is_owner=True)
 
 
 def sweep(

@@ -70,6 +70,9 @@ class Manifest:
     statistics: Mapping[str, ColumnStatistics]
     """What the writers saw of each column; empty where nobody has looked yet."""
 
+    column_indices: tuple[int, ...] | None = None
+    """For each column the number of its values' column in every file; None where those are the files' columns."""
+
     selection: Selection | None = None
     """Which rows are live; None for all. Never stored: an entry holds all of its rows."""
 

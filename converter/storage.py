@@ -104,6 +104,11 @@ class Storage:
         url = posixpath.join(self.url, *(quote(name) for name in names) if self.is_local else names)
         return Storage(self._filesystem, self.path(*names), url)
 
+    def above(self, path: str) -> Storage:
+        """The directory at `path`, as the filesystem knows it: one above this one, or this one."""
+        url = "file://" + quote(path) if self.is_local else self.url[: len(self.url) - len(self._root)] + path
+        return Storage(self._filesystem, path, url)
+
     def path(self, *names: str) -> str:
         """The path of a name, as the filesystem knows it."""
         return posixpath.join(self._root, *names)

@@ -259,8 +259,9 @@ def check_policies(source: BatchSource) -> None:
         raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r}.")
     _check_added_names(source)
     for field in source.fields:
-        # Of selected rows only reading can tell.
-        is_certain = field.has_nulls and source.manifest.selection is None
+        # Of selected rows, and of files that do not say, only reading can tell.
+        known = source.manifest.statistics.get(field.name)
+        is_certain = known is not None and known.null_count > 0 and source.manifest.selection is None
         if is_certain and source.nulls != "mask" and not _has_fill(source.nulls, field):
             raise null_error(field.name)
         if field.shape is None and source.ragged == "raise":
@@ -309,7 +310,8 @@ class _WindowReader:
         self._fills = {
             field.name: check_fill(field, fills[field.name]) if field.name in fills else 0 for field in self._fields
         }
-        self._column_indices = [names.index(field.name) for field in self._fields]
+        places = source.manifest.column_indices or range(len(names))
+        self._column_indices = [places[names.index(field.name)] for field in self._fields]
         rows = source.manifest.row_group_rows
         self._first_rows = np.cumsum(rows) - rows
 

@@ -1,0 +1,297 @@
+"""Parquet files as they stand: whoever wrote them, their rows arrive, or the file and column that cannot are named."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from converter import (
+    CacheError,
+    DatasetConverter,
+    NullValueError,
+    ReadError,
+    SourceChangedError,
+    SourceError,
+    UnsupportedTypeError,
+    make_parquet_converter,
+)
+from tests.known_rows import concatenate
+
+TIMES = np.array(["1969-12-31T23:59:59.999999", "2026-11-21T01:02:03", "9999-01-01"], "datetime64[us]").tolist()
+
+
+def write(folder: Path, name: str, columns: dict[str, Any], **options: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), folder / name, **options)
+    return folder / name
+
+
+def read(converter: DatasetConverter, **options: Any) -> dict[str, Any]:
+    with converter.make_batch_reader(**{"batch_size": 7} | options) as reader:
+        return concatenate(list(reader))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_files_are_read_in_the_order_of_their_names_and_never_touched(tmp_path: Path) -> None:
+    for number in (2, 0, 1):
+        write(tmp_path / ("deep" if number == 1 else ""), f"part-{number}.parquet", {"id": np.arange(10) + 10 * number})
+    write(tmp_path, "_ignored.parquet", {"id": [99]})
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / ".hidden").mkdir()
+    write(tmp_path / ".hidden", "part-0.parquet", {"id": [98]})
+    before = content(tmp_path)
+    with make_parquet_converter(tmp_path) as converter:
+        assert len(converter) == 30
+        assert converter.url == f"file://{tmp_path}"
+        assert read(converter)["id"].tolist() == [*range(10, 20), *range(10), *range(20, 30)]
+        assert sorted(read(converter, shuffle=True, seed=3)["id"].tolist()) == list(range(30))
+        assert converter.statistics["id"].max == 29
+        converter.delete()
+        with pytest.raises(CacheError, match="was closed, so it has no rows any more"):
+            converter.make_batch_reader()
+    assert content(tmp_path) == before
+
+
+def test_several_paths_are_read_in_their_order(tmp_path: Path) -> None:
+    one = write(tmp_path / "a", "x.parquet", {"id": [1, 2]})
+    two = write(tmp_path / "b" / "c", "y.parquet", {"id": [3]})
+    assert read(make_parquet_converter([str(two), one]))["id"].tolist() == [3, 1, 2]
+    assert read(make_parquet_converter([tmp_path / "b", one, one]))["id"].tolist() == [3, 1, 2]
+    assert read(make_parquet_converter(one))["id"].tolist() == [1, 2]
+    assert read(make_parquet_converter(f"file://{one}"))["id"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize("version", ["1.0", "2.6"])
+def test_every_type_arrives(tmp_path: Path, compression: str, dictionary: bool, version: str) -> None:
+    columns = {
+        "bool": pa.array([True, False, True]),
+        "byte": pa.array([-128, 0, 127], pa.int8()),
+        "short": pa.array([-(2**15), 0, 2**15 - 1], pa.int16()),
+        "int": pa.array([-(2**31), 0, 2**31 - 1], pa.int32()),
+        "long": pa.array([-(2**63), 0, 2**63 - 1], pa.int64()),
+        "float": pa.array([-1.5, np.inf, 3e38], pa.float32()),
+        "double": pa.array([0.1, -np.inf, 1e300], pa.float64()),
+        "decimal": pa.array([decimal.Decimal("3.00"), decimal.Decimal("-0.25"), decimal.Decimal("1e9")],
+                            pa.decimal128(20, 2)),
+        "date": pa.array([dt.date(1, 1, 1), dt.date(1970, 1, 1), dt.date(9999, 12, 31)]),
+        "utc": pa.array(TIMES, pa.timestamp("us", tz="UTC")),
+        "ms": pa.array([time.replace(microsecond=0) for time in TIMES], pa.timestamp("ms")),
+        "text": pa.array(["", "žluťoučký 🐟", "a" * 300]),
+        "bytes": pa.array([b"", b"\x00\xff", b"x"]),
+        "category": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "pair": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int16())),
+        "wide": pa.array([[0.1, 2], [3, 4], [5, 6]], pa.large_list(pa.float64())),
+        "fixed": pa.array([[1, 2, 3]] * 3, pa.list_(pa.float32(), 3)),
+        "flags": pa.array([[True], [False], [True]]),
+    }  # fmt: skip
+    write(tmp_path, "x.parquet", columns, compression=compression, use_dictionary=dictionary, version=version)
+    converter = make_parquet_converter(tmp_path)
+    found = read(converter)
+    for name in ("bool", "byte", "short", "int", "long", "float"):
+        np.testing.assert_array_equal(found[name], columns[name].to_numpy(zero_copy_only=False), strict=True)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(found["double"], np.array([0.1, -np.inf, 1e300]).astype("float32"), strict=True)
+    np.testing.assert_array_equal(found["decimal"], np.array([3, -0.25, 1e9], "float32"), strict=True)
+    np.testing.assert_array_equal(found["date"], np.array(["0001-01-01", "1970-01-01", "9999-12-31"], "datetime64[D]"))
+    np.testing.assert_array_equal(found["utc"], np.array(TIMES, "datetime64[us]"), strict=True)
+    whole = np.array([time.replace(microsecond=0) for time in TIMES], "datetime64[us]")
+    np.testing.assert_array_equal(found["ms"], whole, strict=True)
+    assert found["text"].tolist() == ["", "žluťoučký 🐟", "a" * 300]
+    assert found["bytes"].tolist() == [b"", b"\x00\xff", b"x"]
+    assert found["category"].tolist() == ["a", "b", "a"]
+    np.testing.assert_array_equal(found["pair"], np.array([[1, 2], [3, 4], [5, 6]], "int16"), strict=True)
+    np.testing.assert_array_equal(found["wide"], np.array([[0.1, 2], [3, 4], [5, 6]], "float32"), strict=True)
+    np.testing.assert_array_equal(found["fixed"], np.array([[1, 2, 3]] * 3, "float32"), strict=True)
+    np.testing.assert_array_equal(found["flags"], np.array([[True], [False], [True]]), strict=True)
+    assert read(make_parquet_converter(tmp_path, float_dtype=None))["double"].tolist() == [0.1, -np.inf, 1e300]
+
+
+def test_old_spark_times_arrive(tmp_path: Path) -> None:
+    write(tmp_path, "x.parquet", {"t": pa.array(TIMES, pa.timestamp("us"))}, use_deprecated_int96_timestamps=True)
+    np.testing.assert_array_equal(read(make_parquet_converter(tmp_path))["t"], np.array(TIMES, "datetime64[us]"))
+
+
+def test_nulls_follow_the_policy(tmp_path: Path) -> None:
+    pair = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32()))
+    write(tmp_path, "x.parquet", {"id": pa.array([1, None, 3]), "pair": pair, "text": pa.array(["a", None, "c"])})
+    converter = make_parquet_converter(tmp_path, shapes={"pair": (2,)})
+    for name in ("id", "text", "pair"):
+        with pytest.raises(NullValueError, match=f"Column '{name}' holds"):
+            read(converter, columns=[name])
+    found = read(converter, nulls="mask")
+    assert found["id"].tolist() == [1, 0, 3]
+    assert found["pair"].tolist() == [[1, 2], [0, 0], [3, 4]]
+    assert [found[f"{name}__valid"].tolist() for name in ("id", "pair", "text")] == [[True, False, True]] * 3
+    assert converter.statistics["id"].null_count == 1
+
+
+def test_columns_without_nulls_in_files_that_do_not_count_them_are_read(tmp_path: Path) -> None:
+    write(tmp_path, "x.parquet", {"id": [1, 2, 3]}, write_statistics=False)
+    assert read(make_parquet_converter(tmp_path))["id"].tolist() == [1, 2, 3]
+    write(tmp_path, "y.parquet", {"id": pa.array([None, 2])}, write_statistics=False)
+    with pytest.raises(NullValueError, match="Column 'id' holds 1 null"):
+        read(make_parquet_converter(tmp_path))
+
+
+def test_lists_of_several_lengths_are_ragged(tmp_path: Path) -> None:
+    write(tmp_path, "x.parquet", {"x": [[1, 2], [3], [4, 5, 6, 7]]})
+    converter = make_parquet_converter(tmp_path)
+    assert converter.schema["x"].shape is None
+    with pytest.raises(SourceError, match="Column 'x' has rows of different lengths"):
+        converter.make_batch_reader()
+    found = read(converter, ragged="pad")
+    assert found["x"].tolist() == [[1, 2, 0, 0], [3, 0, 0, 0], [4, 5, 6, 7]]
+    assert found["x__length"].tolist() == [2, 1, 4]
+
+
+def test_lists_that_only_seem_to_have_one_length_are_an_error_whose_remedy_works(tmp_path: Path) -> None:
+    write(tmp_path, "x.parquet", {"x": [[1, 2], [3], [4, 5, 6]]})
+    converter = make_parquet_converter(tmp_path)
+    with pytest.raises(
+        SourceError, match=r"'x' has a row of [13] values where 2 were expected. Say shapes=\{'x': None"
+    ):
+        read(converter)
+    remedied = make_parquet_converter(tmp_path, shapes={"x": None})
+    assert [row.tolist() for row in read(remedied, ragged="nested")["x"]] == [[1, 2], [3], [4, 5, 6]]
+
+
+def test_declared_shapes_are_given_and_checked(tmp_path: Path) -> None:
+    nested = pa.array([[[1, 2, 3], [4, 5, 6]]] * 2, pa.list_(pa.list_(pa.int32())))
+    write(tmp_path, "x.parquet", {"flat": [[1.0, 2, 3, 4]] * 2, "nested": nested})
+    found = read(make_parquet_converter(tmp_path, shapes={"flat": (2, 2), "nested": (2, 3)}))
+    assert found["flat"].tolist() == [[[1, 2], [3, 4]]] * 2
+    assert found["nested"].tolist() == [[[1, 2, 3], [4, 5, 6]]] * 2
+    for shapes in ({"flat": (5,)}, {"nested": (3, 2)}):
+        with pytest.raises(SourceError, match=r"values where . were expected"):
+            read(make_parquet_converter(tmp_path, shapes=shapes, columns=list(shapes)))
+    undeclared = read(make_parquet_converter(tmp_path, columns=["nested"]), ragged="pad")
+    assert undeclared["nested"].tolist() == [[[1, 2, 3], [4, 5, 6]]] * 2
+
+
+def test_null_elements_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "x.parquet", {"x": pa.array([[1.0, None], [2.0, 3.0]])})
+    with pytest.raises(NullValueError, match="Column 'x' has arrays with null elements"):
+        read(make_parquet_converter(tmp_path, shapes={"x": (2,)}), nulls="mask")
+
+
+def test_columns_are_chosen_beside_ones_that_have_no_tensor_form(tmp_path: Path) -> None:
+    struct = pa.array([{"a": 1, "b": [1, 2]}] * 2)
+    mapped = pa.array([[("k", 1)]] * 2, pa.map_(pa.string(), pa.int32()))
+    write(tmp_path, "x.parquet", {"s": struct, "id": [1, 2], "m": mapped, "s.a": [3, 4], "u": np.array([1, 2], "u8")})
+    with pytest.raises(UnsupportedTypeError, match="3 columns cannot become tensors") as raised:
+        make_parquet_converter(tmp_path)
+    assert all(f"'{name}' has type" in str(raised.value) for name in ("s", "m", "u"))
+    found = read(make_parquet_converter(tmp_path, columns=["s.a", "id"]))
+    assert {name: column.tolist() for name, column in found.items()} == {"s.a": [3, 4], "id": [1, 2]}
+
+
+def test_files_of_other_columns_are_named(tmp_path: Path) -> None:
+    write(tmp_path, "a.parquet", {"id": [1], "x": [1.0]})
+    write(tmp_path, "b.parquet", {"id": [1], "x": ["text"]})
+    with pytest.raises(SourceError, match=r"b\.parquet has other columns than a\.parquet: 'x' is string, and double"):
+        make_parquet_converter(tmp_path)
+
+
+@pytest.mark.parametrize("inside", ["", "part=1", "deep/er"])
+def test_a_delta_table_is_refused_by_name(tmp_path: Path, inside: str) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    write(tmp_path / inside, "x.parquet", {"id": [1]})
+    for path in (tmp_path, tmp_path / inside, tmp_path / inside / "x.parquet"):
+        with pytest.raises(SourceError, match=f"file://{tmp_path} is a Delta table: its files also hold rows"):
+            make_parquet_converter(path)
+
+
+def test_what_is_not_there_or_no_data_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="holds no Parquet files"):
+        make_parquet_converter(tmp_path / "nowhere")
+    write(tmp_path / "part", "k=1.parquet", {"id": [1]})
+    (tmp_path / "part" / "day=1").mkdir()
+    with pytest.raises(SourceError, match="day=1 is a folder of a partitioned table"):
+        make_parquet_converter(tmp_path / "part")
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 no, not really PAR1")
+    with pytest.raises(SourceError, match=r"x\.parquet is no Parquet file that can be read"):
+        make_parquet_converter(tmp_path / "x.parquet")
+    write(tmp_path / "none", "x.parquet", {"id": pa.array([], pa.int64())})
+    with pytest.raises(SourceError, match="has no rows"):
+        make_parquet_converter(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "match"),
+    [
+        ({"columns": ["idd"]}, ValueError, r"columns: There is no column 'idd'\. Did you mean 'id'\?"),
+        ({"columns": "id"}, TypeError, "columns must be a list of names, got 'id'"),
+        ({"columns": []}, TypeError, "columns must be a list of names"),
+        ({"shapes": {"no": (2,)}}, ValueError, "shapes: There is no column 'no'"),
+        ({"shapes": {"id": (2,)}}, ValueError, "shapes names the column 'id', which is no array"),
+        ({"shapes": {"id": (-2,)}}, ValueError, r"shapes\['id'\] must be a tuple of sizes above 0"),
+        ({"float_dtype": "float16"}, ValueError, "float_dtype must be"),
+        ({"storage_options": [1]}, TypeError, "storage_options must be a dict"),
+    ],
+)
+def test_bad_options_are_named(tmp_path: Path, options: Any, kind: Any, match: str) -> None:
+    write(tmp_path, "x.parquet", {"id": [1, 2]})
+    with pytest.raises(kind, match=match):
+        make_parquet_converter(tmp_path, **options)
+
+
+def test_no_path_is_refused() -> None:
+    for value in ([], None, 5, {}):
+        with pytest.raises(TypeError, match="make_parquet_converter needs a path"):
+            make_parquet_converter(value)  # type: ignore[arg-type]
+
+
+def test_files_that_change_are_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.parquet", {"id": np.arange(100)})
+    converter = make_parquet_converter(tmp_path)
+    write(tmp_path, "x.parquet", {"id": np.arange(101)})
+    with pytest.raises(SourceChangedError, match=r"x\.parquet has .* bytes instead of"):
+        read(converter)
+    path.unlink()
+    with pytest.raises(SourceChangedError, match=r"x\.parquet is not there"):
+        read(converter)
+
+
+def test_a_flipped_bit_is_found_where_checksums_were_written(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 2**60, 5000)
+    path = write(tmp_path, "x.parquet", {"id": values}, write_page_checksum=True, compression="none",
+                 use_dictionary=False)  # fmt: skip
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(bytes(damaged))
+    converter = make_parquet_converter(tmp_path)
+    assert (read(converter)["id"] != values).sum() == 1
+    with pytest.raises(ReadError, match=r"Row group 0 of .*x\.parquet cannot be decoded"):
+        read(converter, verify_checksums=True)
+
+
+def test_the_fingerprint_is_of_the_files_and_the_columns(tmp_path: Path) -> None:
+    write(tmp_path / "a", "x.parquet", {"id": [1, 2], "x": [1.0, 2.0]})
+    write(tmp_path / "b", "x.parquet", {"id": [1, 2], "x": [1.0, 2.0]})
+    write(tmp_path / "c", "x.parquet", {"id": [1, 3], "x": [1.0, 2.0]})
+    one, two, three = (make_parquet_converter(tmp_path / name) for name in "abc")
+    assert one.fingerprint == two.fingerprint != three.fingerprint
+    assert make_parquet_converter(tmp_path / "a", columns=["id"]).fingerprint != one.fingerprint
+
+
+def test_a_copy_reads_the_same_rows(tmp_path: Path) -> None:
+    write(tmp_path, "x.parquet", {"id": np.arange(50)}, row_group_size=10)
+    converter = make_parquet_converter(tmp_path)
+    copy = pickle.loads(pickle.dumps(converter.where([("id", ">", 24)])))
+    assert read(copy)["id"].tolist() == list(range(25, 50))
+    parts = converter.split({"train": 0.8, "val": 0.2})
+    assert sorted([*read(parts["train"])["id"], *read(parts["val"])["id"]]) == list(range(50))
+    assert len(parts["val"]) == 10
