@@ -229,6 +229,16 @@ class Storage:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
 
+    def identity(self, name: str) -> tuple[int, ...] | None:
+        """What another file of this name would have otherwise (size, number, time); None where only opening can tell.
+
+        Raises FileNotFoundError.
+        """
+        if not self.is_local:
+            return None
+        found = os.stat(self.path(name))
+        return found.st_size, found.st_dev, found.st_ino, found.st_mtime_ns
+
     def open_parquet(self, name: str) -> pa.NativeFile:
         """A random-access source for `pyarrow.parquet.ParquetFile`; the caller closes it. Raises FileNotFoundError.
 

@@ -16,7 +16,8 @@ import contextlib
 import logging
 import math
 import os
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ import pyarrow.parquet as pq
 
 from converter.columns import (
     Array,
+    Decoded,
     Nulls,
     Ragged,
     Stack,
@@ -39,6 +41,7 @@ from converter.columns import (
 )
 from converter.errors import ConverterError, ReadError, SourceChangedError, SourceError
 from converter.manifest import Manifest
+from converter.pages import find_plain_column
 from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
 from converter.schema import Field, Schema
 from converter.storage import Storage
@@ -49,6 +52,8 @@ VALID_SUFFIX = "__valid"
 LENGTH_SUFFIX = "__length"
 NOT_PADDED = VALID_SUFFIX
 """What every batch has with `uneven="pad"`: False for a row that another shard reads too."""
+
+_MAX_OPEN_FILES = 64
 
 Transform = Callable[..., Mapping[str, Any]]
 """A user's function of a whole batch, and if it takes a second argument, of a random generator."""
@@ -297,7 +302,7 @@ def _has_fill(nulls: Nulls, field: Field) -> bool:
 
 
 class _WindowReader:
-    """Reads pieces of one plan; used by several threads at once, so it holds nothing that changes."""
+    """Reads pieces of one plan; used by several threads at once."""
 
     def __init__(self, source: BatchSource, plan: EpochPlan) -> None:
         self._source = source
@@ -314,6 +319,7 @@ class _WindowReader:
         self._column_indices = [places[names.index(field.name)] for field in self._fields]
         rows = source.manifest.row_group_rows
         self._first_rows = np.cumsum(rows) - rows
+        self._files = _OpenFiles(source.storage, source.manifest, self._fields, self._column_indices)
 
     def _has_mask(self, names: Sequence[str]) -> bool:
         """Whether the dataset has a null in one of these columns, so that every batch has their mask."""
@@ -369,53 +375,140 @@ class _WindowReader:
     def _read_row_group(self, row_group: int) -> dict[str, tuple[Any, Any]]:
         """Each wanted column of a row group: its values, and where it is not null."""
         source = self._source
-        nulls = source.nulls
-        with opened_row_group(source.storage, source.manifest, row_group, verify_checksums=source.verify_checksums) as (
-            parquet,
-            index,
-        ):
-            table = parquet.reader.read_row_group(index, column_indices=self._column_indices, use_threads=False)
-            decoded = {
-                field.name: decode(
-                    table.column(position), field, fill=self._fills[field.name], stored=table.schema.field(position)
-                )
-                for position, field in enumerate(self._fields)
-            }
+        manifest, nulls = source.manifest, source.nulls
+        index = manifest.row_group_in_file(row_group)
+        with _named_read_errors(source.storage, manifest, row_group):
+            decoded = self._decode(self._files.open(int(manifest.row_group_file[row_group])), index)
         columns: dict[str, tuple[Any, Any]] = {}
         for field in self._fields:
             values, valid = decoded[field.name].values, decoded[field.name].valid
             if valid is not None and nulls != "mask" and not _has_fill(nulls, field):
                 raise null_error(field.name, count=int(len(valid) - valid.sum()))
             if nulls == "mask" and valid is None and field.name in self._masked:
-                valid = np.ones(table.num_rows, np.bool_)
+                valid = np.ones(int(manifest.row_group_rows[row_group]), np.bool_)
             columns[field.name] = (values, valid)
         return columns
 
+    def _decode(self, file: _OpenFile, index: int) -> dict[str, Decoded]:
+        """The wanted columns: as they lie in the file where they can be used so, the others decoded by Arrow."""
+        verify_checksums = self._source.verify_checksums
+        # Who wants the checksums checked must let Arrow read the pages.
+        views = [None] * len(self._fields) if verify_checksums else file.plain_values(index)
+        decoded: dict[str, Decoded] = {}
+        rest = []
+        for field, leaf, values in zip(self._fields, self._column_indices, views, strict=True):
+            if values is None:
+                rest.append((field, leaf))
+            else:
+                decoded[field.name] = Decoded(values=values, valid=None)
+        if rest:
+            table = file.read(index, [leaf for _, leaf in rest], verify_checksums=verify_checksums)
+            for position, (field, _) in enumerate(rest):
+                stored = table.schema.field(position)
+                decoded[field.name] = decode(table.column(position), field, fill=self._fills[field.name], stored=stored)
+        return decoded
+
+
+class _OpenFile:
+    """A data file whose footer was read once; on a local disk it is mapped into memory."""
+
+    def __init__(
+        self, storage: Storage, manifest: Manifest, file: int, fields: Sequence[Field], leaves: Sequence[int]
+    ) -> None:
+        self._storage, self._name = storage, manifest.file_names[file]
+        self.identity = storage.identity(self._name)
+        with storage.open_parquet(self._name) as opened:
+            check_size(storage, manifest, file, opened.size())
+            # Of a mapped file this is the mapping itself.
+            self._buffer = opened.read_buffer() if self.identity is not None else None
+            parquet = pq.ParquetFile(opened if self._buffer is None else pa.BufferReader(self._buffer))
+            self._metadata, schema = parquet.metadata, parquet.schema_arrow
+        self._mapped = None if self._buffer is None else np.frombuffer(self._buffer, np.uint8)
+        # A list's or a struct's numbers lie below the column itself, so that places and names part; those are decoded.
+        is_flat = len(schema) == self._metadata.num_columns
+        self._plain = [
+            find_plain_column(self._metadata, leaf, field, schema.field(leaf)) if is_flat else None
+            for field, leaf in zip(fields, leaves, strict=True)
+        ]
+
+    def plain_values(self, index: int) -> list[Array | None]:
+        """For each wanted column a view of its values in the mapped file, or None where they must be decoded."""
+        if self._mapped is None:
+            return [None] * len(self._plain)
+        group = self._metadata.row_group(index)
+        num_rows = group.num_rows
+        return [None if one is None else one.values(self._mapped, group, num_rows) for one in self._plain]
+
+    def read(self, index: int, leaves: Sequence[int], *, verify_checksums: bool) -> pa.Table:
+        """These columns of a row group, decoded."""
+        if self._buffer is not None:
+            return self._read(pa.BufferReader(self._buffer), index, leaves, verify_checksums)
+        with self._storage.open_parquet(self._name) as opened:
+            return self._read(opened, index, leaves, verify_checksums)
+
+    def _read(self, opened: pa.NativeFile, index: int, leaves: Sequence[int], verify_checksums: bool) -> pa.Table:
+        parquet = pq.ParquetFile(
+            opened,
+            metadata=self._metadata,
+            page_checksum_verification=verify_checksums,
+            coerce_int96_timestamp_unit="us",
+        )
+        return parquet.reader.read_row_group(index, column_indices=leaves, use_threads=False)
+
+
+class _OpenFiles:
+    """The files that one pass reads from, each opened once while it is in use; threads share it."""
+
+    def __init__(self, storage: Storage, manifest: Manifest, fields: Sequence[Field], leaves: Sequence[int]) -> None:
+        self._storage, self._manifest, self._fields, self._leaves = storage, manifest, fields, leaves
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, _OpenFile] = OrderedDict()
+
+    def open(self, file: int) -> _OpenFile:
+        """The file as it is now; raises SourceChangedError where that is not what the manifest says."""
+        name = self._manifest.file_names[file]
+        identity = self._storage.identity(name)
+        with self._lock:
+            found = self._open.get(file)
+            if found is not None and identity is not None:
+                if found.identity == identity:
+                    self._open.move_to_end(file)
+                    return found
+                # Not what was mapped: the mapping may end where the file now does.
+                del self._open[file]
+        if identity is not None:
+            check_size(self._storage, self._manifest, file, identity[0])
+        opened = _OpenFile(self._storage, self._manifest, file, self._fields, self._leaves)
+        with self._lock:
+            self._open[file] = opened
+            while len(self._open) > _MAX_OPEN_FILES:
+                self._open.popitem(last=False)
+        return opened
+
+
+def check_size(storage: Storage, manifest: Manifest, file: int, num_bytes: int) -> None:
+    """Raise SourceChangedError unless a data file has the size that the manifest says."""
+    if num_bytes != manifest.file_bytes[file]:
+        path = f"{storage.url}/{manifest.file_names[file]}"
+        raise SourceChangedError(
+            f"{path} has {num_bytes} bytes instead of {manifest.file_bytes[file]}: it was changed or cut after it was "
+            "written. Convert again.",
+            path=path,
+        )
+
 
 @contextlib.contextmanager
-def opened_row_group(
-    storage: Storage, manifest: Manifest, row_group: int, *, verify_checksums: bool = False
-) -> Iterator[tuple[pq.ParquetFile, int]]:
-    """The open file of a row group and the row group's number in it; what goes wrong inside is named.
+def _named_read_errors(storage: Storage, manifest: Manifest, row_group: int) -> Iterator[None]:
+    """Let what goes wrong with a row group be named.
 
     Raises:
-        SourceChangedError: the file is gone or has another size than the manifest says.
-        ReadError: the row group cannot be decoded.
+        SourceChangedError: its file is gone.
+        ReadError: it cannot be decoded.
     """
-    file = int(manifest.row_group_file[row_group])
-    index, path = manifest.row_group_in_file(row_group), f"{storage.url}/{manifest.file_names[file]}"
+    name = manifest.file_names[int(manifest.row_group_file[row_group])]
+    path = f"{storage.url}/{name}"
     try:
-        with storage.open_parquet(manifest.file_names[file]) as opened:
-            if opened.size() != manifest.file_bytes[file]:
-                raise SourceChangedError(
-                    f"{path} has {opened.size()} bytes instead of {manifest.file_bytes[file]}: it was changed or cut "
-                    "after it was written. Convert again.",
-                    path=path,
-                )
-            yield (
-                pq.ParquetFile(opened, page_checksum_verification=verify_checksums, coerce_int96_timestamp_unit="us"),
-                index,
-            )
+        yield
     except FileNotFoundError as error:
         raise SourceChangedError(
             f"{path} is not there. Was the converter deleted, or is this machine another one than the one that "
@@ -425,11 +518,29 @@ def opened_row_group(
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, ConverterError):
             raise
+        index = manifest.row_group_in_file(row_group)
         raise ReadError(
             f"Row group {index} of {path} cannot be decoded: {error}. The file is damaged; convert again.",
             path=path,
             row_group=index,
         ) from error
+
+
+@contextlib.contextmanager
+def opened_row_group(storage: Storage, manifest: Manifest, row_group: int) -> Iterator[tuple[pq.ParquetFile, int]]:
+    """The open file of a row group and the row group's number in it; what goes wrong inside is named.
+
+    Raises:
+        SourceChangedError: the file is gone or has another size than the manifest says.
+        ReadError: the row group cannot be decoded.
+    """
+    file = int(manifest.row_group_file[row_group])
+    with (
+        _named_read_errors(storage, manifest, row_group),
+        storage.open_parquet(manifest.file_names[file]) as opened,
+    ):
+        check_size(storage, manifest, file, opened.size())
+        yield pq.ParquetFile(opened, coerce_int96_timestamp_unit="us"), manifest.row_group_in_file(row_group)
 
 
 def read_ahead(

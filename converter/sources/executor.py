@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import json
 import os
 import zlib
@@ -56,6 +57,9 @@ PROBE_NAME = "probe"
 _FROZEN = "CONVERTER_FROZEN_PROCESS"
 _MAX_FREEZES = 3
 _FEW_OBJECTS = 10_000
+
+_MAX_PAGE_BYTES = 1 << 30
+"""A page's size is a number of 32 bits."""
 
 _COALESCE_ROWS = 4096
 _COALESCE_BYTES = 2 << 20
@@ -445,6 +449,9 @@ def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema) -> dict[str, 
             schema,
             compression=spec["compression"],
             use_dictionary=False,
+            # A page for each column and row group: its bytes can be used as they lie in the mapped file.
+            data_page_size=_MAX_PAGE_BYTES,
+            **_max_rows_per_page(),
             write_statistics=comparable,
             write_page_checksum=True,
             metadata_collector=footers,
@@ -455,6 +462,12 @@ def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema) -> dict[str, 
         raise
     file |= {"rows": [], "row_group_bytes": [], "digests": [], "nulls": dict.fromkeys(schema.names, 0)}
     return file
+
+
+def _max_rows_per_page() -> dict[str, int]:
+    """Newer versions of pyarrow begin a new page after 20,000 rows, unless they are told otherwise."""
+    name = "max_rows_per_page"
+    return {name: _MAX_PAGE_BYTES} if name in inspect.signature(pq.ParquetWriter.__init__).parameters else {}
 
 
 def _write_row_group(file: dict[str, Any], table: pa.Table) -> None:
