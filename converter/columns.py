@@ -257,6 +257,8 @@ def gather(parts: Sequence[Array | pa.Array], rows: npt.NDArray[np.int64] | slic
             taken = together.slice(rows.start, rows.stop - rows.start)
         else:
             taken = together.take(pa.array(rows))
+            if taken.num_chunks == 1:
+                return taken.chunk(0)
         # Combining copies, so that no batch holds on to the row groups it was cut from.
         return pa.concat_arrays(taken.chunks) if taken.num_chunks else pa.array([], together.type)
     shape, dtype = parts[0].shape[1:], parts[0].dtype

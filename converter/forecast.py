@@ -90,10 +90,14 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
         # Rows differ in size, and so do row groups.
         sizes = manifest.row_group_bytes[plan.group_order]
         window_bytes = int(np.add.reduceat(sizes, firsts).max() + sizes.max())
+    num_windows = len(plan.window_starts) - 1
     batch_bytes = math.ceil(window_bytes / window_rows) * source.batch_size
-    in_flight = source.windows_ahead + 1
+    # Read ahead, and in use; while a window is read its rows are there a second time, of objects a third.
+    in_flight = min(source.windows_ahead + 1, num_windows)
+    copies = 2 if any(source.is_variable(field.name) for field in source.fields) else 1
     permuted = window_rows * _INDEX_BYTES if source.shuffle is not None else 0
-    peak = _BASE_BYTES + in_flight * window_bytes + source.workers_count * (window_bytes + permuted) + 2 * batch_bytes
+    in_work = min(source.workers_count, num_windows) * (copies * window_bytes + permuted)
+    peak = _BASE_BYTES + in_flight * window_bytes + in_work + 2 * copies * batch_bytes
     if source.transform is not None:
         peak += 2 * (source.prefetch_batches or 2 * source.workers_count) * batch_bytes
     return LoaderPlan(
