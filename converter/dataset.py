@@ -19,7 +19,7 @@ from converter.errors import CacheError, SourceError
 from converter.forecast import LoaderPlan, describe_plan
 from converter.frameworks.numpy import BatchReader, takes_generator
 from converter.manifest import Manifest
-from converter.plan import UNEVEN, Shard, Shuffle, Uneven, check_integer, default_window_rows
+from converter.plan import DEFAULT_WINDOW_GROUPS, UNEVEN, Shard, Shuffle, Uneven, check_integer, default_window_rows
 from converter.scans import Filters, resolve_filters, scan_statistics, split_by_key, split_by_rows
 from converter.schema import FloatDtype, Schema
 from converter.selection import Selection
@@ -529,6 +529,7 @@ class DatasetConverter:
             shard=shard,
             uneven=uneven,
             window_rows=_check_window(shuffle_window_rows, manifest),
+            window_groups=DEFAULT_WINDOW_GROUPS if shuffle_window_rows is None else None,
             workers_count=threads,
             seed=seed,
             row_index=with_row_index,

@@ -43,6 +43,11 @@ DEFAULT_WINDOW_BYTES = 48 << 20
 quick first batch and good mixing, to be replaced by a measurement."""
 
 
+DEFAULT_WINDOW_GROUPS = 64
+"""Row groups of a window unless its rows are given: each costs an opening, and of ten thousand small files a window of
+as many bytes would open all before the first batch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """One of `count` parts of a dataset: disjoint, without gaps.
@@ -186,6 +191,17 @@ class EpochPlan:
             spans=tuple(range(span.start - begin, span.stop - begin) for span in spans),
         )
 
+    def first_pieces(self, pieces: Iterator[Piece], num_rows: int) -> Iterator[Piece]:
+        """The pieces, the first one cut behind about so many rows: so that a first batch need not wait for a window."""
+        for piece in pieces:
+            if num_rows < piece.num_rows:
+                for part in (range(num_rows), range(num_rows, piece.num_rows)):
+                    spans = tuple(take_positions(piece.spans, part.start, part.stop))
+                    yield dataclasses.replace(piece, spans=spans)
+            else:
+                yield piece
+            yield from pieces
+
     def batch_runs(self) -> list[range]:
         """All batches, cut into runs that begin in one window each: the unit of work of a worker process."""
         positions = self.group_starts[self.window_starts]
@@ -213,8 +229,11 @@ def plan_epoch(
     uneven: Uneven = "drop",
     drop_last: bool = False,
     past: Past = (),
+    window_groups: int | None = None,
 ) -> EpochPlan:
     """The plan of `shard` for one epoch over row groups of these sizes, or for what `past` has left of it.
+
+    A window has as many row groups as make `window_rows` rows, and at most `window_groups` of them.
 
     `uneven` says what happens where the shards' sizes differ: `"drop"` gives all as many rows as
     the smallest has, so that every rank takes equally many steps (the dropped row of a larger
@@ -249,7 +268,7 @@ def plan_epoch(
         num_dropped=num_left % part.count if uneven == "drop" else 0,
         group_order=order,
         group_starts=starts,
-        window_starts=_cut_windows(starts, window_rows),
+        window_starts=_cut_windows(starts, window_rows, window_groups),
     )
 
 
@@ -313,6 +332,9 @@ class State:
     shuffle: bool
     seed: int
     window_rows: int
+    window_groups: int
+    """Row groups that a window may have; 0 for any number."""
+
     uneven: Uneven
     epoch: int
     epochs_done: int
@@ -354,8 +376,14 @@ class State:
         Raises:
             StateMismatchError: the message says what differs.
         """
-        names = ["fingerprint", "shuffle", "uneven"] + (["seed", "window_rows"] if self.shuffle else [])
-        what = {"fingerprint": "the rows (fingerprint)", "window_rows": "shuffle_window_rows"}
+        names = ["fingerprint", "shuffle", "uneven"] + (
+            ["seed", "window_rows", "window_groups"] if self.shuffle else []
+        )
+        what = {
+            "fingerprint": "the rows (fingerprint)",
+            "window_rows": "shuffle_window_rows",
+            "window_groups": "shuffle_window_rows (row groups of a window)",
+        }
         differs = [
             f"{what.get(name, name)} was {getattr(self, name)!r} and is {getattr(current, name)!r}"
             for name in names
@@ -378,18 +406,21 @@ class State:
 
 
 _STATE_TYPES = {
-    "fingerprint": str, "shuffle": bool, "seed": int, "window_rows": int, "uneven": str, "epoch": int,
-    "epochs_done": int,
+    "fingerprint": str, "shuffle": bool, "seed": int, "window_rows": int, "window_groups": int, "uneven": str,
+    "epoch": int, "epochs_done": int,
 }  # fmt: skip
 
 
-def _cut_windows(group_starts: npt.NDArray[np.int64], window_rows: int) -> npt.NDArray[np.int64]:
+def _cut_windows(
+    group_starts: npt.NDArray[np.int64], window_rows: int, window_groups: int | None
+) -> npt.NDArray[np.int64]:
     """Consecutive row groups together until a window has `window_rows` rows; one row group at least."""
     bounds = [0]
     last = len(group_starts) - 1
     while bounds[-1] < last:
         wanted = group_starts[bounds[-1]] + window_rows
-        bounds.append(min(max(int(np.searchsorted(group_starts, wanted)), bounds[-1] + 1), last))
+        most = last if window_groups is None else bounds[-1] + window_groups
+        bounds.append(min(max(int(np.searchsorted(group_starts, wanted)), bounds[-1] + 1), most, last))
     return np.asarray(bounds, dtype=np.int64)
 
 

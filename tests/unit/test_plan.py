@@ -444,7 +444,17 @@ def test_every_step_can_be_resumed_with_the_very_next_row(
 def test_two_stretches_of_one_world_are_one(rows: np.ndarray, count: int, uneven: Uneven, steps: list[int]) -> None:
     num_rows = int(rows.sum())
     count = min(count, num_rows)
-    state = State(fingerprint="x", shuffle=False, seed=0, window_rows=5, uneven=uneven, epoch=1, epochs_done=0, past=())
+    state = State(
+        fingerprint="x",
+        shuffle=False,
+        seed=0,
+        window_rows=5,
+        window_groups=0,
+        uneven=uneven,
+        epoch=1,
+        epochs_done=0,
+        past=(),
+    )
     apart: tuple[tuple[int, int], ...] = ()
     for wanted in steps:
         # A step that a shard of the least size can still take.
@@ -488,8 +498,8 @@ def test_a_window_is_read_once_though_a_row_of_it_is_left_out() -> None:
 
 def state(**changes: Any) -> State:
     known: Any = {
-        "fingerprint": "f" * 32, "shuffle": True, "seed": 7, "window_rows": 100, "uneven": "keep", "epoch": 2,
-        "epochs_done": 0, "past": ((4, 96), (8, 32)),
+        "fingerprint": "f" * 32, "shuffle": True, "seed": 7, "window_rows": 100, "window_groups": 64,
+        "uneven": "keep", "epoch": 2, "epochs_done": 0, "past": ((4, 96), (8, 32)),
     }  # fmt: skip
     return State(**known | changes)
 
@@ -507,6 +517,7 @@ def test_a_state_is_a_few_integers_and_survives_json() -> None:
         ({"shuffle": False}, "shuffle was False and is True"),
         ({"seed": 8}, "seed was 8 and is 7"),
         ({"window_rows": 50}, "shuffle_window_rows was 50 and is 100"),
+        ({"window_groups": 0}, "row groups of a window) was 0 and is 64"),
         ({"uneven": "drop"}, "uneven was 'drop' and is 'keep'"),
     ],
 )
