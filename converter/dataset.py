@@ -531,13 +531,14 @@ class DatasetConverter:
             window_rows=_check_window(shuffle_window_rows, manifest),
             window_groups=DEFAULT_WINDOW_GROUPS if shuffle_window_rows is None else None,
             workers_count=threads,
+            is_shard_found=cur_shard is None,
             seed=seed,
             row_index=with_row_index,
             transform=transform,
             prefetch_batches=prefetch_batches,
             verify_checksums=verify_checksums,
         )
-        check_policies(source)
+        check_policies(source, is_filtered=filters is not None)
         if filters is not None:
             manifest = replace(manifest, selection=self._resolve(filters))
             source = replace(source, manifest=manifest, window_rows=_check_window(shuffle_window_rows, manifest))

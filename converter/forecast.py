@@ -21,7 +21,7 @@ class LoaderPlan:
     """What a loader would do in each epoch; None where a filter decides it."""
 
     num_rows: int | None
-    """Rows that this shard reads in an epoch."""
+    """Rows of this shard's batches in an epoch."""
 
     steps_per_epoch: int | None
     """Batches of this shard in an epoch; with `uneven="keep"` another shard may have one less or more."""
@@ -32,7 +32,7 @@ class LoaderPlan:
     shard_count: int
 
     dropped_rows: int | None
-    """Rows that no shard reads, so that all take equal steps, and those of last batches that `drop_last` leaves out."""
+    """Rows that no shard yields: those that would make steps unequal, and of last batches with `drop_last`."""
 
     padded_rows: int | None
     """Rows of this shard that another one reads too."""
@@ -73,12 +73,13 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
     """The plan of a loader; with `is_filtered` only what a filter does not change."""
     manifest = source.manifest
     plan = source.plan(0)
-    rows_in_batches = min(plan.num_rows, plan.num_batches * source.batch_size)
+    own_rows = plan.num_rows - plan.num_padded
+    in_batches = min(plan.num_rows, plan.num_batches * source.batch_size)
     counted = {
-        "num_rows": plan.num_rows,
+        "num_rows": in_batches,
         "steps_per_epoch": plan.num_batches,
-        "dropped_rows": plan.num_dropped + (plan.num_rows - rows_in_batches) * source.shard.count,
-        "padded_rows": plan.num_padded,
+        "dropped_rows": _dropped_rows(source),
+        "padded_rows": max(0, in_batches - own_rows),
         "num_windows": len(plan.window_starts) - 1,
         "bytes_per_epoch": _bytes_decoded(source, sum(_rows_of(source, piece.row_groups) for piece in plan.pieces())),
     }
@@ -109,6 +110,18 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
         window_rows=source.window_rows,
         peak_memory_bytes=peak,
     )
+
+
+def _dropped_rows(source: BatchSource) -> int:
+    """Rows that no shard yields: sizes differ by one at most, so shards are of two kinds."""
+    num_rows, count = source.manifest.num_live_rows, source.shard.count
+    small, num_larger = divmod(num_rows, count)
+    yielded = 0
+    for own, shards in ((small + 1, num_larger), (small, count - num_larger)):
+        size = {"drop": small, "keep": own, "pad": small + 1 if num_larger else small}[source.uneven]
+        in_batches = size - size % source.batch_size if source.drop_last else size
+        yielded += shards * min(own, in_batches)
+    return num_rows - yielded
 
 
 def _rows_of(source: BatchSource, row_groups: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:

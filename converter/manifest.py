@@ -47,6 +47,9 @@ class Manifest:
     file_bytes: npt.NDArray[np.int64]
     """Size of each file."""
 
+    file_footers: npt.NDArray[np.int64] | None = None
+    """CRC-32 of each file's footer, so that another file of the same size is noticed; None where nobody took it."""
+
     row_group_file: npt.NDArray[np.int64]
     """For each row group the number of its file; ascending."""
 
@@ -109,7 +112,8 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The manifest as the bytes that are committed."""
-        files = {"name": list(self.file_names), "bytes": self.file_bytes.tolist()}
+        footers = None if self.file_footers is None else self.file_footers.tolist()
+        files = {"name": list(self.file_names), "bytes": self.file_bytes.tolist(), "footer_crc32": footers}
         row_groups = {
             "file": self.row_group_file.tolist(),
             "rows": self.row_group_rows.tolist(),
@@ -154,6 +158,7 @@ class Manifest:
                 statistics={name: ColumnStatistics.from_json(schema[name], statistics[name]) for name in statistics},
                 file_names=tuple(str(name) for name in document["files"]["name"]),
                 file_bytes=_integers(document["files"]["bytes"]),
+                file_footers=None if (footers := document["files"]["footer_crc32"]) is None else _integers(footers),
                 row_group_file=_integers(document["row_groups"]["file"]),
                 row_group_rows=_integers(document["row_groups"]["rows"]),
                 row_group_bytes=_integers(document["row_groups"]["bytes"]),
@@ -175,6 +180,8 @@ class Manifest:
         num_files, num_row_groups = len(self.file_names), self.num_row_groups
         if len(self.file_bytes) != num_files or len(set(self.file_names)) != num_files or (self.file_bytes < 0).any():
             raise ValueError("files do not agree with their sizes")
+        if self.file_footers is not None and len(self.file_footers) != num_files:
+            raise ValueError("files do not agree with their footers")
         if self.statistics and set(self.statistics) != set(self.schema.names):
             raise ValueError("the statistics are of other columns than the schema")
         if len(set(self.schema.names)) != len(self.schema) or self.float_dtype not in ("float32", "float64"):

@@ -255,6 +255,8 @@ def plan_epoch(
     order = np.arange(len(row_group_rows), dtype=np.int64)
     if shuffle is not None:
         order = shuffle.permutation(len(row_group_rows), epoch=epoch, window=None)
+    # What has no row to give is not opened, and makes no window.
+    order = order[row_group_rows[order] > 0]
     starts = np.zeros(len(order) + 1, dtype=np.int64)
     np.cumsum(row_group_rows[order], out=starts[1:])
     num_rows = int(starts[-1])

@@ -7,6 +7,7 @@ the question needs, and hand back a `Selection` or statistics.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 from converter.columns import decode, ragged_values
 from converter.manifest import Manifest
 from converter.schema import Field, Schema
-from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, split_rows
+from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, share_rows, split_rows
 from converter.sources import moments
 from converter.statistics import ColumnStatistics
 from converter.storage import Storage
@@ -55,7 +56,11 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
         if not may_pass[row_group] or (already is not None and not already.any()):
             return np.zeros(num_rows, np.bool_)
         with opened_row_group(storage, manifest, row_group) as (parquet, index):
-            mask = _evaluate(expression, parquet.read_row_group(index, columns=names, use_threads=False))
+            table = parquet.read_row_group(index, columns=names, use_threads=False)
+        try:
+            mask = _evaluate(expression, table)
+        except pa.ArrowException as error:
+            raise ValueError(f"filters: {expression} fails on row group {row_group}: {error}") from error
         return mask if already is None else mask & already
 
     return select(list(_map_row_groups(mask_row_group, manifest)))
@@ -63,16 +68,18 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
 
 def split_by_rows(manifest: Manifest, bounds: Sequence[float], *, seed: int) -> list[Selection]:
     """The live rows, each in one of the parts that end at the fractions `bounds`; how many is exact to a row."""
+    num_rows = manifest.num_live_rows
+    ends = [0, *(math.floor(num_rows * bound + 0.5) for bound in bounds), num_rows]
+    left: npt.NDArray[np.int64] = np.diff(ends).astype(np.int64)
     parts: list[list[Mask]] = [[] for _ in bounds]
-    rows_before = 0
-    for row_group, num_rows in enumerate(manifest.row_group_rows.tolist()):
-        live = np.arange(num_rows) if manifest.selection is None else manifest.selection.live_rows(row_group)
-        live = np.arange(num_rows) if live is None else live
-        name = f"{manifest.fingerprint}/{seed}/{row_group}".encode()
-        numbers = split_rows(len(live), bounds, rows_before=rows_before, seed=name)
-        rows_before += len(live)
+    for row_group, group_rows in enumerate(manifest.row_group_rows.tolist()):
+        live = None if manifest.selection is None else manifest.selection.live_rows(row_group)
+        live = np.arange(group_rows) if live is None else live
+        counts = share_rows(len(live), left) if len(live) else np.zeros_like(left)
+        left = left - counts
+        numbers = split_rows(counts, seed=f"{manifest.fingerprint}/{seed}/{row_group}".encode())
         for number, masks in enumerate(parts):
-            mask = np.zeros(num_rows, np.bool_)
+            mask = np.zeros(group_rows, np.bool_)
             mask[live[numbers == number]] = True
             masks.append(mask)
     return [select(masks) for masks in parts]
@@ -126,16 +133,18 @@ def _hash_column(column: pa.ChunkedArray, field: Field, seed: int) -> npt.NDArra
 def _expression_of(filters: Any, schema: Schema, arrow_schema: pa.Schema) -> pc.Expression:
     """The filters as one expression; every name and operator is checked first."""
     if isinstance(filters, pc.Expression):
+        if "FieldPath(" in str(filters) and not any("FieldPath(" in name for name in schema.names):
+            raise ValueError(f"filters: {filters} means a column by its place; say its name.")
         return filters
     what = "filters must be tuples (column, operator, value) in a list, lists of them, or a pyarrow.compute expression"
     if isinstance(filters, (str, Mapping)) or not isinstance(filters, Sequence) or not filters:
         raise TypeError(f"{what}; got {filters!r}.")
     groups = [filters] if all(isinstance(one, tuple) for one in filters) else list(filters)
-    checked: list[list[Any]] = []
+    groups_of: list[pc.Expression] = []
     for group in groups:
         if isinstance(group, (str, tuple)) or not isinstance(group, Sequence) or not group:
             raise TypeError(f"{what}; got {filters!r}.")
-        checked.append([])
+        checked: list[pc.Expression] = []
         for one in group:
             if not isinstance(one, tuple) or len(one) != 3 or not isinstance(one[0], str):
                 raise TypeError(f"{what}; got {one!r}.")
@@ -146,15 +155,38 @@ def _expression_of(filters: Any, schema: Schema, arrow_schema: pa.Schema) -> pc.
                 raise ValueError(f"filters: {operator!r} is no operator; use one of {', '.join(_OPERATORS)}.")
             if operator in ("in", "not in") and (isinstance(value, (str, bytes)) or not isinstance(value, Iterable)):
                 raise TypeError(f"filters: {name!r} {operator} needs a list of values, got {value!r}.")
+            if schema[name].shape != ():
+                raise ValueError(
+                    f"filters: column {name!r} is a tensor; only columns of single values can be compared."
+                )
             zone = getattr(arrow_schema.field(name).type, "tz", None)
-            if operator in ("in", "not in"):
-                value = [_in_zone(one, zone) for one in value]
-            checked[-1].append((name, operator, _in_zone(value, zone)))
-    return pq.filters_to_expression(checked)
+            value = [_in_zone(one, zone) for one in value] if operator in ("in", "not in") else _in_zone(value, zone)
+            checked.append(_compare(name, operator, value, arrow_schema))
+        groups_of.append(functools.reduce(lambda one, other: one & other, checked))
+    return functools.reduce(lambda one, other: one | other, groups_of)
+
+
+def _compare(name: str, operator: str, value: Any, arrow_schema: pa.Schema) -> pc.Expression:
+    """One comparison, tried on no rows, so that what does not fit is said of its column."""
+    try:
+        comparison = pq.filters_to_expression([(name, operator, value)])
+        if operator == "not in":
+            # Else null, which is in no list, would pass.
+            comparison &= pc.field(name).is_valid()
+        _project(comparison, arrow_schema.empty_table().select([name]))
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"filters: column {name!r} ({arrow_schema.field(name).type}) cannot be compared with {operator} {value!r}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return comparison
 
 
 def _in_zone(value: Any, zone: str | None) -> Any:
     """A time as the column has it: with a zone or without, and one that says none is UTC, as in a batch."""
+    if isinstance(value, np.datetime64):
+        is_day = np.datetime_data(value)[0] in ("Y", "M", "W", "D")
+        value = value.astype("datetime64[D]" if is_day else "datetime64[us]").item()
     if not isinstance(value, dt.datetime):
         return value
     known = value if value.tzinfo is not None else value.replace(tzinfo=dt.timezone.utc)

@@ -81,17 +81,31 @@ def select(masks: Sequence[Mask]) -> Selection:
     return Selection(counts=counts, starts=starts, bits=np.concatenate([np.empty(0, np.uint8), *packed]))
 
 
-def split_rows(num_rows: int, bounds: Sequence[float], *, rows_before: int, seed: bytes) -> npt.NDArray[np.int64]:
-    """For each of a row group's rows the number of its part: parts end at these fractions of all rows.
+def share_rows(num_rows: int, left: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How many of the next `num_rows` rows each part gets, of which `left` are still to come in all.
 
-    How many rows each part has is arithmetic on the rows before, so that it is exact over all row groups; which
-    rows those are is random, by Philox's raw output, which NumPy promises never to change.
+    In proportion, the rest by largest remainder: so after the last row each part has exactly what it was to have.
+
+    >>> share_rows(3, np.array([7, 2, 1])).tolist()
+    [2, 1, 0]
     """
-    ends = np.array([int((rows_before + num_rows) * bound) - int(rows_before * bound) for bound in bounds])
+    rows_left = int(left.sum())
+    # Python's integers: the product of two counts may be beyond 64 bits.
+    exact = [divmod(num_rows * part, rows_left) for part in left.tolist()]
+    counts = np.array([whole for whole, _ in exact], np.int64)
+    largest = sorted(range(len(exact)), key=lambda part: -exact[part][1])
+    counts[largest[: num_rows - int(counts.sum())]] += 1
+    return counts
+
+
+def split_rows(counts: npt.NDArray[np.int64], *, seed: bytes) -> npt.NDArray[np.int64]:
+    """For each of a row group's rows the number of its part, of which part i has `counts[i]`.
+
+    Which rows those are is random, by Philox's raw output, which NumPy promises never to change.
+    """
     generator = np.random.Philox(key=int.from_bytes(hashlib.sha256(seed).digest()[:16], "little"))
-    order = np.argsort(generator.random_raw(num_rows), kind="stable")
-    parts = np.empty(num_rows, np.int64)
-    parts[order] = np.searchsorted(ends, np.arange(num_rows), side="right")
+    parts = np.empty(int(counts.sum()), np.int64)
+    parts[np.argsort(generator.random_raw(len(parts)), kind="stable")] = np.repeat(np.arange(len(counts)), counts)
     return parts
 
 
@@ -104,7 +118,7 @@ def hash_numbers(values: npt.NDArray[np.integer[Any] | np.bool_], seed: int) -> 
     >>> bool((a == b).all())
     True
     """
-    hashes: npt.NDArray[np.uint64] = _mix(values.astype(np.int64).view(np.uint64) ^ _mix(np.uint64(seed)))
+    hashes: npt.NDArray[np.uint64] = _mix(values.astype(np.int64).view(np.uint64) ^ _mix(_word_of(seed)))
     return hashes
 
 
@@ -114,7 +128,7 @@ def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seed
     Eight bytes of all rows at once, so that the loop runs over the length of the longest and touches each byte once.
     """
     lengths = np.diff(offsets)
-    hashes: npt.NDArray[np.uint64] = _mix(lengths.astype(np.uint64) ^ _mix(np.uint64(seed)))
+    hashes: npt.NDArray[np.uint64] = _mix(lengths.astype(np.uint64) ^ _mix(_word_of(seed)))
     # So that eight bytes can be read behind the last row's end.
     padded = np.concatenate([data, np.zeros(_WORD, np.uint8)])
     active = np.argsort(lengths, kind="stable")
@@ -128,6 +142,13 @@ def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seed
         done += _WORD
         begin = np.searchsorted(lengths[active], done, side="right")
     return hashes
+
+
+def _word_of(seed: int) -> Any:
+    """A seed of any size as 64 bits."""
+    if seed < 1 << 64:
+        return np.uint64(seed)
+    return np.uint64(int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8], "little"))
 
 
 def _mix(values: Any) -> Any:

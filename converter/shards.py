@@ -31,13 +31,15 @@ def find_shard() -> Shard:
     Raises:
         ValueError: the environment contradicts itself.
     """
-    found = _of_torch() or _of_environment()
-    if found is None:
-        return Shard()
-    shard, where = found
+    shard, where = look_for_shard()
     if shard.count > 1:
         logger.info("Read shard %d of %d, as %s says.", shard.index, shard.count, where)
     return shard
+
+
+def look_for_shard() -> tuple[Shard, str]:
+    """The part of this process, and who says so."""
+    return _of_torch() or _of_environment() or (Shard(), "nobody")
 
 
 def _of_torch() -> tuple[Shard, str] | None:

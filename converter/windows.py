@@ -44,6 +44,7 @@ from converter.manifest import Manifest
 from converter.pages import find_plain_column
 from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
 from converter.schema import Field, Schema
+from converter.sources import executor
 from converter.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -102,6 +103,9 @@ class BatchSource:
     window_rows: int
     window_groups: int | None
     workers_count: int
+    is_shard_found: bool = False
+    """Whether the user did not say which shard this is."""
+
     seed: int = 0
     row_index: str | None = None
     """The key of each row's number in the dataset, if that is wanted."""
@@ -250,7 +254,7 @@ def _resolve_stack(schema: Schema, name: str, members: Sequence[str], float_dtyp
     return Stack(name=name, columns=tuple(members), dtype=float_dtype)
 
 
-def check_policies(source: BatchSource) -> None:
+def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
     """Refuse before reading what is known to fail: nulls and ragged rows that no policy covers.
 
     Raises:
@@ -274,7 +278,9 @@ def check_policies(source: BatchSource) -> None:
     for field in source.fields:
         # Of selected rows, and of files that do not say, only reading can tell.
         known = source.manifest.statistics.get(field.name)
-        is_certain = known is not None and known.null_count > 0 and source.manifest.selection is None
+        is_certain = (
+            known is not None and known.null_count > 0 and source.manifest.selection is None and not is_filtered
+        )
         if is_certain and source.nulls != "mask" and not _has_fill(source.nulls, field):
             raise null_error(field.name)
         if field.shape is None and source.ragged == "raise":
@@ -335,8 +341,20 @@ class _WindowReader:
 
     def read(self, piece: Piece) -> Columns:
         """The piece's rows, in order, in memory of their own."""
-        source = self._source
         groups = [self._read_row_group(int(row_group)) for row_group in piece.row_groups]
+        try:
+            return self._gather(piece, groups)
+        except pa.ArrowException:
+            # Offsets of texts that a flipped bit has spoiled, say: whose they are is looked for now.
+            for row_group, columns in zip(piece.row_groups.tolist(), groups, strict=True):
+                with _named_read_errors(self._source.storage, self._source.manifest, row_group):
+                    for values, _ in columns.values():
+                        if isinstance(values, pa.Array):
+                            values.validate(full=True)
+            raise
+
+    def _gather(self, piece: Piece, groups: Sequence[Mapping[str, tuple[Any, Any]]]) -> Columns:
+        source = self._source
         rows = self._rows_of(piece)
         stacks = {stack.name: stack for stack in source.stacks}
         columns: Columns = {}
@@ -391,7 +409,10 @@ class _WindowReader:
         for field in self._fields:
             values, valid = decoded[field.name].values, decoded[field.name].valid
             if valid is not None and nulls != "mask" and not _has_fill(nulls, field):
-                raise null_error(field.name, count=int(len(valid) - valid.sum()))
+                live = None if manifest.selection is None else manifest.selection.live_rows(row_group)
+                num_nulls = int((~(valid if live is None else valid[live])).sum())
+                if num_nulls:
+                    raise null_error(field.name, count=num_nulls)
             if nulls == "mask" and valid is None and field.name in self._masked:
                 valid = np.ones(int(manifest.row_group_rows[row_group]), np.bool_)
             columns[field.name] = (values, valid)
@@ -426,7 +447,7 @@ class _OpenFile:
         self._storage, self._name = storage, manifest.file_names[file]
         self.identity = storage.identity(self._name)
         with storage.open_parquet(self._name) as opened:
-            check_size(storage, manifest, file, opened.size())
+            check_file(storage, manifest, file, opened)
             # Of a mapped file this is the mapping itself.
             self._buffer = opened.read_buffer() if self.identity is not None else None
             parquet = pq.ParquetFile(opened if self._buffer is None else pa.BufferReader(self._buffer))
@@ -484,8 +505,6 @@ class _OpenFiles:
                     return found
                 # Not what was mapped: the mapping may end where the file now does.
                 del self._open[file]
-        if identity is not None:
-            check_size(self._storage, self._manifest, file, identity[0])
         opened = _OpenFile(self._storage, self._manifest, file, self._fields, self._leaves)
         with self._lock:
             self._open[file] = opened
@@ -494,15 +513,22 @@ class _OpenFiles:
         return opened
 
 
-def check_size(storage: Storage, manifest: Manifest, file: int, num_bytes: int) -> None:
-    """Raise SourceChangedError unless a data file has the size that the manifest says."""
-    if num_bytes != manifest.file_bytes[file]:
-        path = f"{storage.url}/{manifest.file_names[file]}"
+def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.NativeFile) -> None:
+    """Raise SourceChangedError unless an open data file has the size and the footer that the manifest says."""
+    path = f"{storage.url}/{manifest.file_names[file]}"
+    if opened.size() != manifest.file_bytes[file]:
         raise SourceChangedError(
-            f"{path} has {num_bytes} bytes instead of {manifest.file_bytes[file]}: it was changed or cut after it was "
-            "written. Convert again.",
+            f"{path} has {opened.size()} bytes instead of {manifest.file_bytes[file]}: it was changed or cut after it "
+            "was written. Convert again.",
             path=path,
         )
+    if manifest.file_footers is not None and executor.footer_crc32(opened) != manifest.file_footers[file]:
+        raise SourceChangedError(
+            f"{path} has another footer than it was written with: it was replaced by a file of the same size, or is "
+            "damaged. Convert again.",
+            path=path,
+        )
+    opened.seek(0)
 
 
 @contextlib.contextmanager
@@ -547,7 +573,7 @@ def opened_row_group(storage: Storage, manifest: Manifest, row_group: int) -> It
         _named_read_errors(storage, manifest, row_group),
         storage.open_parquet(manifest.file_names[file]) as opened,
     ):
-        check_size(storage, manifest, file, opened.size())
+        check_file(storage, manifest, file, opened)
         yield pq.ParquetFile(opened, coerce_int96_timestamp_unit="us"), manifest.row_group_in_file(row_group)
 
 

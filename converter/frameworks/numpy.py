@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import os
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ import pyarrow as pa
 from converter.columns import ragged_values
 from converter.errors import ConverterError
 from converter.plan import EpochPlan, Past, State, check_integer
+from converter.shards import look_for_shard
 from converter.windows import LENGTH_SUFFIX, BatchSource, Run, Transform, read_ahead
 
 Batch = dict[str, npt.NDArray[Any]]
@@ -61,6 +63,7 @@ class Epochs:
     def __len__(self) -> int:
         if self.num_epochs is None:
             raise TypeError("With num_epochs=None there is no last batch, so there is no length.")
+        self.check_shard()
         return self.source.num_batches() * self.num_epochs
 
     def plans(self, begin: _Progress) -> Iterator[tuple[_Progress, EpochPlan]]:
@@ -73,11 +76,14 @@ class Epochs:
     def iterate(self, batches_of: BatchesOf) -> Iteration:
         """Run one iteration; moves on when it ends by itself."""
         self.check_open()
-        iteration = Iteration(self, self._iterate(batches_of, self.next))
+        iteration = Iteration(self, self._iterate(batches_of))
         self._running.add(iteration)
         return iteration
 
-    def _iterate(self, batches_of: BatchesOf, begin: _Progress) -> Generator[Any, None, None]:
+    def _iterate(self, batches_of: BatchesOf) -> Generator[Any, None, None]:
+        self.check_shard()
+        # Known with the first batch: Lightning makes the iterator before it says which epoch it is.
+        begin = self.next
         for at, plan in self.plans(begin):
             progress = self._progress = replace(at)
             with contextlib.closing(as_generator(batches_of(plan))) as batches:
@@ -132,6 +138,30 @@ class Epochs:
                 "This loader was closed: its `with` block has ended. Make another one from the converter."
             )
 
+    def check_shard(self) -> None:
+        """Raise ConverterError where the loader would read all rows on each of several processes.
+
+        That is where it was made before they knew of each other.
+        """
+        if not self.source.is_shard_found or self.source.shard.count > 1:
+            return
+        now, where = look_for_shard()
+        if now.count > 1:
+            raise ConverterError(
+                f"This loader reads all rows, because it was made before this process was one of {now.count} "
+                f"({where}). Make it after the processes have met (with Lightning in train_dataloader()), or say "
+                "cur_shard and shard_count."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has no iteration under way.
+        return {"source": self.source, "num_epochs": self.num_epochs, "next": self.next, "_closed": self._closed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._progress = None
+        self._running = weakref.WeakSet()
+
     def close(self) -> None:
         """End every iteration under way, with its threads, and refuse new ones."""
         self._closed = True
@@ -152,11 +182,18 @@ class Iteration:
     def __init__(self, epochs: Epochs, generator: Generator[Any, None, None]) -> None:
         self._epochs = epochs
         self._generator = generator
+        self._pid = os.getpid()
 
     def __iter__(self) -> Iteration:
         return self
 
     def __next__(self) -> Any:
+        if self._pid != os.getpid():
+            # It would wait for ever.
+            raise ConverterError(
+                "This iteration was begun in another process, whose reader threads stayed there. Iterate the loader "
+                "anew in this one."
+            )
         try:
             return next(self._generator)
         except StopIteration:
@@ -265,8 +302,9 @@ def takes_generator(transform: Transform) -> bool:
         # Written in C, it does not say.
         return False
     required = [one for one in parameters if one.default is one.empty and one.kind in _POSITIONAL]
+    takes_batch = any(one.kind in (*_POSITIONAL, one.VAR_POSITIONAL) for one in parameters)
     if (
-        not parameters
+        not takes_batch
         or len(required) > 2
         or any(one.kind is one.KEYWORD_ONLY and one.default is one.empty for one in parameters)
     ):

@@ -62,7 +62,12 @@ class TorchDataLoader(DataLoader[Batch]):
         multiprocessing_context: Any = None,
         device: Any = None,
         pin_memory: bool | None = None,
+        sampler: None = None,  # noqa: ARG002 (see below)
+        batch_sampler: None = None,  # noqa: ARG002
     ) -> None:
+        # Lightning makes a loader anew for predictions, from attributes of its arguments' names, with no samplers.
+        self.source, self.num_epochs, self.device = source, num_epochs, device
+        self._turn = 0
         self._epochs = Epochs(source, num_epochs)
         self._runs = _Runs(self._epochs, is_shared=persistent_workers)
         self._placement = _Placement(device, pin_memory)
@@ -85,6 +90,15 @@ class TorchDataLoader(DataLoader[Batch]):
 
     @batch_size.setter
     def batch_size(self, value: int | None) -> None:
+        """Accept what the base class assigns when it is built; the source decides."""
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last batch that is shorter than the others is left out."""
+        return self._epochs.source.drop_last
+
+    @drop_last.setter
+    def drop_last(self, value: bool) -> None:
         """Accept what the base class assigns when it is built; the source decides."""
 
     # The base class makes one that knows no epochs.
@@ -124,8 +138,7 @@ class TorchDataLoader(DataLoader[Batch]):
     def close(self) -> None:
         """End what is under way, with its threads and processes; the end of a `with` block does it."""
         self._epochs.close()
-        # Persistent workers end with the base class's iterator.
-        self._iterator = None
+        self._end_workers(self._iterator)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration begin with this epoch."""
@@ -174,19 +187,29 @@ class TorchDataLoader(DataLoader[Batch]):
 
     def _batches_of_workers(self) -> BatchesOf:
         items: Any = None
+        turn = 0
 
         def batches_of(plan: EpochPlan) -> Iterator[Batch]:
-            nonlocal items
+            nonlocal items, turn
             if items is None:
                 items = self._start_workers()
+                turn = self._turn = self._turn + 1
             left = plan.num_batches
             try:
                 while left:
+                    if self.persistent_workers and turn != self._turn:
+                        raise ConverterError(
+                            "Another iteration of this loader has taken its persistent workers. Make a loader for "
+                            "each of two iterations, or say persistent_workers=False."
+                        )
                     batches = next(items)
                     left -= len(batches)
                     yield from batches
-            except BaseException:
-                # Without persistent workers the processes end with their iterator, not with the loader.
+            except BaseException as error:
+                # An iteration that is left lets persistent workers live; an error's traceback would hold the others.
+                is_left = self.persistent_workers and (isinstance(error, GeneratorExit) or turn != self._turn)
+                if not is_left:
+                    self._end_workers(items)
                 items = None
                 raise
 
@@ -196,12 +219,19 @@ class TorchDataLoader(DataLoader[Batch]):
         begin = self._epochs.next
         if self._runs.begin_at(begin.epoch, begin.epochs_done, begin.past):
             # Workers that live on have a past of their own.
-            self._iterator = None
+            self._end_workers(self._iterator)
         self._runs.is_own = True
         try:
             return super().__iter__()
         finally:
             self._runs.is_own = False
+
+    def _end_workers(self, items: Any) -> None:
+        """End worker processes now: left to garbage collection, torch waits five seconds for each of them."""
+        if hasattr(items, "_shutdown_workers"):
+            items._shutdown_workers()  # noqa: SLF001 (torch has no public way)
+        if items is self._iterator:
+            self._iterator = None
 
 
 class _EpochSampler(Sampler[None]):
@@ -227,12 +257,20 @@ class _Runs(IterableDataset[list[Batch]]):
         self._source = epochs.source
         self._num_epochs = epochs.num_epochs
         self._past: Past = ()
-        # In shared memory where workers outlive an iteration, so that they hear of the next one's epoch.
         self._begin = torch.zeros(2, dtype=torch.int64)
-        if is_shared:
-            self._begin.share_memory_()  # type: ignore[no-untyped-call]
+        self._is_shared = is_shared
+        self._share()
         self.is_own = False
         """Whether it is our own loader that iterates: any other would take runs for rows."""
+
+    def _share(self) -> None:
+        # In shared memory where workers outlive an iteration, so that they hear of the next one's epoch.
+        if self._is_shared:
+            self._begin.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._share()
 
     def begin_at(self, epoch: int, epochs_done: int, past: Past) -> bool:
         """Let the next iteration begin there; True where running workers cannot know of it."""
@@ -343,7 +381,8 @@ def _check_travels(transform: Any, multiprocessing_context: Any) -> None:
     """Refuse a transform that worker processes could not be sent."""
     method = multiprocessing_context
     if method is None:
-        method = multiprocessing.get_start_method()
+        # Asked otherwise, Python would settle it for good.
+        method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     elif not isinstance(method, str):
         method = method.get_start_method()
     if method == "fork":

@@ -484,8 +484,11 @@ def _close_file(file: dict[str, Any]) -> dict[str, Any]:
     file["writer"].close()
     file["raw"].close()
     _let_go_of_writer(file)
+    with open(file["path"], "rb") as written:
+        crc = footer_crc32(written)
     return {
         "name": file["name"],
+        "footer_crc32": crc,
         "bytes": file["bytes"],
         "rows": file["rows"],
         "row_group_bytes": file["row_group_bytes"],
@@ -498,6 +501,16 @@ def _close_file(file: dict[str, Any]) -> dict[str, Any]:
 def _let_go_of_writer(file: dict[str, Any]) -> None:
     """Break the circle of writer, sink and file: it runs through C++, where no garbage collector sees it."""
     file.pop("writer", None)
+
+
+def footer_crc32(file: Any) -> int:
+    """A digest of a Parquet file's footer, which names every page's place, size and range: of another file another."""
+    file.seek(0, os.SEEK_END)
+    num_bytes = file.tell()
+    file.seek(max(num_bytes - 8, 0))
+    length = int.from_bytes(file.read(4), "little")
+    file.seek(max(num_bytes - 8 - length, 0))
+    return zlib.crc32(file.read())
 
 
 def sum_footer(footer: pq.FileMetaData) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class _File:
     num_bytes: int
     metadata: pq.FileMetaData
     schema: pa.Schema
+    footer_crc32: int
     digest: str
 
 
@@ -78,6 +79,7 @@ def read_footers(
         schema=Schema(tuple(fields)),
         file_names=tuple(file.name for file in files),
         file_bytes=np.array([file.num_bytes for file in files], np.int64),
+        file_footers=np.array([file.footer_crc32 for file in files], np.int64),
         row_group_file=np.repeat(np.arange(len(files)), [len(of_file) for of_file in groups]).astype(np.int64),
         row_group_rows=rows,
         row_group_bytes=np.array([group.total_byte_size for of_file in groups for group in of_file], np.int64),
@@ -156,9 +158,17 @@ def _read_footer(storage: Storage, name: str) -> _File:
             opened.seek(num_bytes - _MAGIC_BYTES - length)
             # It names every page's place, size and range: other rows give another one.
             digest = hashlib.sha256(opened.read(length)).hexdigest()
+            crc = executor.footer_crc32(opened)
             # Without what pandas or Spark noted beside the columns.
             schema = pa.schema(list(parquet.schema_arrow))
-            return _File(name=name, num_bytes=num_bytes, metadata=parquet.metadata, schema=schema, digest=digest)
+            return _File(
+                name=name,
+                num_bytes=num_bytes,
+                metadata=parquet.metadata,
+                schema=schema,
+                footer_crc32=crc,
+                digest=digest,
+            )
     except FileNotFoundError as error:
         raise SourceError(f"{path} is not there.", path=path) from error
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -470,6 +470,7 @@ def _manifest_from(
         schema=schema,
         file_names=tuple(f"{directory}/{report['name']}" for report in files),
         file_bytes=np.array([report["bytes"] for report in files], np.int64),
+        file_footers=np.array([report["footer_crc32"] for report in files], np.int64),
         row_group_file=np.repeat(np.arange(len(files)), [len(groups) for groups in rows]).astype(np.int64),
         row_group_rows=np.array([count for groups in rows for count in groups], np.int64),
         row_group_bytes=np.array([size for report in files for size in report["row_group_bytes"]], np.int64),

@@ -256,11 +256,12 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
     with ThreadPoolExecutor(8, thread_name_prefix="converter-footers") as pool:
         footers = list(pool.map(functools.partial(_footer, directory), [info.name for _, info in found]))
     reports = []
-    for (match, info), footer in zip(found, footers, strict=True):
+    for (match, info), (footer, crc) in zip(found, footers, strict=True):
         groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
         report: dict[str, Any] = {
             "name": info.name,
             "bytes": info.num_bytes,
+            "footer_crc32": crc,
             "rows": [group.num_rows for group in groups],
             "row_group_bytes": [group.total_byte_size for group in groups],
             "digests": [],
@@ -277,10 +278,10 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
     return reports
 
 
-def _footer(directory: Storage, name: str) -> Any:
+def _footer(directory: Storage, name: str) -> tuple[Any, int]:
     try:
         with directory.open_parquet(name) as opened:
-            return pq.ParquetFile(opened).metadata
+            return pq.ParquetFile(opened).metadata, executor.footer_crc32(opened)
     except OSError as error:
         path = posixpath.join(directory.url, name)
         raise CacheError(f"Spark wrote {path}, but the driver cannot read its footer: {error}", path=path) from error

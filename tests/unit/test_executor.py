@@ -651,9 +651,10 @@ def test_a_disk_that_takes_a_write_in_parts_gets_all_of_it(tmp_path: Path, monke
         def close(self) -> None:
             self.file.close()
 
-    monkeypatch.setattr(
-        executor, "open", lambda path, mode, buffering: Reluctant(real(path, mode, buffering)), raising=False
-    )
+    def reluctant(path: Any, mode: str, buffering: int = -1) -> Any:
+        return Reluctant(real(path, mode, buffering)) if mode == "wb" else real(path, mode)
+
+    monkeypatch.setattr(executor, "open", reluctant, raising=False)
     (report,) = write_one(tmp_path / "b", WIDE, wide_batch(range(1000)))
     assert report == straight
     assert (tmp_path / "b" / report["name"]).read_bytes() == (tmp_path / "a" / report["name"]).read_bytes()

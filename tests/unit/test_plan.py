@@ -319,6 +319,7 @@ def test_a_run_is_about_one_window() -> None:
 def test_windows_are_whole_row_groups_and_as_few_as_the_size_asks(rows: np.ndarray, window_rows: int) -> None:
     plan = plan_epoch(rows, batch_size=1, window_rows=window_rows)
     starts = plan.window_starts.tolist()
+    rows = rows[rows > 0]
     assert starts[0] == 0
     assert starts[-1] == len(rows)
     assert starts == sorted(set(starts))

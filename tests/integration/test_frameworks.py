@@ -1,0 +1,684 @@
+"""Lightning, Accelerate and torch's own loops drive the loader: every row comes once, or an error names the remedy.
+
+What several processes do together is run in real ones, which talk over gloo. Each tells the rows that it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import lightning
+import pytest
+import torch
+import torch.distributed.checkpoint as distributed_checkpoint
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from converter import ConverterError, DatasetConverter, open_converter
+from tests.known_rows import REPOSITORY, error_of, finish, run_python, start_python
+from tests.unit.known_tables import ID, Column, assert_batch, write_converter
+
+COLUMNS = (ID, Column(name="text", dtype="str"), Column(name="vector", dtype="float32", shape=(3,)))
+NUM_ROWS = 1000
+BATCH_SIZE = 50
+STEPS = NUM_ROWS // BATCH_SIZE
+WINDOW = 150
+SHUFFLED: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": 3, "shuffle_window_rows": WINDOW}
+REMEDY = "make it with device=accelerator.device and cur_shard=accelerator.process_index"
+
+# What Lightning warns of by itself, whatever the loader does.
+pytestmark = [
+    pytest.mark.timeout(150),
+    pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
+    pytest.mark.filterwarnings("ignore:The '.*' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:`weights_only` was not set, defaulting to"),
+    pytest.mark.filterwarnings("ignore:Starting from v1.9.0, `tensorboardX` has been removed"),
+]
+
+
+@pytest.fixture(scope="module")
+def converter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetConverter]:
+    """Two files of several row groups."""
+    directory = tmp_path_factory.mktemp("frameworks")
+    with write_converter(directory, COLUMNS, [[range(400)], [range(400, NUM_ROWS)]], row_group_bytes=2000) as found:
+        assert found._manifest.num_row_groups > 8
+        yield found
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [row for batch in batches for row in batch["id"].tolist()]
+
+
+def epochs_of(converter: DatasetConverter, count: int) -> list[list[int]]:
+    """The rows of the first epochs, in order, as one process reads them."""
+    with converter.make_batch_reader(**SHUFFLED) as reader:
+        return [ids_of(reader) for _ in range(count)]
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+def run_ranks(function: Any, *arguments: Any, environment: bool, seconds: float = 120) -> list[Any]:
+    """What each of two processes returns; `environment` names rank and address as launchers do."""
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for rank in range(2):
+            known = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+            known |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+            processes.append(
+                stack.enter_context(start_python(function, rank, *arguments, environment=known if environment else {}))
+            )
+        return [finish(process, seconds=seconds) for process in processes]
+
+
+def assert_parted(parts: Sequence[Sequence[int]]) -> None:
+    """Every row is in exactly one of two equal parts."""
+    assert sorted(itertools.chain(*parts)) == list(range(NUM_ROWS))
+    assert [len(part) for part in parts] == [NUM_ROWS // 2] * 2
+
+
+def assert_parted_or_refused(told: Sequence[dict[str, Any]]) -> None:
+    """Each rank told its rows, or the error that it got."""
+    errors = [one["error"] for one in told]
+    if any(name for name, _ in errors):
+        assert all(name == "ConverterError" and "shard" in said for name, said in errors), errors
+        return
+    assert_parted([one["ids"] for one in told])
+
+
+# Lightning, one process ----------------------------------------------------------------------
+
+
+class Model(lightning.LightningModule):
+    """Notes the rows of every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1)
+        self.seen: list[tuple[int, list[int]]] = []
+
+    def training_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
+        assert_batch({name: batch[name] for name in batch}, COLUMNS, batch["id"].tolist())
+        self.seen.append((self.current_epoch, batch["id"].tolist()))
+        return self.layer(batch["vector"]).mean()
+
+    def predict_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
+        return batch["id"]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+    @property
+    def epochs(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for epoch, ids in self.seen:
+            found.setdefault(epoch, []).extend(ids)
+        return found
+
+    @property
+    def ids(self) -> list[int]:
+        return [row for _, ids in self.seen for row in ids]
+
+
+class ValidatedModel(Model):
+    """Notes the rows of every validation, too; those of the sanity check apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checked: list[int] = []
+        self.validated: dict[int, list[int]] = {}
+
+    def validation_step(self, batch: dict[str, Any], index: int) -> None:
+        ids = batch["id"].tolist()
+        if self.trainer.sanity_checking:
+            self.checked += ids
+        else:
+            self.validated.setdefault(self.current_epoch, []).extend(ids)
+
+
+class SaveAt(lightning.Callback):
+    """A checkpoint after so many steps, in the middle of whatever goes on."""
+
+    def __init__(self, step: int, path: str | Path) -> None:
+        self.step = step
+        self.path = str(path)
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+
+
+class SaveAtEnd(SaveAt):
+    """A checkpoint at the end of an epoch, where Lightning's own callback makes it."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Not here."""
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+
+
+def make_trainer(directory: str | Path, *callbacks: lightning.Callback, **options: Any) -> lightning.Trainer:
+    return lightning.Trainer(
+        accelerator="cpu",
+        callbacks=list(callbacks),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=str(directory),
+        **{"devices": 1, **options},
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_lightning_reads_every_row_in_every_epoch_in_another_order(
+    converter: DatasetConverter, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    model = Model()
+    with converter.make_torch_dataloader(**SHUFFLED, **options) as loader:
+        make_trainer(tmp_path, max_epochs=3).fit(model, loader)
+    expected = epochs_of(converter, 3)
+    assert model.epochs == dict(enumerate(expected))
+    assert sorted(expected[0]) == sorted(expected[1]) == list(range(NUM_ROWS))
+    assert expected[0] != expected[1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_lightning_tells_the_epoch_where_it_leaves_each_one_early(
+    converter: DatasetConverter, tmp_path: Path, num_workers: int
+) -> None:
+    model = Model()
+    with converter.make_torch_dataloader(num_workers=num_workers, **SHUFFLED) as loader:
+        make_trainer(tmp_path, max_epochs=3, limit_train_batches=3).fit(model, loader)
+    expected = epochs_of(converter, 3)
+    assert model.epochs == {epoch: rows[: 3 * BATCH_SIZE] for epoch, rows in enumerate(expected)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_sanity_check_takes_no_row_from_the_validation(
+    converter: DatasetConverter, tmp_path: Path, num_workers: int
+) -> None:
+    model = ValidatedModel()
+    with (
+        converter.make_torch_dataloader(**SHUFFLED) as loader,
+        converter.make_torch_dataloader(batch_size=30, num_workers=num_workers) as validation,
+    ):
+        make_trainer(tmp_path, max_epochs=2, num_sanity_val_steps=2).fit(model, loader, validation)
+    assert model.checked == list(range(60))
+    assert model.validated == {0: list(range(NUM_ROWS)), 1: list(range(NUM_ROWS))}
+    assert model.epochs == dict(enumerate(epochs_of(converter, 2)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("step", [1, 7, STEPS - 1, STEPS + 1, STEPS + 9])
+def test_lightning_goes_on_with_the_very_next_row(
+    converter: DatasetConverter, tmp_path: Path, step: int, num_workers: int
+) -> None:
+    path = tmp_path / "middle.ckpt"
+    before, after = Model(), Model()
+    with converter.make_torch_dataloader(num_workers=num_workers, **SHUFFLED) as loader:
+        make_trainer(tmp_path, SaveAt(step, path), max_epochs=2).fit(before, loader)
+    with converter.make_torch_dataloader(num_workers=num_workers, **SHUFFLED) as loader:
+        make_trainer(tmp_path, max_epochs=3).fit(after, loader, ckpt_path=path)
+    expected = list(itertools.chain(*epochs_of(converter, 3)))
+    assert before.ids == expected[: 2 * NUM_ROWS]
+    assert after.ids == expected[step * BATCH_SIZE :]
+    assert set(after.epochs) == set(range(step // STEPS, 3))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_checkpoint_of_an_epochs_end_goes_on_with_the_next_epoch(
+    converter: DatasetConverter, tmp_path: Path, num_workers: int
+) -> None:
+    """Lightning makes the iterator of a resumed run before it tells the epoch."""
+    path = tmp_path / "end.ckpt"
+    model = Model()
+    with converter.make_torch_dataloader(num_workers=num_workers, **SHUFFLED) as loader:
+        make_trainer(tmp_path, SaveAtEnd(STEPS, path), max_epochs=1).fit(Model(), loader)
+    with converter.make_torch_dataloader(num_workers=num_workers, **SHUFFLED) as loader:
+        make_trainer(tmp_path, max_epochs=3).fit(model, loader, ckpt_path=path)
+    expected = epochs_of(converter, 3)
+    assert model.epochs == {1: expected[1], 2: expected[2]}
+
+
+def test_a_resumed_run_of_other_rows_is_refused(converter: DatasetConverter, tmp_path: Path) -> None:
+    path = tmp_path / "middle.ckpt"
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        make_trainer(tmp_path, SaveAt(3, path), max_epochs=1).fit(Model(), loader)
+    with (
+        converter.make_torch_dataloader(**{**SHUFFLED, "seed": 4}) as loader,
+        pytest.raises(ConverterError, match="The state is of another run: seed was 3 and is 4"),
+    ):
+        make_trainer(tmp_path, max_epochs=1).fit(Model(), loader, ckpt_path=path)
+
+
+def test_lightning_predicts_every_row_or_names_the_remedy(converter: DatasetConverter, tmp_path: Path) -> None:
+    with converter.make_torch_dataloader(batch_size=BATCH_SIZE) as loader:
+        try:
+            found: Any = make_trainer(tmp_path).predict(Model(), loader)
+        except ConverterError as error:
+            assert "make_batch_reader" in str(error) or "predict" in str(error)  # noqa: PT017
+            return
+    assert torch.cat(found).tolist() == list(range(NUM_ROWS))
+
+
+def test_the_fabric_reads_every_row(converter: DatasetConverter) -> None:
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        wrapped = fabric.setup_dataloaders(loader)
+        assert len(wrapped) == STEPS
+        found = [ids_of(wrapped) for _ in range(2)]
+    assert found == epochs_of(converter, 2)
+
+
+# Lightning, two processes --------------------------------------------------------------------
+
+
+class RankedModel(Model):
+    """Makes its loader where Lightning asks for it, unless one is given; tells what its rank saw."""
+
+    def __init__(self, url: str, path: str, *, num_workers: int = 0) -> None:
+        super().__init__()
+        self.url = url
+        self.path = path
+        self.num_workers = num_workers
+
+    def train_dataloader(self) -> Any:
+        return open_converter(self.url).make_torch_dataloader(num_workers=self.num_workers, **SHUFFLED)
+
+    def on_train_end(self) -> None:
+        told = {"ids": self.ids, "epochs": sorted(self.epochs), "error": ["", ""]}
+        Path(f"{self.path}-{self.global_rank}.json").write_text(json.dumps(told))
+
+
+def told_error_of(call: Any) -> list[str]:
+    """As `error_of`, of our own error where Lightning's way out raises another one on top of it."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 (whatever it is, the test says what it must be)
+        shown: BaseException | None = error
+        while shown is not None and not isinstance(shown, ConverterError):
+            shown = shown.__cause__ or shown.__context__
+        return [type(shown or error).__name__, str(shown or error)]
+    return ["", ""]
+
+
+def told_by(path: str) -> list[dict[str, Any]]:
+    return [json.loads(Path(f"{path}-{rank}.json").read_bytes()) for rank in range(2)]
+
+
+def fit_in_ddp(url: str, directory: str) -> None:
+    """The main program of Lightning's own launcher, which starts it a second time as rank 1."""
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+
+    checkpoint = f"{directory}/middle.ckpt"
+
+    def fit(name: str, *callbacks: lightning.Callback, num_workers: int = 0, max_epochs: int = 1) -> None:
+        model = RankedModel(url, f"{directory}/{name}", num_workers=num_workers)
+        trainer = make_trainer(directory, *callbacks, strategy="ddp", devices=2, max_epochs=max_epochs)
+        trainer.fit(model, ckpt_path=checkpoint if name == "resumed" else None)
+
+    early = open_converter(url).make_torch_dataloader(**SHUFFLED)
+    model = RankedModel(url, f"{directory}/early")
+    error = told_error_of(lambda: make_trainer(directory, strategy="ddp", devices=2, max_epochs=1).fit(model, early))
+    if error[0]:
+        Path(f"{directory}/early-{rank}.json").write_text(json.dumps({"ids": model.ids, "error": error}))
+    fit("asked")
+    fit("asked-workers", num_workers=2)
+    fit("saved", SaveAt(4, checkpoint))
+    fit("resumed", max_epochs=2)
+
+
+@pytest.fixture(scope="module")
+def ddp(converter: DatasetConverter, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("ddp")
+    script = directory / "train.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "from tests.integration.test_frameworks import fit_in_ddp\n"
+        f"fit_in_ddp({converter.url!r}, {str(directory)!r})\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if "RANK" not in name and name != "WORLD_SIZE"}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=directory,
+        env=environment | {"MASTER_PORT": free_port()},
+        capture_output=True,
+        text=True,
+        timeout=140,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return directory
+
+
+@pytest.mark.parametrize("name", ["asked", "asked-workers"])
+def test_two_ranks_of_lightning_read_every_row_once(ddp: Path, name: str) -> None:
+    assert_parted([one["ids"] for one in told_by(f"{ddp}/{name}")])
+
+
+def test_two_ranks_of_lightning_go_on_with_the_very_next_rows(ddp: Path) -> None:
+    saved, resumed = told_by(f"{ddp}/saved"), told_by(f"{ddp}/resumed")
+    done = 4 * BATCH_SIZE
+    assert_parted([one["ids"] for one in saved])
+    for before, after in zip(saved, resumed, strict=True):
+        assert after["ids"][: len(before["ids"]) - done] == before["ids"][done:]
+    assert_parted([one["ids"][NUM_ROWS // 2 - done :] for one in resumed])
+    assert [one["epochs"] for one in resumed] == [[0, 1]] * 2
+
+
+def test_a_loader_that_was_made_before_the_ranks_met_is_parted_or_refused(ddp: Path) -> None:
+    assert_parted_or_refused(told_by(f"{ddp}/early"))
+
+
+def fit_in_spawned(url: str, directory: str) -> dict[str, list[str]]:
+    """Errors of a run whose ranks make their loaders, and of one that is given a loader."""
+    errors = {}
+    for name in ("asked", "given"):
+        model = RankedModel(url, f"{directory}/{name}")
+        loader = open_converter(url).make_torch_dataloader(**SHUFFLED) if name == "given" else None
+        trainer = make_trainer(directory, strategy="ddp_spawn", devices=2, max_epochs=1)
+        errors[name] = error_of(lambda model=model, loader=loader, trainer=trainer: trainer.fit(model, loader))  # type: ignore[misc]
+    return errors
+
+
+@pytest.fixture(scope="module")
+def spawned(converter: DatasetConverter, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
+    directory = tmp_path_factory.mktemp("spawned")
+    return directory, run_python(fit_in_spawned, converter.url, str(directory))
+
+
+def test_two_spawned_ranks_of_lightning_read_every_row_once(spawned: Any) -> None:
+    directory, errors = spawned
+    assert errors["asked"] == ["", ""]
+    assert_parted([one["ids"] for one in told_by(f"{directory}/asked")])
+
+
+def test_a_loader_that_is_sent_to_spawned_ranks_is_parted_or_refused(spawned: Any) -> None:
+    directory, errors = spawned
+    name, said = errors["given"]
+    if name:
+        # Of a process that was spawned torch tells the error as text.
+        assert "ConverterError" in name + said, (name, said)
+        assert "shard" in said
+        return
+    assert_parted_or_refused(told_by(f"{directory}/given"))
+
+
+# torch.distributed ---------------------------------------------------------------------------
+
+
+def read_in_group(rank: int, url: str, path: str) -> dict[str, Any]:
+    """A rank that nobody told its shard."""
+    assert "RANK" not in os.environ
+    early = open_converter(url).make_torch_dataloader(columns=["id"], **SHUFFLED)
+    early_numpy = open_converter(url).make_batch_reader(columns=["id"], **SHUFFLED)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    converter = open_converter(url)
+    found: dict[str, Any] = {}
+    for num_workers in (0, 2):
+        with converter.make_torch_dataloader(num_workers=num_workers, **SHUFFLED) as loader:
+            batches = list(loader)
+            assert len(batches) == len(loader)
+            found[f"torch {num_workers}"] = ids_of(batches)
+    with converter.make_batch_reader(**SHUFFLED) as reader:
+        found["numpy"] = ids_of(reader)
+    with pickle.loads(pickle.dumps(converter)).make_torch_dataloader(**SHUFFLED) as loader:
+        found["copy"] = ids_of(loader)
+    with converter.make_torch_dataloader(cur_shard=0, shard_count=1, **SHUFFLED) as loader:
+        found["whole"] = ids_of(loader)
+    for name, loader in (("early torch", early), ("early numpy", early_numpy)):
+        ids: list[int] = []
+        error = error_of(lambda ids=ids, loader=loader: ids.extend(ids_of(loader)))  # type: ignore[misc]
+        found[name] = {"ids": ids, "error": error}
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return found
+
+
+@pytest.fixture(scope="module")
+def group(converter: DatasetConverter, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return run_ranks(read_in_group, converter.url, str(tmp_path_factory.mktemp("group") / "store"), environment=False)
+
+
+@pytest.mark.parametrize("name", ["torch 0", "torch 2", "numpy", "copy"])
+def test_ranks_of_torch_distributed_find_their_shards(group: list[Any], name: str) -> None:
+    assert_parted([one[name] for one in group])
+
+
+def test_a_rank_that_asks_for_the_whole_gets_it(group: list[Any], converter: DatasetConverter) -> None:
+    assert [one["whole"] for one in group] == epochs_of(converter, 1) * 2
+
+
+@pytest.mark.parametrize("name", ["early torch", "early numpy"])
+def test_what_was_made_before_the_process_group_is_parted_or_refused(group: list[Any], name: str) -> None:
+    assert_parted_or_refused([one[name] for one in group])
+
+
+# Accelerate ----------------------------------------------------------------------------------
+
+
+def train_with_accelerate(rank: int, url: str, directory: str) -> dict[str, Any]:
+    """A rank that follows the remedy, and then does what it warns of."""
+    from accelerate.utils import DataLoaderConfiguration
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    converter = open_converter(url)
+
+    def make(**options: Any) -> Any:
+        return converter.make_torch_dataloader(**SHUFFLED, **options)
+
+    def follow_the_remedy(num_workers: int = 0) -> Any:
+        return make(
+            device=accelerator.device,
+            cur_shard=accelerator.process_index,
+            shard_count=accelerator.num_processes,
+            num_workers=num_workers,
+        )
+
+    model = torch.nn.Linear(3, 1)
+    prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    found: dict[str, Any] = {"rank": accelerator.process_index, "ranks": accelerator.num_processes}
+    for num_workers in (0, 2):
+        ids: list[int] = []
+        with follow_the_remedy(num_workers) as loader:
+            for batch in loader:
+                assert batch["vector"].device.type == accelerator.device.type
+                ids += batch["id"].tolist()
+                accelerator.backward(prepared(batch["vector"]).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        found[f"remedy {num_workers}"] = ids
+    with follow_the_remedy() as loader:
+        accelerator.register_for_checkpointing(loader)
+        head = ids_of(itertools.islice(loader, 3))
+        accelerator.save_state(directory)
+        loader.load_state_dict(follow_the_remedy().state_dict())
+        accelerator.load_state(directory)
+        found["resumed"] = head + ids_of(loader)
+        accelerator._custom_objects.clear()
+    accelerator.wait_for_everyone()
+    for name, options in (
+        ("each reads", {"dispatch_batches": False}),
+        ("each reads and splits", {"dispatch_batches": False, "split_batches": True}),
+        # Last: here rank 0 alone reads, and leaves the other one waiting when it fails.
+        ("one reads", {}),
+    ):
+        accelerator.dataloader_config = DataLoaderConfiguration(**options)  # type: ignore[arg-type]
+        ids = []
+        with make() as loader:
+            error = error_of(lambda ids=ids, loader=loader: ids.extend(ids_of(accelerator.prepare(loader))))  # type: ignore[misc]
+        found[name] = {"ids": ids, "error": error}
+        if name == "one reads" and rank == 0:
+            print(json.dumps(found), flush=True)
+            os._exit(0)
+    return found
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def accelerated(
+    request: pytest.FixtureRequest, converter: DatasetConverter, tmp_path_factory: pytest.TempPathFactory
+) -> list[Any]:
+    directory = str(tmp_path_factory.mktemp("accelerate"))
+    if request.param == 1:
+        return [run_python(train_with_accelerate, 0, converter.url, directory)]
+    return run_ranks(train_with_accelerate, converter.url, directory, environment=True)
+
+
+def test_accelerates_processes_are_who_they_are(accelerated: list[Any]) -> None:
+    assert [(one["rank"], one["ranks"]) for one in accelerated] == [
+        (rank, len(accelerated)) for rank in range(len(accelerated))
+    ]
+
+
+@pytest.mark.parametrize("name", ["remedy 0", "remedy 2", "resumed"])
+def test_the_remedy_for_accelerate_reads_every_row_once(accelerated: list[Any], name: str) -> None:
+    assert sorted(itertools.chain(*(one[name] for one in accelerated))) == list(range(NUM_ROWS))
+    assert {len(one[name]) for one in accelerated} == {NUM_ROWS // len(accelerated)}
+    assert [one[name] for one in accelerated] == [one["remedy 0"] for one in accelerated]
+
+
+@pytest.mark.parametrize("name", ["each reads", "each reads and splits", "one reads"])
+def test_a_loader_that_accelerate_prepares_names_the_remedy(accelerated: list[Any], name: str) -> None:
+    # Where one reads for all, the others hear only that it is gone.
+    readers = accelerated[:1] if name == "one reads" else accelerated
+    for one in readers:
+        kind, said = one[name]["error"]
+        assert kind == "ConverterError", (kind, said)
+        assert REMEDY in said
+    for one in accelerated:
+        assert one[name]["error"][0]
+        assert not one[name]["ids"]
+
+
+# Protocols and loops that read attributes ----------------------------------------------------
+
+
+@pytest.mark.parametrize("make", ["make_torch_dataloader", "make_batch_reader"])
+def test_a_loader_is_stateful_as_torch_means_it(converter: DatasetConverter, make: str) -> None:
+    with getattr(converter, make)() as loader:
+        assert isinstance(loader, Stateful)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("steps", [0, 7, STEPS - 1])
+def test_torchs_distributed_checkpoint_saves_and_loads_a_loader(
+    converter: DatasetConverter, tmp_path: Path, steps: int
+) -> None:
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        iterator = iter(loader)
+        head = ids_of(itertools.islice(iterator, steps))
+        distributed_checkpoint.save({"loader": loader}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        distributed_checkpoint.load({"loader": loader}, checkpoint_id=tmp_path / "saved", no_dist=True)
+        tail = ids_of(loader)
+    assert head + tail == epochs_of(converter, 1)[0]
+
+
+def test_a_state_survives_json_and_a_careful_torch_load(converter: DatasetConverter, tmp_path: Path) -> None:
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    torch.save(state, tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == json.loads(json.dumps(state)) == state
+
+
+# With processes torch itself waits five seconds and more for a worker that raised.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize(("num_workers", "batch_size"), [(0, None), (0, 4), (1, 4)])
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_another_loader_around_the_dataset_names_the_remedy(
+    converter: DatasetConverter, kind: Any, num_workers: int, batch_size: int | None
+) -> None:
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        around = kind(loader.dataset, batch_size=batch_size, num_workers=num_workers)
+        with pytest.raises(ConverterError, match=REMEDY):
+            list(around)
+        # And what belongs to us goes on as if nothing had been.
+        assert ids_of(loader) == epochs_of(converter, 1)[0]
+        with pytest.raises(ConverterError, match=REMEDY):
+            list(kind(loader.dataset, batch_size=None))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_a_training_loop_asks_of_a_loader_is_true(
+    converter: DatasetConverter, num_workers: int, drop_last: bool
+) -> None:
+    with converter.make_torch_dataloader(batch_size=300, drop_last=drop_last, num_workers=num_workers) as loader:
+        assert isinstance(loader, DataLoader)
+        assert loader.batch_size == 300
+        assert loader.num_workers == num_workers
+        assert loader.pin_memory is False
+        assert loader.drop_last is drop_last
+        assert loader.batch_sampler is None
+        assert loader.persistent_workers is False
+        assert loader.timeout == 0
+        assert callable(loader.collate_fn)
+        assert callable(loader.sampler.set_epoch)
+        assert not isinstance(loader.sampler, torch.utils.data.distributed.DistributedSampler)
+        assert isinstance(loader.dataset, torch.utils.data.IterableDataset)
+        # Without a length of rows, loops count batches.
+        with pytest.raises(TypeError, match=r"has no len\(\)"):
+            len(loader.dataset)  # type: ignore[arg-type]
+        batches = list(loader)
+        assert len(batches) == len(loader) == (3 if drop_last else 4)
+
+
+def test_a_loop_that_sets_the_epoch_at_the_sampler_sets_it(converter: DatasetConverter) -> None:
+    expected = epochs_of(converter, 3)
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        for epoch in (2, 0, 1):
+            loader.sampler.set_epoch(epoch)
+            assert ids_of(loader) == expected[epoch]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("make", ["make_torch_dataloader", "make_batch_reader"])
+def test_an_epoch_that_is_set_before_the_first_batch_is_that_of_the_batches_and_of_the_state(
+    converter: DatasetConverter, make: str, num_workers: int
+) -> None:
+    """As torch's samplers have it, and as Lightning does it where a run is resumed."""
+    options = SHUFFLED if make == "make_batch_reader" else {**SHUFFLED, "num_workers": num_workers}
+    expected = epochs_of(converter, 3)
+    with getattr(converter, make)(**options) as loader, getattr(converter, make)(**options) as other:
+        iterator = iter(loader)
+        loader.set_epoch(2)
+        head = ids_of(itertools.islice(iterator, 4))
+        other.load_state_dict(loader.state_dict())
+        assert head + ids_of(other) in expected
+        assert head + ids_of(iterator) == expected[2]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_a_copy_of_a_loader_reads_the_same_epochs_or_is_refused(
+    converter: DatasetConverter, options: dict[str, Any]
+) -> None:
+    with converter.make_torch_dataloader(**SHUFFLED, **options) as loader:
+        try:
+            copy = pickle.loads(pickle.dumps(loader))
+        except ConverterError:
+            return
+        with copy:
+            assert [ids_of(copy) for _ in range(2)] == epochs_of(converter, 2)
+        assert [ids_of(loader) for _ in range(2)] == epochs_of(converter, 2)
