@@ -62,10 +62,11 @@ class TorchDataLoader(DataLoader[Batch]):
         multiprocessing_context: Any = None,
         device: Any = None,
         pin_memory: bool | None = None,
-        sampler: None = None,  # noqa: ARG002 (see below)
+        dataset: Any = None,  # noqa: ARG002 (see below)
+        sampler: None = None,  # noqa: ARG002
         batch_sampler: None = None,  # noqa: ARG002
     ) -> None:
-        # Lightning makes a loader anew for predictions, from attributes of its arguments' names, with no samplers.
+        # Lightning makes a loader anew for predictions, from attributes of its arguments' names.
         self.source, self.num_epochs, self.device = source, num_epochs, device
         self._turn = 0
         self._epochs = Epochs(source, num_epochs)
