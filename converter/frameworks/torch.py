@@ -39,6 +39,9 @@ except ModuleNotFoundError as error:
 
 logger = logging.getLogger(__name__)
 
+_TENSORS_AT_ONCE = 256
+"""Python looks for garbage once 700 objects more were made than let go of."""
+
 Batch = dict[str, Any]
 """A batch: tensors, and lists for strings and bytes."""
 
@@ -417,34 +420,39 @@ def _whole(run: Run) -> Batch:
 
 
 def _split_run(columns: Batch, run: Run) -> Iterator[Batch]:
-    parts = [torch.unsafe_split(column, run.batch_size) for column in columns.values()]
-    for batch in zip(*parts, strict=True):
-        yield dict(zip(columns, batch, strict=True))
+    """Cut a run's tensors into batches, a few hundred tensors at a time.
+
+    All at once they would be thousands of new objects, for which Python collects garbage: 90 ms in each epoch of 2 M
+    rows of 41 columns, where the whole of it takes 140.
+    """
+    names = list(columns)
+    step = run.batch_size * max(1, _TENSORS_AT_ONCE // len(names))
+    for start in range(0, run.num_rows, step):
+        parts = [torch.unsafe_split(column[start : start + step], run.batch_size) for column in columns.values()]
+        for batch in zip(*parts, strict=True):
+            yield dict(zip(names, batch, strict=True))
 
 
 def torch_batches(source: BatchSource, run: Run) -> Iterator[Batch]:
     """Cut a run into batches of tensors."""
-    columns = [_split(source, name, column, run) for name, column in run.columns.items()]
-    names = list(run.columns)
-    for parts in zip(*columns, strict=True):
+    arrays = {name: column for name, column in run.columns.items() if isinstance(column, np.ndarray)}
+    batches = _split_run({name: torch.from_numpy(column) for name, column in arrays.items()}, run)
+    if len(arrays) == len(run.columns):
+        yield from batches
+        return
+    if not arrays:
+        batches = ({} for _ in range(0, run.num_rows, run.batch_size))
+    for number, numbers in enumerate(batches):
+        rows = slice(number * run.batch_size, (number + 1) * run.batch_size)
         batch: Batch = {}
-        for name, part in zip(names, parts, strict=True):
-            if isinstance(part, dict):
-                batch |= part
-            else:
-                batch[name] = part
+        for name, column in run.columns.items():
+            if name in numbers:
+                batch[name] = numbers[name]
+                continue
+            field = source.manifest.schema[name]
+            part: Any = column[rows]
+            batch |= {name: part.to_pylist()} if field.is_object else _ragged(source, field, part)
         yield batch
-
-
-def _split(source: BatchSource, name: str, column: Any, run: Run) -> Any:
-    """A column of a run as one part for each batch: a tensor, a list, or a dict of what it became."""
-    if not hasattr(column, "buffers"):
-        return torch.unsafe_split(torch.from_numpy(column), run.batch_size)
-    field = source.manifest.schema[name]
-    slices = (column[start : start + run.batch_size] for start in range(0, run.num_rows, run.batch_size))
-    if field.is_object:
-        return (part.to_pylist() for part in slices)
-    return (_ragged(source, field, part) for part in slices)
 
 
 def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Tensor]:
