@@ -297,15 +297,17 @@ def _gather_wide(parts: Sequence[Array], rows: npt.NDArray[np.int64], wanted: Ar
     the highest part's last one. Only rows of the parts are ever taken from it, by addresses that are computed here.
     """
     num_bytes = wanted.dtype.itemsize * math.prod(wanted.shape[1:])
+    parts = [part for part in parts if len(part)]
     bases = [part.ctypes.data for part in parts]
     ends = [base + len(part) * num_bytes for base, part in zip(bases, parts, strict=True)]
     lowest = min(zip(bases, range(len(parts)), strict=True))[1]
     places = np.concatenate([base - bases[lowest] + np.arange(len(part)) * num_bytes
                              for base, part in zip(bases, parts, strict=True)])  # fmt: skip
-    first = parts[lowest][:1].view(np.uint8).reshape(-1).view(f"V{num_bytes}")
+    first = parts[lowest][:1].reshape(-1).view(np.uint8)
     span = max(ends) - bases[lowest] - num_bytes + 1
-    everywhere = np.lib.stride_tricks.as_strided(first, shape=(span,), strides=(1,), writeable=False)
-    target, taken = wanted.reshape(-1).view(f"V{num_bytes}"), places[rows]
+    # As bytes, of which NumPy gathers without the GIL.
+    everywhere = np.lib.stride_tricks.as_strided(first, shape=(span, num_bytes), strides=(1, 1), writeable=False)
+    target, taken = wanted.reshape(-1).view(np.uint8).reshape(len(rows), num_bytes), places[rows]
     # In steps that stay in the cache: indexing makes a copy of its own.
     for start in range(0, len(rows), _WIDE_ROWS):
         stop = start + _WIDE_ROWS

@@ -418,3 +418,30 @@ def test_a_shape_that_contradicts_its_row_is_not_believed(header: tuple[int, int
     row = np.array(header, "<i4").tobytes() + np.arange(3, dtype="<i4").tobytes()
     with pytest.raises(ValueError, match="'x' has rows whose shape contradicts their length"):
         ragged_values(pa.array([row], pa.large_binary()), Field(name="x", dtype="int32", shape=None, ragged_ndim=2))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=2, max_size=6).filter(any),
+    width=st.sampled_from([64, 65, 200]),
+    dtype=st.sampled_from(["float32", "int64", "float64"]),
+    data=st.data(),
+)
+def test_wide_rows_are_gathered_from_wherever_they_lie(
+    sizes: list[int], width: int, dtype: str, data: st.DataObject
+) -> None:
+    generator = np.random.default_rng(0)
+    parts: list[Any] = []
+    for size in sizes:
+        # Anywhere in memory, and at any byte: as in a mapped file.
+        offset = data.draw(st.integers(0, 9))
+        raw = generator.integers(0, 256, offset + size * width * np.dtype(dtype).itemsize, dtype=np.uint8)
+        parts.append(raw[offset:].view(dtype).reshape(size, width))
+    order = data.draw(st.permutations(range(len(parts))))
+    parts = [parts[index] for index in order]
+    whole = np.concatenate(parts)
+    rows = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=300)), np.int64)
+    found = gather(parts, rows)
+    assert found.dtype == np.dtype(dtype)
+    assert found.flags.writeable
+    assert found.view(np.uint8).tobytes() == whole[rows].view(np.uint8).tobytes()
+    assert not any(np.shares_memory(found, part) for part in parts)
