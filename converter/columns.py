@@ -140,6 +140,9 @@ def _cast(array: pa.Array, field: Field) -> pa.Array:
     if pa.types.is_decimal(array.type):
         # Arrow's own cast of a decimal to float32 rounds twice the wrong way: 3 becomes 3.0000002.
         array = pc.cast(array, pa.float64())
+    if pa.types.is_timestamp(array.type) and array.type.unit == "ns":
+        # Arrow's own cast rounds times before 1970 up.
+        return pa.array(np.frombuffer(array.buffers()[1], np.int64, len(array), array.offset * 8) // 1000)
     if field.dtype == "datetime64[us]" and pa.types.is_timestamp(array.type) and array.type.unit != "us":
         array = pc.cast(array, pa.timestamp("us", array.type.tz), safe=False)
     if pa.types.is_temporal(array.type):

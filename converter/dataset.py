@@ -283,7 +283,8 @@ class DatasetConverter:
             prefetch_batches: batches that are read (and transformed) ahead of use; None for one window a thread, and
                 with a transform two batches a thread. The order does not depend on it.
             verify_checksums: check every page that is read against the checksum that was written with it, and raise
-                ReadError where a bit was flipped. Reading then takes about two and a half times as long.
+                ReadError where a bit was flipped. Reading then takes about two and a half times as long. Files that
+                others wrote may have no checksums; then nothing is checked.
             num_workers: processes, as torch means it. Threads are faster, unless code of yours holds the GIL.
             persistent_workers: keep those processes from one iteration to the next.
             multiprocessing_context: how they are started: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's way.
@@ -300,6 +301,7 @@ class DatasetConverter:
             ValueError, TypeError: an argument is wrong; the message names it.
         """
         source = self._source(**_without(locals(), "self", "num_epochs", *_TORCH_ARGUMENTS))
+        _check_steps(source, num_epochs)
         check_integer("num_workers", num_workers, least=0)
         _check_flag("persistent_workers", persistent_workers)
         if persistent_workers and not num_workers:
@@ -347,6 +349,7 @@ class DatasetConverter:
         `datetime64[D]` and `datetime64[us]` (UTC), strings and bytes as object arrays.
         """
         source = self._source(**_without(locals(), "self", "num_epochs"))
+        _check_steps(source, num_epochs)
         return BatchReader(source, _check_epochs(num_epochs))
 
     def plan(
@@ -525,7 +528,7 @@ class DatasetConverter:
         if workers_count is not None:
             threads = check_integer("workers_count", workers_count, least=1)
         manifest = self._manifest
-        names, stacks = resolve_names(manifest.schema, columns, stack, manifest.float_dtype)
+        names, stacks = resolve_names(manifest, columns, stack)
         source = BatchSource(
             storage=self._storage,
             manifest=manifest,
@@ -805,6 +808,19 @@ def borrow_files(storage: Storage, manifest: Manifest) -> DatasetConverter:
 def _without(arguments: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """A method's arguments as they were given, to be checked in one place."""
     return {name: value for name, value in arguments.items() if name not in names}
+
+
+def _check_steps(source: BatchSource, num_epochs: int | None) -> None:
+    """Say that a loader gives nothing; refuse it where it would do so for ever."""
+    if source.num_batches():
+        return
+    said = (
+        f"batch_size={source.batch_size} is more than the {source.plan(0).num_rows} rows of this shard, and "
+        "drop_last=True leaves them out, so an epoch has no batch"
+    )
+    if num_epochs is None:
+        raise ValueError(f"{said}, for ever with num_epochs=None. Choose a smaller batch_size.")
+    logger.warning("%s. Choose a smaller batch_size.", said)
 
 
 def _check_shard(cur_shard: Any, shard_count: Any) -> Shard:

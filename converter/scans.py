@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -17,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from converter.columns import decode, ragged_values
 from converter.manifest import Manifest
@@ -31,7 +31,11 @@ from converter.windows import VALID_SUFFIX, BatchSource, Output, default_workers
 Filters: TypeAlias = "pc.Expression | Sequence[Any]"
 """What `pyarrow.parquet.read_table` takes: tuples `(column, operator, value)`, lists of them, or an expression."""
 
-_OPERATORS = ("=", "==", "!=", "<", ">", "<=", ">=", "in", "not in")
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt, "<=": operator.le,
+    ">=": operator.ge,
+}  # fmt: skip
+_OPERATORS = (*_COMPARISONS, "in", "not in")
 _MASK = "mask"
 
 
@@ -148,38 +152,70 @@ def _expression_of(filters: Any, schema: Schema, arrow_schema: pa.Schema) -> pc.
         for one in group:
             if not isinstance(one, tuple) or len(one) != 3 or not isinstance(one[0], str):
                 raise TypeError(f"{what}; got {one!r}.")
-            name, operator, value = one
+            name, sign, value = one
             if name not in schema:
                 raise ValueError(f"filters: {schema.explain_missing(name)}")
-            if operator not in _OPERATORS:
-                raise ValueError(f"filters: {operator!r} is no operator; use one of {', '.join(_OPERATORS)}.")
-            if operator in ("in", "not in") and (isinstance(value, (str, bytes)) or not isinstance(value, Iterable)):
-                raise TypeError(f"filters: {name!r} {operator} needs a list of values, got {value!r}.")
+            if sign not in _OPERATORS:
+                raise ValueError(f"filters: {sign!r} is no operator; use one of {', '.join(_OPERATORS)}.")
+            if sign in ("in", "not in") and (isinstance(value, (str, bytes)) or not isinstance(value, Iterable)):
+                raise TypeError(f"filters: {name!r} {sign} needs a list of values, got {value!r}.")
             if schema[name].shape != ():
                 raise ValueError(
                     f"filters: column {name!r} is a tensor; only columns of single values can be compared."
                 )
             zone = getattr(arrow_schema.field(name).type, "tz", None)
-            value = [_in_zone(one, zone) for one in value] if operator in ("in", "not in") else _in_zone(value, zone)
-            checked.append(_compare(name, operator, value, arrow_schema))
+            value = [_in_zone(one, zone) for one in value] if sign in ("in", "not in") else _in_zone(value, zone)
+            checked.append(_compare(name, sign, value, arrow_schema))
         groups_of.append(functools.reduce(lambda one, other: one & other, checked))
     return functools.reduce(lambda one, other: one | other, groups_of)
 
 
-def _compare(name: str, operator: str, value: Any, arrow_schema: pa.Schema) -> pc.Expression:
+def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> pc.Expression:
     """One comparison, tried on no rows, so that what does not fit is said of its column."""
+    kind = arrow_schema.field(name).type
     try:
-        comparison = pq.filters_to_expression([(name, operator, value)])
-        if operator == "not in":
+        values = list(value) if sign in ("in", "not in") else [value]
+        has_none = None in values
+        field, values = _comparable(name, kind, [one for one in values if one is not None])
+        if sign in ("in", "not in"):
+            plain = [one.as_py() if isinstance(one, pa.Scalar) else one for one in values]
+            listed = values[0].type if values and isinstance(values[0], pa.Scalar) else kind
+            comparison = field.isin(pa.array(plain, listed))
             # Else null, which is in no list, would pass.
-            comparison &= pc.field(name).is_valid()
+            comparison = comparison if sign == "in" else ~comparison & field.is_valid()
+            if has_none and sign == "not in":
+                # As in SQL: of no value is it known that it is not what is unknown.
+                comparison = comparison & field.is_null()
+        elif has_none:
+            comparison = _COMPARISONS[sign](field, pa.scalar(None, kind))
+        else:
+            comparison = _COMPARISONS[sign](field, values[0])
         _project(comparison, arrow_schema.empty_table().select([name]))
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise ValueError(
-            f"filters: column {name!r} ({arrow_schema.field(name).type}) cannot be compared with {operator} {value!r}: "
-            f"{str(error).splitlines()[0]}"
+            f"filters: column {name!r} ({kind}) cannot be compared with {sign} {value!r}: {str(error).splitlines()[0]}"
         ) from error
     return comparison
+
+
+def _comparable(name: str, kind: pa.DataType, values: list[Any]) -> tuple[pc.Expression, list[Any]]:
+    """A column and values of one type, so that Arrow need not find one (it narrows floats where it thinks it can).
+
+    A float is rounded as the column was: what was a double equals the double that it was made from.
+    """
+    field = pc.field(name)
+    values = [one.item() if isinstance(one, np.generic) else one for one in values]
+    are_numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in values)
+    if pa.types.is_floating(kind) and are_numbers:
+        numbers = [float(one) for one in values]
+        # Behind the others, for lists: both zeros are equal, but to a list not the same.
+        zeros = [0.0, -0.0] if 0.0 in numbers else []
+        return field, [pa.scalar(one, kind) for one in (*numbers, *zeros)]
+    if pa.types.is_integer(kind) and any(isinstance(one, float) for one in values) and are_numbers:
+        if all(float(one).is_integer() and abs(one) < 2**63 for one in values):
+            return field, [int(one) for one in values]
+        return field.cast(pa.float64()), [pa.scalar(float(one), pa.float64()) for one in values]
+    return field, values
 
 
 def _in_zone(value: Any, zone: str | None) -> Any:
@@ -257,7 +293,11 @@ def _ruled_in(expression: pc.Expression, storage: Storage, manifest: Manifest, n
             storage.open_parquet(manifest.file_names[file]) as opened,
         ):
             fragment = ds.ParquetFileFormat().make_fragment(opened)
-            kept = fragment.subset(filter=expression, schema=parquet.schema_arrow).row_groups
+            try:
+                kept = fragment.subset(filter=expression, schema=parquet.schema_arrow).row_groups
+            except pa.ArrowException:
+                # What the least and largest values cannot decide, the rows do.
+                return
         may_pass[groups] = np.isin(np.arange(len(groups)), [one.id for one in kept])
 
     files = iter(np.unique(manifest.row_group_file).tolist())

@@ -43,7 +43,7 @@ from converter.errors import ConverterError, ReadError, SourceChangedError, Sour
 from converter.manifest import Manifest
 from converter.pages import find_plain_column
 from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
-from converter.schema import Field, Schema
+from converter.schema import Field
 from converter.sources import executor
 from converter.storage import Storage
 
@@ -200,7 +200,7 @@ def default_workers_count() -> int:
 
 
 def resolve_names(
-    schema: Schema, columns: Sequence[str] | None, stack: Mapping[str, Sequence[str]] | None, float_dtype: str
+    manifest: Manifest, columns: Sequence[str] | None, stack: Mapping[str, Sequence[str]] | None
 ) -> tuple[tuple[str, ...], tuple[Stack, ...]]:
     """The keys of a batch and the stacks among them.
 
@@ -212,7 +212,8 @@ def resolve_names(
     """
     if stack is not None and not isinstance(stack, Mapping):
         raise TypeError(f"stack must be a dict of name to column names, got {stack!r}.")
-    stacks = tuple(_resolve_stack(schema, name, members, float_dtype) for name, members in (stack or {}).items())
+    schema = manifest.schema
+    stacks = tuple(_resolve_stack(manifest, name, members) for name, members in (stack or {}).items())
     stack_names = tuple(one.name for one in stacks)
     if columns is None:
         stacked = {column for one in stacks for column in one.columns}
@@ -231,12 +232,17 @@ def resolve_names(
     return (*columns, *(name for name in stack_names if name not in columns)), stacks
 
 
-def _resolve_stack(schema: Schema, name: str, members: Sequence[str], float_dtype: str) -> Stack:
+def _resolve_stack(manifest: Manifest, name: str, members: Sequence[str]) -> Stack:
+    schema, float_dtype = manifest.schema, manifest.float_dtype
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"stack: a stack needs a name, got {name!r}.")
     if name in schema:
         raise ValueError(f"stack: {name!r} is a column already; choose another name for the stack.")
-    if isinstance(members, str) or not members:
+    if isinstance(members, str) or not isinstance(members, Sequence) or not members:
         raise ValueError(f"stack: {name!r} needs a list of column names, got {members!r}.")
     for member in members:
+        if not isinstance(member, str):
+            raise TypeError(f"stack: {name!r} needs a list of column names, got {members!r}.")
         if member not in schema:
             raise ValueError(f"stack: {schema.explain_missing(member)}")
         if not schema[member].is_scalar_number:
@@ -248,10 +254,25 @@ def _resolve_stack(schema: Schema, name: str, members: Sequence[str], float_dtyp
     dtypes = {schema[member].dtype for member in members}
     if len(dtypes) == 1:
         return Stack(name=name, columns=tuple(members), dtype=dtypes.pop())
-    wide = sorted(member for member in members if schema[member].dtype in ("int32", "int64"))
-    if wide and float_dtype == "float32":
-        logger.info("Stack %r makes float32 of integers; beyond 2**24 they are rounded: %s", name, ", ".join(wide))
+    exact = 2 ** (np.finfo(float_dtype).nmant + 1)
+    rounded = sorted(member for member in members if not _is_exact(manifest, member, exact))
+    if rounded:
+        logger.info(
+            "Stack %r makes %s of columns whose integers may be beyond %d, where they are rounded: %s",
+            name, float_dtype, exact, ", ".join(rounded),
+        )  # fmt: skip
     return Stack(name=name, columns=tuple(members), dtype=float_dtype)
+
+
+def _is_exact(manifest: Manifest, name: str, exact: int) -> bool:
+    """Whether a column's integers are known to be within a float's exact ones."""
+    dtype = np.dtype(manifest.schema[name].dtype)
+    if dtype.kind not in "iu" or np.iinfo(dtype).max <= exact:
+        return True
+    known = manifest.statistics.get(name)
+    if known is None or known.closed is None:
+        return False
+    return known.min is None or (-exact <= known.min and known.max <= exact)
 
 
 def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
@@ -292,23 +313,25 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
 
 
 def _check_added_names(source: BatchSource) -> None:
-    """Refuse where a mask or a length would take the name of a column."""
+    """Refuse where a mask, a length or a row's number would take the name of something else."""
     schema = source.manifest.schema
     stacked = {stack.name: stack.columns for stack in source.stacks}
-    if source.row_index is not None and source.row_index in {*schema.names, *stacked}:
-        raise ValueError(f"with_row_index: {source.row_index!r} is a column already; choose another name.")
+    added: dict[str, str] = {}
     for name in source.names:
-        added = []
         if source.nulls == "mask" and any(schema[member].has_nulls for member in stacked.get(name, (name,))):
-            added.append(name + VALID_SUFFIX)
+            added[name + VALID_SUFFIX] = f"for {name!r}"
         if source.ragged == "pad" and name not in stacked and schema[name].shape is None:
-            added.append(name + LENGTH_SUFFIX)
-        for one in added:
-            if one in source.names:
-                raise ValueError(
-                    f"{one!r} is a column already, and would be added for {name!r}. Rename it in Spark, or leave one "
-                    "of the two out with columns=…."
-                )
+            added[name + LENGTH_SUFFIX] = f"for {name!r}"
+    if source.uneven == "pad":
+        added[NOT_PADDED] = "by uneven='pad'"
+    for one, why in added.items():
+        if one in source.names:
+            raise ValueError(
+                f"{one!r} is a column already, and would be added {why}. Rename it in Spark, or leave one of the two "
+                "out with columns=…."
+            )
+    if source.row_index is not None and source.row_index in {*schema.names, *stacked, *added}:
+        raise ValueError(f"with_row_index: {source.row_index!r} is a column already; choose another name.")
 
 
 def _has_fill(nulls: Nulls, field: Field) -> bool:

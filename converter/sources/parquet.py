@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import posixpath
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -63,6 +64,12 @@ def read_footers(
     if not files:
         raise SourceError(f"{storage.url} has no rows, so there is nothing to train on.", path=storage.url)
     schema = files[0].schema
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise SourceError(
+            f"{storage.url}/{files[0].name} has several columns called {twice[0]!r}; rename them with Spark.",
+            column=twice[0],
+        )
     for file in files:
         if not file.schema.equals(schema):
             raise SourceError(
@@ -160,7 +167,7 @@ def _read_footer(storage: Storage, name: str) -> _File:
             digest = hashlib.sha256(opened.read(length)).hexdigest()
             crc = executor.footer_crc32(opened)
             # Without what pandas or Spark noted beside the columns.
-            schema = pa.schema(list(parquet.schema_arrow))
+            schema = pa.schema([field.with_nullable(True) for field in parquet.schema_arrow])
             return _File(
                 name=name,
                 num_bytes=num_bytes,
@@ -243,7 +250,8 @@ def _plan_field(
     nulls = _null_count(files, leaf)
     shape: tuple[int, ...] | None = ()
     if ndim:
-        shape = _shape_of(files, leaf, ndim, said)
+        is_fixed = pa.types.is_fixed_size_list(column.type) and ndim == 1
+        shape = (column.type.list_size,) if is_fixed else _shape_of(files, leaf, ndim, said)
         if column.name in shapes:
             declared = shapes[column.name]
             shape = None if declared is None else tuple(declared)

@@ -18,7 +18,7 @@ import pytest
 from converter import cache as protocol
 from converter import open_converter, sweep
 from converter import storage as storage_module
-from converter.errors import CacheCorruptError, CacheError, ConverterError, ReadError
+from converter.errors import CacheCorruptError, CacheError, ConverterError, SourceChangedError
 from converter.manifest import Manifest
 from converter.sources import spark as spark_source
 from converter.storage import FileInfo, LocalFileSystem, Storage
@@ -253,7 +253,7 @@ def test_a_damaged_entry_does_not_blame_an_unshared_disk(entry: Path) -> None:
 def test_garbage_of_the_right_size_is_a_named_error_of_the_reader(entry: Path) -> None:
     path = next(entry.glob("data-*/*.parquet"))
     path.write_bytes(bytes(path.stat().st_size))
-    with open_converter(str(entry)) as converter, pytest.raises(ReadError, match=path.name):
+    with open_converter(str(entry)) as converter, pytest.raises(SourceChangedError, match=path.name):
         ids_of(converter)
 
 

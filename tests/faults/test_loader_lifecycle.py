@@ -95,13 +95,13 @@ class FailAt:
 
 
 def child_processes() -> list[str]:
-    """Command lines of the children, zombies too; without those that multiprocessing keeps for itself."""
+    """Command lines of the children, zombies too; without what multiprocessing keeps, and other tests' Spark."""
     found = []
     for listed in Path("/proc/self/task").glob("*/children"):
         for pid in listed.read_text().split():
             with contextlib.suppress(OSError):
                 line = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-                if "resource_tracker" not in line and "forkserver" not in line:
+                if not any(kept in line for kept in ("resource_tracker", "forkserver", "org.apache.spark")):
                     found.append(f"{pid} {line}")
     return found
 

@@ -295,3 +295,67 @@ def test_a_copy_reads_the_same_rows(tmp_path: Path) -> None:
     parts = converter.split({"train": 0.8, "val": 0.2})
     assert sorted([*read(parts["train"])["id"], *read(parts["val"])["id"]]) == list(range(50))
     assert len(parts["val"]) == 10
+
+
+def test_filters_compare_as_the_column_is(tmp_path: Path) -> None:
+    numbers = np.arange(20_000_000, 20_000_200)
+    columns = {
+        "double": np.arange(200) / 10, "long": numbers, "int": numbers.astype("int32"),
+        "zero": np.where(np.arange(200) % 2, 0.0, -0.0).astype("float32"),
+        "some": pa.array([None if row % 4 == 0 else row for row in range(200)]),
+    }  # fmt: skip
+    write(tmp_path, "x.parquet", columns, row_group_size=50)
+    converter = make_parquet_converter(tmp_path)
+    for filters, expected in (
+        ([("double", "=", 0.1)], 1), ([("double", ">", 0.1)], 198), ([("double", "<=", 0.1)], 2),
+        ([("double", "in", [0.1, 0.3, 7])], 3), ([("long", "<", 2.00001e7)], 100), ([("int", "<", 2.00001e7)], 100),
+        ([("long", "<", np.float64(20_000_100))], 100), ([("long", "<", 20_000_000.5)], 1), ([("int", "=", 2e7)], 1),
+        ([("zero", "=", 0.0)], 200), ([("zero", "in", [0.0])], 200), ([("some", "in", [None, 3, 5])], 2),
+        ([("some", "not in", [3])], 149), ([("long", "<", float("inf"))], 200),
+    ):  # fmt: skip
+        assert len(converter.where(filters)) == expected, filters
+    for nothing in ([("zero", "not in", [0.0])], [("some", "not in", [None, 3])], [("some", "=", None)]):
+        with pytest.raises(SourceError, match="No row of"):
+            converter.where(nothing)
+
+
+def test_files_may_differ_in_what_may_be_null_and_lists_may_say_their_length(tmp_path: Path) -> None:
+    for name, nullable in (("a", True), ("b", False)):
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=nullable)])
+        pq.write_table(pa.table([[1, 2]], schema=schema), tmp_path / f"{name}.parquet")
+    assert read(make_parquet_converter(tmp_path))["id"].tolist() == [1, 2, 1, 2]
+    pair = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2))
+    write(tmp_path / "fixed", "x.parquet", {"pair": pair})
+    assert read(make_parquet_converter(tmp_path / "fixed"), nulls="mask")["pair"].tolist() == [[1, 2], [0, 0], [3, 4]]
+    pq.write_table(pa.table([[1], [2]], names=["x", "x"]), tmp_path / "twice.parquet")
+    with pytest.raises(SourceError, match="has several columns called 'x'"):
+        make_parquet_converter(tmp_path / "twice.parquet")
+    write(tmp_path / "times", "x.parquet", {"t": pa.array([-1, -1001, 1500], pa.timestamp("ns"))})
+    found = read(make_parquet_converter(tmp_path / "times"))["t"].view("int64").tolist()
+    assert found == [-1, -2, 1]
+
+
+def test_what_is_added_takes_nobodys_name_and_no_batch_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "x.parquet", {"x": pa.array([1, None]), "__valid": [1, 2]})
+    converter = make_parquet_converter(tmp_path)
+    with pytest.raises(ValueError, match="'__valid' is a column already, and would be added by uneven='pad'"):
+        converter.make_batch_reader(uneven="pad", nulls="mask")
+    with pytest.raises(ValueError, match="with_row_index: 'x__valid' is a column already"):
+        converter.make_batch_reader(columns=["x"], nulls="mask", with_row_index="x__valid")
+    with pytest.raises(ValueError, match="so an epoch has no batch, for ever with num_epochs=None"):
+        converter.make_batch_reader(nulls="mask", batch_size=3, drop_last=True, num_epochs=None)
+    converter.make_batch_reader(nulls="mask", batch_size=3, drop_last=True)
+    assert "so an epoch has no batch" in caplog.text
+
+
+def test_a_stack_says_which_integers_may_be_rounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, "x.parquet", {"i": [1, 2], "wide": [2**60, 1], "y": np.array([0.5, 1], "float32")})
+    converter = make_parquet_converter(tmp_path)
+    with caplog.at_level("INFO", logger="converter"):
+        converter.make_batch_reader(stack={"s": ["i", "wide", "y"]})
+    assert "Stack 's' makes float32 of columns whose integers may be beyond 16777216" in caplog.text
+    for stack in ({3: ["i"]}, {"s": [1]}, {"": ["i"]}):
+        with pytest.raises(TypeError, match="stack: "):
+            converter.make_batch_reader(stack=stack)
