@@ -84,7 +84,7 @@ def without(part: str, run: Callable[[], None]) -> None:
     """Run with a part of what the executors do left out; the module travels by value, so changed as it is here."""
     patches: dict[str, tuple[str, Any]] = {
         "statistics": ("add_values", lambda *_: None),
-        "digest": ("zlib", SimpleNamespace(crc32=lambda _, before: before)),
+        "digest": ("zlib", SimpleNamespace(crc32=lambda _, before=0: before)),
     }
     with mock.patch.object(executor, *patches[part]):
         run()
