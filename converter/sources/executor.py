@@ -366,7 +366,7 @@ def _row_shapes(values: dict[str, Any]) -> np.ndarray[Any, Any]:
 
 
 def _stored(values: dict[str, Any], shape: Any) -> pa.Array:
-    """What goes into the file; a null-typed placeholder while every row so far was null."""
+    """What goes into the file; an array of type null while every row so far was null."""
     if "array" in values:
         return values["array"]
     if values["empty"] and shape is None:
@@ -375,7 +375,7 @@ def _stored(values: dict[str, Any], shape: Any) -> pa.Array:
 
 
 def _without_placeholders(table: pa.Table, layout: dict[str, Any], columns: list[dict[str, Any]]) -> pa.Table:
-    """The table with its placeholders typed, now that a row group of them must be written."""
+    """The table with its null columns typed, now that a row group of them must be written."""
     for index, column in enumerate(columns):
         if column["kind"] != "scalar" and pa.types.is_null(table.schema.field(index).type):
             shape = layout.get(column["name"], "ragged")
