@@ -712,8 +712,6 @@ HARMS = [delete, replace_by_noise, replace_by_zeros, overwrite_pages, truncate, 
 def test_a_file_that_is_harmed_under_a_reader_is_named(
     converter: DatasetConverter, cache_dir: Path, kind: str, harm: Callable[[Path], None]
 ) -> None:
-    if kind == "processes" and harm not in (delete, overwrite_pages):
-        pytest.skip("torch waits five seconds for a worker that raised; two ways show what a worker tells")
     path = data_files(cache_dir)[-1]
     options = {"num_workers": 1} if kind == "processes" else {}
     rows: list[int] = []
