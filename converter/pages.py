@@ -1,14 +1,19 @@
-"""Values straight from a mapped file, where a column's bytes already are the numbers.
+"""Values straight from the pages of a mapped file, where their bytes already are the numbers.
 
-Our writer puts a column of numbers without nulls into one page of each row group,
-plain and uncompressed. Then the last bytes of its chunk are the numbers themselves,
-and a view of the mapped file costs nothing, where decoding copies them: of 2 kB rows
-that was 205 of 720 ms a million rows, of 41 scalars 57 of 183. Whether a chunk is so is
-proven from its own page header; whatever is not proven is decoded by Arrow.
+Our writer puts a column of numbers without nulls into one page of each row group, plain and
+uncompressed. Then a view of the mapped file costs nothing, where decoding copies: of 2 kB
+rows that was 205 of 720 ms a million rows, of 41 scalars 57 of 183. Pages of other writers
+are mostly plain as well, behind a compression that Arrow undoes at the speed of copying where
+numbers do not compress. And lists: Arrow builds each row's two levels, which is nine tenths
+of its work for embeddings, while all that matters here is that every row has the declared
+length, and that the bytes of the levels prove.
+
+Whatever is not proven, from a page's own header and levels, is decoded by Arrow.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,100 +24,299 @@ import pyarrow.parquet as pq
 
 from converter.schema import Field
 
-_PHYSICAL = {
-    "int32": "INT32", "int64": "INT64", "float32": "FLOAT", "float64": "DOUBLE", "datetime64[D]": "INT32",
-    "datetime64[us]": "INT64",
-}  # fmt: skip
+Array = npt.NDArray[Any]
+
+_PHYSICAL = {"int32": "INT32", "int64": "INT64", "float32": "FLOAT", "float64": "DOUBLE"}
+_FILE_DTYPES = {pa.int8(): "int32", pa.int16(): "int32", pa.int32(): "int32", pa.int64(): "int64",
+                pa.float32(): "float32", pa.float64(): "float64", pa.date32(): "int32"}  # fmt: skip
+"""How a type's numbers lie in a page. Parquet has no integers of fewer than 32 bits."""
+
 _PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}
 """Encodings of chunks whose values are plain: the other two are of levels."""
 
+_CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd"}
+_DATA_PAGE = 0
+_PLAIN_PAGE = 0
+_RLE = 3
+
+_HEADER_BYTES = 64
 _MAX_HEADER_BYTES = 1 << 14
-_HEADER_START_BYTES = 32
+"""With the shortest and longest value of long ones."""
+
 _SIZE_BYTES = 4
+_MAX_LEVEL_BYTES = 8
+"""More than levels can take for a value: no damaged header may ask for all of the memory."""
+
+_MAX_PERIOD_RUNS = 4096
+_KEPT_LEVELS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PlainColumn:
-    """A column of a file whose values can be used as they lie there, where they lie one after the other."""
+    """A column of a file whose values can be used as they lie in its pages, where those are plain."""
 
     leaf: int
+    file_dtype: np.dtype[Any]
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    row_bytes: int
-    is_optional: bool
+    row_values: int
+    """Values that the file counts for a row: a list's numbers; one for a tensor in fixed bytes."""
 
-    def values(
-        self, mapped: npt.NDArray[np.uint8], row_group: pq.RowGroupMetaData, num_rows: int
-    ) -> npt.NDArray[Any] | None:
-        """A view of a row group's values in the mapped file; None where they are not one after the other in it."""
+    value_bytes: int
+    has_definitions: bool
+    has_repetitions: bool
+    regular: dict[tuple[bytes, int], bool] = dataclasses.field(default_factory=dict, compare=False)
+    """What repetition levels were found to be; those of most pages are the same bytes."""
+
+    def may_be_in(self, row_group: pq.RowGroupMetaData) -> bool:
+        """Whether the footer says nothing against it: what it cannot say is found in the pages."""
         chunk = row_group.column(self.leaf)
-        if chunk.compression != "UNCOMPRESSED" or chunk.has_dictionary_page or not set(chunk.encodings) <= _PLAIN:
+        return (
+            chunk.compression in _CODECS
+            and not chunk.has_dictionary_page
+            and set(chunk.encodings) <= _PLAIN
+            and row_group.num_rows > 0
+            and chunk.num_values == row_group.num_rows * self.row_values
+        )
+
+    def values(self, buffer: pa.Buffer, row_group: pq.RowGroupMetaData) -> list[Array] | None:
+        """A row group's values, page by page, in order; None where they must be decoded by Arrow.
+
+        Uncompressed pages are views of the buffer, which holds the whole file.
+
+        Raises:
+            pyarrow.ArrowException, OSError, ValueError: a page is damaged.
+        """
+        chunk = row_group.column(self.leaf)
+        codec = _CODECS[chunk.compression]
+        decompress = None if codec is None else pa.Codec(codec).decompress
+        start, left, found = chunk.data_page_offset, chunk.num_values, []
+        end = start + chunk.total_compressed_size
+        if end > buffer.size:
             return None
-        start, size, num_bytes = chunk.data_page_offset, chunk.total_compressed_size, num_rows * self.row_bytes
-        if start + size > len(mapped):
-            return None
-        page_bytes = _read_page_header(mapped[start : start + _HEADER_START_BYTES].tobytes())
-        if page_bytes is None or not 0 < size - page_bytes <= _MAX_HEADER_BYTES:
-            # Another kind of page, or another one follows, so that this one is not all of the chunk.
-            return None
-        page, levels = start + size - page_bytes, page_bytes - num_bytes
-        if self.is_optional:
-            # Before the values stands which of them are null, and before that how long that is. If what is left is
-            # as long as all values, none is.
-            said = int.from_bytes(mapped[page : page + _SIZE_BYTES].tobytes(), "little")
-            if levels != _SIZE_BYTES + said:
+        while left:
+            header = _read_page_header(buffer, start, end)
+            if header is None:
                 return None
-        elif levels:
-            return None
-        values = mapped[page + levels : page + page_bytes].view(self.dtype)
-        return values.reshape(num_rows, *self.shape) if self.shape else values
+            num_bytes, page_bytes, stored_bytes, num_values, *encodings = header
+            levels = page_bytes - num_values * self.value_bytes
+            start += num_bytes
+            if start + stored_bytes > end or num_values > left or not 0 <= levels <= num_values * _MAX_LEVEL_BYTES + 8:
+                return None
+            page = buffer.slice(start, stored_bytes)
+            if decompress is not None:
+                page = decompress(page, page_bytes)
+            elif stored_bytes != page_bytes:
+                return None
+            if not self._has_all(page, levels, num_values, *encodings):
+                return None
+            rows = np.frombuffer(page, self.file_dtype, offset=levels)
+            if self.file_dtype != self.dtype:
+                # As Arrow narrows: what is beyond a float32 becomes infinite.
+                with np.errstate(over="ignore"):
+                    rows = rows.astype(self.dtype)
+            found.append(rows.reshape(-1, *self.shape) if self.shape else rows)
+            start += stored_bytes
+            left -= num_values
+        return found
+
+    def _has_all(
+        self, page: pa.Buffer, levels: int, num_values: int, definition_encoding: Any, repetition_encoding: Any
+    ) -> bool:
+        """Whether as many bytes stand before the values as levels say of themselves, and no row is odd.
+
+        A null or an empty list has levels but no value. So if what the levels leave is as long as all values are,
+        every row is there and whole.
+        """
+        place = 0
+        if self.has_repetitions:
+            if repetition_encoding != _RLE or num_values % self.row_values:
+                return False
+            place = _end_of_levels(page, 0)
+            if place > levels:
+                return False
+            said = (page.slice(_SIZE_BYTES, place - _SIZE_BYTES).to_pybytes(), num_values)
+            is_regular = self.regular.get(said)
+            if is_regular is None:
+                if len(self.regular) == _KEPT_LEVELS:
+                    self.regular.clear()
+                is_regular = self.regular[said] = _is_regular(said[0], self.row_values, num_values)
+            if not is_regular:
+                return False
+        if self.has_definitions:
+            if definition_encoding != _RLE or place + _SIZE_BYTES > levels:
+                return False
+            place = _end_of_levels(page, place)
+        return place == levels
 
 
 def find_plain_column(metadata: pq.FileMetaData, leaf: int, field: Field, stored: pa.Field) -> PlainColumn | None:
     """How a column's values can be used as they lie in the file; None where they must be decoded in any case."""
     column = metadata.schema.column(leaf)
-    shape = field.shape
-    if shape is None or field.is_object or field.dtype == "bool" or column.max_repetition_level:
+    shape: tuple[int, ...] | None = field.shape
+    if shape is None or field.is_object or field.dtype == "bool":
         return None
-    if shape:
-        row_bytes = field.stored_dtype.itemsize * int(np.prod(shape))
-        is_same = pa.types.is_fixed_size_binary(stored.type) and stored.type.byte_width == row_bytes
-    else:
-        row_bytes = field.stored_dtype.itemsize
-        is_same = column.physical_type == _PHYSICAL.get(field.dtype) and _is_same_type(field, stored)
-    if not is_same or column.max_definition_level > 1:
-        return None
-    return PlainColumn(leaf, field.stored_dtype, shape, row_bytes, column.max_definition_level == 1)
-
-
-def _is_same_type(field: Field, stored: pa.Field) -> bool:
-    """Whether the file's values are of the field's own type, so that no cast is due."""
-    if field.dtype == "datetime64[us]":
-        return bool(pa.types.is_timestamp(stored.type) and stored.type.unit == "us")
-    if field.dtype == "datetime64[D]":
-        return bool(pa.types.is_date32(stored.type))
-    return bool(stored.type == pa.from_numpy_dtype(field.stored_dtype))
-
-
-def _read_page_header(data: bytes) -> int | None:
-    """The bytes of a data page of the first version that is not compressed, from its Thrift header; else None.
-
-    The header begins with three numbers of 32 bits: the page's kind, its size and its size once compressed
-    (parquet.thrift, `PageHeader`; the compact protocol writes each as a byte that names the field and a varint).
-    """
-    numbers, place = [], 0
-    for _ in range(3):
-        if place >= len(data) or data[place] != 0x15:
+    dtype, row_numbers = field.stored_dtype, int(np.prod(shape))
+    row_bytes = row_numbers * dtype.itemsize
+    common = {"leaf": leaf, "dtype": dtype, "shape": shape, "has_definitions": column.max_definition_level > 0}
+    if pa.types.is_fixed_size_binary(stored.type):
+        if not shape or stored.type.byte_width != row_bytes or column.max_definition_level > 1:
             return None
-        value = shift = 0
+        return PlainColumn(file_dtype=dtype, row_values=1, value_bytes=row_bytes, has_repetitions=False, **common)
+    is_list = _is_list(stored.type)
+    numbers = stored.type.value_type if is_list else stored.type
+    file_dtype = _file_dtype(field, numbers)
+    if file_dtype is None or column.physical_type != _PHYSICAL[file_dtype.name]:
+        return None
+    if is_list != bool(shape) or column.max_repetition_level != is_list or not row_numbers:
+        return None
+    if not is_list and column.max_definition_level > 1:
+        return None
+    return PlainColumn(
+        file_dtype=file_dtype,
+        row_values=row_numbers,
+        value_bytes=file_dtype.itemsize,
+        has_repetitions=is_list,
+        **common,
+    )
+
+
+def _is_list(stored: pa.DataType) -> bool:
+    return bool(pa.types.is_list(stored) or pa.types.is_large_list(stored) or pa.types.is_fixed_size_list(stored))
+
+
+def _file_dtype(field: Field, stored: pa.DataType) -> np.dtype[Any] | None:
+    """The numbers of a page, where they are the field's own or doubles that it narrows; else None."""
+    if field.dtype == "datetime64[us]":
+        return np.dtype("int64") if pa.types.is_timestamp(stored) and stored.unit == "us" else None
+    is_narrowed = field.dtype == "float32" and stored == pa.float64()
+    is_days = field.dtype == "datetime64[D]" and stored == pa.date32()
+    if stored not in _FILE_DTYPES or not (is_narrowed or is_days or stored == pa.from_numpy_dtype(field.dtype)):
+        return None
+    return np.dtype(_FILE_DTYPES[stored])
+
+
+def _end_of_levels(page: pa.Buffer, place: int) -> int:
+    """Where levels end that begin at `place` with their own size."""
+    return place + _SIZE_BYTES + int.from_bytes(page.slice(place, _SIZE_BYTES).to_pybytes(), "little")
+
+
+def _is_regular(levels: bytes, row_values: int, num_values: int) -> bool:
+    """Whether repetition levels begin a row every `row_values` values and nowhere else.
+
+    Levels are runs: a bit that is repeated, or groups of eight bits (parquet.thrift, RLE with a bit width of 1).
+    Every writer repeats itself when rows do, after a few rows. So runs are decoded one by one up to the first end of
+    a run that is also the end of a row, and what follows must be the same bytes again.
+    """
+    found = _decode_runs(levels, 0, row_values, num_values, only_first=True)
+    if found is None:
+        return False
+    period_bytes, period_values = found
+    repeats, rest = divmod(num_values, period_values)
+    data, whole = np.frombuffer(levels, np.uint8), repeats * period_bytes
+    if whole > len(data) or not np.array_equal(data[period_bytes:whole], data[: whole - period_bytes]):
+        return False
+    if not rest:
+        return whole == len(data)
+    return _decode_runs(levels, whole, row_values, rest, only_first=False) == (len(data) - whole, rest)
+
+
+def _decode_runs(
+    levels: bytes, start: int, row_values: int, num_values: int, *, only_first: bool
+) -> tuple[int, int] | None:
+    """Decode runs from `start`, where a row begins; the bytes and values of those that were regular.
+
+    Ends at the values' end, or with `only_first` where the end of a run is the end of a row, too. None if a row
+    begins in the wrong place, or no end was found soon.
+    """
+    place, done = start, 0
+    for _ in range(_MAX_PERIOD_RUNS):
+        try:
+            header, place = _read_varint(levels, place)
+        except IndexError:
+            return None
+        count = header >> 1
+        if header & 1:
+            bits = np.unpackbits(np.frombuffer(levels[place : place + count], np.uint8), bitorder="little")
+            # The last group of eight may be longer than the values.
+            bits, place = bits[: num_values - done], place + count
+            starts, count = np.flatnonzero(bits == 0) + done, len(bits)
+            wanted = np.arange(-(-done // row_values) * row_values, done + count, row_values)
+            if not np.array_equal(starts, wanted):
+                return None
+        else:
+            if place >= len(levels) or levels[place] > 1 or done + count > num_values:
+                return None
+            value, place = levels[place], place + 1
+            begun = -(-(done + count) // row_values) - -(-done // row_values)
+            if begun != (0 if value else count):
+                return None
+        if not count:
+            return None
+        done += count
+        if done == num_values or (only_first and done % row_values == 0):
+            return place - start, done
+    return None
+
+
+def _read_page_header(buffer: pa.Buffer, start: int, end: int) -> tuple[int, int, int, int, Any, Any] | None:
+    """What is needed of the header of a plain data page of the first version; None of any other, or a damaged one.
+
+    Its own bytes; the page's bytes, and those that it takes in the file; its values; and the encodings of its
+    definition and repetition levels.
+    """
+    for most in (_HEADER_BYTES, _MAX_HEADER_BYTES):
+        try:
+            found, num_bytes = _read_struct(buffer.slice(start, min(most, end - start)).to_pybytes(), 0)
+        except (IndexError, ValueError):
+            continue
+        page = found.get(5)
+        if found.get(1) != _DATA_PAGE or not isinstance(page, dict) or page.get(2) != _PLAIN_PAGE:
+            return None
+        page_bytes, stored_bytes, num_values = found.get(2, 0), found.get(3, 0), page.get(1, 0)
+        for number in (page_bytes, stored_bytes, num_values):
+            if isinstance(number, dict) or number <= 0:
+                return None
+        return num_bytes, page_bytes, stored_bytes, num_values, page.get(3), page.get(4)
+    return None
+
+
+def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[place]
         place += 1
-        while place < len(data):
-            byte = data[place]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+        shift += 7
+
+
+def _read_struct(data: bytes, place: int) -> tuple[dict[int, Any], int]:
+    """The integers and structs of a Thrift struct in the compact protocol, by number, and where it ends.
+
+    Of the types that a page header may have (parquet.thrift, `PageHeader`), others raise ValueError.
+    """
+    found: dict[int, Any] = {}
+    number = 0
+    while kind := data[place]:
+        place += 1
+        if kind >> 4:
+            number += kind >> 4
+        else:
+            said, place = _read_varint(data, place)
+            number = (said >> 1) ^ -(said & 1)
+        kind &= 0x0F
+        if kind in (5, 6, 4):
+            value, place = _read_varint(data, place)
+            found[number] = (value >> 1) ^ -(value & 1)
+        elif kind == 12:
+            found[number], place = _read_struct(data, place)
+        elif kind == 8:
+            size, place = _read_varint(data, place)
+            place += size
+        elif kind == 3:
             place += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        numbers.append((value >> 1) ^ -(value & 1))
-    kind, size, compressed = numbers
-    return size if kind == 0 and size == compressed else None
+        elif kind not in (1, 2):
+            raise ValueError(f"a page header has a field of Thrift's type {kind}")
+    return found, place + 1

@@ -20,13 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from converter.columns import decode, ragged_values
+from converter.files import opened_row_group
 from converter.manifest import Manifest
 from converter.schema import Field, Schema
 from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, share_rows, split_rows
 from converter.sources import moments
 from converter.statistics import ColumnStatistics
 from converter.storage import Storage
-from converter.windows import VALID_SUFFIX, BatchSource, Output, default_workers_count, opened_row_group, read_ahead
+from converter.windows import VALID_SUFFIX, BatchSource, Output, default_workers_count, read_ahead
 
 Filters: TypeAlias = "pc.Expression | Sequence[Any]"
 """What `pyarrow.parquet.read_table` takes: tuples `(column, operator, value)`, lists of them, or an expression."""
@@ -313,7 +314,7 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
     lengths: dict[str, tuple[int, int]] = {}
     scratch = moments.new_scratch()
     null_counts = dict.fromkeys((field.name for field in source.fields), 0)
-    for run in source.runs(source.plan(0)):
+    for run in source.runs(source.plan(0), source.open_files()):
         for field in source.fields:
             column = run.columns[field.name]
             # Only of a column with nulls is this its mask; else it may be a user's column of that name.

@@ -12,12 +12,10 @@ shares memory with its window, and nobody else writes to that.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
-import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,26 +23,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from converter.columns import (
     Array,
-    Decoded,
     Nulls,
     Ragged,
     Stack,
     check_fill,
-    decode,
     gather,
     gather_stack,
+    has_fill,
+    joined,
     null_error,
 )
-from converter.errors import ConverterError, ReadError, SourceChangedError, SourceError
+from converter.errors import SourceError
+from converter.files import DataFiles, RowGroup
 from converter.manifest import Manifest
-from converter.pages import find_plain_column
 from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
 from converter.schema import Field
-from converter.sources import executor
 from converter.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -54,7 +50,6 @@ LENGTH_SUFFIX = "__length"
 NOT_PADDED = VALID_SUFFIX
 """What every batch has with `uneven="pad"`: False for a row that another shard reads too."""
 
-_MAX_OPEN_FILES = 64
 _FIRST_PART = 8
 
 Transform = Callable[..., Mapping[str, Any]]
@@ -159,7 +154,13 @@ class BatchSource:
             past=(),
         )
 
-    def runs(self, plan: EpochPlan, batches: range | None = None) -> Iterator[Run]:
+    def open_files(self) -> DataFiles:
+        """The data files for `runs`: what keeps them over epochs need not map them anew, a third of the reading."""
+        return DataFiles(
+            self.storage, self.manifest, self.fields, nulls=self.nulls, verify_checksums=self.verify_checksums
+        )
+
+    def runs(self, plan: EpochPlan, files: DataFiles, batches: range | None = None) -> Iterator[Run]:
         """Yield the plan's batches, or those numbered in `batches`, in order.
 
         Raises:
@@ -168,7 +169,7 @@ class BatchSource:
             ReadError: a row group cannot be decoded.
         """
         wanted = range(plan.num_batches) if batches is None else batches
-        reader = _WindowReader(self, plan)
+        reader = _WindowReader(self, plan, files)
         pieces = plan.pieces(wanted.start, wanted.stop)
         if batches is None:
             # Whole batches of about an eighth of a window: some 6 MB are there at once, 48 MB take a tenth of a second.
@@ -302,7 +303,7 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
         is_certain = (
             known is not None and known.null_count > 0 and source.manifest.selection is None and not is_filtered
         )
-        if is_certain and source.nulls != "mask" and not _has_fill(source.nulls, field):
+        if is_certain and source.nulls != "mask" and not has_fill(source.nulls, field):
             raise null_error(field.name)
         if field.shape is None and source.ragged == "raise":
             raise SourceError(
@@ -334,29 +335,13 @@ def _check_added_names(source: BatchSource) -> None:
         raise ValueError(f"with_row_index: {source.row_index!r} is a column already; choose another name.")
 
 
-def _has_fill(nulls: Nulls, field: Field) -> bool:
-    return not isinstance(nulls, str) and field.name in nulls
-
-
 class _WindowReader:
     """Reads pieces of one plan; used by several threads at once."""
 
-    def __init__(self, source: BatchSource, plan: EpochPlan) -> None:
-        self._source = source
-        self._plan = plan
-        self._fields = source.fields
-        names = source.manifest.schema.names
-        stacked = {member for stack in source.stacks for member in stack.columns if self._has_mask(stack.columns)}
-        self._masked = stacked | {field.name for field in self._fields if field.has_nulls}
-        fills = {} if isinstance(source.nulls, str) else source.nulls
-        self._fills = {
-            field.name: check_fill(field, fills[field.name]) if field.name in fills else 0 for field in self._fields
-        }
-        places = source.manifest.column_indices or range(len(names))
-        self._column_indices = [places[names.index(field.name)] for field in self._fields]
+    def __init__(self, source: BatchSource, plan: EpochPlan, files: DataFiles) -> None:
+        self._source, self._plan, self._files = source, plan, files
         rows = source.manifest.row_group_rows
         self._first_rows = np.cumsum(rows) - rows
-        self._files = _OpenFiles(source.storage, source.manifest, self._fields, self._column_indices)
 
     def _has_mask(self, names: Sequence[str]) -> bool:
         """Whether the dataset has a null in one of these columns, so that every batch has their mask."""
@@ -364,41 +349,48 @@ class _WindowReader:
 
     def read(self, piece: Piece) -> Columns:
         """The piece's rows, in order, in memory of their own."""
-        groups = [self._read_row_group(int(row_group)) for row_group in piece.row_groups]
+        groups = [self._files.row_group(one) for one in piece.row_groups.tolist()]
         try:
             return self._gather(piece, groups)
         except pa.ArrowException:
             # Offsets of texts that a flipped bit has spoiled, say: whose they are is looked for now.
-            for row_group, columns in zip(piece.row_groups.tolist(), groups, strict=True):
-                with _named_read_errors(self._source.storage, self._source.manifest, row_group):
-                    for values, _ in columns.values():
-                        if isinstance(values, pa.Array):
-                            values.validate(full=True)
+            for group in groups:
+                group.validate()
             raise
 
-    def _gather(self, piece: Piece, groups: Sequence[Mapping[str, tuple[Any, Any]]]) -> Columns:
+    def _gather(self, piece: Piece, groups: Sequence[RowGroup]) -> Columns:
         source = self._source
         rows = self._rows_of(piece)
         stacks = {stack.name: stack for stack in source.stacks}
         columns: Columns = {}
+        # Column by column: what is undone for one is let go of before the next, and stays in the cache meanwhile.
         for name in source.names:
+            members = stacks[name].columns if name in stacks else (name,)
+            has_mask = source.nulls == "mask" and self._has_mask(members)
             if name in stacks:
-                members = stacks[name].columns
-                numbers = [[group[member][0] for member in members] for group in groups]
-                columns[name] = gather_stack(numbers, rows, stacks[name].dtype)
-                if source.nulls == "mask" and self._has_mask(members):
-                    masks = [[group[member][1] for member in members] for group in groups]
-                    columns[name + VALID_SUFFIX] = gather_stack(masks, rows, "bool")
+                num_rows = sum(group.num_rows for group in groups)
+                numbers = ([joined(group.parts(member)) for member in members] for group in groups)
+                columns[name] = gather_stack(numbers, num_rows, rows, len(members), stacks[name].dtype)
+                if has_mask:
+                    masks = ([group.mask(member) for member in members] for group in groups)
+                    columns[name + VALID_SUFFIX] = gather_stack(masks, num_rows, rows, len(members), "bool")
                 continue
-            columns[name] = gather([group[name][0] for group in groups], rows)
-            if source.nulls == "mask" and self._has_mask([name]):
-                columns[name + VALID_SUFFIX] = gather([group[name][1] for group in groups], rows)
+            columns[name] = gather([part for group in groups for part in group.parts(name)], rows)
+            if has_mask:
+                columns[name + VALID_SUFFIX] = gather([group.mask(name) for group in groups], rows)
         if source.row_index is not None:
             columns[source.row_index] = gather([self._row_numbers(int(one)) for one in piece.row_groups], rows)
         return columns
 
     def _rows_of(self, piece: Piece) -> Any:
         """The wanted rows, as numbers within the whole row groups of the window, or a slice of them."""
+        rows = self._positions_of(piece)
+        if isinstance(rows, slice) or self._source.manifest.row_group_rows[piece.row_groups].sum() >= 1 << 31:
+            return rows
+        # At half the size they leave more of the cache to the columns.
+        return rows.astype(np.int32)
+
+    def _positions_of(self, piece: Piece) -> Any:
         manifest = self._source.manifest
         rows: Any = slice(piece.spans[0].start, piece.spans[0].stop)
         if len(piece.spans) > 1:
@@ -420,184 +412,6 @@ class _WindowReader:
     def _row_numbers(self, row_group: int) -> Array:
         start = int(self._first_rows[row_group])
         return np.arange(start, start + int(self._source.manifest.row_group_rows[row_group]))
-
-    def _read_row_group(self, row_group: int) -> dict[str, tuple[Any, Any]]:
-        """Each wanted column of a row group: its values, and where it is not null."""
-        source = self._source
-        manifest, nulls = source.manifest, source.nulls
-        index = manifest.row_group_in_file(row_group)
-        with _named_read_errors(source.storage, manifest, row_group):
-            decoded = self._decode(self._files.open(int(manifest.row_group_file[row_group])), index)
-        columns: dict[str, tuple[Any, Any]] = {}
-        for field in self._fields:
-            values, valid = decoded[field.name].values, decoded[field.name].valid
-            if valid is not None and nulls != "mask" and not _has_fill(nulls, field):
-                live = None if manifest.selection is None else manifest.selection.live_rows(row_group)
-                num_nulls = int((~(valid if live is None else valid[live])).sum())
-                if num_nulls:
-                    raise null_error(field.name, count=num_nulls)
-            if nulls == "mask" and valid is None and field.name in self._masked:
-                valid = np.ones(int(manifest.row_group_rows[row_group]), np.bool_)
-            columns[field.name] = (values, valid)
-        return columns
-
-    def _decode(self, file: _OpenFile, index: int) -> dict[str, Decoded]:
-        """The wanted columns: as they lie in the file where they can be used so, the others decoded by Arrow."""
-        verify_checksums = self._source.verify_checksums
-        # Who wants the checksums checked must let Arrow read the pages.
-        views = [None] * len(self._fields) if verify_checksums else file.plain_values(index)
-        decoded: dict[str, Decoded] = {}
-        rest = []
-        for field, leaf, values in zip(self._fields, self._column_indices, views, strict=True):
-            if values is None:
-                rest.append((field, leaf))
-            else:
-                decoded[field.name] = Decoded(values=values, valid=None)
-        if rest:
-            table = file.read(index, [leaf for _, leaf in rest], verify_checksums=verify_checksums)
-            for position, (field, _) in enumerate(rest):
-                stored = table.schema.field(position)
-                decoded[field.name] = decode(table.column(position), field, fill=self._fills[field.name], stored=stored)
-        return decoded
-
-
-class _OpenFile:
-    """A data file whose footer was read once; on a local disk it is mapped into memory."""
-
-    def __init__(
-        self, storage: Storage, manifest: Manifest, file: int, fields: Sequence[Field], leaves: Sequence[int]
-    ) -> None:
-        self._storage, self._name = storage, manifest.file_names[file]
-        self.identity = storage.identity(self._name)
-        with storage.open_parquet(self._name) as opened:
-            check_file(storage, manifest, file, opened)
-            # Of a mapped file this is the mapping itself.
-            self._buffer = opened.read_buffer() if self.identity is not None else None
-            parquet = pq.ParquetFile(opened if self._buffer is None else pa.BufferReader(self._buffer))
-            self._metadata, schema = parquet.metadata, parquet.schema_arrow
-        self._mapped = None if self._buffer is None else np.frombuffer(self._buffer, np.uint8)
-        # A list's or a struct's numbers lie below the column itself, so that places and names part; those are decoded.
-        is_flat = len(schema) == self._metadata.num_columns
-        self._plain = [
-            find_plain_column(self._metadata, leaf, field, schema.field(leaf)) if is_flat else None
-            for field, leaf in zip(fields, leaves, strict=True)
-        ]
-
-    def plain_values(self, index: int) -> list[Array | None]:
-        """For each wanted column a view of its values in the mapped file, or None where they must be decoded."""
-        if self._mapped is None:
-            return [None] * len(self._plain)
-        group = self._metadata.row_group(index)
-        num_rows = group.num_rows
-        return [None if one is None else one.values(self._mapped, group, num_rows) for one in self._plain]
-
-    def read(self, index: int, leaves: Sequence[int], *, verify_checksums: bool) -> pa.Table:
-        """These columns of a row group, decoded."""
-        if self._buffer is not None:
-            return self._read(pa.BufferReader(self._buffer), index, leaves, verify_checksums)
-        with self._storage.open_parquet(self._name) as opened:
-            return self._read(opened, index, leaves, verify_checksums)
-
-    def _read(self, opened: pa.NativeFile, index: int, leaves: Sequence[int], verify_checksums: bool) -> pa.Table:
-        parquet = pq.ParquetFile(
-            opened,
-            metadata=self._metadata,
-            page_checksum_verification=verify_checksums,
-            coerce_int96_timestamp_unit="us",
-        )
-        return parquet.reader.read_row_group(index, column_indices=leaves, use_threads=False)
-
-
-class _OpenFiles:
-    """The files that one pass reads from, each opened once while it is in use; threads share it."""
-
-    def __init__(self, storage: Storage, manifest: Manifest, fields: Sequence[Field], leaves: Sequence[int]) -> None:
-        self._storage, self._manifest, self._fields, self._leaves = storage, manifest, fields, leaves
-        self._lock = threading.Lock()
-        self._open: OrderedDict[int, _OpenFile] = OrderedDict()
-
-    def open(self, file: int) -> _OpenFile:
-        """The file as it is now; raises SourceChangedError where that is not what the manifest says."""
-        name = self._manifest.file_names[file]
-        identity = self._storage.identity(name)
-        with self._lock:
-            found = self._open.get(file)
-            if found is not None and identity is not None:
-                if found.identity == identity:
-                    self._open.move_to_end(file)
-                    return found
-                # Not what was mapped: the mapping may end where the file now does.
-                del self._open[file]
-        opened = _OpenFile(self._storage, self._manifest, file, self._fields, self._leaves)
-        with self._lock:
-            self._open[file] = opened
-            while len(self._open) > _MAX_OPEN_FILES:
-                self._open.popitem(last=False)
-        return opened
-
-
-def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.NativeFile) -> None:
-    """Raise SourceChangedError unless an open data file has the size and the footer that the manifest says."""
-    path = f"{storage.url}/{manifest.file_names[file]}"
-    if opened.size() != manifest.file_bytes[file]:
-        raise SourceChangedError(
-            f"{path} has {opened.size()} bytes instead of {manifest.file_bytes[file]}: it was changed or cut after it "
-            "was written. Convert again.",
-            path=path,
-        )
-    if manifest.file_footers is not None and executor.footer_crc32(opened) != manifest.file_footers[file]:
-        raise SourceChangedError(
-            f"{path} has another footer than it was written with: it was replaced by a file of the same size, or is "
-            "damaged. Convert again.",
-            path=path,
-        )
-    opened.seek(0)
-
-
-@contextlib.contextmanager
-def _named_read_errors(storage: Storage, manifest: Manifest, row_group: int) -> Iterator[None]:
-    """Let what goes wrong with a row group be named.
-
-    Raises:
-        SourceChangedError: its file is gone.
-        ReadError: it cannot be decoded.
-    """
-    name = manifest.file_names[int(manifest.row_group_file[row_group])]
-    path = f"{storage.url}/{name}"
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise SourceChangedError(
-            f"{path} is not there. Was the converter deleted, or is this machine another one than the one that "
-            "wrote it? A cache on a local disk can be read on its own machine only; choose a shared cache_dir.",
-            path=path,
-        ) from error
-    except (pa.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, ConverterError):
-            raise
-        index = manifest.row_group_in_file(row_group)
-        raise ReadError(
-            f"Row group {index} of {path} cannot be decoded: {error}. The file is damaged; convert again.",
-            path=path,
-            row_group=index,
-        ) from error
-
-
-@contextlib.contextmanager
-def opened_row_group(storage: Storage, manifest: Manifest, row_group: int) -> Iterator[tuple[pq.ParquetFile, int]]:
-    """The open file of a row group and the row group's number in it; what goes wrong inside is named.
-
-    Raises:
-        SourceChangedError: the file is gone or has another size than the manifest says.
-        ReadError: the row group cannot be decoded.
-    """
-    file = int(manifest.row_group_file[row_group])
-    with (
-        _named_read_errors(storage, manifest, row_group),
-        storage.open_parquet(manifest.file_names[file]) as opened,
-    ):
-        check_file(storage, manifest, file, opened)
-        yield pq.ParquetFile(opened, coerce_int96_timestamp_unit="us"), manifest.row_group_in_file(row_group)
 
 
 def read_ahead(

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from converter.columns import ragged_values
 from converter.errors import ConverterError
+from converter.files import DataFiles
 from converter.plan import EpochPlan, Past, State, check_integer
 from converter.shards import look_for_shard
 from converter.windows import LENGTH_SUFFIX, BatchSource, Run, Transform, read_ahead
@@ -59,6 +60,17 @@ class Epochs:
         self._progress: _Progress | None = None
         self._closed = False
         self._running: weakref.WeakSet[Iteration] = weakref.WeakSet()
+        self._files: tuple[int, DataFiles] | None = None
+
+    @property
+    def files(self) -> DataFiles:
+        """The data files, which stay open until the loader is closed."""
+        self.check_open()
+        pid = os.getpid()
+        # In a forked process a thread that is not there may hold their lock.
+        if self._files is None or self._files[0] != pid:
+            self._files = (pid, self.source.open_files())
+        return self._files[1]
 
     def __len__(self) -> int:
         if self.num_epochs is None:
@@ -160,6 +172,7 @@ class Epochs:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._progress = None
+        self._files = None
         self._running = weakref.WeakSet()
 
     def close(self) -> None:
@@ -167,6 +180,7 @@ class Epochs:
         self._closed = True
         for iteration in list(self._running):
             iteration.close()
+        self._files = None
 
 
 def as_generator(batches: Iterator[Any]) -> Generator[Any, None, None]:
@@ -257,12 +271,14 @@ class BatchReader:
         self._epochs.load_state_dict(state)
 
     def _batches(self, plan: EpochPlan) -> Iterator[Batch]:
-        return numpy_batches(self._epochs.source, plan)
+        return numpy_batches(self._epochs.source, plan, self._epochs.files)
 
 
-def numpy_batches(source: BatchSource, plan: EpochPlan, batches: range | None = None) -> Iterator[Batch]:
+def numpy_batches(
+    source: BatchSource, plan: EpochPlan, files: DataFiles, batches: range | None = None
+) -> Iterator[Batch]:
     """The plan's batches, or those numbered in `batches`, as NumPy arrays, transformed if the user wants that."""
-    with contextlib.closing(as_generator(source.runs(plan, batches))) as runs:
+    with contextlib.closing(as_generator(source.runs(plan, files, batches))) as runs:
         if source.transform is None:
             for run in runs:
                 yield from cut_batches(source, run)

@@ -24,6 +24,7 @@ import numpy as np
 
 from converter.columns import ragged_values
 from converter.errors import ConverterError, MissingDependencyError, SourceError
+from converter.files import DataFiles
 from converter.frameworks.numpy import BatchesOf, Epochs, as_generator, numpy_batches
 from converter.plan import EpochPlan, Past
 from converter.schema import Field
@@ -39,7 +40,7 @@ except ModuleNotFoundError as error:
 
 logger = logging.getLogger(__name__)
 
-_TENSORS_AT_ONCE = 256
+_TENSORS_AT_ONCE = 512
 """Python looks for garbage once 700 objects more were made than let go of."""
 
 Batch = dict[str, Any]
@@ -172,11 +173,11 @@ class TorchDataLoader(DataLoader[Batch]):
         self._epochs.load_state_dict(state_dict)
 
     def _batches(self, plan: EpochPlan) -> Iterator[Batch]:
-        source = self._epochs.source
+        source, files = self._epochs.source, self._epochs.files
         if source.transform is not None:
-            yield from self._placement.place(_tensors(batch) for batch in numpy_batches(source, plan))
+            yield from self._placement.place(_tensors(batch) for batch in numpy_batches(source, plan, files))
             return
-        with contextlib.closing(as_generator(source.runs(plan))) as runs:
+        with contextlib.closing(as_generator(source.runs(plan, files))) as runs:
             if not self._placement.is_needed:
                 for run in runs:
                     yield from torch_batches(source, run)
@@ -295,18 +296,18 @@ class _Runs(IterableDataset[list[Batch]]):
         epochs = Epochs(self._source, self._num_epochs)
         epoch, epochs_done = self._begin.tolist()
         epochs.begin_at(epoch, epochs_done, self._past)
-        item = 0
+        item, files = 0, self._source.open_files()
         for _, plan in epochs.plans(epochs.next):
             for batches in plan.batch_runs():
                 if item % count == index:
-                    yield list(_batches_in(self._source, plan, batches))
+                    yield list(_batches_in(self._source, plan, files, batches))
                 item += 1
 
 
-def _batches_in(source: BatchSource, plan: EpochPlan, batches: range) -> Iterator[Batch]:
+def _batches_in(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: range) -> Iterator[Batch]:
     if source.transform is not None:
-        return (_tensors(batch) for batch in numpy_batches(source, plan, batches))
-    return (batch for run in source.runs(plan, batches) for batch in torch_batches(source, run))
+        return (_tensors(batch) for batch in numpy_batches(source, plan, files, batches))
+    return (batch for run in source.runs(plan, files, batches) for batch in torch_batches(source, run))
 
 
 class _Placement:
@@ -427,8 +428,8 @@ def _split_run(columns: Batch, run: Run) -> Iterator[Batch]:
     """
     names = list(columns)
     step = run.batch_size * max(1, _TENSORS_AT_ONCE // len(names))
-    for start in range(0, run.num_rows, step):
-        parts = [torch.unsafe_split(column[start : start + step], run.batch_size) for column in columns.values()]
+    for few in zip(*(column.unsafe_split(step) for column in columns.values()), strict=True):
+        parts = [column.unsafe_split(run.batch_size) for column in few]
         for batch in zip(*parts, strict=True):
             yield dict(zip(names, batch, strict=True))
 

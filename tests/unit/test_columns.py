@@ -322,7 +322,7 @@ def test_gathered_objects_and_ragged_rows_are_the_wanted_ones(window: Any, colum
 def test_a_gathered_stack_is_numpys_stack_of_the_wanted_rows(window: Any, columns: list[Column], dtype: str) -> None:
     parts, rows = window
     groups = [[column.values(part) for column in columns] for part in parts]
-    found = gather_stack(groups, rows, dtype)
+    found = gather_stack(iter(groups), sum(map(len, parts)), rows, len(columns), dtype)
     ids = wanted(parts, rows)
     assert_same(found, np.stack([column.values(ids).astype(dtype) for column in columns], axis=1))
     assert found.flags.writeable
@@ -334,9 +334,9 @@ def test_a_stack_larger_than_a_block_is_whole() -> None:
     groups = [[column.values(part) for column in columns] for part in parts]
     rows = np.random.default_rng(0).permutation(20_000)
     expected = np.stack([column.values(range(20_000)).astype("f8") for column in columns], axis=1)
-    assert_same(gather_stack(groups, rows, "f8"), expected[rows])
-    assert_same(gather_stack(groups, slice(0, 20_000), "f8"), expected)
-    assert_same(gather_stack(groups, slice(8999, 9002), "f8"), expected[8999:9002])
+    assert_same(gather_stack(groups, 20_000, rows, len(columns), "f8"), expected[rows])
+    assert_same(gather_stack(groups, 20_000, slice(0, 20_000), len(columns), "f8"), expected)
+    assert_same(gather_stack(groups, 20_000, slice(8999, 9002), len(columns), "f8"), expected[8999:9002])
 
 
 # Rows of different lengths

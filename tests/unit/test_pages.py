@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converter.pages import _read_page_header, find_plain_column
+from converter.pages import _is_regular, _read_page_header, find_plain_column
 from converter.schema import Field
 
 RANDOM = np.random.default_rng(0)
@@ -24,12 +25,13 @@ ONE_PAGE: Any = {
 
 
 def views(path: Path, field: Field) -> list[Any]:
-    """What is found of the only column in each row group."""
-    mapped = np.frombuffer(path.read_bytes(), np.uint8)
+    """What is found of the only column in each row group, its pages joined."""
     metadata = pq.read_metadata(path)
     column = find_plain_column(metadata, 0, field, metadata.schema.to_arrow_schema().field(0))
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    return [None if column is None else column.values(mapped, group, group.num_rows) for group in groups]
+    buffer = pa.py_buffer(path.read_bytes())
+    found = [column.values(buffer, group) if column and column.may_be_in(group) else None for group in groups]
+    return [None if pages is None else np.concatenate(pages) for pages in found]
 
 
 def write(path: Path, array: pa.Array, *, nullable: bool = True, **options: Any) -> Path:
@@ -83,16 +85,12 @@ LONG = Field(name="x", dtype="int64")
 @pytest.mark.parametrize(
     ("array", "field", "options"),
     [
-        (pa.array(RANDOM.integers(0, 9, 5000)), LONG, {"compression": "snappy"}),
-        (pa.array(RANDOM.integers(0, 2**62, 5000)), LONG, {"compression": "zstd"}),
         (pa.array(RANDOM.integers(0, 2**62, 5000)), LONG, {"compression": "lz4"}),
         (pa.array(RANDOM.integers(0, 9, 5000)), LONG, {"use_dictionary": True}),
         (pa.array(RANDOM.integers(0, 2**62, 5000)), LONG, {"use_dictionary": True, "dictionary_pagesize_limit": 64}),
         (pa.array(RANDOM.integers(0, 9, 5000)), LONG, {"data_page_version": "2.0"}),
         (pa.array(RANDOM.integers(0, 9, 5000)), LONG, {"column_encoding": {"x": "DELTA_BINARY_PACKED"}}),
         (pa.array(RANDOM.integers(0, 9, 5000)), LONG, {"use_byte_stream_split": ["x"]}),
-        (pa.array(RANDOM.integers(0, 9, 5000)), LONG, {"data_page_size": 100, "write_batch_size": 10}),
-        (pa.array(RANDOM.integers(0, 9, 5000)), LONG, {"max_rows_per_page": 4999}),
         (pa.array([1, None, 3]), LONG, {}),
         (pa.array([None] * 3, pa.int64()), LONG, {}),
         (pa.array([None] + [7] * 5000), LONG, {}),
@@ -103,15 +101,22 @@ LONG = Field(name="x", dtype="int64")
         (pa.array([1, 2], pa.time64("us")), Field(name="x", dtype="datetime64[us]"), {}),
         (pa.array([1, 2], pa.int64()), Field(name="x", dtype="datetime64[us]"), {}),
         (pa.array([decimal.Decimal(1)], pa.decimal128(10, 2)), Field(name="x", dtype="float64"), {}),
-        (pa.array([1.0, 2.0]), Field(name="x", dtype="float32"), {}),
-        (pa.array([1, 2], pa.int16()), Field(name="x", dtype="int16"), {}),
         (pa.array([True, False]), Field(name="x", dtype="bool"), {}),
         (pa.array(["a"]), Field(name="x", dtype="str"), {}),
         (pa.array([b"ab", b"cd"], pa.binary()), Field(name="x", dtype="int8", shape=(2,)), {}),
         (pa.array([b"ab", b"cd"], pa.binary(2)), Field(name="x", dtype="int8", shape=(3,)), {}),
         (pa.array([b"ab", None], pa.binary(2)), Field(name="x", dtype="int8", shape=(2,)), {}),
-        (pa.array([[1, 2]], pa.list_(pa.int64())), Field(name="x", dtype="int64", shape=(2,)), {}),
         (pa.array([{"a": 1}], pa.struct([("a", pa.int64())])), LONG, {}),
+        (pa.array([1, 2], pa.float16()), Field(name="x", dtype="float32"), {}),
+        (pa.array([[1, 2], [3]], pa.list_(pa.int64())), Field(name="x", dtype="int64", shape=(2,)), {}),
+        (pa.array([[1, 2], [3], [4, 5, 6]], pa.list_(pa.int64())), Field(name="x", dtype="int64", shape=(2,)), {}),
+        (pa.array([[1, 2], None], pa.list_(pa.int64())), Field(name="x", dtype="int64", shape=(2,)), {}),
+        (pa.array([[1, 2], []], pa.list_(pa.int64())), Field(name="x", dtype="int64", shape=(2,)), {}),
+        (pa.array([[1, None]], pa.list_(pa.int64())), Field(name="x", dtype="int64", shape=(2,)), {}),
+        (pa.array([[[1, 2]]], pa.list_(pa.list_(pa.int64()))), Field(name="x", dtype="int64", shape=(1, 2)), {}),
+        (pa.array([[], []], pa.list_(pa.int64())), Field(name="x", dtype="int64", shape=(0,)), {}),
+        (pa.array([1, 2]), Field(name="x", dtype="int64", shape=(1,)), {}),
+        (pa.array([[1], [2]], pa.list_(pa.int64())), LONG, {}),
     ],
     ids=str,
 )
@@ -148,14 +153,144 @@ def test_what_is_found_is_what_arrow_decodes(
         decoded = parquet.read_row_group(index).column("x").to_pylist()
         if view is not None:
             assert view.tolist() == decoded
-        elif None not in decoded and page_bytes == 1 << 30 and version == "1.0":
-            assert compression != "none" or dictionary
+        elif None not in decoded and version == "1.0":
+            assert dictionary
+
+
+COMPRESSIONS = ["none", "snappy", "zstd"]
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("pages", [{}, {"data_page_size": 100, "write_batch_size": 10}, {"max_rows_per_page": 499}])
+@pytest.mark.parametrize("nullable", [True, False])
+def test_pages_of_others_are_found(tmp_path: Path, compression: str, pages: Any, nullable: bool) -> None:
+    values = RANDOM.integers(0, 9, 5000)
+    path = write(tmp_path / "x", pa.array(values), nullable=nullable, compression=compression, row_group_size=2000,
+                 **pages)  # fmt: skip
+    np.testing.assert_array_equal(np.concatenate(views(path, LONG)), values, strict=True)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("length", [*range(1, 20), 24, 63, 64, 65, 500, 504, 505, 512, 3000])
+def test_lists_of_one_length_are_found(tmp_path: Path, length: int, compression: str) -> None:
+    values = RANDOM.normal(size=(max(2, 60_000 // length), length))
+    lists = pa.array(list(values), pa.list_(pa.float64()))
+    path = write(tmp_path / "x", lists, compression=compression, row_group_size=20_000, data_page_size=1 << 16)
+    (found, *more) = views(path, Field(name="x", dtype="float64", shape=(length,)))
+    np.testing.assert_array_equal(np.concatenate([found, *more]), values, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"),
+    [(pa.float64(), "float32"), (pa.int8(), "int8"), (pa.int16(), "int16"), (pa.float32(), "float32")],
+)
+@pytest.mark.parametrize("is_list", [False, True])
+def test_numbers_of_another_width_are_those_that_arrow_decodes(
+    tmp_path: Path, stored: pa.DataType, dtype: str, is_list: bool
+) -> None:
+    numbers = RANDOM.normal(0, 50, 6000) if pa.types.is_floating(stored) else RANDOM.integers(-128, 128, 6000)
+    if stored == pa.float64():
+        numbers[:4] = [1e300, -1e300, np.nan, 1e-46]
+    array = pa.array(numbers).cast(stored)
+    field = Field(name="x", dtype=dtype)
+    if is_list:
+        array = pa.FixedSizeListArray.from_arrays(array, 6).cast(pa.list_(stored))
+        field = Field(name="x", dtype=dtype, shape=(2, 3))
+    (found,) = views(write(tmp_path / "x", array, compression="snappy"), field)
+    with np.errstate(over="ignore"):
+        wanted = numbers.astype(dtype)
+    np.testing.assert_array_equal(found, wanted.reshape(found.shape), strict=True)
+    assert found.shape[1:] == field.shape
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=st.lists(st.none() | st.lists(st.none() | st.integers(0, 99), max_size=20), min_size=1, max_size=60)
+    | st.tuples(st.integers(1, 20), st.integers(1, 300)).map(lambda one: [list(range(one[0]))] * one[1]),
+    length=st.integers(1, 20),
+    odd=st.none() | st.lists(st.integers(), max_size=21),
+    place=st.integers(0, 300),
+    page_bytes=st.sampled_from([1, 64, 1 << 30]),
+    compression=st.sampled_from(["none", "zstd"]),
+)
+def test_lists_are_found_only_where_all_have_the_length(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[Any],
+    length: int,
+    odd: list[int] | None,
+    place: int,
+    page_bytes: int,
+    compression: str,
+) -> None:
+    length = len(rows[0] or []) or length
+    if odd is not None and place < len(rows):
+        odd_row = [one % 2**31 for one in odd]
+        rows = [*rows[:place], odd_row, *rows[place + 1 :]]
+    path = tmp_path_factory.getbasetemp() / "lists.parquet"
+    write(path, pa.array(rows, pa.list_(pa.int64())), data_page_size=page_bytes, write_batch_size=7,
+          compression=compression)  # fmt: skip
+    (found,) = views(path, Field(name="x", dtype="int64", shape=(length,)))
+    is_regular = all(row is not None and None not in row and len(row) == length for row in rows)
+    assert (found is not None) == is_regular
+    if found is not None:
+        assert found.tolist() == rows
+
+
+def encode(levels: list[int], *, packed: bool) -> bytes:
+    """Repetition levels as runs, or all as groups of eight bits: two of the ways in which a writer may say them."""
+    if packed:
+        bits = np.packbits(np.array([*levels, *[0] * (-len(levels) % 8)], np.uint8), bitorder="little").tobytes()
+        return varint(len(bits) << 1 | 1) + bits
+    cuts = [0, *(np.flatnonzero(np.diff(levels)) + 1).tolist(), len(levels)]
+    return b"".join(varint((stop - start) << 1) + bytes([levels[start]]) for start, stop in pairwise(cuts))
+
+
+def varint(value: int) -> bytes:
+    if value < 128:
+        return bytes([value])
+    return bytes([value & 127 | 128]) + varint(value >> 7)
+
+
+@settings(max_examples=500)
+@given(length=st.integers(1, 40), rows=st.integers(1, 40), packed=st.booleans(), flip=st.none() | st.integers(0, 1599))
+def test_levels_are_regular_only_if_every_row_begins_in_its_place(
+    length: int, rows: int, packed: bool, flip: int | None
+) -> None:
+    levels = ([0] + [1] * (length - 1)) * rows
+    if flip is not None:
+        levels[flip % len(levels)] ^= 1
+    assert _is_regular(encode(levels, packed=packed), length, len(levels)) == (flip is None)
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=60), st.integers(1, 40), st.integers(1, 400))
+def test_any_bytes_are_levels_or_not(data: bytes, length: int, rows: int) -> None:
+    assert _is_regular(data, length, length * rows) in (True, False)
+
+
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "none"])
+def test_a_flipped_byte_is_refused_or_left_to_arrow_or_changes_numbers_alone(tmp_path: Path, compression: str) -> None:
+    values = RANDOM.normal(size=(64, 6))
+    path = write(tmp_path / "x", pa.array(list(values), pa.list_(pa.float64())), compression=compression)
+    field, whole = Field(name="x", dtype="float64", shape=(6,)), path.read_bytes()
+    metadata = pq.read_metadata(path)
+    column = find_plain_column(metadata, 0, field, metadata.schema.to_arrow_schema().field(0))
+    assert column is not None
+    chunk = metadata.row_group(0).column(0)
+    for place in range(chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size):
+        harmed = bytearray(whole)
+        harmed[place] ^= 1 << int(RANDOM.integers(8))
+        try:
+            found = column.values(pa.py_buffer(bytes(harmed)), metadata.row_group(0))
+        except (pa.ArrowException, OSError, ValueError):
+            continue
+        assert found is None or np.concatenate(found).shape == values.shape
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_header_or_none(data: bytes) -> None:
-    found = _read_page_header(data)
-    assert found is None or isinstance(found, int)
+    found = _read_page_header(pa.py_buffer(data), 0, len(data))
+    assert found is None or found[0] <= len(data)
 
 
 def test_a_chunk_that_ends_behind_the_file_is_left_to_arrow(tmp_path: Path) -> None:
@@ -163,5 +298,4 @@ def test_a_chunk_that_ends_behind_the_file_is_left_to_arrow(tmp_path: Path) -> N
     metadata = pq.read_metadata(path)
     column = find_plain_column(metadata, 0, LONG, metadata.schema.to_arrow_schema().field(0))
     assert column is not None
-    cut = np.frombuffer(path.read_bytes()[:4000], np.uint8)
-    assert column.values(cut, metadata.row_group(0), 1000) is None
+    assert column.values(pa.py_buffer(path.read_bytes()[:4000]), metadata.row_group(0)) is None

@@ -1,0 +1,247 @@
+"""Data files as they are now: checked against the manifest, opened once, decoded a row group at a time.
+
+A column is undone when it is asked for, so that what was undone for the one before
+it can be let go of: the next one's pages then land in memory that is still in the
+cache. What Arrow must decode is decoded for all such columns at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from converter.columns import Decoded, Nulls, check_fill, decode, has_fill, null_error
+from converter.errors import ConverterError, ReadError, SourceChangedError
+from converter.manifest import Manifest
+from converter.pages import PlainColumn, find_plain_column
+from converter.schema import Field
+from converter.sources import executor
+from converter.storage import Storage
+
+_MAX_OPEN_FILES = 256
+
+
+class DataFiles:
+    """The files of a dataset, each opened once while it is in use; threads share it."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        manifest: Manifest,
+        fields: Sequence[Field],
+        *,
+        nulls: Nulls,
+        verify_checksums: bool,
+    ) -> None:
+        self.storage, self.manifest, self.nulls, self.verify_checksums = storage, manifest, nulls, verify_checksums
+        self.fields = {field.name: field for field in fields}
+        names = manifest.schema.names
+        places = manifest.column_indices or range(len(names))
+        self.leaves = {field.name: places[names.index(field.name)] for field in fields}
+        fills = {} if isinstance(nulls, str) else nulls
+        self.fills = {
+            field.name: check_fill(field, fills[field.name]) if field.name in fills else 0 for field in fields
+        }
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+
+    def row_group(self, number: int) -> RowGroup:
+        """A row group by its number in the dataset.
+
+        Raises:
+            NullValueError: a column has nulls that no policy covers.
+            SourceChangedError: its file is not what the manifest says.
+            ReadError: it cannot be decoded.
+        """
+        with named_read_errors(self.storage, self.manifest, number):
+            return RowGroup(self, number, self._open_file(int(self.manifest.row_group_file[number])))
+
+    def _open_file(self, file: int) -> OpenFile:
+        name = self.manifest.file_names[file]
+        identity = self.storage.identity(name)
+        with self._lock:
+            found = self._open.get(file)
+            if found is not None and identity is not None:
+                if found.identity == identity:
+                    self._open.move_to_end(file)
+                    return found
+                # Not what was mapped: the mapping may end where the file now does.
+                del self._open[file]
+        opened = OpenFile(self, file)
+        with self._lock:
+            self._open[file] = opened
+            while len(self._open) > _MAX_OPEN_FILES:
+                self._open.popitem(last=False)
+        return opened
+
+
+class OpenFile:
+    """A data file whose footer was read once; on a local disk it is mapped into memory."""
+
+    def __init__(self, files: DataFiles, file: int) -> None:
+        self._storage, self._name = files.storage, files.manifest.file_names[file]
+        self._verify_checksums = files.verify_checksums
+        self.identity = self._storage.identity(self._name)
+        with self._storage.open_parquet(self._name) as opened:
+            check_file(self._storage, files.manifest, file, opened)
+            # Of a mapped file this is the mapping itself.
+            self.buffer = opened.read_buffer() if self.identity is not None else None
+            parquet = pq.ParquetFile(opened if self.buffer is None else pa.BufferReader(self.buffer))
+            self.metadata, schema = parquet.metadata, parquet.schema_arrow
+        # A struct's numbers lie below the column itself, so that places and names part; those are decoded.
+        is_flat = len(schema) == self.metadata.num_columns
+        # Who wants the checksums checked must let Arrow read the pages.
+        is_plain = is_flat and self.buffer is not None and not files.verify_checksums
+        self.plain: dict[str, PlainColumn] = {}
+        for name, leaf in files.leaves.items():
+            found = find_plain_column(self.metadata, leaf, files.fields[name], schema.field(leaf)) if is_plain else None
+            if found is not None:
+                self.plain[name] = found
+
+    def read(self, index: int, leaves: Sequence[int]) -> pa.Table:
+        """These columns of a row group, decoded by Arrow."""
+        if self.buffer is not None:
+            return self._read(pa.BufferReader(self.buffer), index, leaves)
+        with self._storage.open_parquet(self._name) as opened:
+            return self._read(opened, index, leaves)
+
+    def _read(self, opened: pa.NativeFile, index: int, leaves: Sequence[int]) -> pa.Table:
+        parquet = pq.ParquetFile(
+            opened,
+            metadata=self.metadata,
+            page_checksum_verification=self._verify_checksums,
+            coerce_int96_timestamp_unit="us",
+        )
+        return parquet.reader.read_row_group(index, column_indices=leaves, use_threads=False)
+
+
+class RowGroup:
+    """The wanted columns of a row group."""
+
+    def __init__(self, files: DataFiles, number: int, file: OpenFile) -> None:
+        self._files, self._number, self._file = files, number, file
+        self.num_rows = int(files.manifest.row_group_rows[number])
+        self._index = files.manifest.row_group_in_file(number)
+        self._chunks = file.metadata.row_group(self._index)
+        self._decoded: dict[str, Decoded] = {}
+        self._decode(
+            [name for name in files.fields if name not in file.plain or not file.plain[name].may_be_in(self._chunks)]
+        )
+
+    def parts(self, name: str) -> list[Any]:
+        """A column's values in the arrays that they lie in, in order: numbers `(rows, *shape)`, or one Arrow array.
+
+        Read-only, and of memory that may be the mapped file's.
+        """
+        with named_read_errors(self._files.storage, self._files.manifest, self._number):
+            found = None
+            if name not in self._decoded:
+                found = self._file.plain[name].values(self._file.buffer, self._chunks)
+                if found is None:
+                    self._decode([name])
+            found = [self._decoded[name].values] if found is None else found
+            num_rows = sum(map(len, found))
+            if num_rows != self.num_rows:
+                # Whoever gathers rows relies on it.
+                raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows instead of {self.num_rows}")
+        return found
+
+    def mask(self, name: str) -> npt.NDArray[np.bool_]:
+        """Where a column is not null, once its values were asked for."""
+        found = self._decoded[name].valid if name in self._decoded else None
+        return np.ones(self.num_rows, np.bool_) if found is None else found
+
+    def validate(self) -> None:
+        """Raise ReadError if what Arrow decoded contradicts itself."""
+        with named_read_errors(self._files.storage, self._files.manifest, self._number):
+            for decoded in self._decoded.values():
+                if isinstance(decoded.values, pa.Array):
+                    decoded.values.validate(full=True)
+
+    def _decode(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        files = self._files
+        table = self._file.read(self._index, [files.leaves[name] for name in names])
+        for position, name in enumerate(names):
+            field, stored = files.fields[name], table.schema.field(position)
+            decoded = decode(table.column(position), field, fill=files.fills[name], stored=stored)
+            self._decoded[name] = decoded
+            if decoded.valid is not None and files.nulls != "mask" and not has_fill(files.nulls, field):
+                selection = files.manifest.selection
+                live = None if selection is None else selection.live_rows(self._number)
+                num_nulls = int((~(decoded.valid if live is None else decoded.valid[live])).sum())
+                if num_nulls:
+                    raise null_error(name, count=num_nulls)
+
+
+def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.NativeFile) -> None:
+    """Raise SourceChangedError unless an open data file has the size and the footer that the manifest says."""
+    path = f"{storage.url}/{manifest.file_names[file]}"
+    if opened.size() != manifest.file_bytes[file]:
+        raise SourceChangedError(
+            f"{path} has {opened.size()} bytes instead of {manifest.file_bytes[file]}: it was changed or cut after it "
+            "was written. Convert again.",
+            path=path,
+        )
+    if manifest.file_footers is not None and executor.footer_crc32(opened) != manifest.file_footers[file]:
+        raise SourceChangedError(
+            f"{path} has another footer than it was written with: it was replaced by a file of the same size, or is "
+            "damaged. Convert again.",
+            path=path,
+        )
+    opened.seek(0)
+
+
+@contextlib.contextmanager
+def named_read_errors(storage: Storage, manifest: Manifest, row_group: int) -> Iterator[None]:
+    """Let what goes wrong with a row group be named.
+
+    Raises:
+        SourceChangedError: its file is gone.
+        ReadError: it cannot be decoded.
+    """
+    name = manifest.file_names[int(manifest.row_group_file[row_group])]
+    path = f"{storage.url}/{name}"
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SourceChangedError(
+            f"{path} is not there. Was the converter deleted, or is this machine another one than the one that "
+            "wrote it? A cache on a local disk can be read on its own machine only; choose a shared cache_dir.",
+            path=path,
+        ) from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, ConverterError):
+            raise
+        index = manifest.row_group_in_file(row_group)
+        raise ReadError(
+            f"Row group {index} of {path} cannot be decoded: {error}. The file is damaged; convert again.",
+            path=path,
+            row_group=index,
+        ) from error
+
+
+@contextlib.contextmanager
+def opened_row_group(storage: Storage, manifest: Manifest, row_group: int) -> Iterator[tuple[pq.ParquetFile, int]]:
+    """The open file of a row group and the row group's number in it; what goes wrong inside is named.
+
+    Raises:
+        SourceChangedError: the file is gone or has another size than the manifest says.
+        ReadError: the row group cannot be decoded.
+    """
+    file = int(manifest.row_group_file[row_group])
+    with (
+        named_read_errors(storage, manifest, row_group),
+        storage.open_parquet(manifest.file_names[file]) as opened,
+    ):
+        check_file(storage, manifest, file, opened)
+        yield pq.ParquetFile(opened, coerce_int96_timestamp_unit="us"), manifest.row_group_in_file(row_group)
