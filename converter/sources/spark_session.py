@@ -130,10 +130,10 @@ def short_cause(error: Exception) -> str:
         ]
         if ends:
             return ends[0][:500]
-    classed = [line.strip() for line in lines if re.search(r"\[[A-Z][A-Z0-9_.]+\] ", line)]
     # That a task failed to write is known; why it did stands further down.
-    classed = [line for line in classed if "[TASK_WRITE_FAILED]" not in line] or classed
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    telling = [line for line in lines if "[TASK_WRITE_FAILED]" not in line]
+    classed = [line.strip() for line in telling if re.search(r"\[[A-Z][A-Z0-9_.]+\] ", line)]
+    causes = [line for line in telling if line.startswith("Caused by: ")]
     whole = [line.strip() for line in lines if not line.startswith(("\t", "    at"))]
     found = classed[:1] or causes[-1:] or whole[:1]
     return (found[0].removeprefix("Caused by: ") if found else type(error).__name__)[:500]

@@ -512,6 +512,8 @@ def train_with_accelerate(rank: int, url: str, directory: str) -> dict[str, Any]
         accelerator.register_for_checkpointing(loader)
         head = ids_of(itertools.islice(loader, 3))
         accelerator.save_state(directory)
+        # Rank 0 alone writes the model.
+        accelerator.wait_for_everyone()
         loader.load_state_dict(follow_the_remedy().state_dict())
         accelerator.load_state(directory)
         found["resumed"] = head + ids_of(loader)

@@ -29,10 +29,15 @@ ANCIENT = "org.apache.spark.SparkUpgradeException: [INCONSISTENT.WRITE_ANCIENT_D
             f"Job aborted.\n{STACK}Caused by: java.io.IOException: Disk is full\n{STACK}",
             "java.io.IOException: Disk is full",
         ),
+        (
+            f"{FAILED_WRITE}\n{STACK}Caused by: {FAILED_WRITE}\n{STACK}Caused by: java.io.IOException: Mkdirs\n{STACK}",
+            "java.io.IOException: Mkdirs",
+        ),
+        (f"{FAILED_WRITE}\n{STACK}", FAILED_WRITE),
         ("plain\nwords", "plain"),
         ("", "Exception"),
     ],
-    ids=["traceback", "traceback in a line", "task write failed", "java", "plain", "nothing"],
+    ids=["traceback", "in a line", "task write failed", "java", "both", "task alone", "plain", "nothing"],
 )
 def test_the_cause_of_a_spark_error_is_one_line(text: str, cause: str) -> None:
     assert short_cause(Exception(text)) == cause
