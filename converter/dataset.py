@@ -41,6 +41,7 @@ from converter.windows import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from converter.frameworks.tensorflow import TFDataset
     from converter.frameworks.torch import TorchDataLoader
 
 logger = logging.getLogger(__name__)
@@ -318,6 +319,84 @@ class DatasetConverter:
             multiprocessing_context=multiprocessing_context,
             device=device,
             pin_memory=pin_memory,
+        )
+
+    def make_tf_dataset(  # noqa: D417 (the others are described once)
+        self,
+        *,
+        batch_size: int = 32,
+        num_epochs: int | None = 1,
+        features: str | Sequence[str] | None = None,
+        labels: str | Sequence[str] | None = None,
+        weights: str | None = None,
+        columns: Sequence[str] | None = None,
+        stack: Mapping[str, Sequence[str]] | None = None,
+        filters: Filters | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        shuffle_window_rows: int | Literal["all"] | None = None,
+        cur_shard: int | None = None,
+        shard_count: int | None = None,
+        uneven: Uneven = "drop",
+        drop_last: bool = False,
+        transform: Transform | None = None,
+        with_row_index: str | None = None,
+        nulls: Nulls = "raise",
+        ragged: Ragged = "raise",
+        workers_count: int | None = None,
+        prefetch_batches: int | None = None,
+        prefetch: int | None = None,
+        verify_checksums: bool = False,
+    ) -> TFDataset:
+        """A real `tf.data.Dataset` of the same rows in the same order, and a context manager that closes it.
+
+        An element is a `dict` of tensors by column name; with `labels` it is `(features, labels)`, with `weights`
+        `(features, labels, weights)`, as Keras takes them. The cardinality is exact, so Keras needs no
+        `steps_per_epoch`. Each iteration is an epoch (`num_epochs` of them), shuffled anew; one that is left early
+        repeats, a peek by Keras, say. Strings and bytes arrive as `tf.string`, dates and times as int32 days and
+        int64 microseconds, `ragged="nested"` as `tf.RaggedTensor`.
+
+        The arguments that are not named here, and the errors, are those of `make_torch_dataloader`.
+
+        ```python
+        with converter.make_tf_dataset(batch_size=256, shuffle=True, labels="y") as dataset:
+            model.fit(dataset, epochs=3)
+        ```
+
+        A `tf.distribute` strategy divides each batch among its replicas, so there `batch_size` is the global one.
+        Every worker of MultiWorkerMirroredStrategy reads its own part of the rows, as TF_CONFIG says, or `cur_shard`
+        and `shard_count` do.
+
+        Args:
+            batch_size: rows of a batch.
+            num_epochs: epochs of one iteration; None for ever.
+            features: the columns that the model is given: a list for a `dict`, one name for a bare tensor; None for
+                all that neither `labels` nor `weights` names.
+            labels: likewise, what it is to learn.
+            weights: the column of the samples' weights.
+            drop_last: leave out a last batch that is shorter than the others; the others then have a static shape.
+            transform: as for the torch loader; it is applied to a first batch when the dataset is made, because
+                TensorFlow must know dtypes and shapes beforehand.
+            prefetch: batches that TensorFlow keeps ahead, beside the windows that reader threads do. They count as
+                used, for `state_dict()` and for whether an epoch has ended.
+
+        Raises:
+            MissingDependencyError: TensorFlow is not installed.
+            ValueError, TypeError: an argument is wrong; the message names it.
+        """
+        source = self._source(**_without(locals(), "self", "num_epochs", "features", "labels", "weights", "prefetch"))
+        _check_steps(source, num_epochs)
+        if prefetch is not None:
+            check_integer("prefetch", prefetch, least=1)
+        from converter.frameworks.tensorflow import TFDataset
+
+        return TFDataset(
+            source,
+            num_epochs=_check_epochs(num_epochs),
+            features=features,
+            labels=labels,
+            weights=weights,
+            prefetch=prefetch,
         )
 
     def make_batch_reader(

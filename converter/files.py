@@ -18,15 +18,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from converter.columns import Decoded, Nulls, check_fill, decode, has_fill, null_error
+from converter.columns import Array, Decoded, Nulls, check_fill, decode, has_fill, null_error
 from converter.errors import ConverterError, ReadError, SourceChangedError
 from converter.manifest import Manifest
-from converter.pages import PlainColumn, find_plain_column
+from converter.pages import Chunk, PlainColumn, find_plain_column
 from converter.schema import Field
 from converter.sources import executor
 from converter.storage import Storage
 
 _MAX_OPEN_FILES = 256
+_MAX_KEPT_CHUNKS = 1 << 15
+"""Of a file: some 10 MB. Finding them anew takes 10 µs each."""
 
 
 class DataFiles:
@@ -100,11 +102,26 @@ class OpenFile:
         is_flat = len(schema) == self.metadata.num_columns
         # Who wants the checksums checked must let Arrow read the pages.
         is_plain = is_flat and self.buffer is not None and not files.verify_checksums
+        self._chunks: dict[int, dict[str, Chunk | list[Array]]] = {}
         self.plain: dict[str, PlainColumn] = {}
         for name, leaf in files.leaves.items():
             found = find_plain_column(self.metadata, leaf, files.fields[name], schema.field(leaf)) if is_plain else None
             if found is not None:
                 self.plain[name] = found
+
+    def plain_chunks(self, index: int) -> dict[str, Chunk | list[Array]]:
+        """Of a row group the columns that may be plain: where they lie, or once they were read, their views."""
+        found = self._chunks.get(index)
+        if found is None:
+            found = {}
+            group = self.metadata.row_group(index) if self.plain else None
+            for name, column in self.plain.items():
+                chunk = column.find_chunk(group)
+                if chunk is not None:
+                    found[name] = chunk
+            if len(self._chunks) * len(self.plain) < _MAX_KEPT_CHUNKS:
+                self._chunks[index] = found
+        return found
 
     def read(self, index: int, leaves: Sequence[int]) -> pa.Table:
         """These columns of a row group, decoded by Arrow."""
@@ -130,21 +147,22 @@ class RowGroup:
         self._files, self._number, self._file = files, number, file
         self.num_rows = int(files.manifest.row_group_rows[number])
         self._index = files.manifest.row_group_in_file(number)
-        self._chunks = file.metadata.row_group(self._index)
+        self._plain = file.plain_chunks(self._index)
         self._decoded: dict[str, Decoded] = {}
-        self._decode(
-            [name for name in files.fields if name not in file.plain or not file.plain[name].may_be_in(self._chunks)]
-        )
+        self._decode([name for name in files.fields if name not in self._plain])
 
     def parts(self, name: str) -> list[Any]:
         """A column's values in the arrays that they lie in, in order: numbers `(rows, *shape)`, or one Arrow array.
 
         Read-only, and of memory that may be the mapped file's.
         """
+        known = self._plain.get(name)
+        if isinstance(known, list):
+            return known
         with named_read_errors(self._files.storage, self._files.manifest, self._number):
             found = None
-            if name not in self._decoded:
-                found = self._file.plain[name].values(self._file.buffer, self._chunks)
+            if known is not None and name not in self._decoded:
+                found = self._file.plain[name].values(self._file.buffer, known)
                 if found is None:
                     self._decode([name])
             found = [self._decoded[name].values] if found is None else found
@@ -152,6 +170,8 @@ class RowGroup:
             if num_rows != self.num_rows:
                 # Whoever gathers rows relies on it.
                 raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows instead of {self.num_rows}")
+            if known is not None and known.codec is None and name not in self._decoded and len(found) == 1:
+                self._plain[name] = found
         return found
 
     def mask(self, name: str) -> npt.NDArray[np.bool_]:

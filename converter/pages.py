@@ -14,8 +14,9 @@ Whatever is not proven, from a page's own header and levels, is decoded by Arrow
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,12 @@ from converter.schema import Field
 
 Array = npt.NDArray[Any]
 
-_PHYSICAL = {"int32": "INT32", "int64": "INT64", "float32": "FLOAT", "float64": "DOUBLE"}
+_PHYSICAL = {
+    np.dtype("int32"): "INT32",
+    np.dtype("int64"): "INT64",
+    np.dtype("float32"): "FLOAT",
+    np.dtype("float64"): "DOUBLE",
+}
 _FILE_DTYPES = {pa.int8(): "int32", pa.int16(): "int32", pa.int32(): "int32", pa.int64(): "int64",
                 pa.float32(): "float32", pa.float64(): "float64", pa.date32(): "int32"}  # fmt: skip
 """How a type's numbers lie in a page. Parquet has no integers of fewer than 32 bits."""
@@ -51,6 +57,15 @@ _MAX_PERIOD_RUNS = 4096
 _KEPT_LEVELS = 8
 
 
+class Chunk(NamedTuple):
+    """A row group's part of a column, as its footer describes it."""
+
+    start: int
+    end: int
+    num_values: int
+    codec: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class PlainColumn:
     """A column of a file whose values can be used as they lie in its pages, where those are plain."""
@@ -68,32 +83,37 @@ class PlainColumn:
     regular: dict[tuple[bytes, int], bool] = dataclasses.field(default_factory=dict, compare=False)
     """What repetition levels were found to be; those of most pages are the same bytes."""
 
-    def may_be_in(self, row_group: pq.RowGroupMetaData) -> bool:
-        """Whether the footer says nothing against it: what it cannot say is found in the pages."""
-        chunk = row_group.column(self.leaf)
-        return (
-            chunk.compression in _CODECS
-            and not chunk.has_dictionary_page
-            and set(chunk.encodings) <= _PLAIN
-            and row_group.num_rows > 0
-            and chunk.num_values == row_group.num_rows * self.row_values
-        )
+    def find_chunk(self, row_group: pq.RowGroupMetaData) -> Chunk | None:
+        """Where a row group's values lie, unless the footer says that they are not plain.
 
-    def values(self, buffer: pa.Buffer, row_group: pq.RowGroupMetaData) -> list[Array] | None:
-        """A row group's values, page by page, in order; None where they must be decoded by Arrow.
+        What the footer cannot say is found in the pages.
+        """
+        chunk = row_group.column(self.leaf)
+        compression, num_values = chunk.compression, chunk.num_values
+        if (
+            compression not in _CODECS
+            or chunk.has_dictionary_page
+            or not _PLAIN.issuperset(chunk.encodings)
+            or not num_values
+            or num_values != row_group.num_rows * self.row_values
+        ):
+            return None
+        start = chunk.data_page_offset
+        return Chunk(start, start + chunk.total_compressed_size, num_values, _CODECS[compression])
+
+    def values(self, buffer: pa.Buffer, chunk: Chunk) -> list[Array] | None:
+        """A chunk's values, page by page, in order; None where they must be decoded by Arrow.
 
         Uncompressed pages are views of the buffer, which holds the whole file.
 
         Raises:
             pyarrow.ArrowException, OSError, ValueError: a page is damaged.
         """
-        chunk = row_group.column(self.leaf)
-        codec = _CODECS[chunk.compression]
-        decompress = None if codec is None else pa.Codec(codec).decompress
-        start, left, found = chunk.data_page_offset, chunk.num_values, []
-        end = start + chunk.total_compressed_size
+        start, end, left, codec = chunk
+        found: list[Array] = []
         if end > buffer.size:
             return None
+        decompress = None if codec is None else pa.Codec(codec).decompress
         while left:
             header = _read_page_header(buffer, start, end)
             if header is None:
@@ -156,7 +176,7 @@ def find_plain_column(metadata: pq.FileMetaData, leaf: int, field: Field, stored
     shape: tuple[int, ...] | None = field.shape
     if shape is None or field.is_object or field.dtype == "bool":
         return None
-    dtype, row_numbers = field.stored_dtype, int(np.prod(shape))
+    dtype, row_numbers = field.stored_dtype, math.prod(shape)
     row_bytes = row_numbers * dtype.itemsize
     common = {"leaf": leaf, "dtype": dtype, "shape": shape, "has_definitions": column.max_definition_level > 0}
     if pa.types.is_fixed_size_binary(stored.type):
@@ -166,7 +186,7 @@ def find_plain_column(metadata: pq.FileMetaData, leaf: int, field: Field, stored
     is_list = _is_list(stored.type)
     numbers = stored.type.value_type if is_list else stored.type
     file_dtype = _file_dtype(field, numbers)
-    if file_dtype is None or column.physical_type != _PHYSICAL[file_dtype.name]:
+    if file_dtype is None or column.physical_type != _PHYSICAL[file_dtype]:
         return None
     if is_list != bool(shape) or column.max_repetition_level != is_list or not row_numbers:
         return None

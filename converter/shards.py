@@ -1,11 +1,12 @@
 """Which part of a training this process is, as whoever started it says.
 
 Looked for where the user does not say: an initialised `torch.distributed`, then
-the environment of torchrun, Horovod, MPI and Slurm, in this order.
+the environment of torchrun, Horovod, MPI and Slurm, then TF_CONFIG, in this order.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -39,7 +40,7 @@ def find_shard() -> Shard:
 
 def look_for_shard() -> tuple[Shard, str]:
     """The part of this process, and who says so."""
-    return _of_torch() or _of_environment() or (Shard(), "nobody")
+    return _of_torch() or _of_environment() or _of_tensorflow() or (Shard(), "nobody")
 
 
 def _of_torch() -> tuple[Shard, str] | None:
@@ -63,3 +64,22 @@ def _of_environment() -> tuple[Shard, str] | None:
                 "cur_shard and shard_count."
             ) from error
     return None
+
+
+def _of_tensorflow() -> tuple[Shard, str] | None:
+    """The part of a worker of MultiWorkerMirroredStrategy: the chief is the first of them."""
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        return None
+    try:
+        config = json.loads(text)
+        cluster, task = config.get("cluster", {}), config.get("task", {})
+        workers = [("chief", index) for index in range(len(cluster.get("chief", [])))]
+        workers += [("worker", index) for index in range(len(cluster.get("worker", [])))]
+        own = (task.get("type"), int(task.get("index", 0)))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"TF_CONFIG in the environment names no shard ({error}). Say cur_shard and shard_count."
+        ) from error
+    # An evaluator, or a server of parameters, is no part of the training.
+    return (Shard(index=workers.index(own), count=len(workers)), "TF_CONFIG") if own in workers else None

@@ -121,6 +121,10 @@ class BatchSource:
         field = self.manifest.schema.get(name)
         return field is not None and (field.is_object or field.shape is None)
 
+    def has_mask(self, names: Sequence[str]) -> bool:
+        """Whether every batch has a mask of these columns: where the dataset has a null in one of them."""
+        return self.nulls == "mask" and any(self.manifest.schema[name].has_nulls for name in names)
+
     def plan(self, epoch: int, past: Past = ()) -> EpochPlan:
         """This process's share of one epoch, or of what `past` has left of it."""
         return plan_epoch(
@@ -343,10 +347,6 @@ class _WindowReader:
         rows = source.manifest.row_group_rows
         self._first_rows = np.cumsum(rows) - rows
 
-    def _has_mask(self, names: Sequence[str]) -> bool:
-        """Whether the dataset has a null in one of these columns, so that every batch has their mask."""
-        return any(self._source.manifest.schema[name].has_nulls for name in names)
-
     def read(self, piece: Piece) -> Columns:
         """The piece's rows, in order, in memory of their own."""
         groups = [self._files.row_group(one) for one in piece.row_groups.tolist()]
@@ -366,7 +366,7 @@ class _WindowReader:
         # Column by column: what is undone for one is let go of before the next, and stays in the cache meanwhile.
         for name in source.names:
             members = stacks[name].columns if name in stacks else (name,)
-            has_mask = source.nulls == "mask" and self._has_mask(members)
+            has_mask = source.has_mask(members)
             if name in stacks:
                 num_rows = sum(group.num_rows for group in groups)
                 numbers = ([joined(group.parts(member)) for member in members] for group in groups)

@@ -102,7 +102,13 @@ class Epochs:
                 for batch in batches:
                     progress.num_batches += 1
                     yield batch
-        if self.next is begin and self.num_epochs is not None:
+        if self.next is begin:
+            self.move_on()
+
+    def move_on(self) -> None:
+        """Let the next iteration begin behind the one that has ended."""
+        if self.num_epochs is not None:
+            begin = self.next
             self.next = _Progress(epoch=begin.epoch + self.num_epochs - begin.epochs_done, past=(), epochs_done=0)
             self._progress = None
 

@@ -30,7 +30,8 @@ def views(path: Path, field: Field) -> list[Any]:
     column = find_plain_column(metadata, 0, field, metadata.schema.to_arrow_schema().field(0))
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     buffer = pa.py_buffer(path.read_bytes())
-    found = [column.values(buffer, group) if column and column.may_be_in(group) else None for group in groups]
+    chunks = [None if column is None else column.find_chunk(group) for group in groups]
+    found = [None if chunk is None or column is None else column.values(buffer, chunk) for chunk in chunks]
     return [None if pages is None else np.concatenate(pages) for pages in found]
 
 
@@ -276,12 +277,13 @@ def test_a_flipped_byte_is_refused_or_left_to_arrow_or_changes_numbers_alone(tmp
     metadata = pq.read_metadata(path)
     column = find_plain_column(metadata, 0, field, metadata.schema.to_arrow_schema().field(0))
     assert column is not None
-    chunk = metadata.row_group(0).column(0)
-    for place in range(chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size):
+    described = column.find_chunk(metadata.row_group(0))
+    assert described is not None
+    for place in range(described.start, described.end):
         harmed = bytearray(whole)
         harmed[place] ^= 1 << int(RANDOM.integers(8))
         try:
-            found = column.values(pa.py_buffer(bytes(harmed)), metadata.row_group(0))
+            found = column.values(pa.py_buffer(bytes(harmed)), described)
         except (pa.ArrowException, OSError, ValueError):
             continue
         assert found is None or np.concatenate(found).shape == values.shape
@@ -298,4 +300,7 @@ def test_a_chunk_that_ends_behind_the_file_is_left_to_arrow(tmp_path: Path) -> N
     metadata = pq.read_metadata(path)
     column = find_plain_column(metadata, 0, LONG, metadata.schema.to_arrow_schema().field(0))
     assert column is not None
-    assert column.values(pa.py_buffer(path.read_bytes()[:4000]), metadata.row_group(0)) is None
+    chunk = column.find_chunk(metadata.row_group(0))
+    assert chunk is not None
+    assert column.values(pa.py_buffer(path.read_bytes()), chunk) is not None
+    assert column.values(pa.py_buffer(path.read_bytes()[:4000]), chunk) is None
