@@ -360,7 +360,7 @@ class DatasetConverter:
 
         ```python
         with converter.make_tf_dataset(batch_size=256, shuffle=True, labels="y") as dataset:
-            model.fit(dataset, epochs=3)
+            model.fit(dataset, epochs=3, shuffle=False)  # Shuffled already; Keras would warn.
         ```
 
         A `tf.distribute` strategy divides each batch among its replicas, so there `batch_size` is the global one.

@@ -138,8 +138,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             ValueError: nobody knows how many batches were used.
         """
         with self._lock:
-            self._settle()
             if batches is None:
+                self._settle()
                 iteration, batches = self._used
                 if not self._is_under_way:
                     batches = 0
@@ -161,6 +161,11 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         with self._lock:
             self._is_under_way = False
             self._epochs.load_state_dict(state_dict)
+            begin, num_epochs = self._epochs.next, self._epochs.num_epochs
+            if begin.past and not self._source.plan(begin.epoch, begin.past).num_batches:
+                # Of an epoch's end, where Keras would be given no batch at all.
+                done = begin.epochs_done + 1
+                self._epochs.begin_at(begin.epoch + 1, 0 if done == num_epochs else done, ())
 
     @property
     def iteration(self) -> int:
@@ -300,8 +305,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def _build(self, prefetch: int | None) -> Any:
         signature = self._pack({name: _stretched(spec) for name, spec in self._specs.items()})
 
-        def slices(batches: Any) -> Any:
-            return tf.data.Dataset.from_tensor_slices(batches)
+        def slices(*batches: Any) -> Any:
+            return tf.data.Dataset.from_tensor_slices(batches if len(batches) > 1 else batches[0])
 
         dataset = tf.data.Dataset.from_generator(self._generate, output_signature=signature)
         # Nobody checks the cardinality that `take` states: an iteration that was resumed is shorter.

@@ -1,0 +1,545 @@
+"""`make_tf_dataset`: the rows and the order of the NumPy reader, as TensorFlow and Keras take them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from converter import ConverterError, DatasetConverter, NullValueError, SourceError, StateMismatchError, open_converter
+from converter.frameworks.tensorflow import DatasetState, DatasetStateCallback
+from tests.known_rows import finish, run_python, start_python
+from tests.unit.known_tables import ALL, ID, RAGGED, SCALARS, TENSORS, Column, write_converter
+
+NUM_ROWS = 103
+PARTITIONS = [[range(40), range(40, 60)], [range(60, NUM_ROWS)]]
+MIXED: dict[str, Any] = {"shuffle": True, "seed": 5, "shuffle_window_rows": 40}
+
+
+@pytest.fixture(scope="module")
+def converter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetConverter]:
+    folder = tmp_path_factory.mktemp("tf")
+    with write_converter(folder, ALL, PARTITIONS, row_group_bytes=900) as found:
+        assert found._manifest.num_row_groups > 8
+        yield found
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetConverter]:
+    folder = tmp_path_factory.mktemp("vectors")
+    with write_converter(folder, (ID, SCALARS[6], TENSORS[0]), PARTITIONS, row_group_bytes=200) as found:
+        yield found
+
+
+def ids(batches: Any) -> list[int]:
+    return [int(one) for batch in batches for one in batch["id"].numpy()]
+
+
+def numpy_ids(batches: Any) -> list[int]:
+    return [int(one) for batch in batches for one in batch["id"]]
+
+
+def no_reader_runs() -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("converter-read")]
+
+
+# Rows and order --------------------------------------------------------------------------------
+
+WAYS: list[dict[str, Any]] = [
+    {},
+    MIXED,
+    MIXED | {"shuffle_window_rows": "all"},
+    MIXED | {"drop_last": True},
+    MIXED | {"cur_shard": 1, "shard_count": 3},
+    MIXED | {"cur_shard": 2, "shard_count": 3, "uneven": "pad"},
+    MIXED | {"cur_shard": 0, "shard_count": 3, "uneven": "keep"},
+    MIXED | {"filters": [("id", ">", 30)]},
+    MIXED | {"num_epochs": 3},
+    MIXED | {"with_row_index": "row", "stack": {"s": ["a_int8", "a_float32"]}},
+    MIXED | {"prefetch_batches": 1, "workers_count": 3, "prefetch": 2},
+]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("batch_size", [1, 7, 50, 200])
+def test_batches_are_those_of_the_numpy_reader(
+    converter: DatasetConverter, options: dict[str, Any], batch_size: int
+) -> None:
+    of_numpy = {name: value for name, value in options.items() if name != "prefetch"}
+    wanted_columns = {"columns": [column.name for column in (*SCALARS, *TENSORS)], "batch_size": batch_size}
+    if "stack" in options:
+        wanted_columns["columns"] = ["id", "s", "grid"]
+    with (
+        converter.make_batch_reader(**wanted_columns, **of_numpy) as reader,
+        converter.make_tf_dataset(**wanted_columns, **options) as dataset,
+    ):
+        assert len(dataset) == len(reader) == int(dataset.cardinality())
+        for _ in range(3):
+            batches, wanted = list(dataset), list(reader)
+            assert len(batches) == len(wanted)
+            for batch, known in zip(batches, wanted, strict=True):
+                assert_batch(batch, known)
+                tf.nest.assert_same_structure(batch, dataset.element_spec)
+                for name, spec in dataset.element_spec.items():
+                    assert spec.is_compatible_with(batch[name])
+
+
+def assert_batch(batch: dict[str, Any], known: dict[str, Any]) -> None:
+    assert list(batch) == list(known) or sorted(batch) == sorted(known)
+    for name, values in known.items():
+        found = batch[name].numpy()
+        if values.dtype == object:
+            text = [one.encode() if isinstance(one, str) else one for one in values]
+            assert found.tolist() == text, name
+        elif values.dtype.kind == "M":
+            dtype = np.int32 if values.dtype == np.dtype("datetime64[D]") else np.int64
+            np.testing.assert_array_equal(found, values.astype(np.int64).astype(dtype), strict=True)
+        else:
+            np.testing.assert_array_equal(found, values, strict=True)
+
+
+def test_shards_part_the_rows(vectors: DatasetConverter) -> None:
+    parts = []
+    for index in range(4):
+        with vectors.make_tf_dataset(batch_size=8, cur_shard=index, shard_count=4, uneven="keep", **MIXED) as dataset:
+            parts += ids(dataset)
+    assert sorted(parts) == list(range(NUM_ROWS))
+
+
+def test_a_dataset_for_ever_has_no_end(vectors: DatasetConverter) -> None:
+    with vectors.make_tf_dataset(batch_size=25, num_epochs=None, **MIXED) as dataset:
+        assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+        found = ids(dataset.take(15))
+    with vectors.make_batch_reader(batch_size=25, num_epochs=None, **MIXED) as reader:
+        assert found == numpy_ids(itertools.islice(reader, 15))
+
+
+# Specs, features and labels --------------------------------------------------------------------
+
+
+def test_the_spec_says_everything(converter: DatasetConverter) -> None:
+    with converter.make_tf_dataset(batch_size=10, drop_last=True, ragged="nested") as dataset:
+        spec = dataset.element_spec
+    assert spec["a_bool"] == tf.TensorSpec((10,), tf.bool)
+    assert spec["text"] == tf.TensorSpec((10,), tf.string)
+    assert spec["day"] == tf.TensorSpec((10,), tf.int32)
+    assert spec["at"] == tf.TensorSpec((10,), tf.int64)
+    assert spec["cube"] == tf.TensorSpec((10, 2, 1, 2), tf.float64)
+    assert spec["words"] == tf.RaggedTensorSpec((None, None), tf.int32, ragged_rank=1)
+    with converter.make_tf_dataset(columns=["id", "grid"]) as dataset:
+        assert dataset.element_spec == {
+            "id": tf.TensorSpec((None,), tf.int64),
+            "grid": tf.TensorSpec((None, 2, 3), "int32"),
+        }
+
+
+def test_features_labels_and_weights_have_their_places(converter: DatasetConverter) -> None:
+    columns = ["id", "vector", "a_int8", "a_float32"]
+    with converter.make_tf_dataset(columns=columns, labels="a_int8") as dataset:
+        features, label = next(iter(dataset))
+        assert list(features) == ["id", "vector", "a_float32"]
+        assert label.dtype == tf.int8
+    with converter.make_tf_dataset(
+        columns=columns, features="vector", labels=["a_int8", "id"], weights="a_float32"
+    ) as dataset:
+        vector, labels, weights = next(iter(dataset))
+        assert vector.shape == (32, 3)
+        assert list(labels) == ["a_int8", "id"]
+        assert weights.dtype == tf.float32
+        assert labels["id"].numpy().tolist() == list(range(32))
+        # In a graph as well as in an eager loop.
+        total = dataset.reduce(np.int64(0), lambda sum_, batch: sum_ + tf.reduce_sum(batch[1]["id"]))
+        assert int(total) == sum(range(NUM_ROWS))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"labels": "a_int9"}, ValueError, "labels: a batch has no column 'a_int9'. Did you mean 'a_int8'"),
+        ({"labels": "id", "columns": ["vector"]}, ValueError, "labels: a batch has no column 'id'"),
+        ({"labels": "id", "features": ["id", "vector"]}, ValueError, "column 'id' is named by labels already"),
+        ({"labels": ["id", "id"]}, ValueError, "column 'id' is named by labels already"),
+        ({"weights": "id"}, ValueError, "weights='id' needs labels"),
+        ({"labels": "id", "weights": ["grid"]}, TypeError, "weights must be"),
+        ({"labels": 3}, TypeError, "labels must be a column's name"),
+        ({"labels": []}, TypeError, "labels must be a column's name"),
+        ({"labels": "id", "columns": ["id"]}, ValueError, "leave no column for the features"),
+        ({"prefetch": 0}, ValueError, "prefetch must be"),
+        ({"batch_size": 0}, ValueError, "batch_size must be"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(
+    converter: DatasetConverter, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        converter.make_tf_dataset(**{"columns": ["id", "vector", "a_int8", "grid"]} | options)
+    assert text in str(caught.value)
+
+
+def test_a_batch_larger_than_the_rows_with_drop_last_gives_nothing(vectors: DatasetConverter) -> None:
+    with vectors.make_tf_dataset(batch_size=NUM_ROWS + 1, drop_last=True) as dataset:
+        assert len(dataset) == 0
+        assert list(dataset) == []
+
+
+# Policies --------------------------------------------------------------------------------------
+
+
+def test_ragged_rows_are_padded_or_nested_or_refused(converter: DatasetConverter) -> None:
+    with pytest.raises(SourceError, match="words"):
+        converter.make_tf_dataset(columns=["id", "words"])
+    wanted = RAGGED.values(range(NUM_ROWS))
+    with converter.make_tf_dataset(columns=["id", "words"], ragged="nested", batch_size=9) as dataset:
+        rows = [row for batch in dataset for row in batch["words"].to_list()]
+        assert rows == [row.tolist() for row in wanted]
+        assert [int(batch["words"].nrows()) for batch in dataset.map(lambda batch: batch)][:2] == [9, 9]
+    with converter.make_tf_dataset(columns=["id", "words"], ragged="pad", batch_size=9) as dataset:
+        for batch in dataset:
+            for row, length, number in zip(batch["words"], batch["words__length"], batch["id"], strict=True):
+                assert row.numpy()[: int(length)].tolist() == wanted[int(number)].tolist()
+                assert not row.numpy()[int(length) :].any()
+
+
+def test_nulls_are_refused_masked_or_filled(tmp_path: Path) -> None:
+    some = Column(name="some", dtype="float32", nullable=True)
+    with write_converter(tmp_path, (ID, some), [[range(50)]]) as converter:
+        with pytest.raises(NullValueError, match="some"):
+            converter.make_tf_dataset()
+        with converter.make_tf_dataset(nulls="mask", batch_size=50) as dataset:
+            (batch,) = dataset
+            assert batch["some__valid"].numpy().tolist() == some.valid(range(50)).tolist()
+        with converter.make_tf_dataset(nulls={"some": -1}, batch_size=50) as dataset:
+            (batch,) = dataset
+            np.testing.assert_array_equal(batch["some"].numpy(), some.values(range(50), fill=-1))
+
+
+# Transforms ------------------------------------------------------------------------------------
+
+
+def test_a_transform_decides_the_spec(vectors: DatasetConverter) -> None:
+    def transform(batch: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
+        noise = random.normal(size=len(batch["id"])).astype("float32")
+        return {"id": batch["id"], "noisy": batch["vector"] + noise[:, None], "text": batch["id"].astype(str)}
+
+    with (
+        vectors.make_tf_dataset(transform=transform, batch_size=10, **MIXED) as dataset,
+        vectors.make_batch_reader(transform=transform, batch_size=10, **MIXED) as reader,
+    ):
+        assert dataset.element_spec["noisy"] == tf.TensorSpec((None, 3), tf.float32)
+        for batch, known in zip(dataset, reader, strict=True):
+            np.testing.assert_array_equal(batch["noisy"].numpy(), known["noisy"])
+            assert batch["text"].numpy().tolist() == [str(one).encode() for one in known["id"].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("later", "text"),
+    [
+        (lambda batch: {"x": batch["id"].astype("float32")}, "column 'x' as float32"),
+        (lambda batch: {"x": batch["vector"][:, :2]}, "column 'x'"),
+        (lambda batch: {"y": batch["id"]}, r"returned columns \['y'\]"),
+        (lambda _: 1 / 0, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_transform_that_changes_its_mind_is_named(vectors: DatasetConverter, later: Any, text: str) -> None:
+    def transform(batch: dict[str, Any]) -> Any:
+        return later(batch) if batch["id"][0] >= 40 else {"x": batch["id"]}
+
+    with vectors.make_tf_dataset(transform=transform, batch_size=10) as dataset:
+        with pytest.raises(tf.errors.OpError, match=text) as caught:
+            list(dataset)
+        assert type(caught.value.__cause__).__name__ in str(caught.value)
+        assert no_reader_runs()
+
+
+def test_a_transform_without_a_tensor_form_is_refused_at_once(vectors: DatasetConverter) -> None:
+    with pytest.raises(TypeError, match="column 'x'"):
+        vectors.make_tf_dataset(transform=lambda batch: {"x": np.array([{}] * len(batch["id"]))})
+
+
+# Epochs and states -----------------------------------------------------------------------------
+
+
+def test_an_iteration_that_is_left_repeats_and_one_that_ends_moves_on(vectors: DatasetConverter) -> None:
+    with (
+        vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset,
+        vectors.make_batch_reader(batch_size=10, **MIXED) as reader,
+    ):
+        epochs = [numpy_ids(reader) for _ in range(5)]
+        for _ in dataset:
+            break
+        assert ids(dataset.take(3)) == epochs[0][:30]
+        assert ids(dataset) == epochs[0]
+        assert ids(dataset.map(lambda batch: batch)) == epochs[1]
+        assert ids(dataset.repeat(2)) == epochs[2] + epochs[3]
+        dataset.set_epoch(1)
+        assert ids(dataset) == epochs[1]
+        first, second = iter(dataset), iter(dataset)
+        pairs = list(zip(first, second, strict=True))
+        assert ids(one for one, _ in pairs) == ids(one for _, one in pairs) == epochs[2]
+
+
+def test_other_transformations_of_tensorflow_work(vectors: DatasetConverter) -> None:
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        assert len(list(dataset.unbatch())) == NUM_ROWS
+        cached = dataset.cache()
+        assert ids(cached) == ids(cached)
+
+        @tf.function
+        def total(batches: tf.data.Dataset) -> Any:
+            found = tf.constant(0, tf.int64)
+            for batch in batches:
+                found += tf.reduce_sum(batch["id"])
+            return found
+
+        assert int(total(dataset)) == sum(range(NUM_ROWS))
+        zipped = tf.data.Dataset.zip((dataset, dataset))
+        assert all((one["id"].numpy() == other["id"].numpy()).all() for one, other in zipped)
+
+
+@pytest.mark.parametrize("step", [0, 1, 4, 10, 11])
+def test_a_state_continues_with_the_next_row_here_and_in_numpy(vectors: DatasetConverter, step: int) -> None:
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        whole = [one for _ in range(3) for one in ids(dataset)]
+        dataset.set_epoch(0)
+        head = ids(itertools.islice(dataset, step))
+        state = json.loads(json.dumps(dataset.state_dict()))
+        assert len(json.dumps(state)) < 1000
+    assert head == whole[: len(head)]
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        dataset.load_state_dict(state)
+        rest = ids(dataset)
+        assert head + rest == whole[: len(head) + len(rest)]
+        assert ids(dataset) == whole[len(head) + len(rest) :][:NUM_ROWS]
+    with vectors.make_batch_reader(batch_size=3, **MIXED) as reader:
+        reader.load_state_dict(state)
+        assert numpy_ids(reader) == rest
+    with vectors.make_tf_dataset(batch_size=10) as dataset, pytest.raises(StateMismatchError):
+        dataset.load_state_dict(state)
+
+
+def test_a_state_that_nobody_can_know_is_asked_for(vectors: DatasetConverter) -> None:
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        mapped = iter(dataset.map(lambda batch: batch))
+        next(mapped)
+        next(mapped)
+        with pytest.raises(ValueError, match="batches="):
+            dataset.state_dict()
+        state = dataset.state_dict(batches=2)
+        del mapped
+        dataset.load_state_dict(state)
+        rest = ids(dataset)
+        dataset.set_epoch(0)
+        assert ids(dataset)[20:] == rest
+
+
+def test_a_checkpoint_of_tensorflow_holds_the_state(vectors: DatasetConverter, tmp_path: Path) -> None:
+    step = tf.Variable(0)
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        whole = ids(dataset)
+        dataset.set_epoch(0)
+        checkpoint = tf.train.Checkpoint(step=step, data=DatasetState(dataset))
+        for _ in dataset:
+            step.assign_add(1)
+            if int(step) == 4:
+                path = checkpoint.save(str(tmp_path / "model"))
+                break
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        other = tf.Variable(0)
+        tf.train.Checkpoint(step=other, data=DatasetState(dataset)).restore(path)
+        assert int(other) == 4
+        assert ids(dataset) == whole[40:]
+
+
+# Keras -----------------------------------------------------------------------------------------
+
+
+class Seen(keras.callbacks.Callback):
+    """Counts steps by epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.steps.append(0)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.steps[-1] += 1
+
+
+def make_model() -> Any:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    return model
+
+
+def test_keras_fits_evaluates_and_predicts(vectors: DatasetConverter) -> None:
+    options: dict[str, Any] = {"batch_size": 10, "features": "vector", "labels": "a_float32", **MIXED}
+    model, seen = make_model(), Seen()
+    with vectors.make_tf_dataset(**options) as dataset, vectors.make_tf_dataset(**options) as validation:
+        model.fit(dataset, epochs=3, validation_data=validation, callbacks=[seen], shuffle=False, verbose=0)
+        assert seen.steps == [11, 11, 11]
+        # The model that was not built yet peeked at the first batch; that moved nothing.
+        assert dataset.state_dict()["epoch"] == 3
+        assert np.isfinite(model.evaluate(dataset, verbose=0))
+        assert model.predict(dataset.map(lambda features, _: features), verbose=0).shape == (NUM_ROWS, 1)
+
+
+def test_a_callback_writes_the_state_beside_the_model(vectors: DatasetConverter, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 10, "features": "vector", "labels": "id", **MIXED}
+    path = tmp_path / "state.json"
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 7:
+                raise KeyboardInterrupt
+
+    with vectors.make_tf_dataset(**options) as dataset:
+        epochs = [[int(one) for _, label in dataset for one in label] for _ in range(2)]
+        dataset.set_epoch(0)
+        model, callback = make_model(), DatasetStateCallback(dataset, path, save_freq=3)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(dataset, epochs=2, callbacks=[callback, Stop()], shuffle=False, verbose=0)
+    with vectors.make_tf_dataset(**options) as dataset:
+        dataset.load_state_dict(json.loads(path.read_text()))
+        assert [int(one) for _, label in dataset for one in label] == epochs[0][60:]
+        dataset.set_epoch(0)
+        make_model().fit(dataset, epochs=1, callbacks=[DatasetStateCallback(dataset, path)], shuffle=False, verbose=0)
+        dataset.load_state_dict(json.loads(path.read_text()))
+        assert [int(one) for _, label in dataset for one in label] == epochs[1]
+    with pytest.raises(ValueError, match="save_freq"):
+        DatasetStateCallback(dataset, path, save_freq=0)
+
+
+# Strategies ------------------------------------------------------------------------------------
+
+
+def read_mirrored(url: str) -> Any:
+    """Two replicas on one machine: the rows of each, with the whole dataset and with one for each input pipeline."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    options: dict[str, Any] = {"batch_size": 10, "columns": ["id"], "shuffle": True}
+    found = []
+    with open_converter(url).make_tf_dataset(**options) as dataset:
+        for batch in strategy.experimental_distribute_dataset(dataset):
+            found.append([part.numpy().tolist() for part in strategy.experimental_local_results(batch["id"])])
+
+    def make(context: Any) -> Any:
+        return open_converter(url).make_tf_dataset(
+            **options | {"batch_size": context.get_per_replica_batch_size(10)},
+            cur_shard=context.input_pipeline_id,
+            shard_count=context.num_input_pipelines,
+        )
+
+    by_function = []
+    for batch in strategy.distribute_datasets_from_function(make):
+        by_function += [part.numpy().tolist() for part in strategy.experimental_local_results(batch["id"])]
+    return found, by_function
+
+
+def test_mirrored_replicas_read_every_row_once(vectors: DatasetConverter) -> None:
+    batches, by_function = run_python(read_mirrored, vectors.url)
+    assert sorted(itertools.chain(*itertools.chain(*batches))) == list(range(NUM_ROWS))
+    assert [[len(part) for part in batch] for batch in batches[:-1]] == [[5, 5]] * 10
+    assert sorted(itertools.chain(*by_function)) == list(range(NUM_ROWS))
+
+
+def read_as_worker(url: str) -> Any:
+    """A worker of two, as TF_CONFIG says: its rows, and the losses of a fit."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    rows = []
+    with open_converter(url).make_tf_dataset(batch_size=10, columns=["id"], shuffle=True, uneven="keep") as dataset:
+        for batch in strategy.experimental_distribute_dataset(dataset):
+            rows += [part.numpy().tolist() for part in strategy.experimental_local_results(batch["id"])]
+    return rows
+
+
+def test_workers_of_tf_config_read_every_row_once(vectors: DatasetConverter) -> None:
+    import socket
+
+    ports = []
+    for _ in range(2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports.append(free.getsockname()[1])
+    workers = [f"127.0.0.1:{port}" for port in ports]
+    configs = [json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": one}}) for one in (0, 1)]
+    with (
+        start_python(read_as_worker, vectors.url, environment={"TF_CONFIG": configs[0]}) as first,
+        start_python(read_as_worker, vectors.url, environment={"TF_CONFIG": configs[1]}) as second,
+    ):
+        parts = [finish(first), finish(second)]
+    assert sorted(itertools.chain(*parts[0], *parts[1])) == list(range(NUM_ROWS))
+    assert all(len(part) <= 5 for part in itertools.chain(*parts))
+
+
+# Lifecycle -------------------------------------------------------------------------------------
+
+
+def test_a_closed_dataset_says_so_and_leaves_no_thread(vectors: DatasetConverter) -> None:
+    with vectors.make_tf_dataset(batch_size=5, **MIXED) as dataset:
+        iterator = iter(dataset)
+        next(iterator)
+    assert no_reader_runs()
+    with pytest.raises(tf.errors.OpError, match="ConverterError: This loader was closed") as caught:
+        next(iter(dataset))
+    assert isinstance(caught.value.__cause__, ConverterError)
+
+
+def test_a_dataset_that_is_closed_while_tensorflow_prefetches_ends(vectors: DatasetConverter) -> None:
+    with vectors.make_tf_dataset(batch_size=1, num_epochs=None, **MIXED) as dataset:
+        iterator = iter(dataset.prefetch(4))
+        next(iterator)
+    assert no_reader_runs()
+
+
+def test_an_iterator_that_is_collected_leaves_no_thread(vectors: DatasetConverter) -> None:
+    with vectors.make_tf_dataset(batch_size=1, num_epochs=None, **MIXED) as dataset:
+        iterator = iter(dataset)
+        next(iterator)
+        assert not no_reader_runs()
+        del iterator
+        assert no_reader_runs()
+
+
+def test_a_file_that_is_gone_is_named_in_tensorflows_error(tmp_path: Path) -> None:
+    with write_converter(tmp_path, (ID,), PARTITIONS) as converter, converter.make_tf_dataset() as dataset:
+        for path in tmp_path.rglob("*.parquet"):
+            path.unlink()
+        with pytest.raises(tf.errors.OpError, match=r"SourceChangedError: .*\.parquet is not there"):
+            list(dataset)
+        assert no_reader_runs()
+
+
+def leave_in_the_middle(url: str) -> str:
+    """End the interpreter with iterators under way."""
+    dataset = open_converter(url).make_tf_dataset(batch_size=1, num_epochs=None)
+    leave_in_the_middle.kept = iter(dataset), iter(dataset.prefetch(8))  # type: ignore[attr-defined]
+    return str([next(one)["id"].numpy().tolist() for one in leave_in_the_middle.kept])  # type: ignore[attr-defined]
+
+
+def test_an_interpreter_ends_with_iterators_under_way(vectors: DatasetConverter) -> None:
+    assert run_python(leave_in_the_middle, vectors.url) == "[[0], [0]]"
+
+
+def use_both(url: str) -> list[int]:
+    """Torch and TensorFlow in one process."""
+    converter = open_converter(url)
+    with converter.make_torch_dataloader(batch_size=10) as loader, converter.make_tf_dataset(batch_size=10) as dataset:
+        return [
+            int(one["id"].sum()) - int(tf.reduce_sum(other["id"])) for one, other in zip(loader, dataset, strict=True)
+        ]
+
+
+def test_torch_and_tensorflow_work_in_one_process(vectors: DatasetConverter) -> None:
+    assert run_python(use_both, vectors.url) == [0] * 11
