@@ -34,6 +34,10 @@ def touch(batch: Any) -> int:
         if isinstance(column, list):
             _ = column[0]
             rows = len(column)
+        elif not hasattr(column, "data_ptr"):
+            # TensorFlow's.
+            _ = memoryview(column)[(0,) * column.ndim]
+            rows = column.shape[0]
         else:
             # Indexing a tensor would cost five times as much, and be most of what is measured of a fast loader.
             _ = _byte_at(column.data_ptr()).value

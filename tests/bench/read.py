@@ -462,6 +462,9 @@ class Opened:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    def enter(self, manager: Any) -> Any:
+        return self._stack.enter_context(manager)
+
     def ours(self, rows: Rows, **options: Any) -> Way:
         made = self._stack.enter_context(converter.open_converter(rows.url))
         return self._way(made, rows, options)
@@ -951,6 +954,101 @@ def mixing(bench: Bench) -> None:
     )
 
 
+# --- TensorFlow -------------------------------------------------------------------------------------------------------
+
+TF_GOALS = {"tab": 0.35, "tab, one stack": 0.6, "emb": 0.6}
+
+
+def tensorflow(bench: Bench) -> None:
+    """make_tf_dataset beside make_torch_dataloader and beside TFRecord files of a tenth of the same rows."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    @tf.function
+    def in_graph(dataset: Any) -> Any:
+        rows = tf.constant(0, tf.int64)
+        for batch in dataset:
+            firsts = [tf.reshape(column, [-1])[0] for column in batch.values()]
+            with tf.control_dependencies(firsts):
+                rows += tf.shape(batch["id"], tf.int64)[0]
+        return rows
+
+    def eager(dataset: Any) -> Epoch:
+        return timed_epoch(lambda: dataset)
+
+    def graph(dataset: Any) -> Epoch:
+        begin, cpu = time.perf_counter(), time.process_time()
+        rows = int(in_graph(dataset))
+        return {"rows": rows, "seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
+
+    for title, goal in TF_GOALS.items():
+        name = title.split(",")[0]
+        options = STACK if "stack" in title else {}
+        rows = bench.rows[name]
+        with Opened() as opened, tempfile.TemporaryDirectory() as folder:
+            ways, goals = {}, []
+            made = opened.enter(converter.open_converter(rows.url))
+            records = write_records(tf, made, folder, options, rows.num_rows // 10)
+            for shuffle, order in ((True, "shuffled"), (False, "plain order")):
+                dataset = opened.enter(made.make_tf_dataset(batch_size=BATCH_SIZE, shuffle=shuffle, **options))
+                own = {"torch": opened.ours(rows, shuffle=shuffle, **options)}
+                own["TensorFlow, eager"] = Way(run=lambda data=dataset: [eager(data)], num_rows=rows.num_rows)
+                own["TensorFlow, in a graph"] = Way(run=lambda data=dataset: [graph(data)], num_rows=rows.num_rows)
+                peer = records(shuffle)
+                own["TFRecord, in a graph"] = Way(run=lambda data=peer: [graph(data)], num_rows=rows.num_rows // 10)
+                ways |= {f"{title}: {way}, {order}": found for way, found in own.items()}
+                for way in ("TensorFlow, eager", "TensorFlow, in a graph"):
+                    goals.append(Goal(f"{title}: {way}, {order}", f"{title}: torch, {order}", goal))
+                goals.append(
+                    Goal(f"{title}: TensorFlow, in a graph, {order}", f"{title}: TFRecord, in a graph, {order}", 3)
+                )
+            in_turns(ways, bench.options.repeats)
+        print_ways(ways)
+        print_ratios(ways, goals)
+
+
+def write_records(tf: Any, made: Any, folder: str, options: Mapping[str, Any], num_rows: int) -> Callable[[bool], Any]:
+    """The first rows as TFRecord files, and how TensorFlow reads those best."""
+    features: dict[str, Any] = {}
+    count, writers = 0, [tf.io.TFRecordWriter(f"{folder}/{part}.tfrecord") for part in range(4)]
+    with made.make_batch_reader(batch_size=BATCH_SIZE, **options) as reader:
+        for batch in reader:
+            for name, column in batch.items():
+                kind = tf.float32 if column.dtype.kind == "f" else tf.int64
+                features[name] = tf.io.FixedLenFeature(column.shape[1:], kind)
+            columns = {name: column.reshape(len(column), -1).tolist() for name, column in batch.items()}
+            for row in range(min(len(batch["id"]), num_rows - count)):
+                feature = {
+                    name: tf.train.Feature(float_list=tf.train.FloatList(value=values[row]))
+                    if features[name].dtype == tf.float32
+                    else tf.train.Feature(int64_list=tf.train.Int64List(value=values[row]))
+                    for name, values in columns.items()
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=feature))
+                writers[count * len(writers) // num_rows].write(example.SerializeToString())
+                count += 1
+            if count == num_rows:
+                break
+    for writer in writers:
+        writer.close()
+    with made.make_batch_reader(batch_size=BATCH_SIZE, shuffle=True, **options) as reader:
+        window_rows = reader._epochs.source.window_rows
+
+    def read(shuffle: bool) -> Any:
+        files = tf.data.Dataset.list_files(f"{folder}/*.tfrecord", shuffle=shuffle)
+        rows = files.interleave(
+            tf.data.TFRecordDataset, cycle_length=4 if shuffle else 1, num_parallel_calls=tf.data.AUTOTUNE
+        )
+        rows = rows.shuffle(window_rows) if shuffle else rows
+        return (
+            rows.batch(BATCH_SIZE)
+            .map(lambda batch: tf.io.parse_example(batch, features), num_parallel_calls=tf.data.AUTOTUNE)
+            .prefetch(tf.data.AUTOTUNE)
+        )
+
+    return read
+
+
 SECTIONS: dict[str, tuple[Callable[[Bench], None], tuple[str, ...]]] = {
     "tab": (tab, ("tab",)),
     "emb": (emb, ("emb",)),
@@ -961,6 +1059,7 @@ SECTIONS: dict[str, tuple[Callable[[Bench], None], tuple[str, ...]]] = {
     "first": (first, ("files-1", "files-{files}")),
     "memory": (memory, ("tab", "times-10")),
     "mixing": (mixing, ("sorted", "mixed")),
+    "tensorflow": (tensorflow, ("tab", "emb")),
 }
 
 
