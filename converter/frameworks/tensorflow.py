@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from converter.columns import RaggedRows, ragged_values
+from converter.columns import RaggedRows, new_array, ragged_values
 from converter.errors import MissingDependencyError
 from converter.frameworks.numpy import Batch, Epochs, as_generator, numpy_batches
 from converter.plan import EpochPlan
@@ -39,12 +39,14 @@ try:
     from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 except ModuleNotFoundError as error:
     raise MissingDependencyError(
-        "make_tf_dataset needs TensorFlow, which is not installed: pip install 'spark-tensor-converter[tf]'."
+        f"make_tf_dataset needs {error.name}, which is not installed: pip install 'spark-tensor-converter[tf]'."
     ) from error
 
 Names = str | Sequence[str]
 
 _CLOSE_SECONDS = 60.0
+_ALIGNMENT_BYTES = 64
+"""What TensorFlow asks of memory that it is to use as it lies there (`EIGEN_MAX_ALIGN_BYTES`)."""
 
 
 class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no types.
@@ -63,17 +65,18 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self._source = source
         self._epochs = Epochs(source, num_epochs)
         self._lock = threading.Lock()
-        self._iteration = 0
-        """How many iterations were begun."""
+        self._num_steps: int | None = None
+        """Of the iteration that was begun last; None where it has no end."""
 
-        self._is_under_way = False
-        """Whether the next iteration begins where the last one did, unless that one comes to its end."""
+        self._begun: Any = None
+        """Where that began."""
 
         self._has_given_all = False
-        self._has_just_ended = False
-        self._used = (0, 0)
-        """The iteration that an eager loop over this dataset itself used batches of, and how many."""
+        """Whether an iteration that began where the next one would has come to its end."""
 
+        self._has_just_ended = False
+        self._iterators: weakref.WeakSet[_Iterator] = weakref.WeakSet()
+        self._last_used: int | None = None
         self._running: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         self.read_error: BaseException | None = None
         """What went wrong while reading, if anything did; TensorFlow's error has its text."""
@@ -121,7 +124,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         """Let the next iteration begin with this epoch."""
         with self._lock:
             self._settle()
-            self._is_under_way = False
+            self._last_used = None
             self._epochs.set_next(epoch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
@@ -140,14 +143,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         with self._lock:
             if batches is None:
                 self._settle()
-                iteration, batches = self._used
-                if not self._is_under_way:
-                    batches = 0
-                elif iteration != self._iteration:
-                    raise ValueError(
-                        "TensorFlow uses this dataset's batches by itself, so their number is not known here: say "
-                        "state_dict(batches=…), how many of this iteration were used."
-                    )
+                batches = self._num_used()
             return self._epochs.state_dict(batches)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -159,7 +155,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             StateMismatchError: the state is of other rows or another order; the message says what differs.
         """
         with self._lock:
-            self._is_under_way = False
+            self._has_given_all, self._last_used = False, None
             self._epochs.load_state_dict(state_dict)
             begin, num_epochs = self._epochs.next, self._epochs.num_epochs
             if begin.past and not self._source.plan(begin.epoch, begin.past).num_batches:
@@ -168,33 +164,54 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                 self._epochs.begin_at(begin.epoch + 1, 0 if done == num_epochs else done, ())
 
     @property
-    def iteration(self) -> int:
-        """How many iterations were begun."""
-        return self._iteration
+    def begin(self) -> Any:
+        """What stands for where the last iteration began: another object once the dataset has moved on."""
+        return self._epochs.next
 
-    def note_use(self, iteration: int, batches: int) -> None:
-        """Be told how many batches of an iteration were used."""
-        self._used = (iteration, batches)
+    @property
+    def num_steps(self) -> int | None:
+        """The batches of the iteration that was begun last; None where it has no end."""
+        return self._num_steps
+
+    def start_anew(self, iterator: _Iterator) -> None:
+        """Be told of an iterator over this dataset itself."""
+        self._has_just_ended = False
+        self._iterators.add(iterator)
+
+    def note_use(self, batches: int) -> None:
+        """Be told how many batches an iterator over this dataset itself was given."""
+        self._last_used = batches
+
+    def _num_used(self) -> int:
+        """The batches that were used since the place where the next iteration would begin."""
+        if self._begun is not self._epochs.next:
+            return 0
+        living = [one for one in self._iterators if one.begin is self._epochs.next]
+        if len(living) > 1 or any(one.is_elsewhere for one in living) or (not living and self._last_used is None):
+            raise ValueError(
+                "TensorFlow uses this dataset's batches by itself, or several iterators do, so how many were used is "
+                "not known here: say state_dict(batches=…)."
+            )
+        return living[0].used if living else self._last_used or 0
 
     def _settle(self) -> None:
-        """Move on if all batches of the last iteration were asked for."""
-        if self._is_under_way and self._has_given_all:
-            self._is_under_way = False
+        """Move on if all batches of an iteration were asked for."""
+        if self._has_given_all:
+            self._has_given_all, self._last_used = False, None
             self._epochs.move_on()
 
-    def _begin(self) -> int | None:
-        """Begin an iteration: how many steps it has; None where it has no end."""
+    def _begin(self) -> tuple[Any, int | None]:
+        """Begin an iteration: where, and how many steps it has; None where it has no end."""
         self._epochs.check_open()
         self._epochs.check_shard()
         with self._lock:
             self._settle()
-            self._iteration += 1
-            self._is_under_way, self._has_given_all = True, False
             begin, num_epochs = self._epochs.next, self._epochs.num_epochs
-            if num_epochs is None:
-                return None
-            first = self._source.plan(begin.epoch, begin.past).num_batches
-            return first + (num_epochs - begin.epochs_done - 1) * self._source.num_batches()
+            self._begun, self._num_steps = begin, None
+            if num_epochs is not None:
+                first = self._source.plan(begin.epoch, begin.past).num_batches
+                self._num_steps = first + (num_epochs - begin.epochs_done - 1) * self._source.num_batches()
+            return begin, self._num_steps
 
     def _generate(self) -> Iterator[Any]:
         generator = self._elements()
@@ -209,9 +226,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             return
         self.read_error = None
         try:
-            num_steps = self._begin()
-            iteration, step = self._iteration, 0
-            for _, plan in self._epochs.plans(self._epochs.next):
+            begin, num_steps = self._begin()
+            step = 0
+            for _, plan in self._epochs.plans(begin):
                 with contextlib.closing(self._stretches(plan)) as stretches:
                     for batches, num_batches in stretches:
                         self._epochs.check_open()
@@ -224,11 +241,13 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                         if num_batches > 1:
                             yield self._pack({name: column[:-1] for name, column in batches.items()})
                         with self._lock:
-                            self._has_given_all = self._has_given_all or iteration == self._iteration
+                            self._has_given_all = self._has_given_all or self._epochs.next is begin
                         yield self._pack({name: column[-1:] for name, column in batches.items()})
             self._has_just_ended = num_steps is not None and num_steps < len(self._epochs)
         except Exception as error:
             self.read_error = error
+            # Nor may `repeat` begin again behind an error that somebody ignores.
+            self._has_just_ended = True
             raise
 
     def _stretches(self, plan: EpochPlan) -> Generator[tuple[Batch, int], None, None]:
@@ -329,17 +348,36 @@ class _Iterator(OwnedIterator):  # type: ignore[misc]
     def __init__(self, dataset: TFDataset) -> None:
         super().__init__(dataset)
         self._of = dataset
-        self._used = 0
-        self._of_iteration = 0
+        self.used = 0
+        self.begin: Any = None
+        self.is_elsewhere = False
+        """Whether a function of TensorFlow's was given this iterator, and may use batches by itself."""
+
+        self._has_failed = False
         spec = dataset.element_spec
         flat = tf.nest.flatten(spec)
         is_plain = all(isinstance(one, tf.TensorSpec) for one in flat)
         self._pack = _pack_flat(tf.nest.pack_sequence_as(spec, range(len(flat)))) if is_plain else None
+        dataset.start_anew(self)
+
+    @property
+    def _type_spec(self) -> Any:
+        self.is_elsewhere = True
+        return super()._type_spec
 
     def __next__(self) -> Any:
         try:
+            return self.get_next()
+        except tf.errors.OutOfRangeError:
+            raise StopIteration from None
+
+    def get_next(self) -> Any:
+        """The next batch, as `__next__` gives it; raises tf.errors.OutOfRangeError at the end."""
+        if self._has_failed:
+            raise tf.errors.OutOfRangeError(None, None, "The iteration has ended with an error.")
+        try:
             if self._pack is None or not tf.executing_eagerly():
-                found = super().__next__()
+                found = super().get_next()
             else:
                 found = self._pack(
                     tf.raw_ops.IteratorGetNext(
@@ -349,16 +387,17 @@ class _Iterator(OwnedIterator):  # type: ignore[misc]
                     )
                 )
         except tf.errors.OutOfRangeError:
-            raise StopIteration from None
+            raise
         except tf.errors.OpError as error:
+            self._has_failed = True
             cause = self._of.read_error
             if cause is not None and type(cause).__name__ in str(error):
                 raise error from cause
             raise
-        if not self._used:
-            self._of_iteration = self._of.iteration
-        self._used += 1
-        self._of.note_use(self._of_iteration, self._used)
+        if not self.used:
+            self.begin = self._of.begin
+        self.used += 1
+        self._of.note_use(self.used)
         return found
 
 
@@ -380,9 +419,9 @@ class _Packer:
         if labels is None and weights is not None:
             raise ValueError(f"weights={weights!r} needs labels: TensorFlow takes (features, labels, weights).")
         taken: dict[str, str] = {}
-        self._weights = None if weights is None else _check_names("weights", weights, names, taken)
         if not isinstance(weights, (str, type(None))):
             raise TypeError(f"weights must be the name of one column, got {weights!r}.")
+        self._weights = None if weights is None else _check_names("weights", weights, names, taken)
         self._labels = None if labels is None else _check_names("labels", labels, names, taken)
         if features is not None:
             self._features: Names = _check_names("features", features, names, taken)
@@ -445,6 +484,8 @@ def _spec_of(name: str, column: Any, rows: int | None, is_by_batch: bool) -> Any
 def _as_tensor(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Numbers that TensorFlow knows, for dates and times; text as objects."""
     if column.dtype.kind == "M":
+        if np.isnat(column).any():
+            raise ValueError("transform returned NaT, for which there is no tensor; fill or drop it.")
         is_date = column.dtype == np.dtype("datetime64[D]")
         return column.astype("int64").astype("int32") if is_date else column.astype("datetime64[us]").astype("int64")
     return column.astype(object) if column.dtype.kind in "SU" else column
@@ -485,7 +526,7 @@ def _components(source: BatchSource, name: str, column: Any, num_batches: int) -
     """A column of batches as what TensorFlow takes, with the batches in front."""
     field = source.manifest.schema.get(name)
     if isinstance(column, np.ndarray):
-        return {name: column.reshape(num_batches, -1, *column.shape[1:])}
+        return {name: _aligned(column).reshape(num_batches, -1, *column.shape[1:])}
     assert field is not None
     if field.is_object:
         return {name: column.to_numpy(zero_copy_only=False).reshape(num_batches, -1)}
@@ -494,6 +535,15 @@ def _components(source: BatchSource, name: str, column: Any, num_batches: int) -
         padded, lengths = rows.pad()
         return {name: padded[np.newaxis], name + LENGTH_SUFFIX: lengths[np.newaxis]}
     return {name: _ragged(rows)}
+
+
+def _aligned(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Numbers that TensorFlow need not copy: it would do that under the GIL, into memory that is mapped anew."""
+    if not column.ctypes.data % _ALIGNMENT_BYTES:
+        return column
+    aligned = new_array(column.shape, column.dtype)
+    aligned[...] = column
+    return aligned
 
 
 def _ragged(rows: RaggedRows) -> Any:
@@ -545,9 +595,13 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if save_freq != "epoch" and (isinstance(save_freq, (str, bool)) or save_freq < 1):
             raise ValueError(f"save_freq must be 'epoch' or a number of batches above 0, got {save_freq!r}.")
         self._dataset, self._filepath, self._save_freq = dataset, os.fspath(filepath), save_freq
-        self._iteration = self._steps = 0
+        self._begin: Any = None
+        self._steps = self._unsaved = 0
         self._last_batch = -1
-        self._unsaved = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Count from where the dataset stands."""
+        self._begin, self._steps, self._unsaved = None, 0, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Count this epoch's batches from 0."""
@@ -555,8 +609,8 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Count the batches, and save where it is time."""
-        if self._dataset.iteration != self._iteration:
-            self._iteration, self._steps = self._dataset.iteration, 0
+        if self._dataset.begin is not self._begin:
+            self._begin, self._steps = self._dataset.begin, 0
         self._steps += batch - self._last_batch
         self._unsaved += batch - self._last_batch
         self._last_batch = batch
@@ -570,7 +624,9 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _save(self) -> None:
         self._unsaved = 0
-        state = self._dataset.state_dict(batches=self._steps)
+        # Of a last execution of several steps Keras tells the number that was planned.
+        most = self._dataset.num_steps
+        state = self._dataset.state_dict(batches=self._steps if most is None else min(self._steps, most))
         partial = f"{self._filepath}.partial"
         with open(partial, "w", encoding="utf-8") as file:
             json.dump(state, file)

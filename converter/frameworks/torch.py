@@ -410,6 +410,8 @@ def _tensor(column: np.ndarray[Any, Any]) -> Any:
     if column.dtype.kind in "OSU":
         return column.tolist()
     if column.dtype.kind == "M":
+        if np.isnat(column).any():
+            raise ValueError("transform returned NaT, for which there is no tensor; fill or drop it.")
         is_date = column.dtype == np.dtype("datetime64[D]")
         column = column.astype("int64").astype("int32") if is_date else column.astype("datetime64[us]").view("int64")
     # torch takes neither what is not writable nor steps backwards.

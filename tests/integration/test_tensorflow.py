@@ -358,6 +358,65 @@ def test_a_checkpoint_of_tensorflow_holds_the_state(vectors: DatasetConverter, t
         assert ids(dataset) == whole[40:]
 
 
+def test_a_peek_in_the_middle_does_not_hold_the_epoch_back(vectors: DatasetConverter) -> None:
+    with (
+        vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset,
+        vectors.make_batch_reader(batch_size=10, **MIXED) as reader,
+    ):
+        epochs = [numpy_ids(reader) for _ in range(2)]
+        found: list[int] = []
+        for step, batch in enumerate(dataset):
+            found += batch["id"].numpy().tolist()
+            if step == 4:
+                next(iter(dataset))
+                rest = dataset.state_dict()
+        assert found == epochs[0]
+        assert ids(dataset) == epochs[1]
+        dataset.load_state_dict(rest)
+        assert ids(dataset) == epochs[0][50:]
+
+
+@pytest.mark.parametrize("use", ["get_next", "function", "two"])
+def test_batches_that_are_used_in_other_ways_are_counted_or_asked_for(vectors: DatasetConverter, use: str) -> None:
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        whole = ids(dataset)
+        dataset.set_epoch(0)
+        iterator = iter(dataset)
+        next(iterator)
+        if use == "get_next":
+            iterator.get_next()
+            dataset.load_state_dict(dataset.state_dict())
+            assert ids(dataset) == whole[20:]
+            return
+        if use == "function":
+            tf.function(lambda one: next(one))(iterator)  # noqa: PLW0108 (TensorFlow traces no builtin)
+        else:
+            other = iter(dataset)
+            next(other)
+        with pytest.raises(ValueError, match="batches="):
+            dataset.state_dict()
+
+
+def test_rows_do_not_begin_again_behind_an_error(vectors: DatasetConverter) -> None:
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        if 55 in batch["id"]:
+            raise ValueError("a bad row")
+        return batch
+
+    with vectors.make_tf_dataset(batch_size=10, transform=transform) as dataset:
+        assert ids(dataset.ignore_errors()) == list(range(50))
+        iterator = iter(dataset)
+        assert ids(itertools.islice(iterator, 5)) == list(range(50))
+        with pytest.raises(tf.errors.OpError, match="a bad row"):
+            next(iterator)
+        assert list(iterator) == []
+
+
+def test_a_time_that_is_none_is_refused(vectors: DatasetConverter) -> None:
+    with pytest.raises(ValueError, match="NaT"):
+        vectors.make_tf_dataset(transform=lambda batch: {"day": np.full(len(batch["id"]), "NaT", "M8[D]")})
+
+
 # Keras -----------------------------------------------------------------------------------------
 
 
@@ -418,6 +477,32 @@ def test_a_callback_writes_the_state_beside_the_model(vectors: DatasetConverter,
         assert [int(one) for _, label in dataset for one in label] == epochs[1]
     with pytest.raises(ValueError, match="save_freq"):
         DatasetStateCallback(dataset, path, save_freq=0)
+
+
+def test_a_callback_counts_executions_of_several_steps_and_no_peeks(vectors: DatasetConverter, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 10, "features": "vector", "labels": "id", **MIXED}
+    path = tmp_path / "state.json"
+
+    class Peek(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            next(iter(dataset))
+            if batch == 7:
+                raise KeyboardInterrupt
+
+    with vectors.make_tf_dataset(**options) as dataset:
+        epochs = [[int(one) for _, label in dataset for one in label] for _ in range(2)]
+        dataset.set_epoch(0)
+        model = make_model()
+        model.compile(keras.optimizers.SGD(0.0), "mse", steps_per_execution=4)
+        callback = DatasetStateCallback(dataset, path, save_freq=3)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(dataset, callbacks=[Peek(), callback], shuffle=False, verbose=0)
+        dataset.load_state_dict(json.loads(path.read_text()))
+        assert [int(one) for _, label in dataset for one in label] == epochs[0][40:]
+        dataset.set_epoch(0)
+        model.fit(dataset, callbacks=[callback], shuffle=False, verbose=0)
+        dataset.load_state_dict(json.loads(path.read_text()))
+        assert [int(one) for _, label in dataset for one in label] == epochs[1]
 
 
 # Strategies ------------------------------------------------------------------------------------
