@@ -133,10 +133,26 @@ def short_cause(error: Exception) -> str:
     # That a task failed to write is known; why it did stands further down.
     telling = [line for line in lines if "[TASK_WRITE_FAILED]" not in line]
     classed = [line.strip() for line in telling if re.search(r"\[[A-Z][A-Z0-9_.]+\] ", line)]
-    causes = [line for line in telling if line.startswith("Caused by: ")]
+    causes = [line.strip() for line in telling if line.strip().startswith("Caused by: ")]
+    if not classed and not causes:
+        # Not in the text, perhaps among the JVM's exceptions behind it.
+        causes = [text.strip().splitlines()[0] for text in _causes_of(error) if text.strip()]
+        causes = [line for line in causes if "[TASK_WRITE_FAILED]" not in line]
     whole = [line.strip() for line in lines if not line.startswith(("\t", "    at"))]
     found = classed[:1] or causes[-1:] or whole[:1]
     return (found[0].removeprefix("Caused by: ") if found else type(error).__name__)[:500]
+
+
+def _causes_of(error: Any) -> Iterator[str]:
+    """What the JVM's exceptions behind a Spark error say, where the session is a classic one, which has them."""
+    java, behind = getattr(error, "java_exception", None), getattr(error, "cause", None)
+    for _ in range(20):
+        if java is not None:
+            yield str(java.toString())
+            java = java.getCause()
+        elif isinstance(behind, Exception):
+            yield str(behind)
+            behind = getattr(behind, "cause", None)
 
 
 _TRAVELLING = (executor, moments)

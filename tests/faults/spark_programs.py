@@ -542,7 +542,7 @@ def describe_error(error: CacheError) -> dict[str, Any]:
         "message": str(error),
         "path": error.path,
         "cause": name(error.__cause__),
-        "context": [name(error.__context__), str(error.__context__)[:300]],
+        "context": [name(error.__context__), str(error.__context__)[:5000]],
     }
 
 

@@ -237,7 +237,7 @@ NO_PERMISSION = {
 
 def assert_is_short_and_names_the_path(result: dict[str, Any], cache_dir: Path, reasons: list[str]) -> None:
     assert f"Spark could not write the cache into {result['path']}: " in result["message"]
-    assert any(why in result["message"] for why in reasons)
+    assert any(why in result["message"] for why in reasons), (result["message"], result["context"])
     assert len(result["message"]) < 600
     assert "\n" not in result["message"]
     assert Path(result["path"]).is_relative_to(cache_dir)

@@ -43,6 +43,16 @@ def test_the_cause_of_a_spark_error_is_one_line(text: str, cause: str) -> None:
     assert short_cause(Exception(text)) == cause
 
 
+def test_a_cause_that_the_text_leaves_out_is_looked_for_behind_the_error() -> None:
+    class CapturedError(Exception):
+        def __init__(self, text: str, cause: Exception | None = None) -> None:
+            super().__init__(text)
+            self.cause = cause
+
+    behind = CapturedError(FAILED_WRITE, CapturedError(f"java.io.IOException: Mkdirs failed\n{STACK}"))
+    assert short_cause(CapturedError(f"{FAILED_WRITE}\n{STACK}", behind)) == "java.io.IOException: Mkdirs failed"
+
+
 def test_what_an_executor_found_is_read_from_the_text() -> None:
     text = f'[X] boom: ValueError: converter finding: {{"kind": "jagged", "column": "a \\"b"}}\n{STACK}'
     assert finding_in(Exception(text)) == {"kind": "jagged", "column": 'a "b'}
