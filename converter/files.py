@@ -28,7 +28,7 @@ from converter.storage import Storage
 
 _MAX_OPEN_FILES = 256
 _MAX_KEPT_CHUNKS = 1 << 15
-"""Of a file: some 10 MB. Finding them anew takes 10 µs each."""
+"""Of all open files: some 10 MB. Finding them anew takes 10 µs each."""
 
 
 class DataFiles:
@@ -84,6 +84,11 @@ class DataFiles:
                 self._open.popitem(last=False)
         return opened
 
+    def may_keep_chunks(self) -> bool:
+        """Whether there is room for what is known of another row group."""
+        with self._lock:
+            return sum(file.num_kept_chunks for file in self._open.values()) < _MAX_KEPT_CHUNKS
+
 
 class OpenFile:
     """A data file whose footer was read once; on a local disk it is mapped into memory."""
@@ -109,7 +114,12 @@ class OpenFile:
             if found is not None:
                 self.plain[name] = found
 
-    def plain_chunks(self, index: int) -> dict[str, Chunk | list[Array]]:
+    @property
+    def num_kept_chunks(self) -> int:
+        """How many columns of row groups are known."""
+        return len(self._chunks) * len(self.plain)
+
+    def plain_chunks(self, index: int, files: DataFiles) -> dict[str, Chunk | list[Array]]:
         """Of a row group the columns that may be plain: where they lie, or once they were read, their views."""
         found = self._chunks.get(index)
         if found is None:
@@ -119,7 +129,7 @@ class OpenFile:
                 chunk = column.find_chunk(group)
                 if chunk is not None:
                     found[name] = chunk
-            if len(self._chunks) * len(self.plain) < _MAX_KEPT_CHUNKS:
+            if files.may_keep_chunks():
                 self._chunks[index] = found
         return found
 
@@ -147,7 +157,7 @@ class RowGroup:
         self._files, self._number, self._file = files, number, file
         self.num_rows = int(files.manifest.row_group_rows[number])
         self._index = files.manifest.row_group_in_file(number)
-        self._plain = file.plain_chunks(self._index)
+        self._plain = file.plain_chunks(self._index, files)
         self._decoded: dict[str, Decoded] = {}
         self._decode([name for name in files.fields if name not in self._plain])
 
@@ -161,10 +171,12 @@ class RowGroup:
             return known
         with named_read_errors(self._files.storage, self._files.manifest, self._number):
             found = None
-            if known is not None and name not in self._decoded:
-                found = self._file.plain[name].values(self._file.buffer, known)
+            if name not in self._decoded:
+                found = None if known is None else self._file.plain[name].values(self._file.buffer, known)
                 if found is None:
                     self._decode([name])
+                    # Known from now on: the next one who asks lets Arrow decode it together with the others.
+                    self._plain.pop(name, None)
             found = [self._decoded[name].values] if found is None else found
             num_rows = sum(map(len, found))
             if num_rows != self.num_rows:

@@ -4,9 +4,9 @@ Our writer puts a column of numbers without nulls into one page of each row grou
 uncompressed. Then a view of the mapped file costs nothing, where decoding copies: of 2 kB
 rows that was 205 of 720 ms a million rows, of 41 scalars 57 of 183. Pages of other writers
 are mostly plain as well, behind a compression that Arrow undoes at the speed of copying where
-numbers do not compress. And lists: Arrow builds each row's two levels, which is nine tenths
-of its work for embeddings, while all that matters here is that every row has the declared
-length, and that the bytes of the levels prove.
+numbers do not compress. And lists: for each number Arrow decodes two levels, while all that
+matters here is that every row has the declared length, and that the bytes of the levels
+prove. Embeddings in Spark's files took 1.7 s of a CPU a million rows, and take 0.55.
 
 Whatever is not proven, from a page's own header and levels, is decoded by Arrow.
 """
@@ -288,7 +288,7 @@ def _read_page_header(buffer: pa.Buffer, start: int, end: int) -> tuple[int, int
     for most in (_HEADER_BYTES, _MAX_HEADER_BYTES):
         try:
             found, num_bytes = _read_struct(buffer.slice(start, min(most, end - start)).to_pybytes(), 0)
-        except (IndexError, ValueError):
+        except (IndexError, RecursionError, ValueError):
             continue
         page = found.get(5)
         if found.get(1) != _DATA_PAGE or not isinstance(page, dict) or page.get(2) != _PLAIN_PAGE:

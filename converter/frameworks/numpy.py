@@ -298,6 +298,19 @@ def numpy_batches(
             yield from found
 
 
+def times_as_integers(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A transform's dates as int32 days and times as int64 microseconds, for who has no other tensors of them.
+
+    Raises:
+        ValueError: a time is NaT.
+    """
+    if np.isnat(column).any():
+        raise ValueError("transform returned NaT, for which there is no tensor; fill or drop it.")
+    if column.dtype == np.dtype("datetime64[D]"):
+        return column.astype("int64").astype("int32")
+    return column.astype("datetime64[us]").view("int64")
+
+
 def cut_batches(source: BatchSource, run: Run) -> Iterator[Batch]:
     """Cut a run into batches of NumPy arrays."""
     for start in range(0, run.num_rows, run.batch_size):

@@ -25,7 +25,7 @@ import numpy as np
 from converter.columns import ragged_values
 from converter.errors import ConverterError, MissingDependencyError, SourceError
 from converter.files import DataFiles
-from converter.frameworks.numpy import BatchesOf, Epochs, as_generator, numpy_batches
+from converter.frameworks.numpy import BatchesOf, Epochs, as_generator, numpy_batches, times_as_integers
 from converter.plan import EpochPlan, Past
 from converter.schema import Field
 from converter.windows import LENGTH_SUFFIX, BatchSource, Run
@@ -410,10 +410,7 @@ def _tensor(column: np.ndarray[Any, Any]) -> Any:
     if column.dtype.kind in "OSU":
         return column.tolist()
     if column.dtype.kind == "M":
-        if np.isnat(column).any():
-            raise ValueError("transform returned NaT, for which there is no tensor; fill or drop it.")
-        is_date = column.dtype == np.dtype("datetime64[D]")
-        column = column.astype("int64").astype("int32") if is_date else column.astype("datetime64[us]").view("int64")
+        column = times_as_integers(column)
     # torch takes neither what is not writable nor steps backwards.
     return torch.from_numpy(np.require(column, requirements=["C", "W"]))
 

@@ -289,6 +289,11 @@ def test_a_flipped_byte_is_refused_or_left_to_arrow_or_changes_numbers_alone(tmp
         assert found is None or np.concatenate(found).shape == values.shape
 
 
+def test_structs_without_end_are_no_header() -> None:
+    data = b"\x1c" * (1 << 15)
+    assert _read_page_header(pa.py_buffer(data), 0, len(data)) is None
+
+
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_header_or_none(data: bytes) -> None:
     found = _read_page_header(pa.py_buffer(data), 0, len(data))
