@@ -120,10 +120,14 @@ def _gather_evidence(df: Any) -> Evidence | None:
     return Evidence(
         plan=_renumbered(optimized) + "\n" + df.schema.json(),
         semantic_hash=int(fresh.semanticHash()),
-        confs=tuple(sorted((row[0], row[1]) for row in session.sql("SET").collect())),
+        confs=_confs_of(session),
         inputs=inputs,
         is_racy=time.time() - newest / 1e9 < RACY_SECONDS,
     )
+
+
+def _confs_of(session: Any) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((row[0], row[1]) for row in session.sql("SET").collect()))
 
 
 def _look_at(paths: list[str], session: Any) -> tuple[tuple[str, int, int, int], ...]:
@@ -166,13 +170,23 @@ _known: dict[str, list[_Known]] = {}
 
 def remember(bucket: str, df: Any, before: Evidence | None, key: str) -> None:
     """Note that the entry `key` holds the rows of `df`, if they provably did not change while they were written."""
-    if before is None or before.is_racy:
+    if before is None or before.is_racy or not _still_holds(before, df):
         return
-    if gather_evidence(df) == before:
-        known = _known.setdefault(bucket, [])
-        known.append(_Known(frame=df, evidence=before, key=key))
-        # Each holds a plan alive: the oldest go.
-        del known[:-_MAX_KNOWN]
+    known = _known.setdefault(bucket, [])
+    known.append(_Known(frame=df, evidence=before, key=key))
+    # Each holds a plan alive: the oldest go.
+    del known[:-_MAX_KNOWN]
+
+
+def _still_holds(evidence: Evidence, df: Any) -> bool:
+    """Whether inputs and confs are as they were; the plan of a frame cannot change."""
+    try:
+        session = df.sparkSession
+        inputs = _look_at([path for path, *_ in evidence.inputs], session)
+        return inputs == evidence.inputs and _confs_of(session) == evidence.confs
+    except Exception as error:  # noqa: BLE001 (doubt is never an error)
+        logger.debug("Could not tell whether the DataFrame's inputs changed: %s", error)
+        return False
 
 
 def recall(bucket: str, df: Any, evidence: Evidence | None) -> list[str]:

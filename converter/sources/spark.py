@@ -39,6 +39,7 @@ from converter.sources.spark_parquet import WRITE_CONFS, write_with_spark
 from converter.sources.spark_schema import SparkColumn, plan_columns
 from converter.sources.spark_session import (
     changed_confs,
+    count_scan_partitions,
     finding_in,
     has_adaptive_plan,
     progress_bar,
@@ -60,6 +61,7 @@ decoding, not opening, is what costs: a guess, to be replaced by a measurement."
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_BYTES = 64 << 20
+_MAX_UNFOLDED_TASKS = 64
 
 LEAST_PYARROW = 13
 """The oldest pyarrow that executors may have: it is the first that can write page checksums."""
@@ -289,11 +291,15 @@ def _write_with_executors(
     job = selected.mapInArrow(executor.make_write_partition(spec), executor.REPORT_SCHEMA)
     confs = {}
     if any(column.kind != "scalar" for column in columns):
-        # A tensor's moments are up to 100 kB a task: they are merged before they reach the driver.
-        job = job.repartition(1).mapInArrow(executor.fold_reports, executor.REPORT_SCHEMA)
-        if not has_adaptive_plan(selected):
-            # For our exchange alone Spark would plan and submit each stage as a job of its own, some 70 ms.
-            confs = {"spark.sql.adaptive.enabled": "false"}
+        # A tensor's moments are up to 100 kB a task. Of many tasks they are merged before they reach the driver,
+        # which takes 0.1 s.
+        is_adaptive = has_adaptive_plan(selected)
+        num_tasks = None if is_adaptive else count_scan_partitions(selected)
+        if num_tasks is None or num_tasks > _MAX_UNFOLDED_TASKS:
+            job = job.repartition(1).mapInArrow(executor.fold_reports, executor.REPORT_SCHEMA)
+            if not is_adaptive:
+                # For our exchange alone Spark would plan and submit each stage as a job of its own, some 70 ms.
+                confs = {"spark.sql.adaptive.enabled": "false"}
     with changed_confs(session, confs):
         return [(int(row["partition"]), json.loads(row["report"])) for row in job.collect()]
 

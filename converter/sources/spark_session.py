@@ -55,6 +55,17 @@ def has_adaptive_plan(df: Any) -> bool:
     return "AdaptiveSparkPlan" in explain(df, "simple")
 
 
+def count_scan_partitions(df: Any) -> int | None:
+    """How many tasks will run a classic DataFrame that exchanges no rows; None where only running it would tell."""
+    if not hasattr(df, "_jdf") or "Exchange" in explain(df, "simple"):
+        return None
+    try:
+        return int(df._jdf.queryExecution().toRdd().getNumPartitions())  # noqa: SLF001 (`df.rdd` starts Python's side)
+    except Exception as error:  # noqa: BLE001 (a shared cluster refuses; what is wrong with the plan the job will say)
+        logger.debug("Could not count the partitions beforehand: %s", error)
+        return None
+
+
 def count_local_lists(df: Any) -> int:
     """How many inputs of a classic DataFrame are lists that `createDataFrame` sent to Spark.
 

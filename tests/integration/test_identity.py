@@ -246,19 +246,19 @@ def test_files_that_change_while_they_are_written_prove_nothing(
     source = tmp_path / "source"
     write_numbers(source, 1, 2, 3)
     looks = []
-    gather = identity.gather_evidence
+    look_at = identity._look_at
 
-    def gather_and_change(df: DataFrame) -> Any:
-        looks.append(df)
+    def look_and_change(paths: list[str], session: SparkSession) -> Any:
+        looks.append(paths)
         if when.startswith("after") and len(looks) == 2:
             write_numbers(source, 7, 8, 9, at=LONG_AGO + 10**7)
-        evidence = gather(df)
+        inputs = look_at(paths, session)
         if when.startswith("before") and len(looks) == 1:
             write_numbers(source, 7, 8, 9, at=LONG_AGO + 10**7)
-        return evidence
+        return inputs
 
     with monkeypatch.context() as patched:
-        patched.setattr(identity, "gather_evidence", gather_and_change)
+        patched.setattr(identity, "_look_at", look_and_change)
         one = convert(spark.read.parquet(str(source)))
     assert len(looks) == 2
     changed = convert(spark.read.parquet(str(source)))

@@ -30,6 +30,7 @@ from converter import (
 )
 from converter.local_spark import find_java_home
 from converter.sources import spark as spark_source
+from converter.sources.spark_session import changed_confs, count_scan_partitions
 from converter.statistics import ColumnStatistics
 from tests.known_rows import (
     assert_same,
@@ -151,6 +152,31 @@ def test_more_than_ten_partitions_stay_in_order(spark: SparkSession, cache_dir: 
     expected = [row for row in range(240) if row % 100 > 15]
     assert found["id"].tolist() == expected
     assert found["pair"].tolist() == [[row, row] for row in expected]
+
+
+@pytest.mark.parametrize("num_partitions", [1, 64, 65])
+@pytest.mark.parametrize("plan", ["scan", "exchange", "exchange that does not adapt", "cached"])
+def test_tensors_have_the_statistics_of_all_partitions(
+    spark: SparkSession, cache_dir: Path, plan: str, num_partitions: int
+) -> None:
+    df = spark.range(0, 200, 1, num_partitions)
+    rows = df.select("id", F.array((F.col("id") * F.col("id")).cast("double"), F.sin("id")).alias("pair"))
+    confs = {"spark.sql.adaptive.enabled": "false"} if plan.endswith("adapt") else {}
+    if plan.startswith("exchange"):
+        rows = rows.repartition(num_partitions, "id").sortWithinPartitions("id")
+    elif plan == "cached":
+        rows = rows.cache()
+    with changed_confs(spark, confs):
+        counted = count_scan_partitions(rows)
+        assert counted == (None if plan.startswith("exchange") else num_partitions)
+        with make_spark_converter(rows, cache_dir=str(cache_dir), float_dtype="float64") as converter:
+            found = converter.statistics["pair"]
+    rows.unpersist()
+    numbers = np.arange(200.0)
+    pair = np.stack([numbers * numbers, np.sin(numbers)], axis=1)
+    np.testing.assert_allclose(found.element_mean, pair.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found.element_std, pair.std(axis=0), rtol=1e-12)
+    assert (found.min, found.max) == (pair.min(), pair.max())
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -159,6 +159,8 @@ def test_a_block_in_a_block_gives_back_what_the_outer_one_set() -> None:
 class Frame:
     """A DataFrame that depends on what it says, and is the same as another of its name."""
 
+    sparkSession = None  # noqa: N815 (Spark's name)
+
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -170,7 +172,8 @@ class Frame:
 def evidence(monkeypatch: pytest.MonkeyPatch) -> Evidence:
     found = Evidence(plan="plan", semantic_hash=1, confs=(), inputs=(("a", 1, 2, 3),), is_racy=False)
     monkeypatch.setattr(identity, "_known", {})
-    monkeypatch.setattr(identity, "gather_evidence", lambda _: found)
+    monkeypatch.setattr(identity, "_look_at", lambda paths, _: found.inputs if paths == ["a"] else ())
+    monkeypatch.setattr(identity, "_confs_of", lambda _: found.confs)
     return found
 
 
@@ -185,9 +188,11 @@ def test_what_was_remembered_is_recalled_newest_first_until_it_is_forgotten(evid
 
 
 def test_any_doubt_is_not_remembered(evidence: Evidence) -> None:
-    changed = dataclasses.replace(evidence, inputs=(("a", 1, 3),))
+    changed = dataclasses.replace(evidence, inputs=(("a", 1, 2, 4),))
+    vanished = dataclasses.replace(evidence, inputs=(("a", 1, 2, 3), ("b", 1, 2, 3)))
+    other_confs = dataclasses.replace(evidence, confs=(("spark.sql.ansi.enabled", "true"),))
     racy = dataclasses.replace(evidence, is_racy=True)
-    for before in (None, changed, racy):
+    for before in (None, changed, vanished, other_confs, racy):
         identity.remember("bucket", Frame("a"), before, "key")
     assert identity.recall("bucket", Frame("a"), evidence) == []
     identity.remember("bucket", Frame("a"), evidence, "key")
@@ -195,8 +200,16 @@ def test_any_doubt_is_not_remembered(evidence: Evidence) -> None:
     assert identity.recall("bucket", Frame("a"), None) == []
 
 
-def test_a_probe_that_fails_is_a_doubt_and_no_error() -> None:
+def test_a_probe_that_fails_is_a_doubt_and_no_error(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     assert identity.gather_evidence(object()) is None
+
+    def fail(paths: list[str], session: object) -> None:
+        raise FileNotFoundError(paths[0])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(identity, "_look_at", fail)
+        identity.remember("bucket", Frame("a"), evidence, "key")
+    assert identity.recall("bucket", Frame("a"), evidence) == []
 
 
 def test_only_so_many_frames_are_held(evidence: Evidence) -> None:
