@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from converter.columns import RaggedRows, new_array, ragged_values
 from converter.errors import MissingDependencyError
@@ -45,6 +46,7 @@ except ModuleNotFoundError as error:
 Names = str | Sequence[str]
 
 _CLOSE_SECONDS = 60.0
+_MAX_ERRORS = 1000
 _ALIGNMENT_BYTES = 64
 """What TensorFlow asks of memory that it is to use as it lies there (`EIGEN_MAX_ALIGN_BYTES`)."""
 
@@ -223,12 +225,16 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def _generate(self) -> Iterator[Any]:
         generator = self._elements()
         self._running.add(generator)
-        return generator
+        return _UntilError(generator, self._end_next)
+
+    def _end_next(self) -> None:
+        """Let the next iteration have nothing: TensorFlow's `repeat` asks for it at once."""
+        self._has_just_ended = True
 
     def _elements(self) -> Generator[Any, None, None]:
         """Stretches of batches: every component with one more dimension in front. The last batch comes alone."""
         if self._has_just_ended:
-            # TensorFlow's `repeat` asks again at once, behind an iteration that was shorter than a whole one.
+            # Behind an iteration that was shorter than a whole one, or behind an error that somebody ignores.
             self._has_just_ended = False
             return
         self.read_error = None
@@ -250,11 +256,10 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                         with self._lock:
                             self._has_given_all = self._has_given_all or self._epochs.next is begin
                         yield self._pack({name: column[-1:] for name, column in batches.items()})
-            self._has_just_ended = num_steps is not None and num_steps < len(self._epochs)
+            if num_steps is not None and num_steps < len(self._epochs):
+                self._end_next()
         except Exception as error:
             self.read_error = error
-            # Nor may `repeat` begin again behind an error that somebody ignores.
-            self._has_just_ended = True
             raise
 
     def _stretches(self, plan: EpochPlan) -> Generator[tuple[Batch, int], None, None]:
@@ -347,6 +352,36 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         # TensorFlow would add a `prefetch` of its own, and batches would count as used that nobody has seen.
         options.experimental_optimization.inject_prefetch = False
         return dataset.with_options(options)
+
+
+class _UntilError:
+    """An iterator whose error comes again: whoever reads ahead asks on behind it, and must not take it for the end.
+
+    `ignore_errors` would ask for ever, so after a thousand times it is the end.
+    """
+
+    def __init__(self, elements: Iterator[Any], end: Callable[[], None]) -> None:
+        self._elements, self._end = elements, end
+        self._error: Exception | None = None
+        self._num_errors = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._error is None:
+            try:
+                return next(self._elements)
+            except StopIteration:
+                raise
+            except Exception as error:
+                self._error = error
+                raise
+        self._num_errors += 1
+        if self._num_errors < _MAX_ERRORS:
+            raise self._error.with_traceback(None)
+        self._end()
+        raise StopIteration
 
 
 class _Iterator(OwnedIterator):  # type: ignore[misc]
@@ -496,12 +531,11 @@ def _as_tensor(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _dtype_of(name: str, column: np.ndarray[Any, Any]) -> Any:
-    is_text = column.dtype == object and all(isinstance(one, (str, bytes)) for one in column.reshape(-1)[:1])
-    if is_text:
-        return tf.string
     try:
+        if column.dtype == object and not pa.array(column.reshape(-1), pa.large_binary()).null_count:
+            return tf.string
         return tf.as_dtype(column.dtype if column.dtype != object else "?")
-    except TypeError as error:
+    except (TypeError, pa.ArrowException) as error:
         raise TypeError(
             f"transform returned column {name!r} as {column.dtype}, which TensorFlow has no tensors for."
         ) from error

@@ -412,6 +412,33 @@ def test_rows_do_not_begin_again_behind_an_error(vectors: DatasetConverter) -> N
         assert list(iterator) == []
 
 
+def test_the_next_iteration_begins_anew_after_an_error(vectors: DatasetConverter) -> None:
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        if 55 in batch["id"]:
+            raise ValueError("a bad row")
+        return batch
+
+    with vectors.make_tf_dataset(batch_size=10, transform=transform) as dataset:
+        mapped = dataset.map(lambda batch: batch["id"] + 1)
+        for _ in range(2):
+            iterator = iter(mapped)
+            assert [row for batch in itertools.islice(iterator, 5) for row in batch.numpy()] == list(range(1, 51))
+            with pytest.raises(tf.errors.OpError, match="a bad row"):
+                next(iterator)
+            del iterator
+
+
+@pytest.mark.parametrize("odd", [None, 7, ["a"]], ids=str)
+def test_a_column_that_is_text_only_in_part_is_refused(vectors: DatasetConverter, odd: Any) -> None:
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        text = np.array([f"row {number}" for number in batch["id"]], object)
+        text[3] = odd
+        return {"text": text}
+
+    with pytest.raises(TypeError, match="column 'text' as object, which TensorFlow has no tensors for"):
+        vectors.make_tf_dataset(batch_size=10, transform=transform)
+
+
 def test_a_time_that_is_none_is_refused(vectors: DatasetConverter) -> None:
     with pytest.raises(ValueError, match="NaT"):
         vectors.make_tf_dataset(transform=lambda batch: {"day": np.full(len(batch["id"]), "NaT", "M8[D]")})

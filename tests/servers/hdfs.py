@@ -1,0 +1,222 @@
+"""A real HDFS on this machine: a NameNode and a DataNode, each in a process of its own.
+
+So either can be paused, killed and started again alone. Permissions are checked, and whoever runs the tests is the
+superuser; `HADOOP_USER_NAME` makes a client somebody else.
+
+Why Hadoop's classes directly and not its MiniDFSCluster: that one runs both in one JVM.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+from tests.servers.process import Server, fetch, fetched, free_port, get, is_missing, require_program, tail
+
+# Hadoop's logging is the one of pyspark's jars.
+_JARS = ("hadoop-client-api", "hadoop-client-runtime", "slf4j-api", "log4j-*", "jcl-over-slf4j")
+_JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.net.preferIPv4Stack=true")
+_LOGGING = """
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d %p %c{1}: %m%n%ex
+"""
+_DEAD_SECONDS = 60
+
+
+class Hdfs:
+    """An HDFS of one NameNode and one DataNode."""
+
+    def __init__(self, folder: Path) -> None:
+        self.logs = folder
+        """Where the logs of both, and all their data, are."""
+        port, self._http_port = free_port(), free_port()
+        data_http_port = free_port()
+        self.url = f"hdfs://127.0.0.1:{port}"
+        self._java = _java()
+        configuration = {
+            "fs.defaultFS": self.url,
+            "hadoop.tmp.dir": str(folder / "tmp"),
+            # The DataNode starts together with the NameNode, and finds it as soon as it answers.
+            "ipc.client.connect.retry.interval": "100",
+            "ipc.client.connect.max.retries": "600",
+            "dfs.namenode.rpc-address": f"127.0.0.1:{port}",
+            "dfs.namenode.http-address": f"127.0.0.1:{self._http_port}",
+            "dfs.namenode.name.dir": str(folder / "name"),
+            "dfs.namenode.safemode.extension": "0",
+            "dfs.namenode.datanode.registration.ip-hostname-check": "false",
+            "dfs.datanode.hostname": "127.0.0.1",
+            "dfs.datanode.address": f"127.0.0.1:{free_port()}",
+            "dfs.datanode.ipc.address": f"127.0.0.1:{free_port()}",
+            "dfs.datanode.http.address": f"127.0.0.1:{data_http_port}",
+            "dfs.datanode.data.dir": str(folder / "data"),
+            "dfs.replication": "1",
+            # So small that a file of a few megabytes has several.
+            "dfs.blocksize": str(4 * 2**20),
+            # A silent DataNode counts as dead after ten heartbeats and two rechecks: 10 s instead of 10 minutes.
+            "dfs.heartbeat.interval": "1",
+            "dfs.namenode.heartbeat.recheck-interval": "100",
+        }
+        conf = folder / "conf"
+        conf.mkdir()
+        (conf / "hdfs-site.xml").write_text(_as_xml(configuration))
+        (conf / "core-site.xml").write_text(_as_xml(configuration))
+        (conf / "log4j2.properties").write_text(_LOGGING)
+        self._class_path = ":".join([str(conf), *_jars()])
+        self.namenode = Server(
+            "NameNode",
+            self._command("org.apache.hadoop.hdfs.server.namenode.NameNode"),
+            log=folder / "namenode.log",
+            is_ready=lambda: _jmx(self._http_port, "NameNode", "NameNodeStatus").get("State") == "active",
+        )
+        self.datanode = Server(
+            "DataNode",
+            self._command("org.apache.hadoop.hdfs.server.datanode.DataNode"),
+            log=folder / "datanode.log",
+            is_ready=lambda: _has_reported(data_http_port),
+        )
+
+    @property
+    def namenode_pid(self) -> int:
+        return self.namenode.pid
+
+    def start(self) -> None:
+        """Make an empty filesystem, and return once it takes data."""
+        self.datanode.launch()
+        self._admin("org.apache.hadoop.hdfs.server.namenode.NameNode", "-format", "-nonInteractive")
+        self.namenode.start()
+        self.datanode.wait_until_ready()
+
+    def kill(self) -> None:
+        self.datanode.kill()
+        self.namenode.kill()
+
+    def num_live_datanodes(self) -> int:
+        """As many as the NameNode counts on."""
+        return int(self._state()["NumLiveDataNodes"])
+
+    def wait_until_datanode_is_given_up(self) -> None:
+        """Return once the NameNode knows that the DataNode is dead: about ten seconds after its last heartbeat."""
+        deadline = time.monotonic() + _DEAD_SECONDS
+        while self.num_live_datanodes():
+            assert time.monotonic() < deadline, "the NameNode still hears of its DataNode"
+            time.sleep(0.1)
+
+    def enter_safe_mode(self) -> None:
+        """From now on everything can be read and nothing be changed."""
+        self._admin("org.apache.hadoop.hdfs.tools.DFSAdmin", "-safemode", "enter")
+
+    def leave_safe_mode(self) -> None:
+        self._admin("org.apache.hadoop.hdfs.tools.DFSAdmin", "-safemode", "leave")
+
+    @contextmanager
+    def safe_mode(self) -> Iterator[None]:
+        """In this block nothing can be changed."""
+        self.enter_safe_mode()
+        try:
+            yield
+        finally:
+            self.leave_safe_mode()
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [self._java, *_JAVA_OPTIONS, "-cp", self._class_path, *arguments]
+
+    def _admin(self, *arguments: str) -> None:
+        """Run one of Hadoop's programs to its end."""
+        log = self.logs / "admin.log"
+        with open(log, "ab") as output:
+            done = subprocess.run(
+                self._command(*arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=90,
+                check=False,
+            )
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(arguments)} failed. The end of {log}:\n{tail(log)}")
+
+    def _state(self) -> dict[str, Any]:
+        return _jmx(self._http_port, "NameNode", "FSNamesystemState")
+
+
+@contextmanager
+def start_hdfs(folder: Path) -> Iterator[Hdfs]:
+    """An HDFS with nothing in it, which ends with the block."""
+    hdfs = Hdfs(folder)
+    try:
+        hdfs.start()
+        yield hdfs
+    finally:
+        hdfs.kill()
+
+
+def hadoop_version() -> str:
+    """The one of pyspark's jars, so that the servers are what this Spark was made for."""
+    (jar,) = _pyspark_jars("hadoop-client-api")
+    return jar.stem.rpartition("-")[2]
+
+
+def _java() -> str:
+    from converter.errors import MissingDependencyError
+    from converter.local_spark import find_java_home
+
+    try:
+        return str(find_java_home() / "bin" / "java")
+    except MissingDependencyError as error:
+        is_missing(f"HDFS needs Java. {error}")
+
+
+def _jars() -> list[str]:
+    # The servers, in one jar with all that they need besides pyspark's.
+    artifact = f"org.apache.hadoop:hadoop-client-minicluster:{hadoop_version()}"
+
+    def fill(folder: Path) -> None:
+        maven = require_program("mvn", "install Maven (on Debian and Ubuntu: apt-get install maven), it fetches HDFS")
+        fetch(
+            [maven, "-q", "-B", "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}"],
+            folder=folder,
+        )
+
+    servers = fetched(artifact.replace(":", "-"), fill)
+    return [str(jar) for jar in [*sorted(servers.glob("*.jar")), *_pyspark_jars(*_JARS)]]
+
+
+def _pyspark_jars(*names: str) -> list[Path]:
+    import pyspark
+
+    folder = Path(pyspark.__file__).parent / "jars"
+    return [jar for name in names for jar in sorted(folder.glob(f"{name}-[0-9]*.jar"))]
+
+
+def _as_xml(configuration: dict[str, str]) -> str:
+    properties = (
+        f"<property><name>{name}</name><value>{escape(value)}</value></property>"
+        for name, value in configuration.items()
+    )
+    return f"<configuration>{''.join(properties)}</configuration>"
+
+
+def _jmx(port: int, service: str, bean: str) -> dict[str, Any]:
+    """What a server of Hadoop says of itself; empty where it does not answer."""
+    answer = get(port, f"/jmx?qry=Hadoop:service={service},name={bean}")
+    try:
+        beans: list[dict[str, Any]] = json.loads(answer or b"{}").get("beans", [])
+    except ValueError:  # The page of an error, while the server starts.
+        return {}
+    return beans[0] if beans else {}
+
+
+def _has_reported(port: int) -> bool:
+    """Whether the DataNode has told its NameNode which blocks it has."""
+    actors = json.loads(_jmx(port, "DataNode", "DataNodeInfo").get("BPServiceActorInfo") or "[]")
+    return any(actor["ActorState"] == "RUNNING" for actor in actors)
