@@ -1,4 +1,4 @@
-"""One local Spark session for all tests that ask for it, and a cache directory for each."""
+"""One local Spark session, one HDFS and one Azurite for all tests that ask for them, and a cache directory for each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.servers.azurite import Azurite, SlowAzurite
+    from tests.servers.hdfs import Hdfs
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +29,34 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = start_local_spark("tests", master="local[2]", conf=conf)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    """A real HDFS. A test that pauses or kills a part of it does so in a `with`, so that the next one finds it well."""
+    from tests.servers.hdfs import start_hdfs
+
+    with start_hdfs(tmp_path_factory.mktemp("hdfs")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    """A real blob store; each test makes containers of its own."""
+    from tests.servers.azurite import start_azurite
+
+    with start_azurite(tmp_path_factory.mktemp("azurite")) as server:
+        yield server
+
+
+@pytest.fixture
+def slow_azurite(azurite: Azurite) -> Iterator[SlowAzurite]:
+    """The same blob store behind a proxy of the test's own, which delays, counts, fails and hangs as it is told."""
+    from tests.servers.azurite import SlowAzurite
+    from tests.servers.proxy import Proxy
+
+    with Proxy(azurite.port) as proxy:
+        yield SlowAzurite(proxy)
 
 
 @pytest.fixture

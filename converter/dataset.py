@@ -284,7 +284,7 @@ class DatasetConverter:
             prefetch_batches: batches that are read (and transformed) ahead of use; None for one window a thread, and
                 with a transform two batches a thread. The order does not depend on it.
             verify_checksums: check every page that is read against the checksum that was written with it, and raise
-                ReadError where a bit was flipped. Reading then takes about two and a half times as long. Files that
+                ReadError where a bit was flipped. Reading then takes one and a half to two times as long. Files that
                 others wrote may have no checksums; then nothing is checked.
             num_workers: processes, as torch means it. Threads are faster, unless code of yours holds the GIL.
             persistent_workers: keep those processes from one iteration to the next.

@@ -95,7 +95,7 @@ class OpenFile:
 
     def __init__(self, files: DataFiles, file: int) -> None:
         self._storage, self._name = files.storage, files.manifest.file_names[file]
-        self._verify_checksums = files.verify_checksums
+        self.verify_checksums = files.verify_checksums
         self.identity = self._storage.identity(self._name)
         with self._storage.open_parquet(self._name) as opened:
             check_file(self._storage, files.manifest, file, opened)
@@ -105,8 +105,7 @@ class OpenFile:
             self.metadata, schema = parquet.metadata, parquet.schema_arrow
         # A struct's numbers lie below the column itself, so that places and names part; those are decoded.
         is_flat = len(schema) == self.metadata.num_columns
-        # Who wants the checksums checked must let Arrow read the pages.
-        is_plain = is_flat and self.buffer is not None and not files.verify_checksums
+        is_plain = is_flat and self.buffer is not None
         self._chunks: dict[int, dict[str, Chunk | list[Array]]] = {}
         self.plain: dict[str, PlainColumn] = {}
         for name, leaf in files.leaves.items():
@@ -133,6 +132,10 @@ class OpenFile:
                 self._chunks[index] = found
         return found
 
+    def plain_values(self, name: str, chunk: Chunk) -> list[Array] | None:
+        """A plain column's values in a row group; None where Arrow must decode them."""
+        return self.plain[name].values(self.buffer, chunk, verify_checksums=self.verify_checksums)
+
     def read(self, index: int, leaves: Sequence[int]) -> pa.Table:
         """These columns of a row group, decoded by Arrow."""
         if self.buffer is not None:
@@ -144,7 +147,7 @@ class OpenFile:
         parquet = pq.ParquetFile(
             opened,
             metadata=self.metadata,
-            page_checksum_verification=self._verify_checksums,
+            page_checksum_verification=self.verify_checksums,
             coerce_int96_timestamp_unit="us",
         )
         return parquet.reader.read_row_group(index, column_indices=leaves, use_threads=False)
@@ -172,7 +175,7 @@ class RowGroup:
         with named_read_errors(self._files.storage, self._files.manifest, self._number):
             found = None
             if name not in self._decoded:
-                found = None if known is None else self._file.plain[name].values(self._file.buffer, known)
+                found = None if known is None else self._file.plain_values(name, known)
                 if found is None:
                     self._decode([name])
                     # Known from now on: the next one who asks lets Arrow decode it together with the others.
@@ -182,7 +185,8 @@ class RowGroup:
             if num_rows != self.num_rows:
                 # Whoever gathers rows relies on it.
                 raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows instead of {self.num_rows}")
-            if known is not None and known.codec is None and name not in self._decoded and len(found) == 1:
+            is_view = known is not None and known.codec is None and name not in self._decoded and len(found) == 1
+            if is_view and not self._file.verify_checksums:
                 self._plain[name] = found
         return found
 

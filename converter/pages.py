@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import zlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -101,7 +102,7 @@ class PlainColumn:
         start = chunk.data_page_offset
         return Chunk(start, start + chunk.total_compressed_size, num_values, _CODECS[compression])
 
-    def values(self, buffer: pa.Buffer, chunk: Chunk) -> list[Array] | None:
+    def values(self, buffer: pa.Buffer, chunk: Chunk, *, verify_checksums: bool = False) -> list[Array] | None:
         """A chunk's values, page by page, in order; None where they must be decoded by Arrow.
 
         Uncompressed pages are views of the buffer, which holds the whole file.
@@ -118,12 +119,14 @@ class PlainColumn:
             header = _read_page_header(buffer, start, end)
             if header is None:
                 return None
-            num_bytes, page_bytes, stored_bytes, num_values, *encodings = header
+            num_bytes, page_bytes, stored_bytes, num_values, checksum, *encodings = header
             levels = page_bytes - num_values * self.value_bytes
             start += num_bytes
             if start + stored_bytes > end or num_values > left or not 0 <= levels <= num_values * _MAX_LEVEL_BYTES + 8:
                 return None
             page = buffer.slice(start, stored_bytes)
+            if verify_checksums and checksum is not None and zlib.crc32(page) != checksum & 0xFFFFFFFF:
+                raise ValueError("a page's checksum is not that of its bytes")
             if decompress is not None:
                 page = decompress(page, page_bytes)
             elif stored_bytes != page_bytes:
@@ -279,11 +282,13 @@ def _decode_runs(
     return None
 
 
-def _read_page_header(buffer: pa.Buffer, start: int, end: int) -> tuple[int, int, int, int, Any, Any] | None:
+def _read_page_header(
+    buffer: pa.Buffer, start: int, end: int
+) -> tuple[int, int, int, int, int | None, Any, Any] | None:
     """What is needed of the header of a plain data page of the first version; None of any other, or a damaged one.
 
-    Its own bytes; the page's bytes, and those that it takes in the file; its values; and the encodings of its
-    definition and repetition levels.
+    Its own bytes; the page's bytes, and those that it takes in the file; its values; the checksum of its bytes, if
+    any; and the encodings of its definition and repetition levels.
     """
     for most in (_HEADER_BYTES, _MAX_HEADER_BYTES):
         try:
@@ -297,7 +302,10 @@ def _read_page_header(buffer: pa.Buffer, start: int, end: int) -> tuple[int, int
         for number in (page_bytes, stored_bytes, num_values):
             if isinstance(number, dict) or number <= 0:
                 return None
-        return num_bytes, page_bytes, stored_bytes, num_values, page.get(3), page.get(4)
+        checksum = found.get(4)
+        if isinstance(checksum, dict):
+            return None
+        return num_bytes, page_bytes, stored_bytes, num_values, checksum, page.get(3), page.get(4)
     return None
 
 

@@ -640,6 +640,7 @@ class Bench:
 
 LIMIT, JOINED, PLAIN_LIMIT = "limit", "limit, joined", "plain limit"
 OURS, OURS_PLAIN = "ours, shuffled", "ours, plain order"
+VERIFIED = "ours, checksums verified, shuffled"
 STACKED, STACKED_PLAIN = "ours, one stack, shuffled", "ours, one stack, plain order"
 PARQUET, PARQUET_PLAIN = "ours on Spark's files, shuffled", "ours on Spark's files, plain order"
 BY_HAND = "hand-written, plain order"
@@ -686,6 +687,7 @@ def tab(bench: Bench) -> None:
         ways |= {
             STACKED: opened.ours(bench.rows["tab"], shuffle=True, **STACK),
             STACKED_PLAIN: opened.ours(bench.rows["tab"], **STACK),
+            VERIFIED: opened.ours(bench.rows["tab"], shuffle=True, verify_checksums=True),
         }
         ways |= peers(bench, "tab")
         in_turns(ways, bench.options.repeats)
@@ -698,6 +700,7 @@ def tab(bench: Bench) -> None:
             Goal(OURS_PLAIN, PLAIN_LIMIT),
             Goal(STACKED, LIMIT, 1.2),
             Goal(STACKED, OURS, 1.3),
+            Goal(VERIFIED, OURS),
             Goal(OURS_PLAIN, BY_HAND, 1.5),
             Goal(PARQUET, OURS, 0.8),
             Goal(OURS, PETASTORM, 20),
@@ -714,6 +717,7 @@ def emb(bench: Bench) -> None:
     """200 k rows of a long, a float[512] of incompressible values and a label."""
     with Opened() as opened:
         ways = limits(bench, "emb") | loaders(bench, "emb", opened) | peers(bench, "emb")
+        ways[VERIFIED] = opened.ours(bench.rows["emb"], shuffle=True, verify_checksums=True)
         in_turns(ways, bench.options.repeats)
     print_ways(ways)
     print_ratios(
@@ -721,6 +725,7 @@ def emb(bench: Bench) -> None:
         [
             Goal(OURS, LIMIT, 0.8),
             Goal(OURS, JOINED),
+            Goal(VERIFIED, OURS),
             Goal(OURS_PLAIN, PLAIN_LIMIT, 0.5),
             Goal(OURS_PLAIN, BY_HAND, 5),
             Goal(PARQUET_PLAIN, BY_HAND, 3),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ appender.console.name = console
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d %p %c{1}: %m%n%ex
 """
-_DEAD_SECONDS = 60
+_WAIT_SECONDS = 60
 
 
 class Hdfs:
@@ -97,6 +97,7 @@ class Hdfs:
         self.datanode.wait_until_ready()
 
     def kill(self) -> None:
+        """End both at once."""
         self.datanode.kill()
         self.namenode.kill()
 
@@ -106,10 +107,11 @@ class Hdfs:
 
     def wait_until_datanode_is_given_up(self) -> None:
         """Return once the NameNode knows that the DataNode is dead: about ten seconds after its last heartbeat."""
-        deadline = time.monotonic() + _DEAD_SECONDS
-        while self.num_live_datanodes():
-            assert time.monotonic() < deadline, "the NameNode still hears of its DataNode"
-            time.sleep(0.1)
+        self._wait_until(lambda: self.num_live_datanodes() == 0, "the NameNode still hears of its DataNode")
+
+    def wait_until_writable(self) -> None:
+        """Return once a NameNode that was started again knows where the data are, and takes more."""
+        self._wait_until(lambda: self._state().get("FSState") == "Operational", "the NameNode is in safe mode")
 
     def enter_safe_mode(self) -> None:
         """From now on everything can be read and nothing be changed."""
@@ -144,6 +146,12 @@ class Hdfs:
             )
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(arguments)} failed. The end of {log}:\n{tail(log)}")
+
+    def _wait_until(self, claim: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while not claim():
+            assert time.monotonic() < deadline, f"{otherwise} after {_WAIT_SECONDS} s"
+            time.sleep(0.1)
 
     def _state(self) -> dict[str, Any]:
         return _jmx(self._http_port, "NameNode", "FSNamesystemState")
@@ -219,4 +227,4 @@ def _jmx(port: int, service: str, bean: str) -> dict[str, Any]:
 def _has_reported(port: int) -> bool:
     """Whether the DataNode has told its NameNode which blocks it has."""
     actors = json.loads(_jmx(port, "DataNode", "DataNodeInfo").get("BPServiceActorInfo") or "[]")
-    return any(actor["ActorState"] == "RUNNING" for actor in actors)
+    return any(actor["ActorState"] == "RUNNING" and actor["maxBlockReportSize"] != "0" for actor in actors)

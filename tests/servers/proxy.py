@@ -174,7 +174,7 @@ class Proxy:
 
     def _serve(self, client: socket.socket) -> None:
         """Answer the requests of one connection, until either side closes it."""
-        with contextlib.suppress(OSError), self._known(client), client.makefile("rb", _CHUNK_BYTES) as stream:
+        with contextlib.suppress(OSError), self._known(client), client.makefile("rb") as stream:
             try:
                 while self._answer(client, stream):
                     pass
@@ -225,7 +225,7 @@ class Proxy:
             server.sendall(head.text)
             for chunk in _body(stream, head.headers):
                 server.sendall(chunk)
-            with server.makefile("rb", _CHUNK_BYTES) as answers:
+            with server.makefile("rb") as answers:
                 answer = _read_head(answers)
                 if answer is None or most_bytes == 0:
                     raise _Reset
