@@ -188,10 +188,10 @@ def open_root(cache_dir: str, storage_options: StorageOptions | None = None) -> 
         if not cache_dir.strip():
             raise
         raise CacheError(f"cache_dir={cache_dir!r} cannot be used: {error}", path=cache_dir) from error
-    if not parent.is_local:
+    if parent.url.startswith("memory:"):
         raise CacheError(
-            f"cache_dir={parent.url!r} is not a local directory. This version caches on disks that the driver and "
-            "the executors see as files: give a path or a file: URL.",
+            f"cache_dir={parent.url!r} is in this process's memory, which no executor sees. Give a path or a URL that "
+            "the driver and the executors share.",
             path=parent.url,
         )
     root = parent.below(DIRECTORY)

@@ -22,6 +22,7 @@ from converter.columns import Array, Decoded, Nulls, check_fill, decode, has_fil
 from converter.errors import ConverterError, ReadError, SourceChangedError
 from converter.manifest import Manifest
 from converter.pages import Chunk, PlainColumn, find_plain_column
+from converter.ranges import Fetched, PartialFile, Range, at_once, merge_ranges
 from converter.schema import Field
 from converter.sources import executor
 from converter.storage import Storage
@@ -55,16 +56,53 @@ class DataFiles:
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
 
-    def row_group(self, number: int) -> RowGroup:
-        """A row group by its number in the dataset.
+    def row_groups(self, numbers: Sequence[int], given_up: threading.Event | None = None) -> list[RowGroup]:
+        """Row groups by their numbers in the dataset; what of them lies behind a network is fetched at once.
 
         Raises:
             NullValueError: a column has nulls that no policy covers.
-            SourceChangedError: its file is not what the manifest says.
-            ReadError: it cannot be decoded.
+            SourceChangedError: a file is not what the manifest says.
+            ReadError: a row group cannot be decoded, or its file not be reached.
         """
+        if self.storage.is_local:
+            return [self._row_group(number, None) for number in numbers]
+        fetched = self._fetch(numbers, given_up)
+        return [self._row_group(number, fetched[number]) for number in numbers]
+
+    def _row_group(self, number: int, fetched: Fetched | None) -> RowGroup:
         with named_read_errors(self.storage, self.manifest, number):
-            return RowGroup(self, number, self._open_file(int(self.manifest.row_group_file[number])))
+            return RowGroup(self, number, self._open_file(int(self.manifest.row_group_file[number])), fetched)
+
+    def _fetch(self, numbers: Sequence[int], given_up: threading.Event | None) -> dict[int, Fetched]:
+        """The bytes of the wanted columns, row group by row group."""
+        manifest, storage = self.manifest, self.storage
+        missing = {int(manifest.row_group_file[number]): number for number in numbers}
+        with self._lock:
+            missing = {file: number for file, number in missing.items() if file not in self._open}
+
+        def open_file(item: tuple[int, int]) -> None:
+            with named_read_errors(storage, manifest, item[1]):
+                self._open_file(item[0])
+
+        at_once(open_file, list(missing.items()))
+        wanted: list[tuple[int, Range]] = []
+        for number in numbers:
+            file = self._open_file(int(manifest.row_group_file[number]))
+            wanted += [(number, part) for part in merge_ranges(file.ranges(manifest.row_group_in_file(number)))]
+
+        def fetch(item: tuple[int, Range]) -> bytes:
+            number, (start, end) = item
+            with named_read_errors(storage, manifest, number):
+                name = manifest.file_names[int(manifest.row_group_file[number])]
+                data = storage.read_part(name, start, end, given_up)
+                if len(data) != end - start:
+                    raise OSError(f"{len(data)} bytes came where {end - start} were asked for")
+                return data
+
+        parts: dict[int, list[tuple[int, bytes]]] = {number: [] for number in numbers}
+        for (number, (start, _)), data in zip(wanted, at_once(fetch, wanted), strict=True):
+            parts[number].append((start, data))
+        return {number: Fetched(found) for number, found in parts.items()}
 
     def _open_file(self, file: int) -> OpenFile:
         name = self.manifest.file_names[file]
@@ -77,6 +115,9 @@ class DataFiles:
                     return found
                 # Not what was mapped: the mapping may end where the file now does.
                 del self._open[file]
+            elif found is not None and not self.storage.is_local:
+                self._open.move_to_end(file)
+                return found
         opened = OpenFile(self, file)
         with self._lock:
             self._open[file] = opened
@@ -97,15 +138,18 @@ class OpenFile:
         self._storage, self._name = files.storage, files.manifest.file_names[file]
         self.verify_checksums = files.verify_checksums
         self.identity = self._storage.identity(self._name)
-        with self._storage.open_parquet(self._name) as opened:
+        self._leaves = list(files.leaves.values())
+        # A footer is known by its digest, so that no request is needed for the size.
+        num_bytes = None if files.manifest.file_footers is None else int(files.manifest.file_bytes[file])
+        self._num_bytes = int(files.manifest.file_bytes[file])
+        with self._storage.open_parquet(self._name, num_bytes) as opened:
             check_file(self._storage, files.manifest, file, opened)
             # Of a mapped file this is the mapping itself.
             self.buffer = opened.read_buffer() if self.identity is not None else None
             parquet = pq.ParquetFile(opened if self.buffer is None else pa.BufferReader(self.buffer))
             self.metadata, schema = parquet.metadata, parquet.schema_arrow
         # A struct's numbers lie below the column itself, so that places and names part; those are decoded.
-        is_flat = len(schema) == self.metadata.num_columns
-        is_plain = is_flat and self.buffer is not None
+        is_plain = len(schema) == self.metadata.num_columns
         self._chunks: dict[int, dict[str, Chunk | list[Array]]] = {}
         self.plain: dict[str, PlainColumn] = {}
         for name, leaf in files.leaves.items():
@@ -132,16 +176,34 @@ class OpenFile:
                 self._chunks[index] = found
         return found
 
-    def plain_values(self, name: str, chunk: Chunk) -> list[Array] | None:
-        """A plain column's values in a row group; None where Arrow must decode them."""
-        return self.plain[name].values(self.buffer, chunk, verify_checksums=self.verify_checksums)
+    def ranges(self, index: int) -> list[Range]:
+        """Where the wanted columns of a row group lie in the file."""
+        group = self.metadata.row_group(index)
+        found = []
+        for leaf in self._leaves:
+            chunk = group.column(leaf)
+            start = chunk.data_page_offset
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                start = min(start, chunk.dictionary_page_offset)
+            found.append((start, start + chunk.total_compressed_size))
+        return found
 
-    def read(self, index: int, leaves: Sequence[int]) -> pa.Table:
+    def plain_values(self, name: str, chunk: Chunk, fetched: Fetched | None) -> list[Array] | None:
+        """A plain column's values in a row group; None where Arrow must decode them."""
+        buffer = self.buffer
+        if fetched is not None:
+            buffer = fetched.slice(chunk.start, chunk.end)
+            chunk = chunk._replace(start=0, end=chunk.end - chunk.start)
+        return self.plain[name].values(buffer, chunk, verify_checksums=self.verify_checksums)
+
+    def read(self, index: int, leaves: Sequence[int], fetched: Fetched | None) -> pa.Table:
         """These columns of a row group, decoded by Arrow."""
-        if self.buffer is not None:
+        if fetched is None:
             return self._read(pa.BufferReader(self.buffer), index, leaves)
-        with self._storage.open_parquet(self._name) as opened:
-            return self._read(opened, index, leaves)
+        partial = PartialFile(
+            self._num_bytes, lambda start, end: self._storage.read_part(self._name, start, end), fetched
+        )
+        return self._read(pa.PythonFile(partial, mode="r"), index, leaves)
 
     def _read(self, opened: pa.NativeFile, index: int, leaves: Sequence[int]) -> pa.Table:
         parquet = pq.ParquetFile(
@@ -156,8 +218,8 @@ class OpenFile:
 class RowGroup:
     """The wanted columns of a row group."""
 
-    def __init__(self, files: DataFiles, number: int, file: OpenFile) -> None:
-        self._files, self._number, self._file = files, number, file
+    def __init__(self, files: DataFiles, number: int, file: OpenFile, fetched: Fetched | None) -> None:
+        self._files, self._number, self._file, self._fetched = files, number, file, fetched
         self.num_rows = int(files.manifest.row_group_rows[number])
         self._index = files.manifest.row_group_in_file(number)
         self._plain = file.plain_chunks(self._index, files)
@@ -175,7 +237,7 @@ class RowGroup:
         with named_read_errors(self._files.storage, self._files.manifest, self._number):
             found = None
             if name not in self._decoded:
-                found = None if known is None else self._file.plain_values(name, known)
+                found = None if known is None else self._file.plain_values(name, known, self._fetched)
                 if found is None:
                     self._decode([name])
                     # Known from now on: the next one who asks lets Arrow decode it together with the others.
@@ -186,7 +248,8 @@ class RowGroup:
                 # Whoever gathers rows relies on it.
                 raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows instead of {self.num_rows}")
             is_view = known is not None and known.codec is None and name not in self._decoded and len(found) == 1
-            if is_view and not self._file.verify_checksums:
+            # What was fetched is let go of with this row group.
+            if is_view and self._fetched is None and not self._file.verify_checksums:
                 self._plain[name] = found
         return found
 
@@ -206,7 +269,7 @@ class RowGroup:
         if not names:
             return
         files = self._files
-        table = self._file.read(self._index, [files.leaves[name] for name in names])
+        table = self._file.read(self._index, [files.leaves[name] for name in names], self._fetched)
         for position, name in enumerate(names):
             field, stored = files.fields[name], table.schema.field(position)
             decoded = decode(table.column(position), field, fill=files.fills[name], stored=stored)

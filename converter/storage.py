@@ -21,19 +21,17 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
-import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from converter.errors import CacheError, MissingDependencyError
+from converter.errors import CacheError
+from converter.ranges import PartialFile
+from converter.stores import TIMEOUT_SECONDS, open_store
 
 StorageOptions = Mapping[str, Any]
 """Keyword arguments of the fsspec filesystem: credentials and the like."""
-
-
-_in_process = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +81,22 @@ class Storage:
     def is_local(self) -> bool:
         """Whether files are ordinary ones on this machine, so that they can be mapped into memory."""
         return isinstance(self._filesystem, LocalFileSystem)
+
+    @property
+    def store(self) -> dict[str, Any] | None:
+        """What an executor needs to open the same filesystem, its secrets included; None for local disks."""
+        if self.is_local:
+            return None
+        return {"protocol": self._filesystem.protocol, "options": self._filesystem.options}
+
+    def without_secrets(self, text: str) -> str:
+        """A text in which nothing of the options is shown that nobody may see."""
+        return text if self.is_local else str(self._filesystem.without_secrets(text))
+
+    def harmless(self, error: BaseException) -> BaseException:
+        """An error as a cause that may be shown."""
+        found = error if self.is_local else self._filesystem.harmless(error)
+        return found if isinstance(found, BaseException) else error
 
     @property
     def is_at_a_file(self) -> bool:
@@ -158,14 +172,7 @@ class Storage:
         """Create a small file with all of `data`, or return False because the name is taken."""
         path = self.path(name)
         if not self.is_local:
-            # fsspec's memory store looks first and creates then; between threads a lock makes that one step.
-            with _in_process:
-                try:
-                    with self._filesystem.open(path, "xb") as file:
-                        file.write(data)
-                except FileExistsError:
-                    return False
-                return True
+            return bool(self._filesystem.create(path, data))
         # A hard link appears with its content, and fails where the name exists (also in a race).
         aside = f"{path}.{uuid.uuid4().hex}.tmp"
         try:
@@ -193,10 +200,8 @@ class Storage:
         """Renew a file's time without creating it: raises FileNotFoundError where it is gone."""
         if self.is_local:
             os.utime(self.path(name))
-        elif self.size(name) is None:
-            raise FileNotFoundError(self.path(name))
         else:
-            self._filesystem.pipe_file(self.path(name), self.read(name))
+            self._filesystem.renew(self.path(name))
 
     def now(self) -> float:
         """The store's own time, seconds since 1970, asked by writing a file: clocks of machines differ."""
@@ -239,18 +244,31 @@ class Storage:
         found = os.stat(self.path(name))
         return found.st_size, found.st_dev, found.st_ino, found.st_mtime_ns
 
-    def open_parquet(self, name: str) -> pa.NativeFile:
+    def read_part(self, name: str, start: int, end: int, given_up: threading.Event | None = None) -> bytes:
+        """Some bytes of a remote file, in one request. Raises FileNotFoundError, and OSError as `Store.ask`."""
+        return bytes(self._filesystem.cat_file(self.path(name), start=start, end=end, given_up=given_up))
+
+    def open_parquet(self, name: str, num_bytes: int | None = None) -> pa.NativeFile:
         """A random-access source for `pyarrow.parquet.ParquetFile`; the caller closes it. Raises FileNotFoundError.
 
         Local files are mapped into memory: the page cache is the buffer, and nothing is copied
-        before it is decoded.
+        before it is decoded. Of remote ones only what is read is fetched, and the footer in one request where
+        the file's size is said.
         """
         if self.is_local:
             return pa.memory_map(self.path(name))
-        return pa.PythonFile(self._filesystem.open(self.path(name), "rb"), mode="r")
+        if num_bytes is None:
+            num_bytes = self.size(name)
+            if num_bytes is None:
+                raise FileNotFoundError(self.path(name))
+        return pa.PythonFile(PartialFile(num_bytes, lambda start, end: self.read_part(name, start, end)), mode="r")
 
 
-def open_storage(url: str | os.PathLike[str], storage_options: StorageOptions | None = None) -> Storage:
+def open_storage(
+    url: str | os.PathLike[str],
+    storage_options: StorageOptions | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Storage:
     """The directory that `url` (or a plain local path) names; it need not exist.
 
     >>> open_storage("/data/cache/").url, open_storage("file:/data/cache").url
@@ -265,28 +283,13 @@ def open_storage(url: str | os.PathLike[str], storage_options: StorageOptions | 
     if text.startswith("file:"):
         path = unquote(re.sub(r"^file:(//[^/]*)?", "", text))
     elif re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
-        return _open_remote(text, storage_options)
+        store, root, shown = open_store(text, dict(storage_options or {}), timeout_seconds)
+        return Storage(store, root, shown)
     else:
         path = os.path.expanduser(text)
     # Made by hand: fsspec would take `::` in a path for a chain of filesystems, urllib `#` and `?` for ends of it.
     root = os.path.abspath(path)
     return Storage(LocalFileSystem(), root, "file://" + quote(root))
-
-
-def _open_remote(url: str, storage_options: StorageOptions | None) -> Storage:
-    if "://" not in url:
-        raise ValueError(f"{url!r} is no URL that this version knows: write scheme://…, file:… or a local path.")
-    parts = urlsplit(url)
-    # User information and queries of a URL can be secrets, and urls are shown.
-    host = parts.netloc.rpartition("@")[2] if parts.scheme not in ("abfs", "abfss") else parts.netloc
-    shown = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
-    try:
-        filesystem, root = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
-    except ImportError as error:
-        raise MissingDependencyError(f"{shown} needs a filesystem that is not installed: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{shown} names no filesystem that fsspec knows: {error}") from error
-    return Storage(filesystem, root.rstrip("/") or "/", shown)
 
 
 def _modified(info: Mapping[str, Any]) -> float:

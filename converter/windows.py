@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -180,7 +181,13 @@ class BatchSource:
             few = -(-self.window_rows // (_FIRST_PART * self.batch_size)) * self.batch_size
             pieces = plan.first_pieces(pieces, few)
         num_rows = min(wanted.stop * plan.batch_size, plan.num_rows) - wanted.start * plan.batch_size
-        windows = read_ahead(reader.read, pieces, workers_count=self.workers_count, ahead=self.windows_ahead)
+        windows = read_ahead(
+            reader.read,
+            pieces,
+            workers_count=self.workers_count,
+            ahead=self.windows_ahead,
+            given_up=reader.given_up,
+        )
         for run in _cut(windows, plan.batch_size, num_rows, first_batch=wanted.start):
             yield _mark_padding(run, plan) if self.uneven == "pad" else run
 
@@ -344,12 +351,15 @@ class _WindowReader:
 
     def __init__(self, source: BatchSource, plan: EpochPlan, files: DataFiles) -> None:
         self._source, self._plan, self._files = source, plan, files
+        self.given_up = threading.Event()
+        """Nobody waits for what is being fetched."""
+
         rows = source.manifest.row_group_rows
         self._first_rows = np.cumsum(rows) - rows
 
     def read(self, piece: Piece) -> Columns:
         """The piece's rows, in order, in memory of their own."""
-        groups = [self._files.row_group(one) for one in piece.row_groups.tolist()]
+        groups = self._files.row_groups(piece.row_groups.tolist(), self.given_up)
         try:
             return self._gather(piece, groups)
         except pa.ArrowException:
@@ -415,7 +425,12 @@ class _WindowReader:
 
 
 def read_ahead(
-    function: Callable[[Item], Output], items: Iterator[Item], *, workers_count: int, ahead: int
+    function: Callable[[Item], Output],
+    items: Iterator[Item],
+    *,
+    workers_count: int,
+    ahead: int,
+    given_up: threading.Event | None = None,
 ) -> Iterator[Output]:
     """Yield `function` of each item in order, computed by threads; at most `ahead` of them are not yet yielded."""
     with ThreadPoolExecutor(workers_count, thread_name_prefix="converter-read") as pool:
@@ -431,6 +446,8 @@ def read_ahead(
             # Also when the consumer breaks, raises or forgets us: what has not begun never will.
             for future in pending:
                 future.cancel()
+            if given_up is not None:
+                given_up.set()
 
 
 def _cut(windows: Iterator[Columns], batch_size: int, num_rows: int, *, first_batch: int) -> Iterator[Run]:

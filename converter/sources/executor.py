@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import io
 import json
 import os
 import zlib
@@ -68,8 +69,9 @@ _COALESCE_BYTES = 2 << 20
 def make_write_partition(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The function for `DataFrame.mapInArrow` that writes its partition as `spec` says.
 
-    `spec` has `directory` (a local path), `columns` (one dict for each input
-    column, by position: `name`, `kind`, `dtype`, `ndim`, `shape`), `row_group_bytes`,
+    `spec` has `directory` (a path), `store` (None for local disks, else the fsspec
+    `protocol` and its `options`), `columns` (one dict for each input column, by
+    position: `name`, `kind`, `dtype`, `ndim`, `shape`), `row_group_bytes`,
     `file_bytes` and `compression`.
     """
 
@@ -127,18 +129,20 @@ def make_pack_batches(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBatch
     return pack_batches
 
 
-def make_probe(directory: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def make_probe(
+    directory: str, store: dict[str, Any] | None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The function for `DataFrame.mapInArrow` that tries to write one small file where the cache goes."""
 
     def probe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass
         try:
-            os.makedirs(directory, exist_ok=True)
-            with open(os.path.join(directory, PROBE_NAME), "wb") as file:
+            filesystem = _open_filesystem(store)
+            with _open_new(filesystem, directory, PROBE_NAME) as file:
                 file.write(b"reached")
             answer = {"pyarrow": pa.__version__}
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 (each filesystem has errors of its own)
             answer = {"pyarrow": pa.__version__, "error": f"{type(error).__name__}: {error}"}
         yield _report_batch([0], [json.dumps(answer)])
 
@@ -397,12 +401,45 @@ def _with_shapes(schema: pa.Schema, layout: dict[str, Any], columns: list[dict[s
     return schema
 
 
+def _open_filesystem(store: dict[str, Any] | None) -> Any:
+    """The fsspec filesystem of a store; None for local disks."""
+    if store is None:
+        return None
+    if store["protocol"] in ("hdfs", "viewfs"):
+        # fsspec's own class of this name needs libhdfs.
+        import hdfs_native.fsspec as hdfs
+
+        made = hdfs.HdfsFileSystem if store["protocol"] == "hdfs" else hdfs.ViewfsFileSystem
+        return made(**store["options"])
+    import fsspec
+
+    return fsspec.filesystem(store["protocol"], **store["options"])
+
+
+def _open_new(filesystem: Any, directory: str, name: str) -> Any:
+    """A new file, to be written from its beginning to its end."""
+    if filesystem is None:
+        os.makedirs(directory, exist_ok=True)
+        return open(os.path.join(directory, name), "wb", buffering=0)
+    if filesystem.protocol in ("hdfs", "viewfs"):
+        filesystem.makedirs(directory, exist_ok=True)
+    return filesystem.open(f"{directory}/{name}", "wb")
+
+
+def _remove(filesystem: Any, directory: str, name: str) -> None:
+    """Delete a file of ours; does nothing where it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        if filesystem is None:
+            os.unlink(os.path.join(directory, name))
+        else:
+            filesystem.rm_file(f"{directory}/{name}")
+
+
 def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema) -> dict[str, Any]:
     """A new Parquet file that counts and digests what passes; a dict, because a class would not travel."""
-    os.makedirs(spec["directory"], exist_ok=True)
-    path = os.path.join(spec["directory"], name)
-    raw = open(path, "wb", buffering=0)  # noqa: SIM115 (closed by _close_file or _discard)
-    file: dict[str, Any] = {"name": name, "path": path, "raw": raw, "bytes": 0, "crc": 0}
+    filesystem = _open_filesystem(spec["store"])
+    raw = _open_new(filesystem, spec["directory"], name)
+    file: dict[str, Any] = {"name": name, "filesystem": filesystem, "raw": raw, "bytes": 0, "crc": 0}
 
     class Sink:
         """Counts bytes and keeps a running CRC-32, which costs a tenth of the write (sha256: a half)."""
@@ -415,6 +452,8 @@ def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema) -> dict[str, 
                 return len(data)
             file["bytes"] += len(data)
             file["crc"] = zlib.crc32(data, file["crc"])
+            if "footer" in file:
+                file["footer"].write(data)
             view = memoryview(data).cast("B")
             while view:  # An unbuffered file may take only a part.
                 view = view[raw.write(view) :]
@@ -458,7 +497,7 @@ def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema) -> dict[str, 
         )
     except BaseException:
         raw.close()
-        os.unlink(path)
+        _remove(filesystem, spec["directory"], name)
         raise
     file |= {"rows": [], "row_group_bytes": [], "digests": [], "nulls": dict.fromkeys(schema.names, 0)}
     return file
@@ -481,14 +520,13 @@ def _write_row_group(file: dict[str, Any], table: pa.Table) -> None:
 
 
 def _close_file(file: dict[str, Any]) -> dict[str, Any]:
+    file["footer"] = io.BytesIO()
     file["writer"].close()
     file["raw"].close()
     _let_go_of_writer(file)
-    with open(file["path"], "rb") as written:
-        crc = footer_crc32(written)
     return {
         "name": file["name"],
-        "footer_crc32": crc,
+        "footer_crc32": footer_crc32(file["footer"]),
         "bytes": file["bytes"],
         "rows": file["rows"],
         "row_group_bytes": file["row_group_bytes"],
@@ -553,7 +591,11 @@ def _as_number(value: Any) -> float:
 def _discard(file: dict[str, Any] | None, reports: list[dict[str, Any]], spec: dict[str, Any]) -> None:
     """Remove everything this task wrote: nobody will hear of it."""
     if file is not None:
-        file["raw"].close()
+        if hasattr(file["raw"], "blocksize"):
+            # fsspec's: closing it would finish the file.
+            file["raw"].closed = True
+        else:
+            file["raw"].close()
         file["is_discarded"] = True
         if "writer" in file:
             # Else it would close itself, and complain.
@@ -561,8 +603,7 @@ def _discard(file: dict[str, Any] | None, reports: list[dict[str, Any]], spec: d
         _let_go_of_writer(file)
         reports = [*reports, file]
     for report in reports:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(spec["directory"], report["name"]))
+        _remove(_open_filesystem(spec["store"]), spec["directory"], report["name"])
 
 
 def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:

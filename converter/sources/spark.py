@@ -63,6 +63,9 @@ _BATCH_BYTES = 4 << 20
 _MAX_BATCH_BYTES = 64 << 20
 _MAX_UNFOLDED_TASKS = 64
 
+_NETWORK_COMPRESSION = "zstd"
+"""At level 1, which is faster than a network even where numbers do not compress."""
+
 LEAST_PYARROW = 13
 """The oldest pyarrow that executors may have: it is the first that can write page checksums."""
 
@@ -147,12 +150,14 @@ def write_dataframe(
         if column.narrowed_from:
             logger.info("Column %r: %s becomes %s.", column.name, column.narrowed_from, column.dtype)
     attempt = cache.begin(root, key, application_id=session.conf.get("spark.app.id", None) or "unknown")
+    on_disk = "none" if root.is_local else _NETWORK_COMPRESSION
     spec = {
         "directory": root.below(key).path(attempt.data_directory),
+        "store": root.store,
         "columns": [column.spec() for column in columns],
         "row_group_bytes": row_group_bytes,
         "file_bytes": FILE_BYTES,
-        "compression": "none" if compression == "auto" else compression,
+        "compression": on_disk if compression == "auto" else compression,
     }
     directory = root.below(key).below(attempt.data_directory)
     try:
@@ -271,13 +276,14 @@ def _run_write(
                 reports = write_with_spark(selected, columns, spec, directory=directory, packed=packed)
     except ConverterError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (named below)
         finding = finding_in(error)
         if finding is None:
             raise CacheError(
-                f"Spark could not write the cache into {spec['directory']}: {short_cause(error)}",
-                path=spec["directory"],
-            ) from error
+                f"Spark could not write the cache into {directory.url}: "
+                f"{directory.without_secrets(short_cause(error))}",
+                path=directory.url,
+            ) from directory.harmless(error)
         reports = [(0, {"finding": finding})]
     for _, report in reports:
         if "finding" in report:
@@ -335,16 +341,16 @@ def _executors_are_this_process(session: Any) -> bool:
 
 def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
     """Let an executor write one small file, and see whether the driver finds it."""
-    probe = executor.make_probe(directory.path())
+    probe = executor.make_probe(directory.path(), directory.store)
     try:
         row = session.range(1).mapInArrow(probe, executor.REPORT_SCHEMA).collect()[0]
     except Exception as error:  # noqa: BLE001 (whatever it is, executors that fail here would fail later)
-        return "lists", f"the executors cannot run pyarrow ({short_cause(error)})"
+        return "lists", f"the executors cannot run pyarrow ({directory.without_secrets(short_cause(error))})"
     answer = json.loads(row["report"])
     if int(answer["pyarrow"].partition(".")[0]) < LEAST_PYARROW:
         return "lists", f"the executors have pyarrow {answer['pyarrow']}, and {LEAST_PYARROW} is needed"
     if "error" in answer:
-        return "spark", f"the executors cannot write to {directory.url} ({answer['error']})"
+        return "spark", f"the executors cannot write to {directory.url} ({directory.without_secrets(answer['error'])})"
     if directory.size(executor.PROBE_NAME) is None:
         raise cache.not_shared(directory.url, "what an executor wrote there is not there")
     directory.delete_file(executor.PROBE_NAME)

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from converter.errors import CacheError
 from converter.sources import executor
 from converter.sources.spark_schema import SparkColumn
-from converter.storage import Storage
+from converter.storage import FileInfo, Storage
 
 _SPARK_TYPES = {
     "bool": "boolean",
@@ -254,7 +254,7 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
     """One report for each file that Spark wrote and that has rows, from its footer; the first has what was observed."""
     found = [(match, info) for info in directory.list() if (match := _FILE_NAME.fullmatch(info.name))]
     with ThreadPoolExecutor(8, thread_name_prefix="converter-footers") as pool:
-        footers = list(pool.map(functools.partial(_footer, directory), [info.name for _, info in found]))
+        footers = list(pool.map(functools.partial(_footer, directory), [info for _, info in found]))
     reports = []
     for (match, info), (footer, crc) in zip(found, footers, strict=True):
         groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
@@ -278,10 +278,10 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
     return reports
 
 
-def _footer(directory: Storage, name: str) -> tuple[Any, int]:
+def _footer(directory: Storage, info: FileInfo) -> tuple[Any, int]:
     try:
-        with directory.open_parquet(name) as opened:
+        with directory.open_parquet(info.name, info.num_bytes) as opened:
             return pq.ParquetFile(opened).metadata, executor.footer_crc32(opened)
     except OSError as error:
-        path = posixpath.join(directory.url, name)
+        path = posixpath.join(directory.url, info.name)
         raise CacheError(f"Spark wrote {path}, but the driver cannot read its footer: {error}", path=path) from error

@@ -37,7 +37,7 @@ _PORTS = range(20_000, 30_000)
 _given_ports: set[int] = set()
 
 # `exec` keeps the process id. The watcher reads from descriptor 3: what runs in the background gets no other input.
-_WATCHED = 'exec 3<&0; (read _ <&3; kill -9 -- -$$) & exec "$@" 3<&- </dev/null'
+_WATCHED = 'exec 3<&0; (read _ <&3; kill -s KILL -- -$$) & exec "$@" 3<&- </dev/null'
 
 
 class Server:

@@ -172,7 +172,7 @@ def test_a_cache_directory_that_cannot_be_written_is_explained() -> None:
 
 
 def test_a_cache_directory_that_is_not_local_is_refused() -> None:
-    with pytest.raises(CacheError, match=r"cache_dir='memory://cache' is not a local directory"):
+    with pytest.raises(CacheError, match=r"cache_dir='memory://cache' is in this process's memory"):
         cache.open_root("memory://cache")
 
 

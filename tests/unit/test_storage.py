@@ -245,11 +245,11 @@ class TestMemory(StorageContract):
 
     def test_pickle_drops_the_options(self) -> None:
         storage = open_storage("memory://place", {"account_key": "very-secret"})
-        assert storage._filesystem.storage_options == {"account_key": "very-secret"}
+        assert storage._filesystem.options == {"account_key": "very-secret"}
         data = pickle.dumps(storage)
         assert b"very-secret" not in data
         assert b"account_key" not in data
-        assert pickle.loads(data)._filesystem.storage_options == {}
+        assert pickle.loads(data)._filesystem.options == {}
 
 
 @pytest.mark.parametrize("url", ["", "  ", b"/data"])

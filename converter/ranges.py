@@ -1,0 +1,150 @@
+"""Parts of files behind a network: which are asked for together, and what was fetched.
+
+A request costs what some hundred kilobytes cost, so parts that lie near each other are
+one request, with what lies between: but of all that is fetched no more than a
+twenty-fifth is for nothing, unless the parts are tiny. A request is never larger
+than 8 MB, so that several of them share the way.
+"""
+
+from __future__ import annotations
+
+import bisect
+import io
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+Item = TypeVar("Item")
+Output = TypeVar("Output")
+Range = tuple[int, int]
+"""The first byte, and the one behind the last."""
+
+MAX_REQUEST_BYTES = 8 << 20
+_MAX_WASTE = 0.04
+_FEW_BYTES = 64 << 10
+"""A gap of this size is cheaper than another request, on any network."""
+
+_FEW_REQUESTS = 2
+_TAIL_BYTES = 64 << 10
+"""What is fetched of a file's end when its footer is asked for: more than most footers take."""
+
+MAX_REQUESTS_AT_ONCE = 16
+
+
+def merge_ranges(wanted: Sequence[Range]) -> list[Range]:
+    """What to ask for, so that everything wanted is there: in order, without overlaps.
+
+    >>> merge_ranges([(0, 100), (100, 200), (5_000_000, 9_000_000)])
+    [(0, 200), (5000000, 9000000)]
+    """
+    parts: list[list[int]] = []
+    for start, end in sorted(wanted):
+        if parts and start <= parts[-1][1]:
+            parts[-1][1] = max(parts[-1][1], end)
+        else:
+            parts.append([start, end])
+    budget = _MAX_WASTE * sum(end - start for start, end in parts)
+    joined: set[int] = set()
+    gaps = sorted((parts[at][0] - parts[at - 1][1], at) for at in range(1, len(parts)))
+    for number, (gap, at) in enumerate(gaps):
+        if gap > budget and (gap > _FEW_BYTES or len(parts) - number <= _FEW_REQUESTS):
+            break
+        budget -= gap
+        joined.add(at)
+    found: list[Range] = []
+    for at, (start, end) in enumerate(parts):
+        found.append((found.pop()[0] if at in joined else start, end))
+    return [part for start, end in found for part in _cut(start, end)]
+
+
+def _cut(start: int, end: int) -> list[Range]:
+    """Parts of equal size, none larger than a request may be."""
+    count = max(1, -(-(end - start) // MAX_REQUEST_BYTES))
+    edges = [start + (end - start) * number // count for number in range(count + 1)]
+    return list(itertools.pairwise(edges))
+
+
+class Fetched:
+    """Parts of one file, in memory."""
+
+    def __init__(self, parts: Sequence[tuple[int, bytes]]) -> None:
+        self._starts = [start for start, _ in parts]
+        self._buffers = [pa.py_buffer(data) for _, data in parts]
+
+    def slice(self, start: int, end: int) -> pa.Buffer:
+        """These bytes of the file; without a copy where one request brought them.
+
+        Raises:
+            ValueError: they were not fetched.
+        """
+        found = []
+        while start < end:
+            at = bisect.bisect_right(self._starts, start) - 1
+            if at < 0 or start >= self._starts[at] + self._buffers[at].size:
+                raise ValueError(f"byte {start} of the file is not there")
+            first = start - self._starts[at]
+            part = self._buffers[at].slice(first, min(end - start, self._buffers[at].size - first))
+            found.append(part)
+            start += part.size
+        return found[0] if len(found) == 1 else pa.py_buffer(b"".join(part.to_pybytes() for part in found))
+
+
+class PartialFile(io.RawIOBase):
+    """A file for Arrow, of which parts are in memory; what is not is fetched."""
+
+    def __init__(self, size: int, fetch: Callable[[int, int], bytes], fetched: Fetched | None = None) -> None:
+        self._size, self._fetch, self._fetched = size, fetch, fetched
+        self._place = 0
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def tell(self) -> int:
+        """The place that is read next."""
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place."""
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        return self._place
+
+    def read(self, size: int | None = -1) -> Any:
+        """The next bytes, fewer at the end."""
+        start = self._place
+        end = self._size if size is None or size < 0 else min(start + size, self._size)
+        self._place = max(start, end)
+        if start >= end:
+            return b""
+        if self._fetched is not None:
+            try:
+                return self._fetched.slice(start, end)
+            except ValueError:
+                pass
+        if self._size - start <= _TAIL_BYTES:
+            first = max(0, self._size - _TAIL_BYTES)
+            self._fetched = Fetched([(first, self._fetch(first, self._size))])
+            return self._fetched.slice(start, end)
+        return self._fetch(start, end)
+
+
+def at_once(function: Callable[[Item], Output], items: Sequence[Item]) -> list[Output]:
+    """`function` of each item, in order, by as many threads as may ask at once; the first error ends it."""
+    if len(items) == 1:
+        return [function(items[0])]
+    with ThreadPoolExecutor(
+        max(1, min(len(items), MAX_REQUESTS_AT_ONCE)), thread_name_prefix="converter-fetch"
+    ) as pool:
+        pending = [pool.submit(function, item) for item in items]
+        try:
+            return [one.result() for one in pending]
+        finally:
+            for one in pending:
+                one.cancel()

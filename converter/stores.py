@@ -1,0 +1,445 @@
+"""Filesystems behind a network: how each is opened, and what it takes to ask them anything.
+
+A `Store` is an fsspec filesystem with patience. Every request runs in a thread of
+its own, so that one which hangs can be given up: by Ctrl-C, by who closes a loader,
+or because `timeout_seconds` are over. What passes (throttling, a reset connection, a
+node that restarts) is asked again, later and later; what does not (no permission, no
+such file) is an error at once. Errors arrive as OSError, without any secret.
+
+Each process opens its own: clients do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import random
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import fsspec
+
+from converter.errors import MissingDependencyError
+
+Result = TypeVar("Result")
+
+TIMEOUT_SECONDS = 120.0
+"""How long a store may be out of reach before that is an error."""
+
+_FIRST_PAUSE_SECONDS = 0.1
+_MAX_PAUSE_SECONDS = 5.0
+_LOOK_SECONDS = 0.05
+
+_PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
+_REFUSED_STATUS = {401, 403}
+_PASSING_KINDS = {"ServiceRequestError", "ServiceResponseError", "IncompleteReadError", "ClientConnectionError"}
+"""Of azure-core and aiohttp, which need not be there."""
+
+_AZURE_SCHEMES = ("abfs", "abfss", "az")
+_AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
+_AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
+_SECRET_WORDS = ("key", "token", "secret", "password", "credential", "connection_string", "signature")
+
+
+class GivenUpError(OSError):
+    """Nobody waits for this answer any more."""
+
+
+class Store:
+    """An fsspec filesystem that is asked with patience; the names of methods are fsspec's."""
+
+    def __init__(self, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.options, self.protocol, self.timeout_seconds = dict(options), protocol, timeout_seconds
+        self._opened: tuple[int, Any] | None = None
+        self._opening = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.protocol!r})"
+
+    def filesystem(self) -> Any:
+        """This process's own filesystem; opening it may ask the network."""
+        opened = self._opened
+        if opened is None or opened[0] != os.getpid():
+            if opened is not None:
+                # The lock may have been held where this process was forked.
+                self._opening = threading.Lock()
+            with self._opening:
+                opened = self._opened = os.getpid(), self._open()
+        return opened[1]
+
+    def _open(self) -> Any:
+        return fsspec.filesystem(self.protocol, **self.options, skip_instance_cache=True)
+
+    def ask(self, request: Callable[[Any], Result], *, path: str, given_up: threading.Event | None = None) -> Result:
+        """What `request` answers, given the filesystem; asked again while that makes sense.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            PermissionError: the store refuses these credentials.
+            TimeoutError: it gave no answer, or none but "later", for `timeout_seconds`.
+            OSError: anything else, with the store's own words.
+        """
+        deadline = time.monotonic() + self.timeout_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        last: BaseException | None = None
+        while True:
+            try:
+                return _answer(lambda: request(self.filesystem()), deadline=deadline, given_up=given_up)
+            except (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, GivenUpError):
+                raise
+            except _NoAnswerError:
+                break
+            except Exception as error:  # noqa: BLE001 (each client has errors of its own)
+                if not self.passes(error):
+                    raise self._named(error, path) from self.harmless(error)
+                last = error
+            wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 (so that many who were throttled do not come back at once)
+            if time.monotonic() + wait > deadline:
+                break
+            if given_up is not None:
+                if given_up.wait(wait):
+                    raise GivenUpError(f"{path} is not wanted any more")
+            else:
+                time.sleep(wait)
+            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+        said = "" if last is None else f", and said at last: {self.without_secrets(_text(last))}"
+        raise TimeoutError(
+            f"{path} could not be reached for {self.timeout_seconds:g} seconds (timeout_seconds){said}"
+        ) from self.harmless(last)
+
+    def passes(self, error: BaseException) -> bool:
+        """Whether the same request may be answered a little later."""
+        if isinstance(error, (TimeoutError, ConnectionError)):
+            return True
+        status = getattr(error, "status_code", None)
+        if isinstance(status, int):
+            return status in _PASSING_STATUS
+        return any(kind.__name__ in _PASSING_KINDS for kind in type(error).__mro__)
+
+    def _named(self, error: Exception, path: str) -> OSError:
+        text = f"{path}: {self.without_secrets(_text(error))}"
+        status = getattr(error, "status_code", None)
+        if status in _REFUSED_STATUS:
+            return PermissionError(text)
+        return FileNotFoundError(text) if status == 404 else OSError(text)
+
+    def harmless(self, error: BaseException | None) -> BaseException | None:
+        """The error as a cause that may be shown: one whose text holds a secret is replaced."""
+        if error is None or self.without_secrets(str(error)) == str(error):
+            return error
+        return OSError(self.without_secrets(_text(error)))
+
+    def without_secrets(self, text: str) -> str:
+        """A text in which whatever the options hold that nobody may see is replaced."""
+        for secret in _secrets_in(self.options):
+            text = text.replace(secret, "***")
+        return text
+
+    # What Storage asks for.
+
+    def invalidate_cache(self, path: str) -> None:
+        """Forget listings that the client may hold."""
+        self.filesystem().invalidate_cache(path)
+
+    def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
+        """What stands in a directory."""
+        return self.ask(lambda filesystem: list(filesystem.ls(path, detail=detail)), path=path)
+
+    def info(self, path: str) -> dict[str, Any]:
+        """Size and kind of a file."""
+        return self.ask(lambda filesystem: dict(filesystem.info(path)), path=path)
+
+    def isfile(self, path: str) -> bool:
+        """Whether a file stands there."""
+        try:
+            return bool(self.info(path)["type"] == "file")
+        except FileNotFoundError:
+            return False
+
+    def makedirs(self, path: str, exist_ok: bool = True) -> None:
+        """Create a directory and those above it."""
+        self.ask(lambda filesystem: filesystem.makedirs(path, exist_ok=exist_ok), path=path)
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, given_up: threading.Event | None = None
+    ) -> bytes:
+        """The bytes of a file, or a part of them, in one request."""
+        return self.ask(
+            lambda filesystem: bytes(filesystem.cat_file(path, start=start, end=end)), path=path, given_up=given_up
+        )
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Create a small file that appears whole, or return False because the name is taken."""
+        return self._created(lambda filesystem: self._create(filesystem, path, data), path, data)
+
+    def _created(self, create: Callable[[Any], None], path: str, data: bytes) -> bool:
+        attempts = 0
+
+        def attempt(filesystem: Any) -> None:
+            nonlocal attempts
+            attempts += 1
+            create(filesystem)
+
+        try:
+            self.ask(attempt, path=path)
+        except FileExistsError:
+            # Of an earlier attempt the answer alone may be lost.
+            return attempts > 1 and self.cat_file(path) == data
+        return True
+
+    def _create(self, filesystem: Any, path: str, data: bytes) -> None:
+        # fsspec's memory store looks first and creates then; between threads a lock makes that one step.
+        with _in_process:
+            try:
+                file = filesystem.open(path, "xb")
+            except ValueError as error:
+                raise OSError(
+                    f"{self.protocol} cannot create a file only where there is none ({error}), which a commit needs"
+                ) from error
+            with file:
+                file.write(data)
+
+    def renew(self, path: str) -> None:
+        """Let a file's time be now, without creating it; raises FileNotFoundError where it is gone."""
+        data = self.cat_file(path)
+        self.ask(lambda filesystem: filesystem.pipe_file(path, data), path=path)
+
+    def rm_file(self, path: str) -> None:
+        """Delete a file."""
+        self.ask(lambda filesystem: filesystem.rm_file(path), path=path)
+
+    def rm(self, path: str, recursive: bool = True) -> None:
+        """Delete a directory with all that stands in it."""
+        self.ask(lambda filesystem: filesystem.rm(path, recursive=recursive), path=path)
+
+    def rmdir(self, path: str) -> None:
+        """Delete a directory unless something stands in it."""
+        if not self.ls(path):
+            with contextlib.suppress(OSError):
+                self.ask(lambda filesystem: filesystem.rmdir(path), path=path)
+
+
+class HdfsStore(Store):
+    """HDFS through hdfs-native: no JVM, no libhdfs."""
+
+    def _create(self, filesystem: Any, path: str, data: bytes) -> None:
+        # A new file is seen before its content; a rename that overwrites nothing is one step of the NameNode.
+        from hdfs_native import WriteOptions
+
+        aside = f"{path}.{uuid.uuid4().hex}.tmp"
+        try:
+            with filesystem.client.create(aside, WriteOptions(overwrite=False)) as file:
+                if data:
+                    file.write(data)
+            filesystem.client.rename(aside, path, overwrite=False)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                filesystem.client.delete(aside)
+            raise
+
+    def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
+        """What stands in a directory; its times in seconds, as everywhere."""
+        return [_with_mtime(info) for info in super().ls(path, detail)]
+
+    def renew(self, path: str) -> None:
+        """Append nothing: the NameNode then notes its own time."""
+        self.ask(lambda filesystem: filesystem.client.append(path).close(), path=path)
+
+
+class AzureStore(Store):
+    """Azure's blobs through adlfs, on flat and hierarchical accounts."""
+
+    def makedirs(self, path: str, exist_ok: bool = True) -> None:
+        """Do nothing: a folder is there when a blob is. A container is the user's to create."""
+
+    def _create(self, filesystem: Any, path: str, data: bytes) -> None:
+        # If-None-Match: * (adlfs's `mode="create"`).
+        filesystem.pipe_file(path, data, mode="create")
+
+    def renew(self, path: str) -> None:
+        """Write the blob's metadata again."""
+        self.ask(lambda filesystem: filesystem.setxattrs(path, is_directory="false"), path=path)
+
+    def rmdir(self, path: str) -> None:
+        """Delete the blob that stands for a folder, if Spark's driver made one; never a container."""
+        if "/" in path.strip("/") and not self.ls(path):
+            with contextlib.suppress(OSError):
+                self.rm_file(path)
+
+
+_in_process = threading.Lock()
+
+
+def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:
+    """The store that a URL names, the path in it, and the URL as it may be shown."""
+    if "://" not in url:
+        raise ValueError(f"{url!r} is no URL that this version knows: write scheme://…, file:… or a local path.")
+    parts = urlsplit(url)
+    if parts.scheme in _AZURE_SCHEMES or (parts.scheme == "https" and _AZURE_HOST.fullmatch(parts.netloc)):
+        return _open_azure(url, options, timeout_seconds)
+    # User information and queries of a URL can be secrets, and URLs are shown.
+    host = parts.netloc.rpartition("@")[2]
+    shown = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
+    if parts.scheme in ("hdfs", "viewfs"):
+        _require("hdfs_native", shown, "hdfs")
+        found = {"host": parts.hostname, "port": parts.port} | dict(options)
+        root = parts.path.rstrip("/") or "/"
+        return HdfsStore(found, protocol=parts.scheme, timeout_seconds=timeout_seconds), root, shown
+    try:
+        fsspec.get_filesystem_class(parts.scheme)
+    except ImportError as error:
+        raise MissingDependencyError(f"{shown} needs a filesystem that is not installed: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{shown} names no filesystem that fsspec knows: {error}") from error
+    filesystem, root = fsspec.core.url_to_fs(url, **options)
+    store = Store(dict(filesystem.storage_options), protocol=parts.scheme, timeout_seconds=timeout_seconds)
+    return store, root.rstrip("/") or "/", shown
+
+
+def _open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:
+    place = parse_azure_url(url)
+    found = dict(options)
+    account = place.account or found.get("account_name") or _account_in(found) or os.environ.get(_AZURE_ACCOUNT)
+    if account is None:
+        raise ValueError(
+            f"{url.partition('?')[0]} names no account. Write abfss://container@account.dfs.core.windows.net/path, or "
+            f"give storage_options={{'account_name': …}} or the environment variable {_AZURE_ACCOUNT}."
+        )
+    host = place.host or f"{account}.dfs.core.windows.net"
+    shown = f"{place.scheme}://{place.container}@{host}/{place.path}".rstrip("/")
+    _require("adlfs", shown, "azure")
+    if "connection_string" not in found:
+        found["account_name"] = account
+    if place.account_host is not None:
+        found.setdefault("account_host", place.account_host)
+    root = f"{place.container}/{place.path}".rstrip("/")
+    return AzureStore(found, protocol="abfs", timeout_seconds=timeout_seconds), root, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AzurePlace:
+    """What a URL of Azure's says."""
+
+    scheme: str
+    container: str
+    path: str
+    account: str | None
+    """None where the URL names none: `abfs://container/path`."""
+
+    host: str | None
+    """Of Data Lake Storage, as Spark takes it."""
+
+    account_host: str | None = None
+    """The blob endpoint where it is not `<account>.blob.core.windows.net`."""
+
+
+def parse_azure_url(url: str) -> AzurePlace:
+    """A URL of Azure's in any of its forms; OneLake's is passed through.
+
+    >>> place = parse_azure_url("https://lake.blob.core.windows.net/data/a/b")
+    >>> place.container, place.path, place.account, place.host
+    ('data', 'a/b', 'lake', 'lake.dfs.core.windows.net')
+    """
+    parts = urlsplit(url)
+    path = unquote(parts.path).strip("/") if parts.scheme == "https" else parts.path.strip("/")
+    if parts.scheme == "https":
+        container, _, path = path.partition("/")
+        scheme, host = "abfss", parts.netloc
+    elif "@" in parts.netloc:
+        container, _, host = parts.netloc.partition("@")
+        scheme = "abfs" if parts.scheme == "az" else parts.scheme
+    else:
+        container, host, scheme = parts.netloc, "", "abfs" if parts.scheme == "az" else parts.scheme
+    if not container:
+        raise ValueError(f"{url.partition('?')[0]} names no container: write abfss://container@account…/path.")
+    if not host:
+        return AzurePlace(scheme=scheme, container=container, path=path, account=None, host=None)
+    account, _, domain = host.partition(".")
+    kind, _, suffix = domain.partition(".")
+    if kind not in ("dfs", "blob"):
+        raise ValueError(f"{host} is no host of Azure's storage: expected <account>.dfs.core.windows.net.")
+    return AzurePlace(
+        scheme=scheme,
+        container=container,
+        path=path,
+        account=account,
+        host=f"{account}.dfs.{suffix}",
+        account_host=None if suffix == "core.windows.net" else f"{account}.blob.{suffix}",
+    )
+
+
+def _account_in(options: Mapping[str, Any]) -> str | None:
+    """The account that a connection string names."""
+    text = options.get("connection_string")
+    found = re.search(r"AccountName=([^;]+)", text) if isinstance(text, str) else None
+    return None if found is None else found[1]
+
+
+def _require(module: str, url: str, extra: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise MissingDependencyError(
+            f"{url} needs {module.replace('_', '-')}, which is not installed: "
+            f"pip install 'spark-tensor-converter[{extra}]'."
+        )
+
+
+class _NoAnswerError(Exception):
+    """A request hangs."""
+
+
+def _answer(call: Callable[[], Result], *, deadline: float, given_up: threading.Event | None) -> Result:
+    """What a call returns or raises, from a thread that is left behind if it takes too long."""
+    done = threading.Event()
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+            failed.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="converter-request", daemon=True).start()
+    while not done.wait(_LOOK_SECONDS):
+        if given_up is not None and given_up.is_set():
+            raise GivenUpError("the answer is not wanted any more")
+        if time.monotonic() > deadline:
+            raise _NoAnswerError
+    if failed:
+        raise failed[0]
+    return found[0]  # type: ignore[no-any-return]
+
+
+def _with_mtime(info: dict[str, Any]) -> dict[str, Any]:
+    return info | {"mtime": info["modification_time"] / 1000}
+
+
+def _text(error: BaseException) -> str:
+    """An error in a line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+
+
+def _secrets_in(options: Mapping[str, Any]) -> list[str]:
+    """The texts among options that nobody may see, the longest first."""
+    found: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found += _secrets_in(value)
+        elif isinstance(value, str) and any(word in name.lower() for word in _SECRET_WORDS):
+            found += [value, value.removeprefix("?")]
+            # A connection string's parts, a signature's fields.
+            for part in value.replace("?", "&").replace(";", "&").split("&"):
+                key, is_pair, inner = part.partition("=")
+                if is_pair and any(word in key.lower() for word in (*_SECRET_WORDS, "sig")):
+                    found.append(inner)
+    return sorted({one for one in found if len(one) > 3}, key=len, reverse=True)
