@@ -44,6 +44,7 @@ import platformdirs
 from converter.errors import CacheCorruptError, CacheError, CacheNotConfiguredError, CacheNotOwnedError
 from converter.manifest import DATA_FILE, Manifest
 from converter.storage import FileInfo, Storage, StorageOptions, open_storage
+from converter.stores import TIMEOUT_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +174,9 @@ def choose_cache_dir(
     )
 
 
-def open_root(cache_dir: str, storage_options: StorageOptions | None = None) -> Storage:
+def open_root(
+    cache_dir: str, storage_options: StorageOptions | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Storage:
     """Our own subdirectory of the user's cache directory, made and marked where it is missing.
 
     Raises:
@@ -181,7 +184,7 @@ def open_root(cache_dir: str, storage_options: StorageOptions | None = None) -> 
         CacheNotOwnedError: the subdirectory exists, holds something and was not made by us.
     """
     try:
-        parent = open_storage(cache_dir, storage_options)
+        parent = open_storage(cache_dir, storage_options, timeout_seconds)
     except ImportError as error:
         raise CacheError(f"cache_dir={cache_dir!r} cannot be used: {error}", path=cache_dir) from error
     except ValueError as error:
@@ -214,13 +217,15 @@ def open_root(cache_dir: str, storage_options: StorageOptions | None = None) -> 
     return root
 
 
-def find_root(cache_dir: str, storage_options: StorageOptions | None = None) -> Storage | None:
+def find_root(
+    cache_dir: str, storage_options: StorageOptions | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Storage | None:
     """Our own subdirectory of a cache directory if there is one; makes nothing.
 
     Raises:
         CacheNotOwnedError: it exists, holds something and was not made by us.
     """
-    root = open_storage(cache_dir, storage_options).below(DIRECTORY)
+    root = open_storage(cache_dir, storage_options, timeout_seconds).below(DIRECTORY)
     if root.size(_OWNER) is not None:
         return root
     if root.is_at_a_file:
@@ -230,14 +235,16 @@ def find_root(cache_dir: str, storage_options: StorageOptions | None = None) -> 
     return None
 
 
-def open_entry(url: str, storage_options: StorageOptions | None = None) -> tuple[Storage, str]:
+def open_entry(
+    url: str, storage_options: StorageOptions | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> tuple[Storage, str]:
     """The root and the key of an entry's folder, as `DatasetConverter.url` names it.
 
     Raises:
         CacheNotOwnedError: it is no folder that this package made.
     """
     entry_url, _, key = url.rstrip("/").rpartition("/")
-    root = open_storage(entry_url or "/", storage_options)
+    root = open_storage(entry_url or "/", storage_options, timeout_seconds)
     if not _KEY.fullmatch(key) or root.size(_OWNER) is None:
         raise CacheNotOwnedError(
             f"{url} is not a cache entry: expected <cache_dir>/{DIRECTORY}/<key>, as converter.url names it.", path=url

@@ -28,6 +28,7 @@ from converter.sources.parquet import read_footers
 from converter.sources.spark import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
 from converter.statistics import ColumnStatistics, StatisticsByColumn
 from converter.storage import Storage, StorageOptions
+from converter.stores import TIMEOUT_SECONDS, check_timeout
 from converter.windows import (
     LENGTH_SUFFIX,
     VALID_SUFFIX,
@@ -658,6 +659,7 @@ def make_spark_converter(
     shuffle_rows_seed: int | None = None,
     writer: str = "auto",
     storage_options: StorageOptions | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
     delete_on_exit: bool = True,
     progress: bool | None = None,
 ) -> DatasetConverter:
@@ -694,7 +696,9 @@ def make_spark_converter(
             input partitions: the remedy for data that are sorted by what the model must learn.
         writer: `"executors"` write with pyarrow; `"spark"` lets Spark's own Parquet writer do it, with its own
             credentials; `"auto"` asks an executor to write a small file and takes the second where it cannot.
-        storage_options: keyword arguments of the fsspec filesystem; not kept anywhere.
+        storage_options: keyword arguments of the fsspec filesystem: credentials and the like. No secret among them is
+            shown or stored.
+        timeout_seconds: how long a remote store may be out of reach before that is an error.
         delete_on_exit: remove the entry at the end of the `with` block, or of this interpreter. False keeps it for the
             next one that has the same `cache_key`, until `delete()`. A kept entry is read by converters with True as
             well, who then leave it; what they wrote themselves is never taken for kept, but written once more.
@@ -734,6 +738,7 @@ def make_spark_converter(
         shuffle_rows_seed=shuffle_rows_seed,
         writer=writer,
         storage_options=storage_options,
+        timeout_seconds=check_timeout(timeout_seconds),
         is_kept=not delete_on_exit,
         progress=progress,
     )
@@ -745,7 +750,12 @@ def make_spark_converter(
     return converter
 
 
-def open_converter(url: str | os.PathLike[str], *, storage_options: StorageOptions | None = None) -> DatasetConverter:
+def open_converter(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: StorageOptions | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> DatasetConverter:
     """A committed cache entry again: without Spark, without the DataFrame, in another process, on another day.
 
     `url` is what `converter.url` was. Leaving a `with` block lets go and deletes nothing; `delete()` deletes.
@@ -756,7 +766,7 @@ def open_converter(url: str | os.PathLike[str], *, storage_options: StorageOptio
         CacheCorruptError: its manifest, or a file's size, is not what was committed.
     """
     url = os.fspath(url)
-    root, key = cache.open_entry(url, storage_options)
+    root, key = cache.open_entry(url, storage_options, check_timeout(timeout_seconds))
     adopted: tuple[Manifest, cache.Lease | None] | None
     try:
         adopted = cache.adopt(root, key)
@@ -792,6 +802,7 @@ def make_parquet_converter(
     float_dtype: FloatDtype | None = "float32",
     shapes: Mapping[str, Sequence[int] | None] | None = None,
     storage_options: StorageOptions | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> DatasetConverter:
     """The same object over Parquet files as they stand, without a copy; `delete()` never touches them.
 
@@ -804,7 +815,9 @@ def make_parquet_converter(
         shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. Where
             nothing is said, lists have one length if their numbers can be divided so among the rows of each row group;
             a row that does not fit is an error while reading.
-        storage_options: keyword arguments of the fsspec filesystem; not kept anywhere.
+        storage_options: keyword arguments of the fsspec filesystem: credentials and the like. No secret among them is
+            shown or stored.
+        timeout_seconds: how long a remote store may be out of reach before that is an error.
 
     Raises:
         SourceError: there are no files or no rows, files differ in their columns, or it is a Delta table, whose files
@@ -829,6 +842,7 @@ def make_parquet_converter(
         float_dtype=float_dtype,
         shapes=shapes or {},
         storage_options=storage_options,
+        timeout_seconds=check_timeout(timeout_seconds),
     )
     return DatasetConverter(storage=storage, manifest=manifest, holding=_Holding(), is_owner=True)
 
@@ -839,6 +853,7 @@ def sweep(
     older_than: float | dt.timedelta = 0,
     dry_run: bool = False,
     storage_options: StorageOptions | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> cache.SweepReport:
     """Remove what dead owners left in `cache_dir`: entries and half-written attempts that nobody alive holds.
 
@@ -848,6 +863,7 @@ def sweep(
             lease, entries kept with `delete_on_exit=False` included.
         dry_run: count, and remove nothing.
         storage_options: keyword arguments of the fsspec filesystem.
+        timeout_seconds: how long a remote store may be out of reach before that is an error.
 
     Returns:
         How many entries, attempts, files and bytes were removed, and where.
@@ -858,7 +874,7 @@ def sweep(
     if not seconds >= 0:
         raise ValueError(f"older_than must be at least 0 seconds, got {older_than}.")
     _check_flag("dry_run", dry_run)
-    root = cache.find_root(os.fspath(cache_dir), storage_options)
+    root = cache.find_root(os.fspath(cache_dir), storage_options, check_timeout(timeout_seconds))
     if root is None:
         return cache.SweepReport()
     return cache.sweep_root(root, older_than_seconds=seconds, kept_older_than_seconds=seconds, dry_run=dry_run)

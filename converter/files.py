@@ -26,6 +26,7 @@ from converter.ranges import Fetched, PartialFile, Range, at_once, merge_ranges
 from converter.schema import Field
 from converter.sources import executor
 from converter.storage import Storage
+from converter.stores import GivenUpError
 
 _MAX_OPEN_FILES = 256
 _MAX_KEPT_CHUNKS = 1 << 15
@@ -306,7 +307,7 @@ def named_read_errors(storage: Storage, manifest: Manifest, row_group: int) -> I
 
     Raises:
         SourceChangedError: its file is gone.
-        ReadError: it cannot be decoded.
+        ReadError: it cannot be decoded, or its store cannot be reached.
     """
     name = manifest.file_names[int(manifest.row_group_file[row_group])]
     path = f"{storage.url}/{name}"
@@ -319,9 +320,13 @@ def named_read_errors(storage: Storage, manifest: Manifest, row_group: int) -> I
             path=path,
         ) from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, ConverterError):
+        if isinstance(error, (ConverterError, GivenUpError)):
             raise
         index = manifest.row_group_in_file(row_group)
+        if not storage.is_local and type(error) in (OSError, PermissionError, TimeoutError):
+            raise ReadError(
+                f"Row group {index} of {path} cannot be fetched: {error}.", path=path, row_group=index
+            ) from error
         raise ReadError(
             f"Row group {index} of {path} cannot be decoded: {error}. The file is damaged; convert again.",
             path=path,

@@ -56,8 +56,8 @@ class FileInfo:
 class Storage:
     """A directory: `url` names it for people and programs, without any secret.
 
-    Pickling keeps the URL alone, never the options: whoever unpickles brings
-    credentials of their own.
+    Pickling keeps the URL and no secret: whoever unpickles brings credentials of
+    their own, or a provider of them travels along.
 
     >>> storage = open_storage("memory://doc-example")
     >>> storage.put_if_absent("a.json", b"{}"), storage.put_if_absent("a.json", b"[]")
@@ -75,7 +75,9 @@ class Storage:
         return f"Storage({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (open_storage, (self.url,))
+        if self.is_local:
+            return (open_storage, (self.url,))
+        return (open_storage, (self.url, self._filesystem.open_options, self._filesystem.timeout_seconds))
 
     @property
     def is_local(self) -> bool:
@@ -88,6 +90,21 @@ class Storage:
         if self.is_local:
             return None
         return {"protocol": self._filesystem.protocol, "options": self._filesystem.options}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The filesystem's options, secrets included: for a process of our own that is to read the same place."""
+        return {} if self.is_local else dict(self._filesystem.options)
+
+    def lend(self, options: StorageOptions) -> None:
+        """Give a copy that came without its secrets the options that it lacks."""
+        if not self.is_local:
+            self._filesystem.options = dict(options)
+
+    @property
+    def survives_fork(self) -> bool:
+        """Whether a forked child can read here."""
+        return self.is_local or bool(self._filesystem.survives_fork)
 
     def without_secrets(self, text: str) -> str:
         """A text in which nothing of the options is shown that nobody may see."""
@@ -120,7 +137,7 @@ class Storage:
 
     def above(self, path: str) -> Storage:
         """The directory at `path`, as the filesystem knows it: one above this one, or this one."""
-        url = "file://" + quote(path) if self.is_local else self.url[: len(self.url) - len(self._root)] + path
+        url = "file://" + quote(path) if self.is_local else self.url.removesuffix(self._root.removeprefix(path))
         return Storage(self._filesystem, path, url)
 
     def path(self, *names: str) -> str:

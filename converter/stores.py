@@ -55,6 +55,12 @@ class GivenUpError(OSError):
 class Store:
     """An fsspec filesystem that is asked with patience; the names of methods are fsspec's."""
 
+    keeps_answers = True
+    """Whether an answer cannot be lost on its way."""
+
+    survives_fork = True
+    """Whether a forked child may open its own where its parent has one."""
+
     def __init__(self, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.options, self.protocol, self.timeout_seconds = dict(options), protocol, timeout_seconds
         self._opened: tuple[int, Any] | None = None
@@ -136,6 +142,11 @@ class Store:
             return error
         return OSError(self.without_secrets(_text(error)))
 
+    @property
+    def open_options(self) -> dict[str, Any]:
+        """The options without secrets; what gives tokens when asked is none."""
+        return {name: value for name, value in self.options.items() if not _is_secret(name, value)}
+
     def without_secrets(self, text: str) -> str:
         """A text in which whatever the options hold that nobody may see is replaced."""
         for secret in _secrets_in(self.options):
@@ -176,22 +187,12 @@ class Store:
         )
 
     def create(self, path: str, data: bytes) -> bool:
-        """Create a small file that appears whole, or return False because the name is taken."""
-        return self._created(lambda filesystem: self._create(filesystem, path, data), path, data)
-
-    def _created(self, create: Callable[[Any], None], path: str, data: bytes) -> bool:
-        attempts = 0
-
-        def attempt(filesystem: Any) -> None:
-            nonlocal attempts
-            attempts += 1
-            create(filesystem)
-
+        """Create a small file that appears whole, or return False because the name is taken by another content."""
         try:
-            self.ask(attempt, path=path)
+            self.ask(lambda filesystem: self._create(filesystem, path, data), path=path)
         except FileExistsError:
-            # Of an earlier attempt the answer alone may be lost.
-            return attempts > 1 and self.cat_file(path) == data
+            # Of an earlier attempt, ours or the client's own, the answer alone may be lost.
+            return not self.keeps_answers and self.cat_file(path) == data
         return True
 
     def _create(self, filesystem: Any, path: str, data: bytes) -> None:
@@ -229,6 +230,19 @@ class Store:
 class HdfsStore(Store):
     """HDFS through hdfs-native: no JVM, no libhdfs."""
 
+    keeps_answers = survives_fork = False
+    _used_by: int | None = None
+
+    def _open(self) -> Any:
+        # Its threads are the process's, and a forked child that used them would wait for ever.
+        if HdfsStore._used_by not in (None, os.getpid()):
+            raise OSError(
+                "hdfs-native does not work in a process that was forked from one that used it; start processes anew, "
+                "e.g. with multiprocessing_context='spawn'"
+            )
+        HdfsStore._used_by = os.getpid()
+        return super()._open()
+
     def _create(self, filesystem: Any, path: str, data: bytes) -> None:
         # A new file is seen before its content; a rename that overwrites nothing is one step of the NameNode.
         from hdfs_native import WriteOptions
@@ -256,6 +270,26 @@ class HdfsStore(Store):
 class AzureStore(Store):
     """Azure's blobs through adlfs, on flat and hierarchical accounts."""
 
+    keeps_answers = False
+
+    def _open(self) -> Any:
+        filesystem = super()._open()
+        # Azure's own patience begins with 15 seconds, knows no deadline, and hides that a put was tried before.
+        policy = getattr(getattr(filesystem.service_client, "_config", None), "retry_policy", None)
+        for name in ("total_retries", "connect_retries", "read_retries", "status_retries"):
+            if hasattr(policy, name):
+                setattr(policy, name, 0)
+        return filesystem
+
+    def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
+        """What stands in a folder; a blob that stands for a folder is no file beside it."""
+        found: dict[str, dict[str, Any]] = {}
+        for info in super().ls(path, detail):
+            name = info["name"].rstrip("/")
+            if name not in found or info["type"] == "directory":
+                found[name] = info
+        return list(found.values())
+
     def makedirs(self, path: str, exist_ok: bool = True) -> None:
         """Do nothing: a folder is there when a blob is. A container is the user's to create."""
 
@@ -275,6 +309,15 @@ class AzureStore(Store):
 
 
 _in_process = threading.Lock()
+
+
+def check_timeout(timeout_seconds: Any) -> float:
+    """The seconds as a number above 0."""
+    if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, (int, float)):
+        raise TypeError(f"timeout_seconds must be a number of seconds, got {timeout_seconds!r}.")
+    if not 0 < timeout_seconds < float("inf"):
+        raise ValueError(f"timeout_seconds must be above 0, got {timeout_seconds}.")
+    return float(timeout_seconds)
 
 
 def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:
@@ -429,13 +472,20 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
 
 
+def _is_secret(name: str, value: Any) -> bool:
+    """Whether an option must not be seen; a callable or an object of azure-identity gives secrets, and holds none."""
+    if isinstance(value, Mapping):
+        return any(_is_secret(inner, one) for inner, one in value.items())
+    return isinstance(value, (str, bytes)) and any(word in name.lower() for word in _SECRET_WORDS)
+
+
 def _secrets_in(options: Mapping[str, Any]) -> list[str]:
     """The texts among options that nobody may see, the longest first."""
     found: list[str] = []
     for name, value in options.items():
         if isinstance(value, Mapping):
             found += _secrets_in(value)
-        elif isinstance(value, str) and any(word in name.lower() for word in _SECRET_WORDS):
+        elif isinstance(value, str) and _is_secret(name, value):
             found += [value, value.removeprefix("?")]
             # A connection string's parts, a signature's fields.
             for part in value.replace("?", "&").replace(";", "&").split("&"):

@@ -176,8 +176,9 @@ class BatchSource:
         wanted = range(plan.num_batches) if batches is None else batches
         reader = _WindowReader(self, plan, files)
         pieces = plan.pieces(wanted.start, wanted.stop)
-        if batches is None:
+        if batches is None and self.storage.is_local:
             # Whole batches of about an eighth of a window: some 6 MB are there at once, 48 MB take a tenth of a second.
+            # Behind a network the window's row groups would be fetched twice for it.
             few = -(-self.window_rows // (_FIRST_PART * self.batch_size)) * self.batch_size
             pieces = plan.first_pieces(pieces, few)
         num_rows = min(wanted.stop * plan.batch_size, plan.num_rows) - wanted.start * plan.batch_size

@@ -76,6 +76,8 @@ class TorchDataLoader(DataLoader[Batch]):
         self._epochs = Epochs(source, num_epochs)
         self._runs = _Runs(self._epochs, is_shared=persistent_workers)
         self._placement = _Placement(device, pin_memory)
+        if num_workers and multiprocessing_context is None and not source.storage.survives_fork:
+            multiprocessing_context = "spawn"
         if num_workers and source.transform is not None:
             _check_travels(source.transform, multiprocessing_context)
         super().__init__(
@@ -273,8 +275,14 @@ class _Runs(IterableDataset[list[Batch]]):
         if self._is_shared:
             self._begin.share_memory_()  # type: ignore[no-untyped-call]
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A source leaves the credentials behind; our own workers need them.
+        return {**self.__dict__, "storage_options": self._source.storage.options}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
+        options = state.pop("storage_options")
         self.__dict__.update(state)
+        self._source.storage.lend(options)
         self._share()
 
     def begin_at(self, epoch: int, epochs_done: int, past: Past) -> bool:

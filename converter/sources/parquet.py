@@ -49,6 +49,7 @@ def read_footers(
     float_dtype: str | None,
     shapes: Mapping[str, Sequence[int] | None],
     storage_options: StorageOptions | None,
+    timeout_seconds: float,
 ) -> tuple[Storage, Manifest]:
     """The folder that holds all of the files, and what they are.
 
@@ -57,7 +58,7 @@ def read_footers(
         UnsupportedTypeError: columns have no tensor form; all of them are named.
         ValueError: `columns` or `shapes` name a column that does not exist.
     """
-    storage, names = _find_files(urls, storage_options)
+    storage, names = _find_files(urls, storage_options, timeout_seconds)
     with ThreadPoolExecutor(_FOOTER_THREADS, thread_name_prefix="converter-footers") as pool:
         files = list(pool.map(functools.partial(_read_footer, storage), names))
     files = [file for file in files if file.metadata.num_rows]
@@ -98,9 +99,11 @@ def read_footers(
     )
 
 
-def _find_files(urls: Sequence[str], storage_options: StorageOptions | None) -> tuple[Storage, list[str]]:
+def _find_files(
+    urls: Sequence[str], storage_options: StorageOptions | None, timeout_seconds: float
+) -> tuple[Storage, list[str]]:
     """The folder above all files, and their names below it, in the order of the names."""
-    places = [open_storage(url, storage_options) for url in urls]
+    places = [open_storage(url, storage_options, timeout_seconds) for url in urls]
     paths = [place.path() for place in places]
     for place in places:
         _refuse_delta(place)
@@ -149,7 +152,7 @@ def _refuse_delta(place: Storage) -> None:
                 "come back. Convert a DataFrame of it: make_spark_converter(spark.read.format('delta').load(…)).",
                 path=folder.url,
             )
-        if path == posixpath.dirname(path):
+        if posixpath.dirname(path) in (path, ""):
             return
         path = posixpath.dirname(path)
 

@@ -96,6 +96,7 @@ def write_dataframe(
     shuffle_rows_seed: int | None,
     writer: str,
     storage_options: StorageOptions | None,
+    timeout_seconds: float,
     is_kept: bool,
     progress: bool | None,
 ) -> Entry:
@@ -113,7 +114,7 @@ def write_dataframe(
         master=session.conf.get("spark.master", None) or "unknown",
         is_connect=is_connect,
     )
-    root = cache.open_root(chosen, storage_options)
+    root = cache.open_root(chosen, storage_options, timeout_seconds)
     write_options = {
         "float_dtype": float_dtype,
         "shapes": {name: list(shape) for name, shape in (shapes or {}).items()},

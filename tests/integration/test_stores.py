@@ -1,0 +1,248 @@
+"""HDFS and Azure's blobs keep the contract of every store, and what goes wrong there is named, in time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from converter.storage import Storage, open_storage
+from converter.stores import GivenUpError
+from tests.known_rows import run_python
+from tests.unit.test_storage import StorageContract
+
+if TYPE_CHECKING:
+    from tests.servers.azurite import Azurite, BlobAccount, SlowAzurite
+    from tests.servers.hdfs import Hdfs
+
+
+def blobs(account: BlobAccount, *, timeout_seconds: float = 20, **options: Any) -> Storage:
+    """A folder of a new container."""
+    url = f"{account.url(account.new_container())}/some/folder"
+    return open_storage(url, options or {"connection_string": account.connection_string}, timeout_seconds)
+
+
+class TestHdfs(StorageContract):
+    @pytest.fixture
+    def storage(self, hdfs: Hdfs, request: pytest.FixtureRequest) -> Storage:
+        return open_storage(f"{hdfs.url}/contract/{abs(hash(request.node.name))}/cache")
+
+
+class TestAzure(StorageContract):
+    @pytest.fixture
+    def storage(self, azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> Storage:
+        # For whoever opens the place anew.
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string)
+        self.connection_string = azurite.connection_string
+        return blobs(azurite)
+
+    def open(self, url: str) -> Storage:
+        return open_storage(url, {"connection_string": self.connection_string})
+
+    def test_a_container_is_never_removed(self, azurite: Azurite) -> None:
+        url = azurite.url(azurite.new_container())
+        storage = open_storage(url, {"connection_string": azurite.connection_string})
+        storage.delete_directory_if_empty()
+        assert storage.put_if_absent("a", b"1")
+
+
+# Races -------------------------------------------------------------------------------
+
+
+def put(url: str, options: dict[str, Any], rounds: int, seconds: float, begin: float, me: str) -> list[bool]:
+    storage = open_storage(url, options)
+    won = []
+    for number in range(rounds):
+        # Both begin a round together.
+        time.sleep(max(0.0, begin + seconds * number - time.time()))
+        won.append(storage.put_if_absent(f"round-{number}", me.encode() * 100))
+    return won
+
+
+@pytest.mark.parametrize("kind", ["hdfs", "azure"])
+def test_of_two_processes_one_wins_each_round(kind: str, request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue("hdfs" if kind == "hdfs" else "azurite")
+    options = {} if kind == "hdfs" else {"connection_string": server.connection_string}
+    url = f"{server.url}/race" if kind == "hdfs" else f"{server.url(server.new_container())}/race"
+    open_storage(url, options).make_directory()
+    # hdfs-native looks only every half second whether a file is complete.
+    rounds, seconds = (20, 0.6) if kind == "hdfs" else (100, 0.1)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = (pool.submit(run_python, put, url, options, rounds, seconds, time.time() + 5, me) for me in "ab")
+        won = list(zip(one.result(), other.result(), strict=True))
+    assert [sum(pair) for pair in won] == [1] * rounds
+    assert {pair[0] for pair in won} == {True, False}, "nobody was raced with"
+    storage = open_storage(url, options)
+    for number, (first, _) in enumerate(won):
+        assert storage.read(f"round-{number}") == (b"a" if first else b"b") * 100
+
+
+def read_in_a_forked_process(storage: Storage) -> Any:
+    def read() -> None:
+        try:
+            results.put(storage.read("a"))
+        except OSError as error:
+            results.put(str(error))
+
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    child = context.Process(target=read)
+    child.start()
+    child.join(30)
+    assert not child.is_alive()
+    return results.get()
+
+
+def test_azure_works_on_in_a_forked_process(azurite: Azurite) -> None:
+    storage = blobs(azurite)
+    storage.put_if_absent("a", b"1")
+    assert read_in_a_forked_process(storage) == b"1"
+    assert storage.read("a") == b"1"
+
+
+def test_hdfs_says_that_it_does_not_work_in_a_forked_process(hdfs: Hdfs) -> None:
+    storage = open_storage(f"{hdfs.url}/forked")
+    storage.make_directory()
+    storage.put_if_absent("a", b"1")
+    assert "multiprocessing_context='spawn'" in read_in_a_forked_process(storage)
+    assert storage.read("a") == b"1"
+
+
+def test_a_time_is_renewed_without_creating_anything(azurite: Azurite, hdfs: Hdfs) -> None:
+    for storage in (blobs(azurite), open_storage(f"{hdfs.url}/renew")):
+        storage.make_directory()
+        storage.put_if_absent("a", b"1")
+        (before,) = (info.modified for info in storage.list())
+        time.sleep(1.1)
+        storage.touch("a")
+        assert storage.read("a") == b"1"
+        (after,) = (info.modified for info in storage.list())
+        assert after > before
+        assert abs(storage.now() - time.time()) < 5
+        storage.delete_file("a")
+        with pytest.raises(FileNotFoundError):
+            storage.touch("a")
+        assert storage.list() == []
+
+
+# What goes wrong ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow(slow_azurite: SlowAzurite) -> Iterator[Storage]:
+    storage = blobs(slow_azurite, timeout_seconds=10)
+    storage.put_if_absent("a", b"whole")
+    slow_azurite.proxy.forget()
+    return storage
+
+
+@pytest.mark.parametrize("status", [503, 429, 500])
+def test_what_passes_is_asked_again(slow_azurite: SlowAzurite, slow: Storage, status: int) -> None:
+    slow_azurite.proxy.fail_next(3, status=status)
+    begin = time.monotonic()
+    assert slow.read("a") == b"whole"
+    assert time.monotonic() - begin < 8
+    assert slow_azurite.proxy.count("GET") == 4
+
+
+def test_a_reset_connection_is_made_again(slow_azurite: SlowAzurite, slow: Storage) -> None:
+    slow_azurite.proxy.reset_next(2)
+    assert slow.read("a") == b"whole"
+
+
+def test_a_put_whose_answer_is_lost_has_won(slow_azurite: SlowAzurite, slow: Storage) -> None:
+    slow_azurite.proxy.lose_next_answers(1, method="PUT")
+    assert slow.put_if_absent("b", b"mine")
+    assert slow.read("b") == b"mine"
+    assert not slow.put_if_absent("b", b"another's")
+
+
+@pytest.mark.parametrize("step", ["read", "put", "list"])
+def test_what_hangs_is_a_named_error_in_time(slow_azurite: SlowAzurite, step: str) -> None:
+    storage = blobs(slow_azurite, timeout_seconds=2)
+    storage.put_if_absent("a", b"whole")
+    steps = {"read": lambda: storage.read("a"), "put": lambda: storage.put_if_absent("b", b"1"), "list": storage.list}
+    with slow_azurite.proxy.hanging():
+        begin = time.monotonic()
+        with pytest.raises(TimeoutError, match=r"some/folder.* could not be reached for 2 seconds \(timeout_seconds\)"):
+            steps[step]()
+        assert time.monotonic() - begin < 4
+    wait_for_requests()
+    assert storage.read("a") == b"whole"
+
+
+def test_who_gives_up_does_not_wait(slow_azurite: SlowAzurite, slow: Storage) -> None:
+    given_up = threading.Event()
+    with slow_azurite.proxy.hanging():
+        threading.Timer(0.5, given_up.set).start()
+        begin = time.monotonic()
+        with pytest.raises(GivenUpError):
+            slow.read_part("a", 0, 2, given_up)
+        assert time.monotonic() - begin < 2
+    wait_for_requests()
+
+
+def wait_for_requests() -> None:
+    """Until those that were given up have ended."""
+    for thread in threading.enumerate():
+        if thread.name == "converter-request":
+            thread.join(60)
+
+
+def test_a_server_that_is_away_is_named(azurite: Azurite) -> None:
+    storage = blobs(azurite, timeout_seconds=3)
+    storage.put_if_absent("a", b"1")
+    with azurite.killed(), pytest.raises(TimeoutError, match="some/folder/a could not be reached for 3 seconds"):
+        storage.read("a")
+    assert storage.read("a") == b"1"
+
+
+@pytest.mark.parametrize("fault", ["key", "expired", "container", "no permission"])
+def test_what_does_not_pass_is_an_error_at_once_and_shows_no_secret(azurite: Azurite, fault: str) -> None:
+    container = azurite.new_container()
+    wrong_key = azurite.key.replace("E", "F")
+    sas = azurite.sas(container, permission="l", valid_seconds=-60 if fault == "expired" else 600)
+    secret = wrong_key if fault == "key" else sas
+    text = azurite.connection_string.replace(f"AccountKey={azurite.key}", f"SharedAccessSignature={sas}")
+    if fault == "key":
+        text = azurite.connection_string.replace(azurite.key, wrong_key)
+    if fault == "container":
+        text, container = azurite.connection_string, "no-such-container"
+    storage = open_storage(f"{azurite.url(container)}/folder", {"connection_string": text}, 20)
+    begin = time.monotonic()
+    kind = FileNotFoundError if fault == "container" else PermissionError
+    with pytest.raises(kind) as raised:
+        storage.put_if_absent("a", b"1")
+    assert time.monotonic() - begin < 5
+    shown = "".join(map(repr, (raised.value, raised.value.__cause__, storage, pickle.dumps(storage))))
+    for part in (secret, secret.partition("sig=")[2] or secret):
+        assert part not in shown
+
+
+def test_hdfs_that_is_paused_is_waited_for(hdfs: Hdfs) -> None:
+    storage = open_storage(f"{hdfs.url}/paused", None, 60)
+    storage.make_directory()
+    storage.put_if_absent("a", b"1")
+    threading.Timer(4, hdfs.namenode.resume).start()
+    hdfs.namenode.pause()
+    try:
+        assert storage.read("a") == b"1"
+    finally:
+        hdfs.namenode.resume()
+
+
+def test_hdfs_that_stays_paused_is_a_named_error_in_time(hdfs: Hdfs) -> None:
+    storage = open_storage(f"{hdfs.url}/paused", None, 2)
+    storage.make_directory()
+    with hdfs.namenode.paused():
+        begin = time.monotonic()
+        with pytest.raises(TimeoutError, match="/paused/a could not be reached for 2 seconds"):
+            storage.put_if_absent("a", b"1")
+        assert time.monotonic() - begin < 4
+    wait_for_requests()

@@ -1,0 +1,245 @@
+"""A cache on HDFS and on Azure: every row once, in the order of a local one, by few requests, and nothing left."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import converter
+from converter import CacheError, ConverterError, DatasetConverter, ReadError, make_spark_converter, open_converter
+from converter.errors import SourceChangedError
+from converter.storage import open_storage
+from tests.integration.test_stores import wait_for_requests
+from tests.known_rows import assert_same, concatenate, known_rows, known_values
+
+if TYPE_CHECKING:
+    from tests.servers.azurite import Azurite, BlobAccount, SlowAzurite
+    from tests.servers.hdfs import Hdfs
+
+NUM_ROWS = 500
+KINDS = ("hdfs", "azure")
+
+
+class Place:
+    """A cache directory on a store, and what opens it."""
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        self.url, self.options = url, options
+
+    def convert(self, df: DataFrame, **options: Any) -> DatasetConverter:
+        return make_spark_converter(df, cache_dir=self.url, storage_options=self.options, **options)
+
+    def files(self) -> list[str]:
+        def walk(storage: Any, before: str) -> Iterator[str]:
+            for info in storage.list():
+                if info.is_directory:
+                    yield from walk(storage.below(info.name), f"{before}{info.name}/")
+                else:
+                    yield before + info.name
+
+        return list(walk(open_storage(self.url, self.options), ""))
+
+
+def on_azure(account: BlobAccount) -> Place:
+    return Place(f"{account.url(account.new_container())}/cache", {"connection_string": account.connection_string})
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest) -> Place:
+    if request.param == "azure":
+        return on_azure(request.getfixturevalue("azurite"))
+    hdfs: Hdfs = request.getfixturevalue("hdfs")
+    return Place(f"{hdfs.url}/{abs(hash(request.node.name))}", {})
+
+
+def test_every_row_is_there_and_nothing_is_left(spark: SparkSession, place: Place) -> None:
+    with place.convert(known_rows(spark, NUM_ROWS, partitions=3), row_group_bytes=1 << 18) as made:
+        assert made.url.startswith(f"{place.url}/converter-v1/")
+        with made.make_batch_reader(batch_size=64, ragged="nested", nulls="mask") as reader:
+            assert_same(concatenate(list(reader)), known_values(range(NUM_ROWS)))
+        with made.make_batch_reader(batch_size=64, columns=["id"], shuffle=True, verify_checksums=True) as reader:
+            shuffled = concatenate(list(reader))["id"]
+        assert sorted(shuffled.tolist()) == list(range(NUM_ROWS))
+        with open_converter(made.url, storage_options=place.options) as again:
+            assert again.fingerprint == made.fingerprint
+    assert place.files() == ["converter-v1/.owner"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_order_is_that_of_a_local_cache(
+    spark: SparkSession, place: Place, cache_dir: Path, num_workers: int
+) -> None:
+    df = spark.range(0, 4000, 1, 2).selectExpr("id", "cast(id as float) x", "array(id, id + 1) pair")
+    options = {"batch_size": 100, "shuffle": True, "seed": 3, "num_workers": num_workers}
+    with (
+        place.convert(df, row_group_bytes=1 << 14) as remote,
+        make_spark_converter(df, cache_dir=cache_dir, row_group_bytes=1 << 14, compression="zstd") as local,
+        remote.make_torch_dataloader(**options) as there,
+        local.make_torch_dataloader(**options) as here,
+    ):
+        for one, other in zip(there, here, strict=True):
+            assert {name: tensor.tolist() for name, tensor in one.items()} == {
+                name: tensor.tolist() for name, tensor in other.items()
+            }
+
+
+def test_an_entry_is_known_by_its_key_and_a_dead_owners_is_swept(spark: SparkSession, place: Place) -> None:
+    df = spark.range(1000)
+    first = place.convert(df, cache_key="numbers", delete_on_exit=False)
+    second = place.convert(df, cache_key="numbers", delete_on_exit=False)
+    assert first.url == second.url
+    assert sum(name.endswith("manifest.json") for name in place.files()) == 1
+    # Both hold leases of this process, so nothing is swept.
+    assert converter.sweep(place.url, storage_options=place.options).num_entries == 0
+    first.delete()
+    second.delete()
+    assert place.files() == ["converter-v1/.owner"]
+
+
+# Few requests ------------------------------------------------------------------------
+
+
+def test_row_groups_are_fetched_in_few_requests_and_footers_once(
+    spark: SparkSession, slow_azurite: SlowAzurite
+) -> None:
+    place = on_azure(slow_azurite)
+    df = spark.range(0, 200_000, 1, 2).selectExpr("id", *(f"cast(id * {k} as float) f{k}" for k in range(9)))
+    with place.convert(df, row_group_bytes=1 << 20) as made:
+        manifest = made._manifest
+        sizes = {}
+        for columns in (None, ["id", "f0", "f1"]):
+            with made.make_batch_reader(batch_size=1000, columns=columns) as reader:
+                slow_azurite.proxy.forget()
+                assert sum(len(batch["id"]) for batch in reader) == 200_000
+                gets = [one for one in slow_azurite.proxy.requests if one.method == "GET" and ".parquet" in one.path]
+                footers = len(manifest.file_names)
+                assert len(gets) - footers <= 2 * manifest.num_row_groups
+                assert slow_azurite.proxy.count() == len(gets)
+                slow_azurite.proxy.forget()
+                for _ in reader:
+                    pass
+                gets = [one for one in slow_azurite.proxy.requests if one.method == "GET"]
+                assert len(gets) <= manifest.num_row_groups
+                parts = [one.range.removeprefix("bytes=").split("-") for one in gets if one.range]
+                assert len(parts) == len(gets)
+                sizes[columns is None] = sum(int(end) - int(start) + 1 for start, end in parts)
+        assert sizes[True] <= 1.05 * manifest.file_bytes.sum()
+        assert sizes[False] < 0.6 * sizes[True]
+
+
+def test_the_first_batch_takes_few_round_trips(spark: SparkSession, slow_azurite: SlowAzurite) -> None:
+    place = on_azure(slow_azurite)
+    with place.convert(spark.range(0, 100_000, 1, 1)) as made:
+        slow_azurite.proxy.forget()
+        with made.make_batch_reader(batch_size=100) as reader:
+            next(iter(reader))
+        assert slow_azurite.proxy.count() <= 5
+
+
+# Faults ------------------------------------------------------------------------------
+
+
+def test_an_epoch_survives_a_store_that_goes_and_comes_back(spark: SparkSession, slow_azurite: SlowAzurite) -> None:
+    place = on_azure(slow_azurite)
+    with (
+        place.convert(spark.range(0, 200_000, 1, 4), row_group_bytes=1 << 16) as made,
+        made.make_batch_reader(batch_size=1000, shuffle_window_rows=10_000) as reader,
+    ):
+        found = []
+        for number, batch in enumerate(reader):
+            found.append(batch["id"])
+            if number % 20 == 5:
+                slow_azurite.proxy.fail_next(3, status=503)
+                slow_azurite.proxy.reset_next(2)
+        assert np.concatenate(found).tolist() == list(range(200_000))
+
+
+def test_a_store_that_stays_away_is_a_named_error_in_time(spark: SparkSession, slow_azurite: SlowAzurite) -> None:
+    place = on_azure(slow_azurite)
+    with place.convert(spark.range(0, 200_000, 1, 1), row_group_bytes=1 << 16, timeout_seconds=3) as made:
+        with made.make_batch_reader(batch_size=1000, shuffle_window_rows=10_000) as reader:
+            iterator = iter(reader)
+            next(iterator)
+            with slow_azurite.proxy.hanging():
+                begin = time.monotonic()
+                with pytest.raises(ReadError, match=r"part-.* cannot be fetched: .*for 3 seconds") as raised:
+                    list(iterator)
+                assert time.monotonic() - begin < 8
+        assert raised.value.path.startswith(made.url)
+        wait_for_requests()
+
+
+def test_who_stops_early_does_not_wait_for_a_store_that_hangs(spark: SparkSession, slow_azurite: SlowAzurite) -> None:
+    place = on_azure(slow_azurite)
+    with place.convert(spark.range(0, 200_000, 1, 1), row_group_bytes=1 << 16) as made:
+        with made.make_batch_reader(batch_size=1000, shuffle_window_rows=10_000) as reader:
+            iterator = iter(reader)
+            next(iterator)
+            with slow_azurite.proxy.hanging():
+                time.sleep(0.3)
+                begin = time.monotonic()
+                iterator.close()
+                assert time.monotonic() - begin < 3
+        wait_for_requests()
+
+
+def test_a_file_that_is_deleted_under_a_reader_is_named(spark: SparkSession, place: Place) -> None:
+    with place.convert(spark.range(0, 1000, 1, 1)) as made:
+        name = made._manifest.file_names[0]
+        made._storage.delete_file(name)
+        with pytest.raises(SourceChangedError, match="is not there") as raised:
+            list(made.make_batch_reader(batch_size=100))
+        assert raised.value.path == f"{made.url}/{name}"
+
+
+# Secrets -----------------------------------------------------------------------------
+
+
+def test_no_secret_is_shown_or_stored(spark: SparkSession, azurite: Azurite, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="converter")
+    place = on_azure(azurite)
+    shown: list[str] = []
+    with place.convert(spark.range(0, 1000, 1, 2)) as made:
+        shown += [repr(made), made._repr_html_(), repr(made._storage), made.url]
+        shown.append(made._storage.read("manifest.json").decode())
+        shown.append(repr(pickle.dumps(made)))
+        name = made._manifest.file_names[0]
+        made._storage.delete_file(name)
+        with pytest.raises(ConverterError) as raised:
+            list(made.make_batch_reader(batch_size=100))
+        shown.append(repr(raised.getrepr(chain=True)))
+    wrong = azurite.key.replace("E", "F")
+    bad = azurite.connection_string.replace(azurite.key, wrong)
+    with pytest.raises(CacheError) as failed:
+        make_spark_converter(spark.range(10), cache_dir=place.url, storage_options={"connection_string": bad})
+    shown.append("".join(str(failed.getrepr(chain=True, style="short"))))
+    shown.append(caplog.text)
+    shown.append(json.dumps(dict(spark.sparkContext.getConf().getAll())))
+    for text in shown:
+        assert azurite.key not in text
+        assert wrong not in text
+
+
+def test_ctrl_c_is_heard_while_a_store_hangs(slow_azurite: SlowAzurite) -> None:
+    import _thread
+
+    place = on_azure(slow_azurite)
+    storage = open_storage(place.url, place.options, 60)
+    storage.put_if_absent("a", b"1")
+    with slow_azurite.proxy.hanging():
+        threading.Timer(0.5, _thread.interrupt_main).start()
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            storage.read("a")
+        assert time.monotonic() - begin < 3
+    wait_for_requests()
