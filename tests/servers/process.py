@@ -124,6 +124,8 @@ class Server:
     def pause(self) -> None:
         """Let it do nothing, with its connections open, until `resume`."""
         os.kill(self.pid, signal.SIGSTOP)
+        # Its threads stop one after another: some may still answer when the signal has been sent.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let it go on; does nothing where it was not paused."""

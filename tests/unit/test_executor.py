@@ -848,12 +848,12 @@ def test_what_packing_finds_is_raised_with_its_mark(tmp_path: Path) -> None:
 
 
 def test_a_probe_writes_its_file_and_says_which_pyarrow(tmp_path: Path) -> None:
-    (answer,) = executor.make_probe(str(tmp_path / "deep" / "down"))(iter(batches_of(pa.array([1]))))
+    (answer,) = executor.make_probe(str(tmp_path / "deep" / "down"), None)(iter(batches_of(pa.array([1]))))
     assert json.loads(answer.column("report")[0].as_py()) == {"pyarrow": pa.__version__}
     assert (tmp_path / "deep" / "down" / executor.PROBE_NAME).read_bytes() == b"reached"
 
 
 def test_a_probe_that_cannot_write_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
-    (answer,) = executor.make_probe(str(tmp_path / "file" / "below"))(iter([]))
+    (answer,) = executor.make_probe(str(tmp_path / "file" / "below"), None)(iter([]))
     assert "NotADirectoryError" in json.loads(answer.column("report")[0].as_py())["error"]

@@ -1,0 +1,211 @@
+"""What a URL names, how long a store is waited for, and what is said of it."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from converter.storage import open_storage
+from converter.stores import (
+    AzureStore,
+    GivenUpError,
+    HdfsStore,
+    Store,
+    check_timeout,
+    open_store,
+    parse_azure_url,
+)
+
+ACCOUNT = {"account_key": "c2VjcmV0LWtleQ=="}
+
+
+LAKE = "data@lake.dfs.core.windows.net"
+
+
+@pytest.mark.parametrize(
+    ("url", "container", "path", "account", "shown"),
+    [
+        ("abfss://data@lake.dfs.core.windows.net/a/b", "data", "a/b", "lake", f"abfss://{LAKE}/a/b"),
+        ("abfs://data@lake.dfs.core.windows.net", "data", "", "lake", "abfs://data@lake.dfs.core.windows.net"),
+        ("abfss://data@lake.blob.core.windows.net/a/", "data", "a", "lake", "abfss://data@lake.dfs.core.windows.net/a"),
+        ("https://lake.dfs.core.windows.net/data/a/b", "data", "a/b", "lake", f"abfss://{LAKE}/a/b"),
+        ("https://lake.blob.core.windows.net/data/a%20b", "data", "a b", "lake", f"abfss://{LAKE}/a b"),
+        ("az://data/a", "data", "a", None, "abfs://data@lake.dfs.core.windows.net/a"),
+        ("abfs://data/a", "data", "a", None, "abfs://data@lake.dfs.core.windows.net/a"),
+        (
+            "abfss://space@onelake.dfs.fabric.microsoft.com/house.Lakehouse/Files",
+            "space",
+            "house.Lakehouse/Files",
+            "onelake",
+            "abfss://space@onelake.dfs.fabric.microsoft.com/house.Lakehouse/Files",
+        ),
+    ],
+)  # fmt: skip
+def test_a_url_of_azures_in_every_form(url: str, container: str, path: str, account: str | None, shown: str) -> None:
+    place = parse_azure_url(url)
+    assert (place.container, place.path, place.account) == (container, path, account)
+    store, root, found = open_store(url, ACCOUNT | ({} if account else {"account_name": "lake"}), 5)
+    assert isinstance(store, AzureStore)
+    assert (root, found) == (f"{container}/{path}".rstrip("/"), shown)
+    assert store.options["account_name"] == (account or "lake")
+    assert open_storage(found, ACCOUNT).url == found
+
+
+def test_a_url_without_an_account_says_where_one_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(ValueError, match=r"abfs://data/a names no account.*account_name.*AZURE_STORAGE_ACCOUNT_NAME"):
+        open_store("abfs://data/a", {}, 5)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "lake")
+    assert open_store("abfs://data/a", {}, 5)[2] == "abfs://data@lake.dfs.core.windows.net/a"
+
+
+@pytest.mark.parametrize("url", ["abfs://@lake.dfs.core.windows.net/a", "abfss://data@lake.example.com/a"])
+def test_a_url_that_is_none_of_azures_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"names no container|is no host of Azure"):
+        open_store(url, ACCOUNT, 5)
+
+
+def test_a_url_of_hdfs_has_a_host_or_none() -> None:
+    for url, host, port, root in (("hdfs://name:8020/a/b/", "name", 8020, "/a/b"), ("hdfs:///a", None, None, "/a")):
+        store, found, shown = open_store(url, {}, 5)
+        assert isinstance(store, HdfsStore)
+        assert (store.options, found, shown) == ({"host": host, "port": port}, root, url.rstrip("/"))
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_a_timeout_is_above_0(seconds: float) -> None:
+    with pytest.raises(ValueError, match="timeout_seconds must be above 0"):
+        check_timeout(seconds)
+
+
+@pytest.mark.parametrize("seconds", ["10", None, True])
+def test_a_timeout_is_a_number(seconds: Any) -> None:
+    with pytest.raises(TypeError, match="timeout_seconds must be a number of seconds"):
+        check_timeout(seconds)
+
+
+# Patience
+
+
+class StatusError(Exception):
+    """As azure-core's errors say it."""
+
+    def __init__(self, status_code: int, text: str = "no") -> None:
+        super().__init__(text)
+        self.status_code = status_code
+
+
+def ask(store: Store, *errors: Exception | None) -> tuple[Any, int]:
+    """What a request gives that fails in these ways first, and how often it was asked."""
+    asked = []
+
+    def request(_: Any) -> str:
+        asked.append(1)
+        error = errors[len(asked) - 1] if len(asked) <= len(errors) else None
+        if error is not None:
+            raise error
+        return "answer"
+
+    try:
+        return store.ask(request, path="place"), len(asked)
+    except OSError as error:
+        return error, len(asked)
+
+
+@pytest.mark.parametrize("error", [StatusError(503), StatusError(429), TimeoutError(), ConnectionResetError()])
+def test_what_passes_is_asked_again(error: Exception) -> None:
+    assert ask(Store({}, protocol="memory", timeout_seconds=10), error, error) == ("answer", 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (StatusError(403), PermissionError),
+        (StatusError(401), PermissionError),
+        (StatusError(404), FileNotFoundError),
+        (StatusError(409), OSError),
+        (FileNotFoundError("x"), FileNotFoundError),
+        (ValueError("odd"), OSError),
+    ],
+)
+def test_what_does_not_pass_is_an_error_at_once(error: Exception, kind: type[OSError]) -> None:
+    found, asked = ask(Store({}, protocol="memory", timeout_seconds=10), error)
+    assert (type(found), asked) == (kind, 1)
+
+
+def test_the_last_words_of_who_never_answers_are_told() -> None:
+    found, asked = ask(Store({}, protocol="memory", timeout_seconds=0.5), *[StatusError(503, "busy")] * 50)
+    assert isinstance(found, TimeoutError)
+    assert str(found) == (
+        "place could not be reached for 0.5 seconds (timeout_seconds), and said at last: StatusError: busy"
+    )
+    assert 2 <= asked < 10
+
+
+def test_what_hangs_is_left_behind() -> None:
+    store, held = Store({}, protocol="memory", timeout_seconds=0.3), threading.Event()
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"place could not be reached for 0\.3 seconds"):
+        store.ask(lambda _: held.wait(), path="place")
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises(GivenUpError):
+        store.ask(lambda _: held.wait(), path="place", given_up=given_up)
+    assert time.monotonic() - begin < 5
+    held.set()
+    for thread in threading.enumerate():
+        if thread.name == "converter-request":
+            thread.join(10)
+
+
+# Secrets
+
+CONNECTION = (
+    "DefaultEndpointsProtocol=https;AccountName=lake;AccountKey=a2V5LW9mLXRoZS1sYWtl;EndpointSuffix=core.windows.net"
+)
+SAS = "?sv=2024-01-01&sp=r&sig=c2lnbmF0dXJl%3D"
+
+
+@pytest.mark.parametrize(
+    ("options", "secrets"),
+    [
+        ({"account_key": "a2V5LW9m"}, ["a2V5LW9m"]),
+        ({"sas_token": SAS}, [SAS, "c2lnbmF0dXJl%3D"]),
+        ({"connection_string": CONNECTION}, ["a2V5LW9mLXRoZS1sYWtl"]),
+        ({"client_secret": "hunter22", "tenant_id": "t"}, ["hunter22"]),
+        ({"client_kwargs": {"aws_secret_access_key": "hunter22"}}, ["hunter22"]),
+    ],
+)
+def test_no_secret_is_told_or_pickled(options: dict[str, Any], secrets: list[str]) -> None:
+    store = Store(options, protocol="memory")
+    text = f"GET https://host/x{' '.join(secrets)} failed"
+    for secret in secrets:
+        assert secret not in store.without_secrets(text)
+        assert secret not in repr(store)
+        error = store.harmless(ValueError(text))
+        assert secret not in repr(error)
+        assert secret not in repr(store.open_options)
+    plain = ValueError("nothing to hide")
+    assert store.harmless(plain) is plain
+
+
+def provide() -> str:
+    return "token"
+
+
+def test_a_provider_travels_and_its_token_does_not() -> None:
+    storage = open_storage(
+        "abfss://data@lake.dfs.core.windows.net/a", {"credential": provide, "account_key": "a2V5LW9m"}, 7
+    )
+    data = pickle.dumps(storage)
+    assert b"a2V5LW9m" not in data
+    again = pickle.loads(data)
+    assert again.url == storage.url
+    assert again.options == {"credential": provide, "account_name": "lake"}
+    assert again._filesystem.timeout_seconds == 7
+    again.lend(storage.options)
+    assert again.options["account_key"] == "a2V5LW9m"
