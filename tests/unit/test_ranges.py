@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import threading
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ RANGES = st.lists(
 def test_all_that_is_wanted_is_asked_for_once(wanted: list[tuple[int, int]]) -> None:
     asked = merge_ranges(wanted)
     assert asked == sorted(asked)
-    for (_, end), (start, _) in zip(asked, asked[1:], strict=False):
+    for (_, end), (start, _) in itertools.pairwise(asked):
         assert end <= start
     assert all(0 < end - start <= MAX_REQUEST_BYTES for start, end in asked)
     for start, end in wanted:
