@@ -696,8 +696,8 @@ def make_spark_converter(
             input partitions: the remedy for data that are sorted by what the model must learn.
         writer: `"executors"` write with pyarrow; `"spark"` lets Spark's own Parquet writer do it, with its own
             credentials; `"auto"` asks an executor to write a small file and takes the second where it cannot.
-        storage_options: keyword arguments of the fsspec filesystem: credentials and the like. No secret among them is
-            shown or stored.
+        storage_options: keyword arguments of the fsspec filesystem: credentials and the like. For Azure `credential`
+            may be an object of azure-identity, or a function that gives a token. No secret is shown or stored.
         timeout_seconds: how long a remote store may be out of reach before that is an error.
         delete_on_exit: remove the entry at the end of the `with` block, or of this interpreter. False keeps it for the
             next one that has the same `cache_key`, until `delete()`. A kept entry is read by converters with True as
@@ -815,8 +815,8 @@ def make_parquet_converter(
         shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. Where
             nothing is said, lists have one length if their numbers can be divided so among the rows of each row group;
             a row that does not fit is an error while reading.
-        storage_options: keyword arguments of the fsspec filesystem: credentials and the like. No secret among them is
-            shown or stored.
+        storage_options: keyword arguments of the fsspec filesystem: credentials and the like. For Azure `credential`
+            may be an object of azure-identity, or a function that gives a token. No secret is shown or stored.
         timeout_seconds: how long a remote store may be out of reach before that is an error.
 
     Raises:

@@ -128,7 +128,7 @@ class Storage:
     @property
     def spark_url(self) -> str:
         """The directory as Spark takes it: Hadoop's paths are not percent-encoded."""
-        return f"file://{self._root}" if self.is_local else self.url
+        return spark_url_of(self._root) if self.is_local else self.url
 
     def below(self, *names: str) -> Storage:
         """The directory `names` below this one."""
@@ -190,6 +190,8 @@ class Storage:
         path = self.path(name)
         if not self.is_local:
             return bool(self._filesystem.create(path, data))
+        if is_on_databricks(path):
+            return _create_on_databricks(path, data)
         # A hard link appears with its content, and fails where the name exists (also in a race).
         aside = f"{path}.{uuid.uuid4().hex}.tmp"
         try:
@@ -297,7 +299,9 @@ def open_storage(
     if storage_options is not None and not isinstance(storage_options, Mapping):
         # Its kind alone is said: its content may be a secret.
         raise TypeError(f"storage_options must be a dict of keyword arguments, got a {type(storage_options).__name__}.")
-    if text.startswith("file:"):
+    if text.startswith("dbfs:"):
+        path = _mounted(text)
+    elif text.startswith("file:"):
         path = unquote(re.sub(r"^file:(//[^/]*)?", "", text))
     elif re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         store, root, shown = open_store(text, dict(storage_options or {}), timeout_seconds)
@@ -307,6 +311,56 @@ def open_storage(
     # Made by hand: fsspec would take `::` in a path for a chain of filesystems, urllib `#` and `?` for ends of it.
     root = os.path.abspath(path)
     return Storage(LocalFileSystem(), root, "file://" + quote(root))
+
+
+_DATABRICKS_MOUNTS = ("/dbfs/", "/Volumes/")
+
+
+def is_on_databricks(path: str) -> bool:
+    """Whether a local path lies on one of Databricks' mounts, which the JVM sees by another name."""
+    return path.startswith(_DATABRICKS_MOUNTS)
+
+
+def spark_url_of(path: str) -> str:
+    """A local path as Spark takes it.
+
+    >>> spark_url_of("/data/cache"), spark_url_of("/dbfs/cache"), spark_url_of("/Volumes/main/ml/cache")
+    ('file:///data/cache', 'dbfs:/cache', 'dbfs:/Volumes/main/ml/cache')
+    """
+    if is_on_databricks(path):
+        return "dbfs:" + path.removeprefix("/dbfs")
+    return f"file://{path}"
+
+
+def python_path_of(url: str) -> str:
+    """Where Python finds what Spark knows as `dbfs:/…`.
+
+    >>> python_path_of("dbfs:/cache"), python_path_of("dbfs:///cache"), python_path_of("dbfs:/Volumes/main/ml/cache")
+    ('/dbfs/cache', '/dbfs/cache', '/Volumes/main/ml/cache')
+    """
+    path = "/" + url.removeprefix("dbfs:").lstrip("/")
+    return path if path.startswith("/Volumes/") else "/dbfs" + path
+
+
+def _mounted(url: str) -> str:
+    path = python_path_of(url)
+    mount = "/" + path.split("/")[1]
+    if not os.path.isdir(mount):
+        raise ValueError(
+            f"{url} is reached through {mount}, which this machine does not have. On Databricks choose a path of a "
+            "volume, /Volumes/<catalog>/<schema>/<volume>/…."
+        )
+    return path
+
+
+def _create_on_databricks(path: str, data: bytes) -> bool:
+    """Create a file there, where hard links are not supported: what is written appears when the file is closed."""
+    try:
+        with open(path, "xb") as file:
+            file.write(data)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _modified(info: Mapping[str, Any]) -> float:

@@ -27,6 +27,7 @@ from urllib.parse import unquote, urlsplit
 import fsspec
 
 from converter.errors import MissingDependencyError
+from converter.sources import executor
 
 Result = TypeVar("Result")
 
@@ -81,7 +82,7 @@ class Store:
         return opened[1]
 
     def _open(self) -> Any:
-        return fsspec.filesystem(self.protocol, **self.options, skip_instance_cache=True)
+        return executor.open_filesystem({"protocol": self.protocol, "options": self.options}, skip_instance_cache=True)
 
     def ask(self, request: Callable[[Any], Result], *, path: str, given_up: threading.Event | None = None) -> Result:
         """What `request` answers, given the filesystem; asked again while that makes sense.

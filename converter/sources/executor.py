@@ -17,12 +17,14 @@ read at 1.4), of varying length as BINARY, scalars as themselves.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gc
 import inspect
 import io
 import json
 import os
+import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +140,7 @@ def make_probe(
         for _ in batches:
             pass
         try:
-            filesystem = _open_filesystem(store)
+            filesystem = open_filesystem(store)
             with _open_new(filesystem, directory, PROBE_NAME) as file:
                 file.write(b"reached")
             answer = {"pyarrow": pa.__version__}
@@ -401,19 +403,67 @@ def _with_shapes(schema: pa.Schema, layout: dict[str, Any], columns: list[dict[s
     return schema
 
 
-def _open_filesystem(store: dict[str, Any] | None) -> Any:
+def open_filesystem(store: dict[str, Any] | None, **more: Any) -> Any:
     """The fsspec filesystem of a store; None for local disks."""
     if store is None:
         return None
+    options = store["options"] | more
     if store["protocol"] in ("hdfs", "viewfs"):
         # fsspec's own class of this name needs libhdfs.
         import hdfs_native.fsspec as hdfs
 
         made = hdfs.HdfsFileSystem if store["protocol"] == "hdfs" else hdfs.ViewfsFileSystem
-        return made(**store["options"])
+        return made(**options)
     import fsspec
 
-    return fsspec.filesystem(store["protocol"], **store["options"])
+    if callable(options.get("credential")) or hasattr(options.get("credential"), "get_token"):
+        options = options | {"credential": _async_credential(options["credential"])}
+    return fsspec.filesystem(store["protocol"], **options)
+
+
+def _async_credential(provider: Any) -> Any:
+    """What adlfs takes for credentials, from a function that gives a token, or from an object of azure-identity.
+
+    It is asked again before a token expires. A text alone does not say when, unless it is a JSON Web Token; then it
+    is asked every few minutes.
+    """
+    import asyncio
+
+    from azure.core.credentials import AccessToken
+
+    def ask(scopes: tuple[str, ...]) -> AccessToken:
+        found = provider.get_token(*scopes) if hasattr(provider, "get_token") else provider()
+        return AccessToken(found, token_expiry(found)) if isinstance(found, str) else AccessToken(*found[:2])
+
+    class Credential:
+        async def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+            if inspect.iscoroutinefunction(getattr(provider, "get_token", None)):
+                return AccessToken(*(await provider.get_token(*scopes))[:2])
+            # It may ask the network, which must not keep the loop.
+            return await asyncio.get_running_loop().run_in_executor(None, ask, scopes)
+
+        async def close(self) -> None:
+            pass
+
+        async def __aenter__(self) -> Credential:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+    return Credential()
+
+
+def token_expiry(token: str) -> int:
+    """When a token ends, in seconds since 1970: as a JSON Web Token says itself, else in ten minutes.
+
+    azure-core asks for another one five minutes before.
+    """
+    with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
+        payload = token.split(".")[1]
+        expiry = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["exp"]
+        return int(expiry)
+    return int(time.time()) + 600
 
 
 def _open_new(filesystem: Any, directory: str, name: str) -> Any:
@@ -437,7 +487,7 @@ def _remove(filesystem: Any, directory: str, name: str) -> None:
 
 def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema) -> dict[str, Any]:
     """A new Parquet file that counts and digests what passes; a dict, because a class would not travel."""
-    filesystem = _open_filesystem(spec["store"])
+    filesystem = open_filesystem(spec["store"])
     raw = _open_new(filesystem, spec["directory"], name)
     file: dict[str, Any] = {"name": name, "filesystem": filesystem, "raw": raw, "bytes": 0, "crc": 0}
 
@@ -603,7 +653,7 @@ def _discard(file: dict[str, Any] | None, reports: list[dict[str, Any]], spec: d
         _let_go_of_writer(file)
         reports = [*reports, file]
     for report in reports:
-        _remove(_open_filesystem(spec["store"]), spec["directory"], report["name"])
+        _remove(open_filesystem(spec["store"]), spec["directory"], report["name"])
 
 
 def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import json
 import pickle
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from azure.core.credentials import AccessToken
+from azure.core.pipeline import PipelineContext, PipelineRequest, PipelineResponse
+from azure.core.pipeline.policies import AsyncBearerTokenCredentialPolicy
+from azure.core.rest import HttpRequest
 
+from converter.sources import executor
 from converter.storage import open_storage
 from converter.stores import (
     AzureStore,
@@ -191,6 +200,59 @@ def test_no_secret_is_told_or_pickled(options: dict[str, Any], secrets: list[str
         assert secret not in repr(store.open_options)
     plain = ValueError("nothing to hide")
     assert store.harmless(plain) is plain
+
+
+def jwt(expiry: int) -> str:
+    return "head." + base64.urlsafe_b64encode(json.dumps({"exp": expiry}).encode()).decode().rstrip("=") + ".tail"
+
+
+@pytest.mark.parametrize(("token", "seconds"), [("opaque", 600), ("a.b.c", 600), ("a.e30.c", 600), (jwt(0), None)])
+def test_a_tokens_end_is_what_it_says_or_soon(token: str, seconds: int | None) -> None:
+    expected = 0 if seconds is None else time.time() + seconds
+    assert abs(executor.token_expiry(token) - expected) < 5
+
+
+class Identity:
+    """As azure-identity's credentials."""
+
+    def __init__(self) -> None:
+        self.scopes: list[tuple[str, ...]] = []
+
+    def get_token(self, *scopes: str) -> Any:
+        self.scopes.append(scopes)
+        return AccessToken(f"token-{len(self.scopes)}", int(time.time()) + (10 if len(self.scopes) == 1 else 3600))
+
+
+@pytest.mark.parametrize("kind", ["object", "function", "text"])
+def test_a_provider_is_asked_again_before_its_token_ends(kind: str) -> None:
+    identity = Identity()
+    provider: Any = identity
+    if kind == "function":
+        provider = lambda: tuple(identity.get_token("scope"))  # noqa: E731
+    elif kind == "text":
+        provider = lambda: jwt(identity.get_token("scope").expires_on)  # noqa: E731
+    store, _, _ = open_store("abfss://data@lake.dfs.core.windows.net/a", {"credential": provider}, 5)
+    policies = store.filesystem().service_client._pipeline._impl_policies
+    (policy,) = [one for one in policies if isinstance(one, AsyncBearerTokenCredentialPolicy)]
+    sent = []
+
+    class Server:
+        async def send(self, request: Any) -> Any:
+            sent.append(request.http_request.headers["Authorization"])
+            return PipelineResponse(request.http_request, SimpleNamespace(status_code=200, headers={}), None)
+
+    policy.next = Server()
+
+    async def ask() -> None:
+        for _ in range(3):
+            request = HttpRequest("GET", "https://lake.blob.core.windows.net/data")
+            await policy.send(PipelineRequest(request, PipelineContext(None)))
+
+    asyncio.run(ask())
+    # The first one ends in ten seconds, the second in an hour.
+    assert len(identity.scopes) == 2
+    assert len(set(sent)) == 2
+    assert sent[1] == sent[2]
 
 
 def provide() -> str:
