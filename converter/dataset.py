@@ -18,6 +18,7 @@ from converter.columns import Nulls, Ragged
 from converter.errors import CacheError, SourceError
 from converter.forecast import LoaderPlan, describe_plan
 from converter.frameworks.numpy import BatchReader, takes_generator
+from converter.local_cache import find_local_root, remove_unheld
 from converter.manifest import Manifest
 from converter.plan import DEFAULT_WINDOW_GROUPS, UNEVEN, Shard, Shuffle, Uneven, check_integer, default_window_rows
 from converter.scans import Filters, resolve_filters, scan_statistics, split_by_key, split_by_rows
@@ -224,6 +225,8 @@ class DatasetConverter:
         workers_count: int | None = None,
         prefetch_batches: int | None = None,
         verify_checksums: bool = False,
+        local_cache_dir: str | os.PathLike[str] | None = None,
+        local_cache_bytes: int | None = None,
         num_workers: int = 0,
         persistent_workers: bool = False,
         multiprocessing_context: Any = None,
@@ -287,6 +290,10 @@ class DatasetConverter:
             verify_checksums: check every page that is read against the checksum that was written with it, and raise
                 ReadError where a bit was flipped. Reading then takes one and a half to two times as long. Files that
                 others wrote may have no checksums; then nothing is checked.
+            local_cache_dir: a directory on this machine's disk where what was fetched over a network is kept for the next
+                epoch, and for other processes on this machine. Bounded: what does not fit is fetched each time;
+                rows that no process reads any more make room. `sweep` empties it.
+            local_cache_bytes: how much of that disk may be used; None for nine tenths of what is free.
             num_workers: processes, as torch means it. Threads are faster, unless code of yours holds the GIL.
             persistent_workers: keep those processes from one iteration to the next.
             multiprocessing_context: how they are started: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's way.
@@ -348,6 +355,8 @@ class DatasetConverter:
         prefetch_batches: int | None = None,
         prefetch: int | None = None,
         verify_checksums: bool = False,
+        local_cache_dir: str | os.PathLike[str] | None = None,
+        local_cache_bytes: int | None = None,
     ) -> TFDataset:
         """A real `tf.data.Dataset` of the same rows in the same order, and a context manager that closes it.
 
@@ -422,6 +431,8 @@ class DatasetConverter:
         workers_count: int | None = None,
         prefetch_batches: int | None = None,
         verify_checksums: bool = False,
+        local_cache_dir: str | os.PathLike[str] | None = None,
+        local_cache_bytes: int | None = None,
     ) -> BatchReader:
         """The same rows in the same order as `dict[str, numpy.ndarray]`; no framework needed.
 
@@ -454,6 +465,8 @@ class DatasetConverter:
         workers_count: int | None = None,
         prefetch_batches: int | None = None,
         verify_checksums: bool = False,
+        local_cache_dir: str | os.PathLike[str] | None = None,
+        local_cache_bytes: int | None = None,
     ) -> LoaderPlan:
         """What a loader with these arguments would do, without reading a row: steps, rows, window, bytes, memory.
 
@@ -586,6 +599,8 @@ class DatasetConverter:
         workers_count: int | None = None,
         prefetch_batches: int | None = None,
         verify_checksums: bool = False,
+        local_cache_dir: str | os.PathLike[str] | None = None,
+        local_cache_bytes: int | None = None,
     ) -> BatchSource:
         """Check every argument, by name, before anything is read."""
         self._check_open()
@@ -597,6 +612,8 @@ class DatasetConverter:
             raise ValueError(f"uneven must be 'drop', 'pad' or 'keep', got {uneven!r}.")
         if prefetch_batches is not None:
             check_integer("prefetch_batches", prefetch_batches, least=1)
+        if local_cache_bytes is not None:
+            check_integer("local_cache_bytes", local_cache_bytes, least=1)
         if with_row_index is not None and (not isinstance(with_row_index, str) or not with_row_index):
             raise TypeError(f"with_row_index must be the name of a column to add, got {with_row_index!r}.")
         if transform is not None:
@@ -630,6 +647,8 @@ class DatasetConverter:
             transform=transform,
             prefetch_batches=prefetch_batches,
             verify_checksums=verify_checksums,
+            local_cache_dir=None if local_cache_dir is None else os.fspath(local_cache_dir),
+            local_cache_bytes=local_cache_bytes,
         )
         check_policies(source, is_filtered=filters is not None)
         if filters is not None:
@@ -858,7 +877,7 @@ def sweep(
     """Remove what dead owners left in `cache_dir`: entries and half-written attempts that nobody alive holds.
 
     Args:
-        cache_dir: the directory that was given to `make_spark_converter`.
+        cache_dir: the directory that was given to `make_spark_converter`, or to a loader as `local_cache_dir`.
         older_than: seconds (or a timedelta) since an owner's last sign of life. 0 removes whatever holds no live
             lease, entries kept with `delete_on_exit=False` included.
         dry_run: count, and remove nothing.
@@ -875,9 +894,14 @@ def sweep(
         raise ValueError(f"older_than must be at least 0 seconds, got {older_than}.")
     _check_flag("dry_run", dry_run)
     root = cache.find_root(os.fspath(cache_dir), storage_options, check_timeout(timeout_seconds))
-    if root is None:
-        return cache.SweepReport()
-    return cache.sweep_root(root, older_than_seconds=seconds, kept_older_than_seconds=seconds, dry_run=dry_run)
+    report = cache.SweepReport()
+    if root is not None:
+        report = cache.sweep_root(root, older_than_seconds=seconds, kept_older_than_seconds=seconds, dry_run=dry_run)
+    kept = find_local_root(os.fspath(cache_dir))
+    if kept is not None:
+        num_files, num_bytes = remove_unheld(kept, dry_run=dry_run)
+        report += cache.SweepReport(num_files=num_files, num_bytes=num_bytes, urls=(kept,) if num_files else ())
+    return report
 
 
 def _sweep_a_little(root: Storage) -> None:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from converter.columns import Array, Decoded, Nulls, check_fill, decode, has_fill, null_error
 from converter.errors import ConverterError, ReadError, SourceChangedError
+from converter.local_cache import LocalCache, piece_name
 from converter.manifest import Manifest
 from converter.pages import Chunk, PlainColumn, find_plain_column
 from converter.ranges import Fetched, PartialFile, Range, at_once, merge_ranges
@@ -44,8 +45,10 @@ class DataFiles:
         *,
         nulls: Nulls,
         verify_checksums: bool,
+        local_cache: LocalCache | None = None,
     ) -> None:
         self.storage, self.manifest, self.nulls, self.verify_checksums = storage, manifest, nulls, verify_checksums
+        self._local_cache = local_cache
         self.fields = {field.name: field for field in fields}
         names = manifest.schema.names
         places = manifest.column_indices or range(len(names))
@@ -86,24 +89,54 @@ class DataFiles:
                 self._open_file(item[0])
 
         at_once(open_file, list(missing.items()))
-        wanted: list[tuple[int, Range]] = []
-        for number in numbers:
-            file = self._open_file(int(manifest.row_group_file[number]))
-            wanted += [(number, part) for part in merge_ranges(file.ranges(manifest.row_group_in_file(number)))]
-
-        def fetch(item: tuple[int, Range]) -> bytes:
-            number, (start, end) = item
-            with named_read_errors(storage, manifest, number):
-                name = manifest.file_names[int(manifest.row_group_file[number])]
-                data = storage.read_part(name, start, end, given_up)
-                if len(data) != end - start:
-                    raise OSError(f"{len(data)} bytes came where {end - start} were asked for")
-                return data
-
+        if self._local_cache is not None:
+            cache = self._local_cache
+            return dict(zip(numbers, at_once(lambda one: self._fetch_kept(cache, one, given_up), numbers), strict=True))
+        wanted = [(number, part) for number in numbers for part in self._ranges(number)]
         parts: dict[int, list[tuple[int, bytes]]] = {number: [] for number in numbers}
-        for (number, (start, _)), data in zip(wanted, at_once(fetch, wanted), strict=True):
+        fetched = at_once(lambda item: self._fetch_part(*item, given_up), wanted)
+        for (number, (start, _)), data in zip(wanted, fetched, strict=True):
             parts[number].append((start, data))
         return {number: Fetched(found) for number, found in parts.items()}
+
+    def _fetch_kept(self, cache: LocalCache, number: int, given_up: threading.Event | None) -> Fetched:
+        """A row group's bytes, from this host's disk if they were fetched before."""
+        ranges = self._ranges(number)
+        footers, file = self.manifest.file_footers, int(self.manifest.row_group_file[number])
+        name = piece_name("rows", number, (ranges, None if footers is None else int(footers[file])))
+
+        def fetch() -> list[bytes]:
+            return at_once(lambda part: self._fetch_part(number, part, given_up), ranges)
+
+        parts = cache.get(name, [end - start for start, end in ranges], fetch, given_up)
+        return Fetched([(start, part) for (start, _), part in zip(ranges, parts, strict=True)])
+
+    def _ranges(self, number: int) -> list[Range]:
+        file = self._open_file(int(self.manifest.row_group_file[number]))
+        return merge_ranges(file.ranges(self.manifest.row_group_in_file(number)))
+
+    def _fetch_part(self, number: int, part: Range, given_up: threading.Event | None) -> bytes:
+        with named_read_errors(self.storage, self.manifest, number):
+            name = self.manifest.file_names[int(self.manifest.row_group_file[number])]
+            data = self.storage.read_part(name, *part, given_up)
+            if len(data) != part[1] - part[0]:
+                raise OSError(f"{len(data)} bytes came where {part[1] - part[0]} were asked for")
+            return data
+
+    def open_footer(self, file: int) -> pa.NativeFile:
+        """A data file, to read its footer from."""
+        manifest, storage, name = self.manifest, self.storage, self.manifest.file_names[file]
+        if self._local_cache is None or manifest.file_footers is None:
+            # A footer is known by its digest, so that no request is needed for the size.
+            return storage.open_parquet(name, None if manifest.file_footers is None else int(manifest.file_bytes[file]))
+        cache, digest = self._local_cache, int(manifest.file_footers[file])
+
+        def fetch(start: int, end: int) -> bytes:
+            piece = piece_name("footer", file, (start, end, digest))
+            (part,) = cache.get(piece, [end - start], lambda: [storage.read_part(name, start, end)])
+            return bytes(part)
+
+        return pa.PythonFile(PartialFile(int(manifest.file_bytes[file]), fetch), mode="r")
 
     def _open_file(self, file: int) -> OpenFile:
         name = self.manifest.file_names[file]
@@ -140,10 +173,8 @@ class OpenFile:
         self.verify_checksums = files.verify_checksums
         self.identity = self._storage.identity(self._name)
         self._leaves = list(files.leaves.values())
-        # A footer is known by its digest, so that no request is needed for the size.
-        num_bytes = None if files.manifest.file_footers is None else int(files.manifest.file_bytes[file])
         self._num_bytes = int(files.manifest.file_bytes[file])
-        with self._storage.open_parquet(self._name, num_bytes) as opened:
+        with files.open_footer(file) as opened:
             check_file(self._storage, files.manifest, file, opened)
             # Of a mapped file this is the mapping itself.
             self.buffer = opened.read_buffer() if self.identity is not None else None

@@ -70,9 +70,9 @@ def _cut(start: int, end: int) -> list[Range]:
 class Fetched:
     """Parts of one file, in memory."""
 
-    def __init__(self, parts: Sequence[tuple[int, bytes]]) -> None:
+    def __init__(self, parts: Sequence[tuple[int, bytes | pa.Buffer]]) -> None:
         self._starts = [start for start, _ in parts]
-        self._buffers = [pa.py_buffer(data) for _, data in parts]
+        self._buffers = [data if isinstance(data, pa.Buffer) else pa.py_buffer(data) for _, data in parts]
 
     def slice(self, start: int, end: int) -> pa.Buffer:
         """These bytes of the file; without a copy where one request brought them.

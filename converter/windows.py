@@ -39,6 +39,7 @@ from converter.columns import (
 )
 from converter.errors import SourceError
 from converter.files import DataFiles, RowGroup
+from converter.local_cache import LocalCache
 from converter.manifest import Manifest
 from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
 from converter.schema import Field
@@ -109,6 +110,10 @@ class BatchSource:
     transform: Transform | None = None
     prefetch_batches: int | None = None
     verify_checksums: bool = False
+    local_cache_dir: str | None = None
+    """Where what was fetched is kept on this host."""
+
+    local_cache_bytes: int | None = None
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -161,8 +166,16 @@ class BatchSource:
 
     def open_files(self) -> DataFiles:
         """The data files for `runs`: what keeps them over epochs need not map them anew, a third of the reading."""
+        cache = None
+        if self.local_cache_dir is not None and not self.storage.is_local:
+            cache = LocalCache(self.local_cache_dir, self.manifest.fingerprint, self.local_cache_bytes)
         return DataFiles(
-            self.storage, self.manifest, self.fields, nulls=self.nulls, verify_checksums=self.verify_checksums
+            self.storage,
+            self.manifest,
+            self.fields,
+            nulls=self.nulls,
+            verify_checksums=self.verify_checksums,
+            local_cache=cache,
         )
 
     def runs(self, plan: EpochPlan, files: DataFiles, batches: range | None = None) -> Iterator[Run]:

@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from converter import CacheError, ConverterError, DatasetConverter, ReadError, m
 from converter.errors import SourceChangedError
 from converter.storage import open_storage
 from tests.integration.test_stores import wait_for_requests
-from tests.known_rows import assert_same, concatenate, known_rows, known_values
+from tests.known_rows import assert_same, concatenate, known_rows, known_values, run_python
 
 if TYPE_CHECKING:
     from tests.servers.azurite import Azurite, BlobAccount, SlowAzurite
@@ -144,6 +145,41 @@ def test_the_first_batch_takes_few_round_trips(spark: SparkSession, slow_azurite
         with made.make_batch_reader(batch_size=100) as reader:
             next(iter(reader))
         assert slow_azurite.proxy.count() <= 5
+
+
+def read_ids(url: str, options: dict[str, Any], local_cache_dir: str) -> list[int]:
+    with (
+        open_converter(url, storage_options=options) as made,
+        made.make_batch_reader(batch_size=1000, local_cache_dir=local_cache_dir) as reader,
+    ):
+        return [int(one) for batch in reader for one in batch["id"]]
+
+
+def data_requests(slow_azurite: SlowAzurite) -> int:
+    return sum(one.method == "GET" and ".parquet" in one.path for one in slow_azurite.proxy.requests)
+
+
+def test_a_second_epoch_fetches_nothing_with_a_cache_on_this_host(
+    spark: SparkSession, slow_azurite: SlowAzurite, tmp_path: Path
+) -> None:
+    place = on_azure(slow_azurite)
+    with place.convert(spark.range(0, 100_000, 1, 2).selectExpr("id", "cast(id as string) s")) as made:
+        with made.make_torch_dataloader(batch_size=1000, shuffle=True, local_cache_dir=tmp_path) as loader:
+            slow_azurite.proxy.forget()
+            first = [one for batch in loader for one in batch["id"].tolist()]
+            assert data_requests(slow_azurite) > 0
+            slow_azurite.proxy.forget()
+            second = [one for batch in loader for one in batch["id"].tolist()]
+            assert data_requests(slow_azurite) == 0
+        assert sorted(first) == sorted(second) == list(range(100_000))
+        assert first != second
+        slow_azurite.proxy.forget()
+        with ThreadPoolExecutor(2) as pool:
+            both = [pool.submit(run_python, read_ids, made.url, place.options, str(tmp_path)) for _ in range(2)]
+            assert [one.result() for one in both] == [list(range(100_000))] * 2
+        assert data_requests(slow_azurite) == 0
+    assert converter.sweep(tmp_path).num_bytes > 0
+    assert not list(tmp_path.rglob("rows-*"))
 
 
 # Faults ------------------------------------------------------------------------------
