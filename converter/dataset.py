@@ -290,8 +290,8 @@ class DatasetConverter:
             verify_checksums: check every page that is read against the checksum that was written with it, and raise
                 ReadError where a bit was flipped. Reading then takes one and a half to two times as long. Files that
                 others wrote may have no checksums; then nothing is checked.
-            local_cache_dir: a directory on this machine's disk where what was fetched over a network is kept for the next
-                epoch, and for other processes on this machine. Bounded: what does not fit is fetched each time;
+            local_cache_dir: a directory on this machine's disk, where what was fetched from a network is kept for
+                later epochs and for other processes on this machine. Bounded: what does not fit is fetched each time;
                 rows that no process reads any more make room. `sweep` empties it.
             local_cache_bytes: how much of that disk may be used; None for nine tenths of what is free.
             num_workers: processes, as torch means it. Threads are faster, unless code of yours holds the GIL.

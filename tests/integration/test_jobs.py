@@ -18,12 +18,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyspark
 import pytest
 
 from converter.local_spark import find_java_home
+from converter.storage import open_storage
+
+if TYPE_CHECKING:
+    from tests.servers.azurite import Azurite
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "spark_jobs" / "train_flights_torch.py"
@@ -246,6 +250,28 @@ def test_the_job_runs_under_spark_submit(tmp_path: Path, some_flights: Path) -> 
     done = run([SPARK_SUBMIT, "--master", "local[*]", JOB, *options], tmp_path)
     assert_learned(done.result(), epochs=2)
     assert_nothing_is_cached(cache_dir)
+
+
+@pytest.mark.parametrize("kind", ["hdfs", "azure"])
+def test_the_job_caches_behind_a_network(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, some_flights: Path
+) -> None:
+    environment = clean_environment()
+    if kind == "hdfs":
+        cache_dir = f"{request.getfixturevalue('hdfs').url}/flights"
+    else:
+        azurite: Azurite = request.getfixturevalue("azurite")
+        cache_dir = f"{azurite.url(azurite.new_container())}/flights"
+        environment["AZURE_STORAGE_CONNECTION_STRING"] = azurite.connection_string
+    done = run(
+        [SPARK_SUBMIT, JOB, "--data-dir", some_flights, "--cache-dir", cache_dir, "--epochs", "2"],
+        tmp_path,
+        environment,
+    )
+    assert_learned(done.result(), epochs=2)
+    assert f"{cache_dir}/converter-v1/" in done.output
+    storage = open_storage(cache_dir, {"connection_string": azurite.connection_string} if kind == "azure" else {})
+    assert [info.name for info in storage.below("converter-v1").list()] == [".owner"]
 
 
 def test_the_job_runs_on_a_cluster_whose_executors_do_not_have_this_package(

@@ -113,8 +113,14 @@ class Hdfs:
         self._wait_until(lambda: self.num_live_datanodes() == 0, "the NameNode still hears of its DataNode")
 
     def wait_until_writable(self) -> None:
-        """Return once a NameNode that was started again knows where the data are, and takes more."""
-        self._wait_until(lambda: self._state().get("FSState") == "Operational", "the NameNode is in safe mode")
+        """Return once the NameNode has its DataNode, knows where the data are, and takes more.
+
+        For after a NameNode that was started again, or a DataNode that was paused until it was given up.
+        """
+        self._wait_until(
+            lambda: self._state().get("FSState") == "Operational" and self.num_live_datanodes() == 1,
+            "the NameNode is in safe mode, or has no DataNode",
+        )
 
     def enter_safe_mode(self) -> None:
         """From now on everything can be read and nothing be changed."""
