@@ -43,6 +43,10 @@ _REFUSED_STATUS = {401, 403}
 _PASSING_KINDS = {"ServiceRequestError", "ServiceResponseError", "IncompleteReadError", "ClientConnectionError"}
 """Of azure-core and aiohttp, which need not be there."""
 
+_PASSING_SIGNS = ("DataTransferError", "All DataNodes failed", "Connection", "SafeModeException", "StandbyException")
+"""In what hdfs-native says; it has no classes for them."""
+
+_MAX_TEXT = 300
 _AZURE_SCHEMES = ("abfs", "abfss", "az")
 _AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
 _AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
@@ -233,6 +237,12 @@ class HdfsStore(Store):
 
     keeps_answers = survives_fork = False
     _used_by: int | None = None
+
+    def passes(self, error: BaseException) -> bool:
+        """Also what hdfs-native raises where nodes are away, or where the NameNode is about to begin."""
+        return super().passes(error) or (
+            isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _PASSING_SIGNS)
+        )
 
     def _open(self) -> Any:
         # Its threads are the process's, and a forked child that used them would wait for ever.
@@ -470,7 +480,8 @@ def _with_mtime(info: dict[str, Any]) -> dict[str, Any]:
 def _text(error: BaseException) -> str:
     """An error in a line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+    text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…"
 
 
 def _is_secret(name: str, value: Any) -> bool:

@@ -35,6 +35,7 @@ def write_data(root: Storage, attempt: cache.Attempt, *, num_files: int = 2, is_
     columns = plan_columns(_SPARK_SCHEMA, float_dtype="float32", shapes={})
     spec = {
         "directory": root.below(attempt.key).path(attempt.data_directory),
+        "store": root.store,
         "columns": [column.spec() for column in columns],
         "row_group_bytes": 1 << 16,
         "file_bytes": 1 << 20,

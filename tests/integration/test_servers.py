@@ -177,7 +177,7 @@ def test_a_datanode_comes_back_with_its_data(hdfs: Hdfs) -> None:
         hdfs.wait_until_datanode_is_given_up()
         # The NameNode is another process, and knows the file.
         assert client.get_file_info("/killed").length == len(CONTENT)
-        with pytest.raises(RuntimeError, match="datanode"):
+        with pytest.raises(RuntimeError, match="All DataNodes failed"):
             client.read("/killed").read()
     assert hdfs.num_live_datanodes() == 1
     assert client.read("/killed").read() == CONTENT

@@ -1,0 +1,204 @@
+"""HDFS and Azure's blobs go away, come back, stay away, and drivers die: every row once, or an error that says why."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+import converter
+from converter import CacheError, DatasetConverter, ReadError, cache, make_spark_converter
+from converter.storage import open_storage
+from tests.faults.small_entries import write_data
+from tests.known_rows import run_python, start_python, wait_until
+
+if TYPE_CHECKING:
+    from tests.servers.azurite import Azurite
+    from tests.servers.hdfs import Hdfs
+
+KINDS = ("hdfs", "azure")
+NUM_ROWS = 400_000
+KEY = "0123456789abcdef-0123456789abcdef"
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """A new cache directory on a store, and its options."""
+    if request.param == "azure":
+        azurite: Azurite = request.getfixturevalue("azurite")
+        return f"{azurite.url(azurite.new_container())}/cache", {"connection_string": azurite.connection_string}
+    return f"{request.getfixturevalue('hdfs').url}/faults/{abs(hash(request.node.name))}", {}
+
+
+def convert(spark: SparkSession, place: tuple[str, dict[str, Any]], **options: Any) -> DatasetConverter:
+    url, storage_options = place
+    df = spark.range(0, NUM_ROWS, 1, 2)
+    return make_spark_converter(df, cache_dir=url, storage_options=storage_options, row_group_bytes=1 << 16, **options)
+
+
+def read(made: DatasetConverter, at_batch: int = -1, event: Callable[[], None] = lambda: None) -> list[int]:
+    """All ids in order; `event` comes in the middle."""
+    found = []
+    with made.make_batch_reader(batch_size=1000, shuffle_window_rows=16_000) as reader:
+        for number, batch in enumerate(reader):
+            if number == at_batch:
+                event()
+            found.append(batch["id"])
+    return np.concatenate(found).tolist()
+
+
+def left(place: tuple[str, dict[str, Any]]) -> list[str]:
+    root = open_storage(place[0], place[1]).below(cache.DIRECTORY)
+    return [info.name for info in root.list()]
+
+
+# Away and back -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
+def test_a_namenode_that_is_paused_delays_writing_and_reading(spark: SparkSession, hdfs: Hdfs, place: Any) -> None:
+    threading.Timer(6, hdfs.namenode.resume).start()
+    hdfs.namenode.pause()
+    begin = time.monotonic()
+    try:
+        with convert(spark, place) as made:
+            assert time.monotonic() - begin > 5
+            hdfs.namenode.pause()
+            threading.Timer(6, hdfs.namenode.resume).start()
+            assert read(made) == list(range(NUM_ROWS))
+    finally:
+        hdfs.namenode.resume()
+    assert left(place) == [".owner"]
+
+
+@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
+def test_a_datanode_that_is_killed_and_comes_back_costs_no_row(spark: SparkSession, hdfs: Hdfs, place: Any) -> None:
+    back = threading.Timer(3, hdfs.datanode.start)
+
+    def away() -> None:
+        hdfs.datanode.kill()
+        back.start()
+
+    with convert(spark, place) as made:
+        try:
+            assert read(made, 50, away) == list(range(NUM_ROWS))
+        finally:
+            back.join()
+            hdfs.wait_until_writable()
+    assert left(place) == [".owner"]
+
+
+@pytest.mark.parametrize("place", ["azure"], indirect=True)
+def test_blobs_that_are_away_for_a_while_cost_no_row(spark: SparkSession, azurite: Azurite, place: Any) -> None:
+    back = threading.Timer(4, azurite.start)
+
+    def away() -> None:
+        azurite.kill()
+        back.start()
+
+    with convert(spark, place) as made:
+        try:
+            assert read(made, 50, away) == list(range(NUM_ROWS))
+        finally:
+            back.join()
+    assert left(place) == [".owner"]
+
+
+# Not back ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
+def test_a_datanode_that_stays_away_is_a_named_error_in_time(spark: SparkSession, hdfs: Hdfs, place: Any) -> None:
+    with convert(spark, place, timeout_seconds=4) as made:
+        try:
+            begin = time.monotonic()
+            with pytest.raises(ReadError, match=r"hdfs://.*part-.*") as raised:
+                read(made, 50, hdfs.datanode.kill)
+            assert time.monotonic() - begin < 20
+            assert raised.value.path.startswith(made.url)
+        finally:
+            hdfs.datanode.start()
+            hdfs.wait_until_writable()
+
+
+@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
+def test_safe_mode_is_named_and_leaves_nothing(spark: SparkSession, hdfs: Hdfs, place: Any) -> None:
+    convert(spark, place).delete()
+    with hdfs.safe_mode():
+        begin = time.monotonic()
+        with pytest.raises(CacheError, match=r"(?i)hdfs://.*safe ?mode"):
+            convert(spark, place, timeout_seconds=4)
+        assert time.monotonic() - begin < 15
+    assert left(place) == [".owner"]
+
+
+# Drivers that die, drivers that race -------------------------------------------------
+
+
+def convert_for_ever(url: str, options: dict[str, Any], writer: str) -> None:
+    from pyspark.sql import functions as F
+
+    spark = converter.start_local_spark("dies")
+
+    def slow(batches: Any) -> Any:
+        import time
+
+        for batch in batches:
+            time.sleep(0.1)
+            yield batch
+
+    rows = spark.range(0, 100_000_000, 1, 4).select("id", F.rand(1).alias("x")).mapInArrow(slow, "id long, x double")
+    make_spark_converter(rows, cache_dir=url, storage_options=options, row_group_bytes=1 << 20, writer=writer)
+
+
+@pytest.mark.parametrize("place", KINDS, indirect=True)
+def test_what_a_killed_driver_leaves_is_swept(place: Any) -> None:
+    url, options = place
+    root = open_storage(url, options).below(cache.DIRECTORY)
+
+    def is_writing() -> bool:
+        entries = [info.name for info in root.list() if info.is_directory]
+        return any(info.name.endswith(".intent") for name in entries for info in root.below(name).list())
+
+    with start_python(convert_for_ever, url, options, "executors") as process:
+        wait_until(is_writing)
+        time.sleep(2)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    wait_until(lambda: converter.sweep(url, storage_options=options) is not None and left(place) == [".owner"])
+
+
+def race(url: str, options: dict[str, Any], rounds: int, begin: float, seconds: float) -> list[dict[str, Any]]:
+    """Commit an entry in each round, together with another process; what was committed, and whether it is right."""
+    root = cache.open_root(url, options)
+    found = []
+    for number in range(rounds):
+        key = f"{number:016x}-0123456789abcdef"
+        attempt = cache.begin(root, key, application_id="race")
+        manifest = write_data(root, attempt)
+        time.sleep(max(0.0, begin + seconds * number - time.time()))
+        committed, lease = cache.commit(root, attempt, manifest)
+        cache.check_files(root.below(key), committed)
+        found.append({"data": committed.file_names[0], "is_own": committed.file_names == manifest.file_names})
+        cache.release(lease)
+    return found
+
+
+@pytest.mark.parametrize("place", KINDS, indirect=True)
+def test_of_two_drivers_with_one_key_one_commits_and_both_are_right(place: Any) -> None:
+    url, options = place
+    rounds, seconds = (40, 0.5) if url.startswith("abfs") else (8, 4.0)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(run_python, race, url, options, rounds, time.time() + 6, seconds) for _ in range(2)]
+        one, other = (found.result() for found in both)
+    assert [first["data"] for first in one] == [second["data"] for second in other]
+    assert [first["is_own"] + second["is_own"] for first, second in zip(one, other, strict=True)] == [1] * rounds
+    assert converter.sweep(url, storage_options=options).num_entries == rounds
+    assert left(place) == [".owner"]
