@@ -252,12 +252,14 @@ def has_fill(nulls: Nulls, field: Field) -> bool:
     return not isinstance(nulls, str) and field.name in nulls
 
 
-def null_error(name: str, *, count: int | None = None) -> NullValueError:
+def null_error(field: Field, *, count: int | None = None) -> NullValueError:
     """What to say where `nulls="raise"` meets a null."""
-    found = "nulls" if count is None else f"{count} null{'s' if count > 1 else ''}"
+    name, found = field.name, "nulls" if count is None else f"{count} null{'s' if count > 1 else ''}"
+    fill: Any = {"str": "", "bytes": b""}.get(field.dtype, "1970-01-01" if field.dtype.startswith("datetime64") else 0)
+    or_fill = "" if field.shape is None else f" or nulls={{{name!r}: {fill!r}}}"
     return NullValueError(
         f"Column {name!r} holds {found}, and nulls='raise'. Fill or drop them in Spark, leave the column out with "
-        f"columns=…, or say nulls='mask' (adds {name + '__valid'!r}) or nulls={{{name!r}: 0}}.",
+        f"columns=…, or say nulls='mask' (adds {name + '__valid'!r}){or_fill}.",
         column=name,
     )
 

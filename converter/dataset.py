@@ -373,9 +373,12 @@ class DatasetConverter:
             model.fit(dataset, epochs=3, shuffle=False)  # Shuffled already; Keras would warn.
         ```
 
-        A `tf.distribute` strategy divides each batch among its replicas, so there `batch_size` is the global one.
+        A `tf.distribute` strategy divides each batch among its replicas, so there `batch_size` is the global one, and
+        it reads a few batches ahead, so an iteration over so few that is left early may not repeat.
         Every worker of MultiWorkerMirroredStrategy reads its own part of the rows, as TF_CONFIG says, or `cur_shard`
-        and `shard_count` do.
+        and `shard_count` do. There take `distribute_datasets_from_function`: `experimental_distribute_dataset` cuts
+        each worker's batches once more, into as many steps as there are workers, and its cardinality does not say so;
+        a loop over it has all the rows, but Keras stops early.
 
         Args:
             batch_size: rows of a batch.

@@ -311,7 +311,7 @@ class RowGroup:
                 live = None if selection is None else selection.live_rows(self._number)
                 num_nulls = int((~(decoded.valid if live is None else decoded.valid[live])).sum())
                 if num_nulls:
-                    raise null_error(name, count=num_nulls)
+                    raise null_error(field, count=num_nulls)
 
 
 def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.NativeFile) -> None:

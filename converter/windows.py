@@ -329,7 +329,7 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
             known is not None and known.null_count > 0 and source.manifest.selection is None and not is_filtered
         )
         if is_certain and source.nulls != "mask" and not has_fill(source.nulls, field):
-            raise null_error(field.name)
+            raise null_error(field)
         if field.shape is None and source.ragged == "raise":
             raise SourceError(
                 f"Column {field.name!r} has rows of different lengths, which make no tensor. Say ragged='pad' "

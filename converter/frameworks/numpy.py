@@ -123,6 +123,17 @@ class Epochs:
         if check_integer("epoch", epoch, least=0) != self.next.epoch:
             self.next = _Progress(epoch=epoch, past=(), epochs_done=0)
 
+    def state_after(self, begin: _Progress, batches: int) -> dict[str, Any]:
+        """The state of so many batches behind a place where an iteration began, over as many iterations as it takes."""
+        at = begin
+        while True:
+            num_batches = self.source.plan(at.epoch, at.past).num_batches
+            is_last = at.epochs_done + 1 == self.num_epochs
+            if batches < num_batches or (batches == num_batches and not is_last) or not self.source.num_batches():
+                return self._state(at, batches)
+            batches -= num_batches
+            at = _Progress(epoch=at.epoch + 1, past=(), epochs_done=0 if is_last else at.epochs_done + 1)
+
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Where the iteration under way (or left) stands, or the next one where there is none; see `BatchReader`."""
         at = self._progress or self.next

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import gc
 import json
 import os
 import threading
@@ -39,11 +40,18 @@ try:
     import tensorflow as tf
     from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 except ModuleNotFoundError as error:
+    if error.name not in ("keras", "tensorflow"):
+        # Of a backend that KERAS_BACKEND names, say.
+        raise
     raise MissingDependencyError(
         f"make_tf_dataset needs {error.name}, which is not installed: pip install 'spark-tensor-converter[tf]'."
     ) from error
 
 Names = str | Sequence[str]
+
+# A forked child has none of TensorFlow's threads. If it collected the garbage that its parent has left, an iterator of
+# TensorFlow's, say, it would wait for them for ever.
+os.register_at_fork(after_in_child=gc.freeze)
 
 _CLOSE_SECONDS = 60.0
 _MAX_ERRORS = 1000
@@ -67,9 +75,6 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self._source = source
         self._epochs = Epochs(source, num_epochs)
         self._lock = threading.Lock()
-        self._num_steps: int | None = None
-        """Of the iteration that was begun last; None where it has no end."""
-
         self._begun: Any = None
         """Where that began."""
 
@@ -79,6 +84,15 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self._has_just_ended = False
         self._iterators: weakref.WeakSet[_Iterator] = weakref.WeakSet()
         self._last_used: int | None = None
+        self._num_asking = 0
+        """Iterators over this dataset itself that are being given their first batch."""
+
+        self._is_elsewhere = False
+        """Whether TensorFlow began the iteration by itself, so that nobody here counts its batches."""
+
+        self.num_begun = 0
+        """Iterations that were begun."""
+
         self._running: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         self.read_error: BaseException | None = None
         """What went wrong while reading, if anything did; TensorFlow's error has its text."""
@@ -133,7 +147,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         """Let the next iteration begin with this epoch."""
         with self._lock:
             self._settle()
-            self._last_used = None
+            self._begun = self._last_used = None
             self._epochs.set_next(epoch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
@@ -172,31 +186,44 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                 done = begin.epochs_done + 1
                 self._epochs.begin_at(begin.epoch + 1, 0 if done == num_epochs else done, ())
 
-    @property
-    def begin(self) -> Any:
-        """What stands for where the last iteration began: another object once the dataset has moved on."""
-        return self._epochs.next
+    def next_begin(self) -> tuple[Any, int | None]:
+        """Where the next iteration begins, and how many batches it has; None where it has no end."""
+        with self._lock:
+            self._settle()
+            return self._epochs.next, self._count_steps(self._epochs.next)
 
-    @property
-    def num_steps(self) -> int | None:
-        """The batches of the iteration that was begun last; None where it has no end."""
-        return self._num_steps
+    def state_after(self, begin: Any, batches: int) -> dict[str, Any]:
+        """The state of so many batches behind a place that `next_begin` gave."""
+        return self._epochs.state_after(begin, batches)
 
     def start_anew(self, iterator: _Iterator) -> None:
         """Be told of an iterator over this dataset itself."""
         self._has_just_ended = False
         self._iterators.add(iterator)
 
-    def note_use(self, batches: int) -> None:
-        """Be told how many batches an iterator over this dataset itself was given."""
+    @contextlib.contextmanager
+    def first_use(self) -> Iterator[None]:
+        """While an iterator over this dataset itself is given its first batch: what begins now is counted there."""
+        with self._lock:
+            self._num_asking += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_asking -= 1
+
+    def note_use(self, batches: int) -> Any:
+        """Be told how many batches an iterator over this dataset itself was given; where the last iteration began."""
         self._last_used = batches
+        return self._begun
 
     def _num_used(self) -> int:
         """The batches that were used since the place where the next iteration would begin."""
         if self._begun is not self._epochs.next:
             return 0
         living = [one for one in self._iterators if one.begin is self._epochs.next]
-        if len(living) > 1 or any(one.is_elsewhere for one in living) or (not living and self._last_used is None):
+        is_elsewhere = self._is_elsewhere or any(one.is_elsewhere for one in living)
+        if is_elsewhere or len(living) > 1 or (not living and self._last_used is None):
             raise ValueError(
                 "TensorFlow uses this dataset's batches by itself, or several iterators do, so how many were used is "
                 "not known here: say state_dict(batches=…)."
@@ -215,12 +242,18 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self._epochs.check_shard()
         with self._lock:
             self._settle()
-            begin, num_epochs = self._epochs.next, self._epochs.num_epochs
-            self._begun, self._num_steps = begin, None
-            if num_epochs is not None:
-                first = self._source.plan(begin.epoch, begin.past).num_batches
-                self._num_steps = first + (num_epochs - begin.epochs_done - 1) * self._source.num_batches()
-            return begin, self._num_steps
+            begin = self._epochs.next
+            self.num_begun += 1
+            self._begun, self._last_used, self._is_elsewhere = begin, None, not self._num_asking
+            return begin, self._count_steps(begin)
+
+    def _count_steps(self, begin: Any) -> int | None:
+        """The batches of an iteration that begins there."""
+        if self._epochs.num_epochs is None:
+            return None
+        first = self._source.plan(begin.epoch, begin.past).num_batches
+        num_whole: int = self._epochs.num_epochs - begin.epochs_done - 1
+        return first + num_whole * self._source.num_batches()
 
     def _generate(self) -> Iterator[Any]:
         generator = self._elements()
@@ -315,15 +348,14 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
 
     def _check_transformed(self, batch: Batch) -> Batch:
         """A transformed batch, with one dimension more, if it is like the first one."""
-        if list(batch) != list(self._specs):
+        if set(batch) != set(self._specs):
             raise ValueError(
                 f"transform returned columns {list(batch)} for one batch and {list(self._specs)} for the first one; a "
                 "tf.data.Dataset needs the same ones for every batch."
             )
         found: Batch = {}
-        for name, returned in batch.items():
-            column = _as_tensor(returned)
-            spec = self._specs[name]
+        for name, spec in self._specs.items():
+            column = _as_tensor(batch[name])
             if _dtype_of(name, column) != spec.dtype or not spec.shape.is_compatible_with(column.shape):
                 raise TypeError(
                     f"transform returned column {name!r} as {column.dtype} of shape {column.shape}, which is not the "
@@ -407,6 +439,11 @@ class _Iterator(OwnedIterator):  # type: ignore[misc]
         self.is_elsewhere = True
         return super()._type_spec
 
+    def get_next_as_optional(self) -> Any:
+        """TensorFlow's own, which nobody counts."""
+        self.is_elsewhere = True
+        return super().get_next_as_optional()
+
     def __next__(self) -> Any:
         try:
             return self.get_next()
@@ -417,17 +454,29 @@ class _Iterator(OwnedIterator):  # type: ignore[misc]
         """The next batch, as `__next__` gives it; raises tf.errors.OutOfRangeError at the end."""
         if self._has_failed:
             raise tf.errors.OutOfRangeError(None, None, "The iteration has ended with an error.")
+        if self.used:
+            return self._counted(self._given())
+        with self._of.first_use():
+            return self._counted(self._given())
+
+    def _counted(self, found: Any) -> Any:
+        self.used += 1
+        begun = self._of.note_use(self.used)
+        if self.used == 1:
+            self.begin = begun
+        return found
+
+    def _given(self) -> Any:
         try:
             if self._pack is None or not tf.executing_eagerly():
-                found = super().get_next()
-            else:
-                found = self._pack(
-                    tf.raw_ops.IteratorGetNext(
-                        iterator=self._iterator_resource,
-                        output_types=self._flat_output_types,
-                        output_shapes=self._flat_output_shapes,
-                    )
+                return super().get_next()
+            return self._pack(
+                tf.raw_ops.IteratorGetNext(
+                    iterator=self._iterator_resource,
+                    output_types=self._flat_output_types,
+                    output_shapes=self._flat_output_shapes,
                 )
+            )
         except tf.errors.OutOfRangeError:
             raise
         except tf.errors.OpError as error:
@@ -436,11 +485,6 @@ class _Iterator(OwnedIterator):  # type: ignore[misc]
             if cause is not None and type(cause).__name__ in str(error):
                 raise error from cause
             raise
-        if not self.used:
-            self.begin = self._of.begin
-        self.used += 1
-        self._of.note_use(self.used)
-        return found
 
 
 def _pack_flat(places: Any) -> Callable[[Sequence[Any]], Any]:
@@ -599,6 +643,9 @@ def _ragged(rows: RaggedRows) -> Any:
 class DatasetState(tf.train.experimental.PythonState):  # type: ignore[misc]
     """A dataset's state as a part of a `tf.train.Checkpoint`.
 
+    For a loop over the dataset itself. Where a strategy or a `tf.function` uses the batches, nobody here counts them:
+    there save `dataset.state_dict(batches=…)` beside the checkpoint.
+
     ```python
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, data=DatasetState(dataset))
     ```
@@ -615,15 +662,34 @@ class DatasetState(tf.train.experimental.PythonState):  # type: ignore[misc]
         """Load the state; TensorFlow calls this when a checkpoint is restored."""
         self._dataset.load_state_dict(json.loads(string_value))
 
+    def _copy_trackable_to_cpu(self, object_map: dict[Any, Any]) -> None:
+        """Let an asynchronous checkpoint hold the state of the moment at which it is asked for."""
+        copied = object_map.setdefault(self, _CopiedState())
+        copied.text = self.serialize()
+
+
+class _CopiedState(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """A state that a checkpoint writes later."""
+
+    text = ""
+
+    def serialize(self) -> str:
+        return self.text
+
+    def deserialize(self, string_value: str) -> None:
+        self.text = string_value
+
 
 class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Writes a dataset's state to a file while `fit` runs, at the steps at which `ModelCheckpoint` writes the model.
 
     Steps are counted here, so batches that a strategy has prefetched are not taken for used ones. To go on, load the
-    model's weights and `dataset.load_state_dict(json.load(open(filepath)))` before `fit`.
+    model's weights and `dataset.load_state_dict(json.load(open(filepath)))` before `fit`; Keras then warns that the
+    first epoch has fewer steps than the others.
 
     Args:
-        dataset: the one that `fit` is given, or that what it is given was made of.
+        dataset: the one that `fit` is given, or that what it is given was made of, batch for batch: what `unbatch`,
+            `rebatch` or `cache` give is not counted rightly.
         filepath: where the state stands, as JSON; replaced as a whole.
         save_freq: `"epoch"`, or after how many batches.
     """
@@ -634,12 +700,19 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise ValueError(f"save_freq must be 'epoch' or a number of batches above 0, got {save_freq!r}.")
         self._dataset, self._filepath, self._save_freq = dataset, os.fspath(filepath), save_freq
         self._begin: Any = None
-        self._steps = self._unsaved = 0
+        # Not counted anew in a second `fit`, as ModelCheckpoint does not.
+        self._unsaved = 0
+        self._steps = 0
+        self._end: int | None = None
+        self._num_begun: int | None = None
+        """As the dataset counted it when the iteration had begun that is under way."""
+
         self._last_batch = -1
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Count from where the dataset stands."""
-        self._begin, self._steps, self._unsaved = None, 0, 0
+        """Count from where the dataset stands: what others do with it meanwhile changes nothing."""
+        self._begin, self._end = self._dataset.next_begin()
+        self._steps, self._num_begun = 0, None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Count this epoch's batches from 0."""
@@ -647,11 +720,18 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Count the batches, and save where it is time."""
-        if self._dataset.begin is not self._begin:
-            self._begin, self._steps = self._dataset.begin, 0
         self._steps += batch - self._last_batch
         self._unsaved += batch - self._last_batch
         self._last_batch = batch
+        num_begun = self._dataset.num_begun
+        self._num_begun = self._num_begun or num_begun
+        if self._end is not None and self._steps >= self._end:
+            if num_begun == self._num_begun:
+                # Of a last execution of several steps Keras tells the number that was planned.
+                self._steps, self._num_begun = self._end, None
+            else:
+                self._num_begun = num_begun
+            self._end += len(self._dataset)
         if not isinstance(self._save_freq, str) and self._unsaved >= self._save_freq:
             self._save()
 
@@ -662,9 +742,7 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _save(self) -> None:
         self._unsaved = 0
-        # Of a last execution of several steps Keras tells the number that was planned.
-        most = self._dataset.num_steps
-        state = self._dataset.state_dict(batches=self._steps if most is None else min(self._steps, most))
+        state = self._dataset.state_after(self._begin, self._steps)
         partial = f"{self._filepath}.partial"
         with open(partial, "w", encoding="utf-8") as file:
             json.dump(state, file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -530,6 +530,169 @@ def test_a_callback_counts_executions_of_several_steps_and_no_peeks(vectors: Dat
         model.fit(dataset, callbacks=[callback], shuffle=False, verbose=0)
         dataset.load_state_dict(json.loads(path.read_text()))
         assert [int(one) for _, label in dataset for one in label] == epochs[1]
+
+
+def state_of_fit(
+    vectors: DatasetConverter, path: Path, given: Callable[[Any], Any], *, batches: int, **fit: Any
+) -> tuple[list[int], list[int]]:
+    """The rows that come after the state that a fit wrote, and those that come after so many batches of ten."""
+    options: dict[str, Any] = {"batch_size": 10, "features": "vector", "labels": "id", "drop_last": True, **MIXED}
+    with vectors.make_tf_dataset(**options) as dataset, vectors.make_tf_dataset(**options) as other:
+        whole = [int(one) for _ in range(12) for _, label in other for one in label]
+        model = make_model()
+        if "steps_per_execution" in fit:
+            model.compile(keras.optimizers.SGD(0.0), "mse", steps_per_execution=fit.pop("steps_per_execution"))
+        callbacks = fit.pop("callbacks", lambda _: [])(dataset)
+        validation = fit.pop("validation", lambda _: {})(dataset)
+        callbacks.append(DatasetStateCallback(dataset, path, save_freq=fit.pop("save_freq", "epoch")))
+        model.fit(given(dataset), callbacks=callbacks, shuffle=False, verbose=0, **validation, **fit)
+        other.load_state_dict(json.loads(path.read_text()))
+        found = [int(one) for _ in range(2) for _, label in other for one in label]
+    return found, whole[10 * batches :][: len(found)]
+
+
+class LookAtEnds(keras.callbacks.Callback):
+    """Uses the dataset where an epoch, or its last batch, ends."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__()
+        self.dataset = dataset
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 9:
+            next(iter(self.dataset))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.dataset.state_dict(batches=0)
+        for _ in self.dataset.take(1):
+            pass
+
+
+FITS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
+    "plain": (lambda dataset: dataset, {"epochs": 2, "batches": 20}),
+    "validated": (
+        lambda dataset: dataset,
+        {"epochs": 1, "batches": 10, "validation": lambda dataset: {"validation_data": dataset.take(2)}},
+    ),
+    "looked at": (lambda d: d, {"epochs": 2, "batches": 20, "callbacks": lambda dataset: [LookAtEnds(dataset)]}),
+    "read ahead": (
+        lambda dataset: dataset.repeat().prefetch(4),
+        {"epochs": 7, "steps_per_epoch": 8, "batches": 56, "save_freq": 1},
+    ),
+    "executions": (lambda dataset: dataset, {"epochs": 3, "batches": 30, "steps_per_execution": 4}),
+    "executions over epochs": (
+        lambda dataset: dataset.repeat(),
+        {"epochs": 3, "steps_per_epoch": 10, "batches": 36, "steps_per_execution": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_a_callbacks_state_is_of_the_batches_that_the_model_saw(
+    vectors: DatasetConverter, tmp_path: Path, name: str
+) -> None:
+    given, options = FITS[name]
+    found, expected = state_of_fit(vectors, tmp_path / "state.json", given, **options)
+    assert found
+    assert found == expected
+
+
+def test_a_callback_saves_at_the_steps_of_a_model_checkpoint_in_a_second_fit_too(
+    vectors: DatasetConverter, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"batch_size": 10, "features": "vector", "labels": "id", "drop_last": True}
+    at: dict[str, list[int]] = {"model": [], "state": []}
+    count = 0
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            nonlocal count
+            count += 1
+
+    class Model(keras.callbacks.ModelCheckpoint):
+        def _save_model(self, *_: Any, **__: Any) -> None:
+            at["model"].append(count)
+
+    class Data(DatasetStateCallback):
+        def _save(self) -> None:
+            at["state"].append(count)
+            super()._save()
+
+    with vectors.make_tf_dataset(**options) as dataset:
+        model = make_model()
+        callbacks = [
+            Count(),
+            Model(tmp_path / "model.weights.h5", save_freq=6, save_weights_only=True),
+            Data(dataset, tmp_path / "state.json", save_freq=6),
+        ]
+        for _ in range(3):
+            model.fit(dataset, callbacks=callbacks, shuffle=False, verbose=0)
+    assert at["model"] == at["state"] == [6, 12, 18, 24, 30]
+
+
+def test_a_peek_does_not_stand_for_what_tensorflow_uses(vectors: DatasetConverter) -> None:
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        next(iter(dataset))
+        mapped = iter(dataset.map(lambda batch: batch))
+        for _ in range(5):
+            next(mapped)
+        with pytest.raises(ValueError, match="batches="):
+            dataset.state_dict()
+        del mapped
+        dataset.set_epoch(0)
+        assert dataset.state_dict()["past"] == []
+        iterator = iter(dataset)
+        next(iterator)
+        assert dataset.state_dict()["past"] == [[1, 10]]
+        iterator.get_next_as_optional()
+        with pytest.raises(ValueError, match="batches="):
+            dataset.state_dict()
+
+
+def test_an_asynchronous_checkpoint_holds_the_state_of_its_moment(vectors: DatasetConverter, tmp_path: Path) -> None:
+    step = tf.Variable(0)
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        whole = ids(dataset)
+        dataset.set_epoch(0)
+        checkpoint = tf.train.Checkpoint(step=step, data=DatasetState(dataset))
+        for number, _ in enumerate(dataset, 1):
+            step.assign_add(1)
+            if number == 4:
+                options = tf.train.CheckpointOptions(enable_async=True)
+                path = checkpoint.save(str(tmp_path / "model"), options=options)
+            if number == 8:
+                break
+        checkpoint.sync()
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        other = tf.Variable(0)
+        tf.train.Checkpoint(step=other, data=DatasetState(dataset)).restore(path)
+        assert int(other) == 4
+        assert ids(dataset) == whole[40:]
+
+
+def stop_and_fork(url: str) -> int:
+    """Stop a fit in the middle, then read with torch's forked workers, which collect their parent's garbage."""
+    import gc
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = batch == 5
+
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        gc.collect()
+        return batch
+
+    converter = open_converter(url)
+    with converter.make_tf_dataset(batch_size=2, features="vector", labels="id") as dataset:
+        make_model().fit(dataset, callbacks=[Stop()], shuffle=False, verbose=0)
+    with converter.make_torch_dataloader(
+        batch_size=20, num_workers=2, transform=transform, multiprocessing_context="fork", columns=["id"]
+    ) as loader:
+        return sum(len(batch["id"]) for batch in loader)
+
+
+def test_torchs_workers_do_not_wait_for_threads_of_tensorflow(vectors: DatasetConverter) -> None:
+    assert run_python(stop_and_fork, vectors.url) == NUM_ROWS
 
 
 # Strategies ------------------------------------------------------------------------------------

@@ -259,12 +259,15 @@ def test_a_ragged_column_has_no_fill() -> None:
         check_fill(Field(name="x", dtype="int8", shape=None), 0)
 
 
+X = Field(name="x", dtype="int32", shape=(), has_nulls=True)
+
+
 def test_a_null_is_refused_with_what_to_do_about_it() -> None:
     with pytest.raises(NullValueError, match=r"'x' holds 3 nulls, .* nulls='mask' \(adds 'x__valid'\)") as raised:
-        raise null_error("x", count=3)
+        raise null_error(X, count=3)
     assert raised.value.column == "x"
-    assert "holds 1 null," in str(null_error("x", count=1))
-    assert "holds nulls," in str(null_error("x"))
+    assert "holds 1 null," in str(null_error(X, count=1))
+    assert "holds nulls," in str(null_error(X))
 
 
 # Gathering
@@ -445,3 +448,21 @@ def test_wide_rows_are_gathered_from_wherever_they_lie(
     assert found.flags.writeable
     assert found.view(np.uint8).tobytes() == whole[rows].view(np.uint8).tobytes()
     assert not any(np.shares_memory(found, part) for part in parts)
+
+
+DAY = "1970-01-01"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [("str", ""), ("bytes", b""), ("float32", 0), ("bool", 0), ("datetime64[D]", DAY), ("datetime64[us]", DAY)],
+)  # fmt: skip
+def test_what_is_said_of_nulls_can_be_done(dtype: str, fill: object) -> None:
+    field = Field(name="x", dtype=dtype, shape=(), has_nulls=True)
+    assert f"or nulls={{'x': {fill!r}}}." in str(null_error(field))
+    check_fill(field, fill)
+
+
+def test_rows_of_different_lengths_are_not_said_to_take_a_fill() -> None:
+    field = Field(name="x", dtype="float32", shape=None, has_nulls=True, ragged_ndim=1)
+    assert "nulls={" not in str(null_error(field))
