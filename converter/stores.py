@@ -269,6 +269,24 @@ class HdfsStore(Store):
                 filesystem.client.delete(aside)
             raise
 
+    def _named(self, error: Exception, path: str) -> OSError:
+        found = super()._named(error, path)
+        return PermissionError(*found.args) if "AccessControlException" in str(error) else found
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, given_up: threading.Event | None = None
+    ) -> bytes:
+        """The bytes of a file, or a part of them; fewer where the file ends before."""
+
+        def read(filesystem: Any) -> bytes:
+            reader = filesystem.client.read(path)
+            # hdfs-native panics where it is asked for more than there is.
+            last = len(reader) if end is None else min(end, len(reader))
+            first = min(start or 0, last)
+            return bytes(reader.read_range(first, last - first)) if last > first else b""
+
+        return self.ask(read, path=path, given_up=given_up)
+
     def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
         """What stands in a directory; its times in seconds, as everywhere."""
         return [_with_mtime(info) for info in super().ls(path, detail)]

@@ -339,6 +339,7 @@ def test_every_request_is_delayed(slow_azurite: SlowAzurite, blob: str) -> None:
         _read(slow_azurite, blob)
     assert time.monotonic() - started >= 0.3
     assert slow_azurite.proxy.count() == 3
+    assert slow_azurite.proxy.most_at_once == 1
 
 
 def test_requests_that_hang_are_answered_once_it_ends(slow_azurite: SlowAzurite, blob: str) -> None:
@@ -364,10 +365,18 @@ def test_the_next_requests_get_the_error_that_was_chosen(slow_azurite: SlowAzuri
     assert found == [(status, "7"), (status, "7"), (200, None)]
 
 
-def test_a_fault_may_be_meant_for_one_method(slow_azurite: SlowAzurite, blob: str) -> None:
+def test_faults_that_nobody_met_can_be_taken_back(slow_azurite: SlowAzurite, blob: str) -> None:
+    slow_azurite.proxy.reset_next(100)
+    slow_azurite.proxy.heal()
+    assert _read(slow_azurite, blob) == CONTENT
+
+
+def test_a_fault_may_be_meant_for_some_requests(slow_azurite: SlowAzurite, blob: str) -> None:
     slow_azurite.proxy.fail_next(status=503, method="PUT")
     assert _read(slow_azurite, blob) == CONTENT
     assert [_put(slow_azurite, blob, b"new") for _ in range(2)] == [503, 201]
+    slow_azurite.proxy.reset_next(path="/no/such/path")
+    assert _read(slow_azurite, blob) == b"new"
 
 
 def test_a_request_that_is_reset_never_reaches_the_server(slow_azurite: SlowAzurite, blob: str) -> None:

@@ -246,3 +246,32 @@ def test_hdfs_that_stays_paused_is_a_named_error_in_time(hdfs: Hdfs) -> None:
             storage.put_if_absent("a", b"1")
         assert time.monotonic() - begin < 4
     wait_for_requests()
+
+
+def test_hdfs_gives_what_there_is_of_a_file_that_was_cut(hdfs: Hdfs) -> None:
+    storage = open_storage(f"{hdfs.url}/cut")
+    storage.make_directory()
+    storage.put_if_absent("a", b"0123456789")
+    assert storage.read_part("a", 3, 5) == b"34"
+    assert storage.read_part("a", 8, 20) == b"89"
+    assert storage.read_part("a", 20, 30) == b""
+    storage.put_if_absent("empty", b"")
+    assert storage.read("empty") == b""
+
+
+def write_as_somebody(url: str) -> str:
+    try:
+        open_storage(url).put_if_absent("a", b"1")
+    except OSError as error:
+        return f"{type(error).__name__}: {error}"
+    return "written"
+
+
+def test_hdfs_that_refuses_a_user_says_so_at_once(hdfs: Hdfs) -> None:
+    storage = open_storage(f"{hdfs.url}/mine")
+    storage.make_directory()
+    begin = time.monotonic()
+    said = run_python(write_as_somebody, storage.url, environment={"HADOOP_USER_NAME": "bob"})
+    assert said.startswith("PermissionError: /mine/a: ")
+    assert "user=bob" in said
+    assert time.monotonic() - begin < 20

@@ -46,6 +46,7 @@ class Request:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fault:
     method: str | None
+    path: str
     status: int | None = None
     retry_after_seconds: int | None = None
     after_bytes: int | None = None
@@ -54,7 +55,8 @@ class _Fault:
 class Proxy:
     """Listens from the start to the end of its `with` block.
 
-    `delay_seconds` may be changed at any time. Faults hit the next requests, in the order of the calls.
+    `delay_seconds` may be changed at any time. Faults hit the next requests, in the order of the calls: of all
+    methods or of one, and with `path` those that have this text in their path or query, such as `comp=blocklist`.
     """
 
     def __init__(self, server_port: int, *, delay_seconds: float = 0.0) -> None:
@@ -62,11 +64,11 @@ class Proxy:
         self.requests: list[Request] = []
         """All that came since the start or since `forget`."""
         self.most_at_once = 0
-        """How many requests were on their way at the same time, at most."""
+        """How many requests waited for the beginning of their answers at the same time, at most."""
         self._server_port = server_port
         self._faults: deque[_Fault] = deque()
         self._lock = threading.Lock()
-        self._num_open = 0
+        self._num_waiting = 0
         self._is_flowing = threading.Event()
         self._is_flowing.set()
         self._is_closed = threading.Event()
@@ -107,21 +109,34 @@ class Proxy:
             self.most_at_once = 0
 
     def fail_next(
-        self, count: int = 1, *, status: int, retry_after_seconds: int | None = None, method: str | None = None
+        self,
+        count: int = 1,
+        *,
+        status: int,
+        retry_after_seconds: int | None = None,
+        method: str | None = None,
+        path: str = "",
     ) -> None:
-        """Answer the next `count` requests, of one method or of all, with an error of this status."""
-        self._plan(count, _Fault(method=method, status=status, retry_after_seconds=retry_after_seconds))
+        """Answer the next `count` requests with an error of this status."""
+        self._plan(count, _Fault(method=method, path=path, status=status, retry_after_seconds=retry_after_seconds))
 
-    def reset_next(self, count: int = 1, *, method: str | None = None) -> None:
+    def reset_next(self, count: int = 1, *, method: str | None = None, path: str = "") -> None:
         """Reset the connection of the next `count` requests, of which the server never hears."""
-        self._plan(count, _Fault(method=method))
+        self._plan(count, _Fault(method=method, path=path))
 
-    def lose_next_answers(self, count: int = 1, *, after_bytes: int = 0, method: str | None = None) -> None:
+    def lose_next_answers(
+        self, count: int = 1, *, after_bytes: int = 0, method: str | None = None, path: str = ""
+    ) -> None:
         """Let the server do what the next `count` requests ask for, and reset the connection while it answers.
 
         The client gets at most `after_bytes` of the answer's body, and not even its head where they are 0.
         """
-        self._plan(count, _Fault(method=method, after_bytes=after_bytes))
+        self._plan(count, _Fault(method=method, path=path, after_bytes=after_bytes))
+
+    def heal(self) -> None:
+        """Let everything pass that no fault has hit yet."""
+        with self._lock:
+            self._faults.clear()
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
@@ -188,39 +203,52 @@ class Proxy:
         if head is None:
             return False
         fault = self._begin(head)
-        try:
+        with contextlib.ExitStack() as waiting:
+            waiting.callback(self._end)
             self._is_closed.wait(self.delay_seconds)
             self._is_flowing.wait()
+            if self._is_closed.is_set():
+                raise _Reset
             if head.headers.get("expect", "").lower() == "100-continue":
                 client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             if fault is None or fault.after_bytes is not None:
-                return self._forward(head, client, stream, most_bytes=None if fault is None else fault.after_bytes)
+                most_bytes = None if fault is None else fault.after_bytes
+                return self._forward(head, client, stream, waiting, most_bytes=most_bytes)
             if fault.status is None:
                 raise _Reset
             for _ in _body(stream, head.headers):
                 pass
+            waiting.close()
             client.sendall(_error(head, fault.status, fault.retry_after_seconds))
             return True
-        finally:
-            with self._lock:
-                self._num_open -= 1
 
     def _begin(self, head: _Head) -> _Fault | None:
         """Write a request down; the fault that is meant for it."""
         method, path, _ = head.first_line.split(" ", 2)
         with self._lock:
             self.requests.append(Request(method=method, path=path, headers=head.headers))
-            self._num_open += 1
-            self.most_at_once = max(self.most_at_once, self._num_open)
+            self._num_waiting += 1
+            self.most_at_once = max(self.most_at_once, self._num_waiting)
             for fault in self._faults:
-                if fault.method in (None, method):
+                if fault.method in (None, method) and fault.path in path:
                     self._faults.remove(fault)
                     return fault
         return None
 
+    def _end(self) -> None:
+        with self._lock:
+            self._num_waiting -= 1
+
     def _forward(
-        self, head: _Head, client: socket.socket, stream: io.BufferedReader, *, most_bytes: int | None
+        self,
+        head: _Head,
+        client: socket.socket,
+        stream: io.BufferedReader,
+        waiting: contextlib.ExitStack,
+        *,
+        most_bytes: int | None,
     ) -> bool:
+        """Let the server answer one request, with at most `most_bytes` of the body."""
         with socket.create_connection(("127.0.0.1", self._server_port)) as server, self._known(server):
             server.sendall(head.text)
             for chunk in _body(stream, head.headers):
@@ -229,6 +257,8 @@ class Proxy:
                 answer = _read_head(answers)
                 if answer is None or most_bytes == 0:
                     raise _Reset
+                # Before the client hears of it, and asks for the next one.
+                waiting.close()
                 client.sendall(answer.text)
                 status = int(answer.first_line.split(" ", 2)[1])
                 if head.first_line.startswith("HEAD ") or status in (204, 304):
