@@ -99,6 +99,9 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
     permuted = window_rows * _INDEX_BYTES if source.shuffle is not None else 0
     in_work = min(source.workers_count, num_windows) * (copies * window_bytes + permuted)
     peak = _BASE_BYTES + in_flight * window_bytes + in_work + 2 * copies * batch_bytes
+    if not source.storage.is_local:
+        # What was fetched, and the client's own copy of it.
+        peak += 2 * min(source.workers_count, num_windows) * window_bytes
     if source.transform is not None:
         peak += 2 * (source.prefetch_batches or 2 * source.workers_count) * batch_bytes
     return LoaderPlan(

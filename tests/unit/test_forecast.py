@@ -22,6 +22,7 @@ from converter.plan import Piece
 from converter.schema import Field, Schema
 from converter.sources import moments
 from converter.statistics import ColumnStatistics
+from converter.storage import open_storage
 from converter.windows import _WindowReader
 from tests.unit.known_tables import ID, TENSORS, Column, write_converter
 
@@ -359,3 +360,10 @@ def test_a_plan_of_ten_thousand_million_rows_costs_memory_by_row_group(huge: Dat
     assert len(json.dumps(state)) < 1000
     assert (state["epoch"], state["past"]) == (1, [[arguments["shard_count"], 5_000 * 1024]])
     assert again["past"] == [[arguments["shard_count"], 5_123 * 1024]]
+
+
+def test_what_is_fetched_over_a_network_is_counted(converter: DatasetConverter) -> None:
+    here = converter.plan(batch_size=16)
+    there = borrow_files(open_storage("memory://place"), converter._manifest).plan(batch_size=16)
+    assert there.peak_memory_bytes > here.peak_memory_bytes
+    assert there.bytes_per_epoch == here.bytes_per_epoch
