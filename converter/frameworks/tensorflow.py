@@ -17,6 +17,7 @@ import contextlib
 import difflib
 import gc
 import json
+import logging
 import os
 import threading
 import time
@@ -46,6 +47,8 @@ except ModuleNotFoundError as error:
     raise MissingDependencyError(
         f"make_tf_dataset needs {error.name}, which is not installed: pip install 'spark-tensor-converter[tf]'."
     ) from error
+
+logger = logging.getLogger(__name__)
 
 Names = str | Sequence[str]
 
@@ -97,6 +100,13 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self.read_error: BaseException | None = None
         """What went wrong while reading, if anything did; TensorFlow's error has its text."""
 
+        if source.is_shard_found and source.shard.count > 1 and "TF_CONFIG" in os.environ:
+            logger.warning(
+                "This dataset has the rows of worker %d of %d, as TF_CONFIG says. Hand it to a strategy by "
+                "distribute_datasets_from_function: experimental_distribute_dataset cuts its batches into %d steps "
+                "each, and Keras stops before their end.",
+                source.shard.index, source.shard.count, source.shard.count,
+            )  # fmt: skip
         self._specs = self._find_specs()
         self._pack = _Packer(list(self._specs), features, labels, weights)
         self._inner = self._build(prefetch)

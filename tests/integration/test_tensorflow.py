@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -730,13 +732,15 @@ def test_mirrored_replicas_read_every_row_once(vectors: DatasetConverter) -> Non
 
 
 def read_as_worker(url: str) -> Any:
-    """A worker of two, as TF_CONFIG says: its rows, and the losses of a fit."""
+    """A worker of two, as TF_CONFIG says: its rows, and what it was warned of."""
+    logs = io.StringIO()
+    logging.getLogger("converter").addHandler(logging.StreamHandler(logs))
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     rows = []
     with open_converter(url).make_tf_dataset(batch_size=10, columns=["id"], shuffle=True, uneven="keep") as dataset:
         for batch in strategy.experimental_distribute_dataset(dataset):
             rows += [part.numpy().tolist() for part in strategy.experimental_local_results(batch["id"])]
-    return rows
+    return [rows, logs.getvalue()]
 
 
 def test_workers_of_tf_config_read_every_row_once(vectors: DatasetConverter) -> None:
@@ -753,7 +757,8 @@ def test_workers_of_tf_config_read_every_row_once(vectors: DatasetConverter) -> 
         start_python(read_as_worker, vectors.url, environment={"TF_CONFIG": configs[0]}) as first,
         start_python(read_as_worker, vectors.url, environment={"TF_CONFIG": configs[1]}) as second,
     ):
-        parts = [finish(first), finish(second)]
+        parts, warnings = zip(finish(first), finish(second), strict=True)
+    assert all("experimental_distribute_dataset cuts its batches into 2 steps each" in text for text in warnings)
     assert sorted(itertools.chain(*parts[0], *parts[1])) == list(range(NUM_ROWS))
     assert all(len(part) <= 5 for part in itertools.chain(*parts))
 
