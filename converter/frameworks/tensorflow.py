@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from converter.columns import RaggedRows, new_array, ragged_values
-from converter.errors import MissingDependencyError
+from converter.errors import ConverterError, MissingDependencyError
 from converter.frameworks.numpy import Batch, Epochs, as_generator, numpy_batches, times_as_integers
 from converter.plan import EpochPlan
 from converter.schema import Field
@@ -265,7 +265,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         num_whole: int = self._epochs.num_epochs - begin.epochs_done - 1
         return first + num_whole * self._source.num_batches()
 
-    def _generate(self) -> Iterator[Any]:
+    def generate(self) -> Iterator[Any]:
+        """One iteration, for TensorFlow to run."""
         generator = self._elements()
         self._running.add(generator)
         return _UntilError(generator, self._end_next)
@@ -381,7 +382,18 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         def slices(*batches: Any) -> Any:
             return tf.data.Dataset.from_tensor_slices(batches if len(batches) > 1 else batches[0])
 
-        dataset = tf.data.Dataset.from_generator(self._generate, output_signature=signature)
+        # TensorFlow keeps the function for ever, and must not keep the data files open with it.
+        own = weakref.ref(self)
+
+        def generate() -> Iterator[Any]:
+            found = own()
+            if found is None:
+                raise ConverterError(
+                    "This dataset of make_tf_dataset was let go of. Hold it while what was made of it is used."
+                )
+            return found.generate()
+
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
         # Nobody checks the cardinality that `take` states: an iteration that was resumed is shorter.
         dataset = dataset.flat_map(tf.autograph.experimental.do_not_convert(slices)).repeat()
         if self._epochs.num_epochs is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import json
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -790,6 +792,37 @@ def test_an_iterator_that_is_collected_leaves_no_thread(vectors: DatasetConverte
         assert not no_reader_runs()
         del iterator
         assert no_reader_runs()
+
+
+def test_a_dataset_that_is_let_go_of_lets_go_of_its_files(vectors: DatasetConverter) -> None:
+    def num_mapped() -> int:
+        gc.collect()
+        return Path("/proc/self/maps").read_text().count(vectors.url.removeprefix("file://"))
+
+    before = num_mapped()
+    kept = vectors.make_tf_dataset(batch_size=10)
+    assert len(ids(kept)) == NUM_ROWS
+    assert num_mapped() > before
+    known = weakref.ref(kept)
+    del kept
+    assert num_mapped() == before
+    assert known() is None
+
+
+def test_what_was_made_of_a_dataset_holds_it(vectors: DatasetConverter) -> None:
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    made = [
+        vectors.make_tf_dataset(batch_size=10).map(lambda batch: batch).prefetch(2).repeat(2).take(11),
+        strategy.experimental_distribute_dataset(vectors.make_tf_dataset(batch_size=10)),
+        strategy.distribute_datasets_from_function(lambda _: vectors.make_tf_dataset(batch_size=10)),
+        iter(vectors.make_tf_dataset(batch_size=10)),
+        iter(vectors.make_tf_dataset(batch_size=10).map(lambda batch: batch)),
+        iter(strategy.experimental_distribute_dataset(vectors.make_tf_dataset(batch_size=10))),
+    ]
+    gc.collect()
+    for one in made:
+        assert ids(one) == list(range(NUM_ROWS))
+        gc.collect()
 
 
 def test_a_file_that_is_gone_is_named_in_tensorflows_error(tmp_path: Path) -> None:
