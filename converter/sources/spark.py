@@ -280,10 +280,10 @@ def _run_write(
     except Exception as error:  # noqa: BLE001 (named below)
         finding = finding_in(error)
         if finding is None:
+            place = spec["directory"] if directory.is_local else directory.url
             raise CacheError(
-                f"Spark could not write the cache into {directory.url}: "
-                f"{directory.without_secrets(short_cause(error))}",
-                path=directory.url,
+                f"Spark could not write the cache into {place}: {directory.without_secrets(short_cause(error))}",
+                path=place,
             ) from directory.harmless(error)
         reports = [(0, {"finding": finding})]
     for _, report in reports:

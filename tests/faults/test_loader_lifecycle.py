@@ -94,14 +94,17 @@ class FailAt:
 # What could be left --------------------------------------------------------------------------
 
 
+_NOT_OURS = ("resource_tracker", "forkserver", "org.apache.spark", "org.apache.hadoop", "azurite")
+
+
 def child_processes() -> list[str]:
-    """Command lines of the children, zombies too; without what multiprocessing keeps, and other tests' Spark."""
+    """Command lines of the children, zombies too; without what multiprocessing keeps, and other tests' servers."""
     found = []
     for listed in Path("/proc/self/task").glob("*/children"):
         for pid in listed.read_text().split():
             with contextlib.suppress(OSError):
                 line = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-                if not any(kept in line for kept in ("resource_tracker", "forkserver", "org.apache.spark")):
+                if not any(kept in line for kept in _NOT_OURS):
                     found.append(f"{pid} {line}")
     return found
 

@@ -583,7 +583,7 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
         patch.setattr(cache, "_process_start", process_start)
         patch.setattr(cache, "os", _Module(os, getpid=lambda: process().number))
         patch.setattr(cache, "time", _Module(time, sleep=_do_nothing))
-        patch.setattr(cache, "open_storage", lambda url, _=None: now[0].at(str(url)))
+        patch.setattr(cache, "open_storage", lambda url, *_: now[0].at(str(url)))
         stepped = {"link": link, "replace": replace, "unlink": unlink, "utime": utime, "fsync": _do_nothing}
         patch.setattr(storage, "os", _Module(os, **stepped))
         patch.setattr(storage, "open", open_file, raising=False)

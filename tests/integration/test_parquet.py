@@ -73,8 +73,8 @@ def test_numbers_are_those_that_spark_reads(
     decoded_by_arrow: set[str] = set()
     read = files.OpenFile.read
 
-    def watched(self: Any, index: int, leaves: Any) -> Any:
-        table = read(self, index, leaves)
+    def watched(self: Any, index: int, leaves: Any, fetched: Any) -> Any:
+        table = read(self, index, leaves, fetched)
         decoded_by_arrow.update(table.schema.names)
         return table
 

@@ -226,7 +226,7 @@ def test_what_does_not_pass_is_an_error_at_once_and_shows_no_secret(azurite: Azu
 
 
 def test_hdfs_that_is_paused_is_waited_for(hdfs: Hdfs) -> None:
-    storage = open_storage(f"{hdfs.url}/paused", None, 60)
+    storage = open_storage(f"{hdfs.url}/paused-for-a-store", None, 60)
     storage.make_directory()
     storage.put_if_absent("a", b"1")
     threading.Timer(4, hdfs.namenode.resume).start()
@@ -238,11 +238,11 @@ def test_hdfs_that_is_paused_is_waited_for(hdfs: Hdfs) -> None:
 
 
 def test_hdfs_that_stays_paused_is_a_named_error_in_time(hdfs: Hdfs) -> None:
-    storage = open_storage(f"{hdfs.url}/paused", None, 2)
+    storage = open_storage(f"{hdfs.url}/paused-for-a-store", None, 2)
     storage.make_directory()
     with hdfs.namenode.paused():
         begin = time.monotonic()
-        with pytest.raises(TimeoutError, match="/paused/a could not be reached for 2 seconds"):
+        with pytest.raises(TimeoutError, match="/paused-for-a-store/a could not be reached for 2 seconds"):
             storage.put_if_absent("a", b"1")
         assert time.monotonic() - begin < 4
     wait_for_requests()
