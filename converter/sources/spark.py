@@ -61,7 +61,7 @@ decoding, not opening, is what costs: a guess, to be replaced by a measurement."
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_BYTES = 64 << 20
-_MAX_UNFOLDED_TASKS = 64
+_MAX_UNFOLDED_MOMENTS = 64
 
 _NETWORK_COMPRESSION = "zstd"
 """At level 1, which is faster than a network even where numbers do not compress."""
@@ -297,12 +297,13 @@ def _write_with_executors(
 ) -> list[tuple[int, dict[str, Any]]]:
     job = selected.mapInArrow(executor.make_write_partition(spec), executor.REPORT_SCHEMA)
     confs = {}
-    if any(column.kind != "scalar" for column in columns):
-        # A tensor's moments are up to 100 kB a task. Of many tasks they are merged before they reach the driver,
-        # which takes 0.1 s.
+    num_tensors = sum(column.kind != "scalar" for column in columns)
+    if num_tensors:
+        # A tensor's moments are up to 100 kB a task and column. Many are merged before they reach the driver, which
+        # takes 0.1 s.
         is_adaptive = has_adaptive_plan(selected)
         num_tasks = None if is_adaptive else count_scan_partitions(selected)
-        if num_tasks is None or num_tasks > _MAX_UNFOLDED_TASKS:
+        if num_tasks is None or num_tasks * num_tensors > _MAX_UNFOLDED_MOMENTS:
             job = job.repartition(1).mapInArrow(executor.fold_reports, executor.REPORT_SCHEMA)
             if not is_adaptive:
                 # For our exchange alone Spark would plan and submit each stage as a job of its own, some 70 ms.

@@ -194,7 +194,7 @@ def write_with_fault(spark: SparkSession, fault: str, writer: str, folder: Path)
     marks, cache_dir = folder / f"marks {fault} {writer}", folder / f"cache {fault} {writer}"
     marks.mkdir()
     # As of many tasks: their reports meet in a last stage of Spark's, and until then an executor keeps them.
-    spark_source._MAX_UNFOLDED_TASKS = 0 if fault == "killed" else 64
+    spark_source._MAX_UNFOLDED_MOMENTS = 0 if fault == "killed" else 64
     df = faulty_rows(spark, fault, writer=writer, marks=str(marks), cache_dir=str(cache_dir))
     with make_spark_converter(
         df, cache_dir=cache_dir, writer=writer, row_group_bytes=SMALL_ROW_GROUP_BYTES
