@@ -12,6 +12,7 @@ names in the files.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -39,11 +40,13 @@ from converter.sources.spark_parquet import WRITE_CONFS, write_with_spark
 from converter.sources.spark_schema import SparkColumn, plan_columns
 from converter.sources.spark_session import (
     changed_confs,
+    collect_reports,
     count_scan_partitions,
     finding_in,
     has_adaptive_plan,
     progress_bar,
     short_cause,
+    stream_reports,
     travels_by_value,
     write_job,
 )
@@ -295,21 +298,32 @@ def _run_write(
 def _write_with_executors(
     selected: Any, columns: Sequence[SparkColumn], spec: dict[str, Any], session: Any
 ) -> list[tuple[int, dict[str, Any]]]:
+    """Let the tasks write; a tensor's moments, up to 100 kB a task and column, are merged before the driver holds them.
+
+    Those of few tasks are merged one after the other as they arrive here. Those of many would still lie in the JVM
+    together, so that a stage of Spark's merges them, which takes 0.1 s.
+    """
     job = selected.mapInArrow(executor.make_write_partition(spec), executor.REPORT_SCHEMA)
-    confs = {}
+    confs, arrive = {}, collect_reports
     num_tensors = sum(column.kind != "scalar" for column in columns)
     if num_tensors:
-        # A tensor's moments are up to 100 kB a task and column. Many are merged before they reach the driver, which
-        # takes 0.1 s.
         is_adaptive = has_adaptive_plan(selected)
         num_tasks = None if is_adaptive else count_scan_partitions(selected)
-        if num_tasks is None or num_tasks * num_tensors > _MAX_UNFOLDED_MOMENTS:
+        if num_tasks is not None and num_tasks * num_tensors <= _MAX_UNFOLDED_MOMENTS:
+            arrive = stream_reports
+        else:
             job = job.repartition(1).mapInArrow(executor.fold_reports, executor.REPORT_SCHEMA)
             if not is_adaptive:
                 # For our exchange alone Spark would plan and submit each stage as a job of its own, some 70 ms.
                 confs = {"spark.sql.adaptive.enabled": "false"}
-    with changed_confs(session, confs):
-        return [(int(row["partition"]), json.loads(row["report"])) for row in job.collect()]
+    totals: dict[str, Any] = {}
+    reports = []
+    with changed_confs(session, confs), contextlib.closing(arrive(job)) as arrivals:
+        for partition, text in arrivals:
+            report = json.loads(text)
+            totals = executor.add_moments(totals, report.pop("moments", {}))
+            reports.append((partition, report))
+    return [*reports, (-1, {"totals": totals})]
 
 
 _probed: dict[tuple[str, str], tuple[Writer, str]] = {}
@@ -446,7 +460,7 @@ def _manifest_from(
     totals: dict[str, Any] = {}
     lengths: dict[str, list[int]] = {}
     for _, report in reports:
-        totals = executor.add_moments(totals, report.get("moments", {}))
+        totals = report.get("totals", totals)
         for name, (least, most) in report.get("lengths", {}).items():
             before = lengths.get(name, [least, most])
             lengths[name] = [min(before[0], least), max(before[1], most)]

@@ -10,8 +10,10 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
+
+import pyarrow as pa
 
 from converter.sources import executor, moments
 
@@ -64,6 +66,35 @@ def count_scan_partitions(df: Any) -> int | None:
     except Exception as error:  # noqa: BLE001 (a shared cluster refuses; what is wrong with the plan the job will say)
         logger.debug("Could not count the partitions beforehand: %s", error)
         return None
+
+
+def collect_reports(job: Any) -> Generator[tuple[int, str], None, None]:
+    """What the tasks of a job say, once all of them have ended."""
+    for row in job.collect():
+        yield int(row["partition"]), row["report"]
+
+
+def stream_reports(job: Any) -> Generator[tuple[int, str], None, None]:
+    """What each task of a job on classic Spark says, as soon as it arrives, so that it need not be kept.
+
+    `collect` holds all of it, and `toLocalIterator` runs one task after the other. What `toPandas` does within can do
+    both: its JVM sends the batches of each task when it has ended, in 3.5 to 4.3 alike.
+    """
+    from pyspark import java_gateway, util
+    from pyspark.errors.exceptions.captured import unwrap_spark_exception
+
+    port, secret, server = job._jdf.collectAsArrowToPython()  # noqa: SLF001 (there is no public way)
+    # Spark 3.5 has it in the second place.
+    place: Any = util if hasattr(util, "local_connect_and_auth") else java_gateway
+    file, connection = place.local_connect_and_auth(port, secret)
+    # A write takes as long as it takes.
+    connection.settimeout(None)
+    with contextlib.closing(connection), contextlib.closing(file), pa.ipc.open_stream(file) as batches:
+        for batch in batches:
+            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+        with unwrap_spark_exception():
+            # Why there are no more: raises what ended the job, if that was an error.
+            server.getResult()
 
 
 def count_local_lists(df: Any) -> int:

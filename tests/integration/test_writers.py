@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import Matrices, MatrixUDT
 from pyspark.sql import DataFrame, SparkSession
@@ -29,8 +31,9 @@ from converter import (
     start_local_spark,
 )
 from converter.local_spark import find_java_home
+from converter.sources import executor
 from converter.sources import spark as spark_source
-from converter.sources.spark_session import changed_confs, count_scan_partitions
+from converter.sources.spark_session import changed_confs, count_scan_partitions, stream_reports
 from converter.statistics import ColumnStatistics
 from tests.known_rows import (
     assert_same,
@@ -596,3 +599,38 @@ def test_auto_takes_sparks_writer_where_executors_have_no_pyarrow(tmp_path: Path
     assert [text for text in result["said"] if text == f"Spark's own Parquet writer is taken: {answer[1]}"]
     assert all("-c000" in name for name in result["names"]), result["names"]
     assert result["left"] == [MARKER]
+
+
+def test_what_tasks_report_arrives_while_others_still_run(spark: SparkSession, tmp_path: Path) -> None:
+    has_arrived = str(tmp_path / "arrived")
+    # The last 8 kB wait in a buffer of Spark's for those of the next task.
+    text = "x" * 200_000
+
+    def report(batches: Any) -> Any:
+        import os
+        import time
+
+        from pyspark import TaskContext
+
+        partition, deadline = TaskContext.get().partitionId(), time.monotonic() + 60
+        while partition == 2 and not os.path.exists(has_arrived):
+            assert time.monotonic() < deadline, "the report of the other task has not arrived"
+            time.sleep(0.02)
+        for batch in batches:
+            yield pa.record_batch({"partition": [partition] * batch.num_rows, "report": [text] * batch.num_rows})
+
+    job = spark.range(0, 3, 1, 3).mapInArrow(report, executor.REPORT_SCHEMA)
+    arrived = []
+    for partition, found in stream_reports(job):
+        Path(has_arrived).touch()
+        arrived.append((partition, len(found)))
+    assert sorted(arrived) == [(0, 200_000), (1, 200_000), (2, 200_000)]
+
+
+def test_what_ends_a_job_is_raised_where_its_reports_arrive(spark: SparkSession) -> None:
+    def fail(batches: Any) -> Any:
+        for batch in batches:
+            yield pa.record_batch({"partition": [0], "report": [f"{batch.num_rows / 0}"]})
+
+    with pytest.raises(PySparkException, match="division by zero"):
+        list(stream_reports(spark.range(4).mapInArrow(fail, executor.REPORT_SCHEMA)))
