@@ -323,7 +323,7 @@ def _write_with_executors(
             report = json.loads(text)
             totals = executor.add_moments(totals, report.pop("moments", {}))
             reports.append((partition, report))
-    return [*reports, (-1, {"totals": totals})]
+    return [*reports, (-1, {"moments": {name: executor.to_json(closed) for name, closed in totals.items()}})]
 
 
 _probed: dict[tuple[str, str], tuple[Writer, str]] = {}
@@ -460,7 +460,7 @@ def _manifest_from(
     totals: dict[str, Any] = {}
     lengths: dict[str, list[int]] = {}
     for _, report in reports:
-        totals = report.get("totals", totals)
+        totals = executor.add_moments(totals, report.get("moments", {}))
         for name, (least, most) in report.get("lengths", {}).items():
             before = lengths.get(name, [least, most])
             lengths[name] = [min(before[0], least), max(before[1], most)]

@@ -4,6 +4,7 @@
     python tests/bench/read.py                         # all of it, with the peers: an hour or more on two cores
     python tests/bench/read.py --quick                 # small, without the peers: does it run at all?
     python tests/bench/read.py --only tab emb --data DIR
+    python tests/bench/read.py --only stores           # HDFS and Azurite: stores.py says what is measured there
 
 Rows: tab = 2 M of a long and 40 floats, emb = 200 k of a long, a float[512] and a label, img = 20 k of a long and
 10 kB of binary, ragged = 500 k of a long and 0 to 63 floats. We read what `make_spark_converter` wrote; the others, and
@@ -1092,6 +1093,13 @@ def write_records(tf: Any, made: Any, folder: str, options: Mapping[str, Any], n
     return read
 
 
+def stores(bench: Bench) -> None:
+    """A cache on HDFS and on Azurite, Azure's emulator, all of them on this machine."""
+    from stores import run
+
+    run(bench)
+
+
 SECTIONS: dict[str, tuple[Callable[[Bench], None], tuple[str, ...]]] = {
     "tab": (tab, ("tab",)),
     "emb": (emb, ("emb",)),
@@ -1103,6 +1111,7 @@ SECTIONS: dict[str, tuple[Callable[[Bench], None], tuple[str, ...]]] = {
     "memory": (memory, ("tab", "times-10")),
     "mixing": (mixing, ("sorted", "mixed")),
     "tensorflow": (tensorflow, ("tab", "emb")),
+    "stores": (stores, ("tab", "emb", "img")),
 }
 
 

@@ -4,23 +4,135 @@ from __future__ import annotations
 
 import ast
 import base64
+import contextlib
+import datetime as dt
+import http.client
+import ipaddress
 import os
 import re
-from dataclasses import dataclass
+import ssl
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from ipykernel.kernelspec import write_kernel_spec
+from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
+from nbclient.exceptions import DeadKernelError
 
 import converter
+from converter.local_spark import find_java_home
+from tests.known_rows import files_below, run_python
+from tests.servers import azurite
+from tests.servers.process import Server, free_port, require_program
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 DIGITS = ["01_digits_in_torch", "02_digits_in_keras"]
+SYNAPSE = "03_synapse_and_fabric"
+DATABRICKS = "04_databricks"
 MOST_CELLS = 12
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+CLOUD = "cloud"
+"""The tag of cells that need a platform."""
+
+NOTEBOOKUTILS = '''
+"""Stands in for the module of Synapse and Fabric: its names, and tokens of the form that Entra ID gives."""
+
+import base64
+import json
+import os
+import time
+
+
+def _part(value):
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+class credentials:
+    def getToken(audience):
+        assert audience == "storage"
+        with open(os.environ["STAND_IN_ASKED"], "a") as asked:
+            asked.write(f"{os.getpid()}\\n")
+        now = int(time.time())
+        claims = {"aud": "https://storage.azure.com", "iss": "https://sts.windows.net/tests/"}
+        claims |= {"iat": now, "nbf": now - 5, "exp": now + 3600}
+        return ".".join([_part({"alg": "none"}), _part(claims), "signed-by-nobody"])
+
+    def getConnectionStringOrCreds(linkedService):
+        assert linkedService == "lake"
+        return os.environ["STAND_IN_SAS"]
+'''
+
+CONNECT = """
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder.remote("local[2]")
+builder.config("spark.sql.execution.arrow.pythonUDF.columnarInput.enabled", "false").getOrCreate()
+"""
+
+KILLED_WHILE_SAVING = """
+import os
+import signal
+
+import torch
+
+
+def _dying(save, most):
+    def saved(*arguments):
+        nonlocal most
+        most -= 1
+        if most < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(*arguments)
+
+    return saved
+
+
+torch.save = _dying(torch.save, most=2)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """Where a notebook runs: what we put in the place of what only a platform has."""
+
+    files: Callable[[], list[str]]
+    """What stands where the cache goes."""
+
+    data_requests: Callable[[], int] = lambda: 0
+    """How many requests for rows the store has answered."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the cloud cells that stand for something of the user's, and what they are here."""
+
+    before: str = ""
+    """A cell that runs first."""
+
+    after_cloud: str = ""
+    """A cell that runs after the last cloud cell."""
+
+    killed_by: str = ""
+    """A cell in front of a first run that this kills; the notebook is then run again."""
+
+    def cells(self, content: Any, first: str = "") -> list[Any]:
+        """The notebook's cells without the installation, among ours."""
+        cells = [cell for cell in content.cells if not is_installation(cell)]
+        for cell in cells:
+            for text, here in self.replaced.items() if is_cloud(cell) else ():
+                assert text in cell.source
+                cell.source = cell.source.replace(text, here)
+        if self.after_cloud:
+            last = max(index for index, cell in enumerate(cells) if is_cloud(cell))
+            cells.insert(last + 1, nbformat.v4.new_code_cell(self.after_cloud))
+        return [nbformat.v4.new_code_cell(source) for source in (self.before, first) if source] + cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +142,188 @@ class Run:
     outputs: list[Any]
     folder: Path
     cache_dir: Path
+    temporary: Path
+    workspace: Workspace
+    files_after: dict[str, list[str]]
+    """What stood where the cache goes when a cell, by its id, was done."""
+
+    requests_after: dict[str, int]
+    """How many requests for rows there were by then."""
+
+    files_when_killed: list[str]
 
     def text(self, stream: str) -> str:
         return "".join(output.text for output in self.outputs if output.get("name") == stream)
 
+    def shown(self) -> str:
+        return "".join(str(output.data) for output in self.outputs if output.output_type == "execute_result")
+
     def pictures(self) -> list[bytes]:
         shown = [output.data for output in self.outputs if "data" in output]
         return [base64.b64decode(data["image/png"]) for data in shown if "image/png" in data]
+
+
+def is_cloud(cell: Any) -> bool:
+    return CLOUD in cell.metadata.get("tags", ())
+
+
+def is_installation(cell: Any) -> bool:
+    return is_cloud(cell) and "%pip install" in cell.source
+
+
+def python_of(cell: Any) -> str:
+    """A cell's code with its magics as the calls that they are."""
+    return TransformerManager().transform_cell(cell.source)
+
+
+# Where they run ----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def on_this_machine(folder: Path) -> Iterator[Workspace]:
+    yield Workspace(files=lambda: files_below(folder / "cache"))
+
+
+@contextlib.contextmanager
+def as_on_databricks(folder: Path) -> Iterator[Workspace]:
+    """Spark Connect, and a folder for the volume: what a volume's mount does otherwise is not seen here."""
+    volume = folder / "cache"
+    volume.mkdir()
+    yield Workspace(
+        files=lambda: files_below(volume),
+        environment={
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "JAVA_HOME": str(find_java_home()),
+            "PYSPARK_PYTHON": sys.executable,
+        },
+        before=CONNECT,
+        replaced={"/Volumes/main/default/volume": str(volume)},
+        killed_by=KILLED_WHILE_SAVING,
+    )
+
+
+@contextlib.contextmanager
+def as_in_synapse(folder: Path) -> Iterator[Workspace]:
+    """Classic Spark, a module that gives tokens, and blobs over TLS that take them."""
+    with start_secure_azurite(folder / "azurite") as account:
+        container = account.new_container()
+        platform = folder / "platform"
+        platform.mkdir()
+        (platform / "notebookutils.py").write_text(NOTEBOOKUTILS)
+        yield Workspace(
+            files=lambda: account.files(container),
+            data_requests=account.data_requests,
+            environment={
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(platform), os.environ.get("PYTHONPATH")])),
+                "SSL_CERT_FILE": str(account.certificate),
+                "STAND_IN_ASKED": str(platform / "asked"),
+                "STAND_IN_SAS": account.sas(container),
+            },
+            before="from converter import start_local_spark\n\nstart_local_spark('synapse', master='local[2]')",
+            replaced={"container@account.": f"{container}@{account.account}."},
+            # The emulator has all accounts on one host.
+            after_cloud=f"storage_options['account_host'] = '{account.host}'",
+        )
+
+
+WORKSPACES = {SYNAPSE: as_in_synapse, DATABRICKS: as_on_databricks}
+
+
+class SecureAzurite(azurite.BlobAccount):
+    """The emulator over TLS: there it takes tokens, of which it checks the issuer, the audience and the end.
+
+    It does not check who signed them, nor what their bearer may do.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(free_port())
+        folder.mkdir()
+        self.certificate, self._log = folder / "certificate.pem", folder / "azurite.log"
+        write_certificate(self.certificate, folder / "key.pem")
+        self.host = f"127.0.0.1:{self.port}/{self.account}"
+        self.connection_string = self.connection_string.replace("http", "https")
+        program = azurite._installed() / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+        tls = ["--oauth", "basic", "--cert", str(self.certificate), "--key", str(folder / "key.pem")]
+        place = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port), "--location", str(folder / "data")]
+        # Without --silent, so that it writes each request down.
+        options = ["--skipApiVersionCheck", "--disableTelemetry"]
+        self.process = Server(
+            "Azurite over TLS",
+            [require_program("node", azurite._NODE), str(program), *place, *tls, *options],
+            log=self._log,
+            is_ready=self._answers,
+        )
+
+    def client(self, container: str) -> Any:
+        from azure.storage.blob import ContainerClient
+
+        return ContainerClient.from_connection_string(
+            self.connection_string, container, connection_verify=str(self.certificate)
+        )
+
+    def new_container(self) -> str:
+        with self.client(f"test-{uuid.uuid4().hex}") as container:
+            container.create_container()
+            return str(container.container_name)
+
+    def files(self, container: str) -> list[str]:
+        with self.client(container) as client:
+            return sorted(blob.name for blob in client.list_blobs())
+
+    def data_requests(self) -> int:
+        return len(re.findall(r'"GET /\S+\.parquet', self._log.read_text()))
+
+    def _answers(self) -> bool:
+        context = ssl.create_default_context(cafile=str(self.certificate))
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=2, context=context)
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            connection.request("GET", "/")
+            return bool(connection.getresponse().read() is not None)
+        return False
+
+
+@contextlib.contextmanager
+def start_secure_azurite(folder: Path) -> Iterator[SecureAzurite]:
+    account = SecureAzurite(folder)
+    try:
+        account.process.start()
+        yield account
+    finally:
+        account.process.kill()
+
+
+def write_certificate(certificate: Path, key: Path) -> None:
+    """A certificate of 127.0.0.1, signed by itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = dt.datetime.now(dt.timezone.utc)
+    usage = dict.fromkeys(["content_commitment", "key_encipherment", "data_encipherment", "key_agreement"], False)
+    usage |= {"crl_sign": False, "encipher_only": False, "decipher_only": False}
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.KeyUsage(digital_signature=True, key_cert_sign=True, **usage), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(private.public_key()), critical=False)
+        .sign(private, hashes.SHA256())
+    )
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    kind, unencrypted = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    key.write_bytes(private.private_bytes(serialization.Encoding.PEM, kind, unencrypted))
+
+
+# Running -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
@@ -45,27 +332,58 @@ def notebook(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """The notebook after one execution from top to bottom; a cell that raises fails here."""
     folder = tmp_path_factory.mktemp(notebook.stem)
-    jupyter, work, cache_dir = folder / "jupyter", folder / "work", folder / "cache"
+    jupyter, work, cache_dir, temporary = (folder / name for name in ("jupyter", "work", "cache", "tmp"))
     write_kernel_spec(jupyter / "kernels" / "python3")
     work.mkdir()
-    content = nbformat.read(notebook, as_version=4)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(("SPARK", "PYSPARK", "PYTHONWARNINGS"))]:
-            patch.delenv(name)
-        patch.setenv("JUPYTER_DATA_DIR", str(jupyter))
-        patch.setenv("IPYTHONDIR", str(folder / "ipython"))
-        patch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-        patch.setenv("CONVERTER_CACHE_DIR", str(cache_dir))
-        NotebookClient(content, kernel_name="python3", timeout=240, resources={"metadata": {"path": work}}).execute()
-    outputs = [output for cell in content.cells for output in cell.get("outputs", [])]
-    return Run(outputs=outputs, folder=work, cache_dir=cache_dir)
+    temporary.mkdir()
+    files_after, requests_after, files_when_killed = {}, {}, []
+
+    def execute(first: str = "") -> list[Any]:
+        content = nbformat.read(notebook, as_version=4)
+        own = {cell.id for cell in content.cells}
+        content.cells = workspace.cells(content, first)
+
+        def look(cell: Any, cell_index: int, execute_reply: Any) -> None:
+            files_after[cell.id], requests_after[cell.id] = workspace.files(), workspace.data_requests()
+
+        client = NotebookClient(content, kernel_name="python3", timeout=240, resources={"metadata": {"path": work}})
+        client.on_cell_executed = look
+        client.execute()
+        return [output for cell in content.cells if cell.id in own for output in cell.get("outputs", [])]
+
+    with WORKSPACES.get(notebook.stem, on_this_machine)(folder) as workspace:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith(("SPARK", "PYSPARK", "PYTHONWARNINGS"))]:
+                patch.delenv(name)
+            patch.setenv("JUPYTER_DATA_DIR", str(jupyter))
+            patch.setenv("IPYTHONDIR", str(folder / "ipython"))
+            patch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+            patch.setenv("CONVERTER_CACHE_DIR", str(cache_dir))
+            patch.setenv("TMPDIR", str(temporary))
+            for name, value in workspace.environment.items():
+                patch.setenv(name, value)
+            if workspace.killed_by:
+                with pytest.raises(DeadKernelError):
+                    execute(workspace.killed_by)
+                files_when_killed = workspace.files()
+            outputs = execute()
+        yield Run(
+            outputs=outputs,
+            folder=work,
+            cache_dir=cache_dir,
+            temporary=temporary,
+            workspace=workspace,
+            files_after=files_after,
+            requests_after=requests_after,
+            files_when_killed=files_when_killed,
+        )
 
 
 def test_there_are_notebooks() -> None:
-    assert set(DIGITS) <= {path.stem for path in NOTEBOOKS}
+    assert {*DIGITS, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
 
 
 def test_a_notebook_is_short_valid_and_committed_without_outputs(notebook: Path) -> None:
@@ -82,7 +400,7 @@ def test_a_notebook_is_short_valid_and_committed_without_outputs(notebook: Path)
 
 def test_a_notebook_imports_public_names_only(notebook: Path) -> None:
     content = nbformat.read(notebook, as_version=4)
-    source = "\n".join(cell.source for cell in content.cells if cell.cell_type == "code")
+    source = "\n".join(python_of(cell) for cell in content.cells if cell.cell_type == "code")
     ours = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -106,9 +424,21 @@ def test_a_notebook_shows_no_python_warning(run: Run) -> None:
 
 
 def test_a_notebook_leaves_nothing_in_the_cache_or_beside_it(run: Run) -> None:
-    assert run.cache_dir.is_dir(), "the notebook wrote no cache into CONVERTER_CACHE_DIR"
-    assert {path.name for path in run.cache_dir.rglob("*") if path.is_file()} <= {".owner"}
+    written = {name for files in run.files_after.values() for name in files}
+    assert [name for name in written if name.endswith(".parquet")], "the notebook wrote no cache where it was told to"
+    assert {name.rpartition("/")[2] for name in run.workspace.files()} <= {".owner"}
     assert [path.name for path in run.folder.iterdir()] == []
+    assert list(run.temporary.rglob("converter-*")) == []
+
+
+def test_a_cloud_cell_says_so(notebook: Path) -> None:
+    content = nbformat.read(notebook, as_version=4)
+    cells = [cell for cell in content.cells if cell.cell_type == "code"]
+    assert [is_cloud(cell) for cell in cells] == [cell.source.startswith("# Cloud only") for cell in cells]
+    assert any(map(is_cloud, cells)) == (notebook.stem in WORKSPACES)
+    # Whoever reads the page is told what nobody has tried.
+    said = "".join(content.cells[0].source.split("\n"))
+    assert ("We have run none of" in said) == (notebook.stem in WORKSPACES)
 
 
 @pytest.mark.parametrize("notebook", [path for path in NOTEBOOKS if path.stem in DIGITS], indirect=True, ids=str)
@@ -123,9 +453,120 @@ class TestDigits:
         assert len(run.pictures()) == 2
 
     def test_the_converter_shows_its_rows_and_its_image_column(self, run: Run) -> None:
-        shown = "".join(str(output.data) for output in run.outputs if output.output_type == "execute_result")
-        assert "DatasetConverter(1,437 rows × 3 columns" in shown
-        assert "(8, 8)" in shown
+        assert "DatasetConverter(1,437 rows × 3 columns" in run.shown()
+        assert "(8, 8)" in run.shown()
 
     def test_the_folders_are_seen_to_go(self, run: Run) -> None:
         assert "before: [True, True]\nafter:  [False, False]\n" in run.text("stdout")
+
+
+def cells_of(name: str) -> list[Any]:
+    (path,) = [path for path in NOTEBOOKS if path.stem == name]
+    return list(nbformat.read(path, as_version=4).cells)
+
+
+@pytest.mark.parametrize("name", WORKSPACES)
+def test_what_is_installed_is_this_package(name: str) -> None:
+    (cell,) = [cell for cell in cells_of(name) if is_installation(cell)]
+    found = re.search(r"/(\w+)-([\w.]+)-py3-none-any\.whl\[([\w,]+)\]\"", cell.source)
+    assert found
+    package = metadata("spark-tensor-converter")
+    assert found[1] == package["Name"].replace("-", "_")
+    assert found[2] == package["Version"]
+    assert set(found[3].split(",")) <= set(package.get_all("Provides-Extra"))
+
+
+def cell_with(name: str, text: str) -> str:
+    (cell,) = [cell for cell in cells_of(name) if cell.cell_type == "code" and text in cell.source]
+    return str(cell.id)
+
+
+@pytest.mark.parametrize("notebook", [path for path in NOTEBOOKS if path.stem == SYNAPSE], indirect=True, ids=str)
+class TestSynapse:
+    def test_the_rows_are_in_the_storage_account_and_nowhere_else(self, run: Run) -> None:
+        assert "DatasetConverter(100,000 rows × 3 columns" in run.shown()
+        written = run.files_after[cell_with(SYNAPSE, "make_spark_converter(")]
+        assert all(name.startswith("cache/converter-v1/") for name in written)
+        assert any(name.endswith("/manifest.json") for name in written)
+        assert not run.cache_dir.exists()
+
+    def test_each_epoch_reads_every_row_and_the_network_learns(self, run: Run) -> None:
+        epochs = re.findall(r"^epoch (\d): ([\d,]+) rows, loss ([\d.]+)$", run.text("stdout"), re.MULTILINE)
+        assert [(epoch, rows) for epoch, rows, _ in epochs] == [("1", "100,000"), ("2", "100,000")]
+        # The noise alone has 0.01.
+        assert float(epochs[1][2]) < 0.05
+
+    def test_the_second_epoch_asks_the_store_for_nothing(self, run: Run) -> None:
+        cells = [cell.id for cell in cells_of(SYNAPSE) if cell.id in run.requests_after]
+        first, second = cell_with(SYNAPSE, "train(0)"), cell_with(SYNAPSE, "train(1)")
+        before = cells[cells.index(first) - 1]
+        assert run.requests_after[first] > run.requests_after[before]
+        assert run.requests_after[second] == run.requests_after[first]
+
+    def test_the_function_is_asked_for_tokens_here_and_on_executors(self, run: Run) -> None:
+        asked = Path(run.workspace.environment["STAND_IN_ASKED"]).read_text().split()
+        assert len(set(asked)) >= 2
+
+    def test_no_token_is_shown(self, run: Run) -> None:
+        assert "signed-by-nobody" not in str(run.outputs)
+
+    def test_what_is_removed_is_counted(self, run: Run) -> None:
+        said = run.text("stdout")
+        assert re.search(r"^removed from this machine: [1-9]\d* files$", said, re.MULTILINE)
+        assert "left over in the storage account after delete(): 0 files\n" in said
+
+    def test_a_linked_service_gives_its_sas(self, run: Run) -> None:
+        workspace = run.workspace
+        (cell,) = [cell for cell in cells_of(SYNAPSE) if is_cloud(cell) and not is_installation(cell)]
+        source = cell.source
+        for text, here in {"linked_service = None": "linked_service = 'lake'", **workspace.replaced}.items():
+            assert text in source
+            source = source.replace(text, here)
+        environment = dict(workspace.environment)
+        found = run_python(convert_as_told_by, f"{source}\n{workspace.after_cloud}", environment=environment)
+        assert found == [["account_host", "sas_token"], 1000, 999 * 1000 // 2]
+        assert {name.rpartition("/")[2] for name in workspace.files()} == {".owner"}
+
+
+def convert_as_told_by(source: str) -> list[Any]:
+    """What a cell's `storage_options` are, and the rows and their sum that a converter with them holds."""
+    spark = converter.start_local_spark("cell", master="local[2]")
+    said: dict[str, Any] = {}
+    exec(source, said)
+    options = said["storage_options"]
+    with converter.make_spark_converter(
+        spark.range(1000), cache_dir=said["cache_dir"], storage_options=options
+    ) as made:
+        with made.make_batch_reader(batch_size=100) as reader:
+            total = sum(int(batch["id"].sum()) for batch in reader)
+        found = [sorted(options), len(made), total]
+    spark.stop()
+    return found
+
+
+@pytest.mark.parametrize("notebook", [path for path in NOTEBOOKS if path.stem == DATABRICKS], indirect=True, ids=str)
+class TestDatabricks:
+    def test_spark_is_reached_over_connect(self, run: Run) -> None:
+        assert re.search(r"^Spark [\d.]+, Connect$", run.text("stdout"), re.MULTILINE)
+
+    def test_the_second_run_reads_what_the_first_one_wrote(self, run: Run) -> None:
+        assert "DatasetConverter(100,000 rows × 3 columns" in run.shown()
+        kept = [name for name in run.files_when_killed if name.endswith((".parquet", "manifest.json"))]
+        assert len(kept) >= 2
+        again = run.files_after[cell_with(DATABRICKS, "make_spark_converter(")]
+        assert [name for name in again if name.endswith((".parquet", "manifest.json"))] == kept
+
+    def test_training_goes_on_after_the_last_checkpoint_and_reads_each_row_once(self, run: Run) -> None:
+        said = run.text("stdout")
+        # Killed while it saved for the third time, after each twentieth batch.
+        assert "go on after 40 of 200 batches\n" in said
+        assert "100,000 of 100,000 rows were read once\n" in said
+        found = re.search(r"^loss of the last 20 batches: ([\d.]+)$", said, re.MULTILINE)
+        assert found
+        # The noise alone has 0.01.
+        assert float(found[1]) < 0.05
+
+    def test_a_sweep_leaves_what_is_used_and_delete_leaves_nothing(self, run: Run) -> None:
+        said = run.text("stdout")
+        assert "swept while it is in use: 0 entries\n" in said
+        assert "left over after delete(): 0 files\n" in said
