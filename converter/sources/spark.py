@@ -35,7 +35,7 @@ from converter.errors import (
 )
 from converter.manifest import Manifest, fingerprint_of
 from converter.schema import Field, Schema
-from converter.sources import executor
+from converter.sources import executor, moments
 from converter.sources.spark_parquet import WRITE_CONFS, write_with_spark
 from converter.sources.spark_schema import SparkColumn, plan_columns
 from converter.sources.spark_session import (
@@ -323,7 +323,7 @@ def _write_with_executors(
             report = json.loads(text)
             totals = executor.add_moments(totals, report.pop("moments", {}))
             reports.append((partition, report))
-    return [*reports, (-1, {"moments": {name: executor.to_json(closed) for name, closed in totals.items()}})]
+    return [*reports, (-1, {"moments": {name: moments.to_json(closed) for name, closed in totals.items()}})]
 
 
 _probed: dict[tuple[str, str], tuple[Writer, str]] = {}
