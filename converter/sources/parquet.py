@@ -42,6 +42,7 @@ _DELTA_LOG = "_delta_log"
 _FOOTER_THREADS = 8
 _MAGIC_BYTES = 8
 _GLOB = re.compile(r"[*?\[]")
+_UNEVEN = (0, 0)
 _REMEDY = "Make the converter again."
 
 _WIDER = {
@@ -98,6 +99,12 @@ class Column:
     """What this package noted beside a column that it packed."""
 
     num_bytes: int | None = None
+
+    type_name: str = ""
+    """What the table calls its type, where Arrow has none."""
+
+    is_twice: bool = False
+    """Whether a file has several columns of this name."""
 
 
 def read_footers(
@@ -303,12 +310,19 @@ def _footer_of(parquet: pq.ParquetFile, *, name: str, num_bytes: int, footer_crc
         for group in groups:
             chunk = group.column(leaf)
             sizes[leaf] += chunk.total_uncompressed_size
-            if is_list and group.num_rows:
-                lengths.setdefault(leaf, set()).add(divmod(chunk.num_values, group.num_rows))
+            absent: int | None = 0
             if column.max_definition_level:
                 found = chunk.statistics
-                is_known = is_known and found is not None and found.has_null_count
-                total += found.null_count if is_known else 0
+                absent = found.null_count if found is not None and found.has_null_count else None
+                is_known = is_known and absent is not None
+                total += absent or 0
+            if is_list and group.num_rows:
+                # A list that is null or empty counts as a number, and so may row groups of nothing else.
+                length = divmod(chunk.num_values, group.num_rows)
+                if absent or (absent is None and length == (1, 0)):
+                    length = _UNEVEN
+                if absent != group.num_rows:
+                    lengths.setdefault(leaf, set()).add(length)
         # Of lists it counts those within them as well.
         nulls[leaf] = total if is_known and not (is_list and total) else None
     # Without what pandas or Spark noted beside the columns.
@@ -337,12 +351,7 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
     first_file: dict[str, Footer] = {}
     for schema, those in kinds.items():
         flat = list(_flatten(schema))
-        twice = [name for name, count in Counter(name for name, _, _ in flat).items() if count > 1]
-        if twice:
-            raise SourceError(
-                f"{url}/{those[0].name} has several columns called {twice[0]!r}; rename them with Spark.",
-                column=twice[0],
-            )
+        counts = Counter(name for name, _, _ in flat)
         for name, path, one in flat:
             kind, column = canonical(one.type), found.get(name)
             if column is None:
@@ -350,6 +359,10 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
                 source, size = SourceColumn(arrow_type=kind, path=path), _list_size(one.type)
                 found[name] = Column(name=name, source=source, said=said, list_size=size)
                 first_file[name] = those[0]
+                found[name].is_twice = counts[name] > 1
+                continue
+            column.is_twice = column.is_twice or counts[name] > 1
+            if column.is_twice:
                 continue
             wider = _wider(column.source.arrow_type, kind)
             if wider is None:
@@ -449,6 +462,8 @@ def choose_columns(
         for name in names:
             if name not in known:
                 raise ValueError(f"{option}: {schema.explain_missing(name)}")
+            if known[name].is_twice:
+                raise SourceError(f"There are several columns called {name!r}; rename them with Spark.", column=name)
     return [known[name] for name in dict.fromkeys(wanted)]
 
 
@@ -485,7 +500,7 @@ def _plan_field(
         dtype, ndim = said[executor.DTYPE_METADATA], int(said[executor.NDIM_METADATA])
     elif dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
         remedy = "leave it out with columns=…, or read it with Spark and convert the DataFrame"
-        return str(column.source.arrow_type), remedy
+        return str(column.type_name or column.source.arrow_type), remedy
     elif float_dtype is not None and (pa.types.is_float64(kind) or pa.types.is_decimal(kind)):
         dtype = float_dtype
     shape: tuple[int, ...] | None = ()

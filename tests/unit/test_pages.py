@@ -304,7 +304,7 @@ def test_any_bytes_are_a_header_or_none(data: bytes) -> None:
 def test_a_chunk_that_ends_behind_the_file_is_left_to_arrow(tmp_path: Path) -> None:
     path = write(tmp_path / "x", pa.array(np.arange(1000)))
     metadata = pq.read_metadata(path)
-    column = find_plain_column(metadata, 0, LONG, metadata.schema.to_arrow_schema().field(0))
+    column = find_plain_column(metadata, Place(0, 0, (), metadata.schema.to_arrow_schema().field(0)), LONG)
     assert column is not None
     chunk = column.find_chunk(metadata.row_group(0))
     assert chunk is not None
