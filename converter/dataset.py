@@ -891,8 +891,8 @@ def make_delta_converter(
             their values before they are opened, then row groups, then rows.
         float_dtype: as in `make_spark_converter`; narrowed while reading.
         shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. Where
-            nothing is said, lists have one length if they do in the few files that are looked at; a row that does not
-            fit is an error while reading.
+            nothing is said, lists have one length if they do in a hundred files; a row that does not fit is an error
+            while reading.
         storage_options: keyword arguments of the fsspec filesystem: credentials and the like. No secret is shown or
             stored.
         timeout_seconds: how long a remote store may be out of reach before that is an error.

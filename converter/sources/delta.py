@@ -29,14 +29,25 @@ from converter.errors import MissingDependencyError, SourceChangedError, SourceE
 from converter.manifest import Manifest, SourceColumn
 from converter.schema import Schema
 from converter.selection import Mask, Selection, select_some
-from converter.sources.parquet import Column, Footer, choose_columns, count_in, look_at, plan_fields, statistics_of
+from converter.sources.parquet import (
+    Column,
+    Footer,
+    choose_columns,
+    count_in,
+    is_list,
+    look_at,
+    plan_fields,
+    statistics_of,
+)
 from converter.storage import Storage, StorageOptions, open_storage
 
 _LOG = "_delta_log"
 _LARGE_FILE_BYTES = 32 << 20
 """A file above this is read row group by row group, for which its footer must be read beforehand."""
 
-_NUM_SAMPLES = 4
+_NUM_SAMPLES, _NUM_LIST_SAMPLES = 4, 100
+"""How many footers are read to say how large files are in memory, and to say whether lists have one length."""
+
 _TYPICAL_RATIO = 3.0
 """How many bytes in memory a byte of a compressed file is, where no file could be looked at."""
 
@@ -95,7 +106,9 @@ def read_snapshot(
         raise ValueError(f"{error} (in {said})") from None
     root, names = _place_files(storage, actions["path"].to_pylist(), said)
     files = _Files(root, names, actions, remedy)
-    files.look_into(wanted)
+    # A declared shape need not be found out.
+    has_lists = any(is_list(column.source.arrow_type) and column.name not in shapes for column in wanted)
+    files.look_into(wanted, has_lists=has_lists)
     fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
     content = json.dumps(["delta", str(table.metadata().id), version])
     return root, Manifest(
@@ -345,11 +358,12 @@ class _Files:
         self.row_group_bytes: npt.NDArray[np.int64]
         self.row_group_index: npt.NDArray[np.int64]
 
-    def look_into(self, columns: Sequence[Column]) -> None:
+    def look_into(self, columns: Sequence[Column], *, has_lists: bool) -> None:
         """Read the footers of large files, and of a few others that tell what all are like."""
         files = np.arange(len(self.names))
         small = files[self.is_whole]
-        samples = small[np.unique(np.linspace(0, len(small) - 1, _NUM_SAMPLES).astype(int))] if len(small) else small
+        count = min(len(small), _NUM_LIST_SAMPLES if has_lists else _NUM_SAMPLES)
+        samples = small[np.linspace(0, len(small) - 1, count).astype(np.int64)]
         large = files[~self.is_whole]
         footers = dict(zip([*large.tolist(), *samples.tolist()], self._read([*large, *samples]), strict=True))
         self._tell(columns, list(footers.values()))
