@@ -14,7 +14,14 @@ what they arrive. Importing this loads no Spark, torch or TensorFlow.
 
 from importlib.metadata import PackageNotFoundError, version
 
-from converter.dataset import DatasetConverter, make_parquet_converter, make_spark_converter, open_converter, sweep
+from converter.dataset import (
+    DatasetConverter,
+    make_delta_converter,
+    make_parquet_converter,
+    make_spark_converter,
+    open_converter,
+    sweep,
+)
 from converter.errors import (
     CacheCorruptError,
     CacheError,
@@ -53,6 +60,7 @@ __all__ = [
     "StateMismatchError",
     "UnsupportedTypeError",
     "__version__",
+    "make_delta_converter",
     "make_parquet_converter",
     "make_spark_converter",
     "open_converter",

@@ -148,6 +148,9 @@ def _cast(array: pa.Array, field: Field) -> pa.Array:
     if pa.types.is_timestamp(array.type) and array.type.unit == "ns":
         # Arrow's own cast rounds times before 1970 up.
         return pa.array(np.frombuffer(array.buffers()[1], np.int64, len(array), array.offset * 8) // 1000)
+    if field.dtype == "datetime64[us]" and pa.types.is_date32(array.type):
+        # Days of before the column was widened.
+        array = pc.cast(array, pa.timestamp("us"))
     if field.dtype == "datetime64[us]" and pa.types.is_timestamp(array.type) and array.type.unit != "us":
         array = pc.cast(array, pa.timestamp("us", array.type.tz), safe=False)
     if pa.types.is_temporal(array.type):

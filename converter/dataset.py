@@ -25,6 +25,7 @@ from converter.scans import Filters, resolve_filters, scan_statistics, split_by_
 from converter.schema import FloatDtype, Schema
 from converter.selection import Selection
 from converter.shards import find_shard
+from converter.sources.delta import find_location, read_snapshot
 from converter.sources.parquet import read_footers
 from converter.sources.spark import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
 from converter.statistics import ColumnStatistics, StatisticsByColumn
@@ -41,7 +42,7 @@ from converter.windows import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from converter.frameworks.tensorflow import TFDataset
     from converter.frameworks.torch import TorchDataLoader
@@ -851,13 +852,7 @@ def make_parquet_converter(
         url_or_urls = [url_or_urls]
     if not isinstance(url_or_urls, Sequence) or not url_or_urls:
         raise TypeError(f"make_parquet_converter needs a path or URL, or a list of them, got {url_or_urls!r}.")
-    declared = {name: shape for name, shape in (shapes or {}).items() if shape is not None}
-    check_write_options(
-        float_dtype=float_dtype, row_group_bytes=DEFAULT_ROW_GROUP_BYTES, compression="auto", writer="auto",
-        shapes=declared,
-    )  # fmt: skip
-    if columns is not None and (isinstance(columns, str) or not columns):
-        raise TypeError(f"columns must be a list of names, got {columns!r}.")
+    _check_source_options(columns, shapes, float_dtype)
     storage, manifest = read_footers(
         [os.fspath(url) for url in url_or_urls],
         columns=columns,
@@ -867,6 +862,86 @@ def make_parquet_converter(
         timeout_seconds=check_timeout(timeout_seconds),
     )
     return DatasetConverter(storage=storage, manifest=manifest, holding=_Holding(), is_owner=True)
+
+
+def make_delta_converter(
+    table: str | os.PathLike[str],
+    *,
+    version: int | None = None,
+    timestamp: dt.datetime | str | None = None,
+    columns: Sequence[str] | None = None,
+    filters: Filters | None = None,
+    float_dtype: FloatDtype | None = "float32",
+    shapes: Mapping[str, Sequence[int] | None] | None = None,
+    storage_options: StorageOptions | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    spark: SparkSession | None = None,
+) -> DatasetConverter:
+    """The same object over one version of a Delta table, without a copy; `delete()` never touches it.
+
+    The version is found once, so ranks, workers and a run that goes on tomorrow read the same rows whatever happens
+    to the table in between. Rows of deletion vectors are left out. Spark is not needed.
+
+    Args:
+        table: a path or URL, or with `spark=` the name of a table in its catalog.
+        version: the number of a version; None for the latest one.
+        timestamp: the latest version of a time or before; without a zone it is UTC.
+        columns: the columns to take; None for all. Members of structs are columns `a.b`.
+        filters: as in `DatasetConverter.where`. Files are left out by their partition and by what the log says of
+            their values before they are opened, then row groups, then rows.
+        float_dtype: as in `make_spark_converter`; narrowed while reading.
+        shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. Where
+            nothing is said, lists have one length if they do in a hundred files; a row that does not fit is an error
+            while reading.
+        storage_options: keyword arguments of the fsspec filesystem: credentials and the like. No secret is shown or
+            stored.
+        timeout_seconds: how long a remote store may be out of reach before that is an error.
+        spark: a session whose catalog knows `table`.
+
+    Raises:
+        MissingDependencyError: the extra `delta` is not installed.
+        SourceError: it is no Delta table, has no such version or no rows, its log is damaged, or it needs a feature
+            that cannot be read rightly; the message names it and says what to do instead.
+        SourceChangedError: a data file of this version is gone.
+        UnsupportedTypeError: columns have no tensor form; all of them are named.
+        ValueError, TypeError: an option has a value it cannot have.
+    """
+    name = os.fspath(table)
+    if not isinstance(name, str) or not name.strip():
+        raise TypeError(f"make_delta_converter needs a path, a URL or the name of a table, got {table!r}.")
+    if version is not None and timestamp is not None:
+        raise ValueError("version and timestamp both say which version; give one of them.")
+    if version is not None:
+        version = check_integer("version", version, least=0)
+    if isinstance(timestamp, str):
+        timestamp = dt.datetime.fromisoformat(timestamp)
+    if timestamp is not None and not isinstance(timestamp, dt.datetime):
+        raise TypeError(f"timestamp must be a datetime, or a string such as '2026-11-21T12:00:00', got {timestamp!r}.")
+    if timestamp is not None and timestamp.tzinfo is None:
+        timestamp = timestamp.replace(tzinfo=dt.timezone.utc)
+    _check_source_options(columns, shapes, float_dtype)
+    storage, manifest = read_snapshot(
+        name if spark is None else find_location(spark, name),
+        version=version,
+        timestamp=timestamp,
+        columns=columns,
+        float_dtype=float_dtype,
+        shapes=shapes or {},
+        storage_options=storage_options,
+        timeout_seconds=check_timeout(timeout_seconds),
+    )
+    converter = DatasetConverter(storage=storage, manifest=manifest, holding=_Holding(), is_owner=True)
+    return converter if filters is None else converter.where(filters)
+
+
+def _check_source_options(columns: Any, shapes: Any, float_dtype: Any) -> None:
+    declared = {name: shape for name, shape in (shapes or {}).items() if shape is not None}
+    check_write_options(
+        float_dtype=float_dtype, row_group_bytes=DEFAULT_ROW_GROUP_BYTES, compression="auto", writer="auto",
+        shapes=declared,
+    )  # fmt: skip
+    if columns is not None and (isinstance(columns, str) or not columns):
+        raise TypeError(f"columns must be a list of names, got {columns!r}.")
 
 
 def sweep(

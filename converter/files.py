@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from converter.columns import Array, Decoded, Nulls, check_fill, decode, has_fill, null_error
 from converter.errors import ConverterError, ReadError, SourceChangedError
 from converter.local_cache import LocalCache, piece_name
-from converter.manifest import Manifest
+from converter.manifest import Manifest, Place
 from converter.pages import Chunk, PlainColumn, find_plain_column
 from converter.ranges import Fetched, PartialFile, Range, at_once, merge_ranges
 from converter.schema import Field
@@ -50,9 +51,6 @@ class DataFiles:
         self.storage, self.manifest, self.nulls, self.verify_checksums = storage, manifest, nulls, verify_checksums
         self._local_cache = local_cache
         self.fields = {field.name: field for field in fields}
-        names = manifest.schema.names
-        places = manifest.column_indices or range(len(names))
-        self.leaves = {field.name: places[names.index(field.name)] for field in fields}
         fills = {} if isinstance(nulls, str) else nulls
         self.fills = {
             field.name: check_fill(field, fills[field.name]) if field.name in fills else 0 for field in fields
@@ -113,7 +111,7 @@ class DataFiles:
 
     def _ranges(self, number: int) -> list[Range]:
         file = self._open_file(int(self.manifest.row_group_file[number]))
-        return merge_ranges(file.ranges(self.manifest.row_group_in_file(number)))
+        return merge_ranges(file.ranges(file.row_groups(self.manifest.row_group_in_file(number))))
 
     def _fetch_part(self, number: int, part: Range, given_up: threading.Event | None) -> bytes:
         with named_read_errors(self.storage, self.manifest, number):
@@ -171,8 +169,7 @@ class OpenFile:
     def __init__(self, files: DataFiles, file: int) -> None:
         self._storage, self._name = files.storage, files.manifest.file_names[file]
         self.verify_checksums = files.verify_checksums
-        self.identity = self._storage.identity(self._name)
-        self._leaves = list(files.leaves.values())
+        self.number, self.identity = file, self._storage.identity(self._name)
         self._num_bytes = int(files.manifest.file_bytes[file])
         with files.open_footer(file) as opened:
             check_file(self._storage, files.manifest, file, opened)
@@ -180,12 +177,11 @@ class OpenFile:
             self.buffer = opened.read_buffer() if self.identity is not None else None
             parquet = pq.ParquetFile(opened if self.buffer is None else pa.BufferReader(self.buffer))
             self.metadata, schema = parquet.metadata, parquet.schema_arrow
-        # A struct's numbers lie below the column itself, so that places and names part; those are decoded.
-        is_plain = len(schema) == self.metadata.num_columns
+        self.places = find_places(files.manifest, list(files.fields), schema)
         self._chunks: dict[int, dict[str, Chunk | list[Array]]] = {}
         self.plain: dict[str, PlainColumn] = {}
-        for name, leaf in files.leaves.items():
-            found = find_plain_column(self.metadata, leaf, files.fields[name], schema.field(leaf)) if is_plain else None
+        for name, place in self.places.items():
+            found = None if place is None else find_plain_column(self.metadata, place, files.fields[name])
             if found is not None:
                 self.plain[name] = found
 
@@ -208,16 +204,25 @@ class OpenFile:
                 self._chunks[index] = found
         return found
 
-    def ranges(self, index: int) -> list[Range]:
-        """Where the wanted columns of a row group lie in the file."""
-        group = self.metadata.row_group(index)
+    def row_groups(self, index: int) -> list[int]:
+        """The numbers of the row groups that are meant by one in the manifest: itself, or all of the file for -1."""
+        return (
+            [index]
+            if index >= 0
+            else [index for index in range(self.metadata.num_row_groups) if self.metadata.row_group(index).num_rows]
+        )
+
+    def ranges(self, indices: Sequence[int]) -> list[Range]:
+        """Where the wanted columns of row groups lie in the file."""
         found = []
-        for leaf in self._leaves:
-            chunk = group.column(leaf)
-            start = chunk.data_page_offset
-            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                start = min(start, chunk.dictionary_page_offset)
-            found.append((start, start + chunk.total_compressed_size))
+        for group in map(self.metadata.row_group, indices):
+            for place in self.places.values():
+                for leaf in () if place is None else place.leaves:
+                    chunk = group.column(leaf)
+                    start = chunk.data_page_offset
+                    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                        start = min(start, chunk.dictionary_page_offset)
+                    found.append((start, start + chunk.total_compressed_size))
         return found
 
     def plain_values(self, name: str, chunk: Chunk, fetched: Fetched | None) -> list[Array] | None:
@@ -228,23 +233,23 @@ class OpenFile:
             chunk = chunk._replace(start=0, end=chunk.end - chunk.start)
         return self.plain[name].values(buffer, chunk, verify_checksums=self.verify_checksums)
 
-    def read(self, index: int, leaves: Sequence[int], fetched: Fetched | None) -> pa.Table:
-        """These columns of a row group, decoded by Arrow."""
+    def read(self, indices: Sequence[int], places: Sequence[Place], fetched: Fetched | None) -> list[pa.ChunkedArray]:
+        """These columns of row groups, decoded by Arrow."""
         if fetched is None:
-            return self._read(pa.BufferReader(self.buffer), index, leaves)
+            return self._read(pa.BufferReader(self.buffer), indices, places)
         partial = PartialFile(
             self._num_bytes, lambda start, end: self._storage.read_part(self._name, start, end), fetched
         )
-        return self._read(pa.PythonFile(partial, mode="r"), index, leaves)
+        return self._read(pa.PythonFile(partial, mode="r"), indices, places)
 
-    def _read(self, opened: pa.NativeFile, index: int, leaves: Sequence[int]) -> pa.Table:
+    def _read(self, opened: pa.NativeFile, indices: Sequence[int], places: Sequence[Place]) -> list[pa.ChunkedArray]:
         parquet = pq.ParquetFile(
             opened,
             metadata=self.metadata,
             page_checksum_verification=self.verify_checksums,
             coerce_int96_timestamp_unit="us",
         )
-        return parquet.reader.read_row_group(index, column_indices=leaves, use_threads=False)
+        return read_places(parquet, indices, places)
 
 
 class RowGroup:
@@ -253,37 +258,52 @@ class RowGroup:
     def __init__(self, files: DataFiles, number: int, file: OpenFile, fetched: Fetched | None) -> None:
         self._files, self._number, self._file, self._fetched = files, number, file, fetched
         self.num_rows = int(files.manifest.row_group_rows[number])
-        self._index = files.manifest.row_group_in_file(number)
-        self._plain = file.plain_chunks(self._index, files)
+        self._indices = file.row_groups(files.manifest.row_group_in_file(number))
+        num_rows = sum(file.metadata.row_group(index).num_rows for index in self._indices)
+        if num_rows != self.num_rows:
+            raise rows_changed(files.storage, files.manifest, number, num_rows)
+        self._plain = [file.plain_chunks(index, files) for index in self._indices]
         self._decoded: dict[str, Decoded] = {}
-        self._decode([name for name in files.fields if name not in self._plain])
+        self._decode([name for name in files.fields if any(name not in plain for plain in self._plain)])
 
     def parts(self, name: str) -> list[Any]:
         """A column's values in the arrays that they lie in, in order: numbers `(rows, *shape)`, or one Arrow array.
 
         Read-only, and of memory that may be the mapped file's.
         """
-        known = self._plain.get(name)
-        if isinstance(known, list):
-            return known
         with named_read_errors(self._files.storage, self._files.manifest, self._number):
-            found = None
-            if name not in self._decoded:
-                found = None if known is None else self._file.plain_values(name, known, self._fetched)
-                if found is None:
+            found = None if name in self._decoded else self._plain_parts(name)
+            if found is None:
+                if name not in self._decoded:
                     self._decode([name])
                     # Known from now on: the next one who asks lets Arrow decode it together with the others.
-                    self._plain.pop(name, None)
-            found = [self._decoded[name].values] if found is None else found
+                    for plain in self._plain:
+                        plain.pop(name, None)
+                found = [self._decoded[name].values]
             num_rows = sum(map(len, found))
             if num_rows != self.num_rows:
                 # Whoever gathers rows relies on it.
                 raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows instead of {self.num_rows}")
-            is_view = known is not None and known.codec is None and name not in self._decoded and len(found) == 1
+        return found
+
+    def _plain_parts(self, name: str) -> list[Array] | None:
+        """A column's values as they lie in the pages; None where Arrow must decode them."""
+        parts: list[Array] = []
+        for plain in self._plain:
+            known = plain.get(name)
+            found = (
+                known
+                if known is None or isinstance(known, list)
+                else (self._file.plain_values(name, known, self._fetched))
+            )
+            if found is None:
+                return None
+            is_view = isinstance(known, Chunk) and known.codec is None and len(found) == 1
             # What was fetched is let go of with this row group.
             if is_view and self._fetched is None and not self._file.verify_checksums:
-                self._plain[name] = found
-        return found
+                plain[name] = found
+            parts += found
+        return parts
 
     def mask(self, name: str) -> npt.NDArray[np.bool_]:
         """Where a column is not null, once its values were asked for."""
@@ -300,11 +320,16 @@ class RowGroup:
     def _decode(self, names: Sequence[str]) -> None:
         if not names:
             return
-        files = self._files
-        table = self._file.read(self._index, [files.leaves[name] for name in names], self._fetched)
-        for position, name in enumerate(names):
-            field, stored = files.fields[name], table.schema.field(position)
-            decoded = decode(table.column(position), field, fill=files.fills[name], stored=stored)
+        files, places = self._files, self._file.places
+        stored = {name: place for name in names if (place := places[name]) is not None}
+        columns = dict(zip(stored, self._file.read(self._indices, list(stored.values()), self._fetched), strict=True))
+        for name in names:
+            field, place = files.fields[name], stored.get(name)
+            if place is None:
+                columns[name] = constant_column(files.manifest, name, self._file.number, self.num_rows)
+            decoded = decode(
+                columns[name], field, fill=files.fills[name], stored=None if place is None else place.field
+            )
             self._decoded[name] = decoded
             if decoded.valid is not None and files.nulls != "mask" and not has_fill(files.nulls, field):
                 selection = files.manifest.selection
@@ -320,16 +345,62 @@ def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.Nativ
     if opened.size() != manifest.file_bytes[file]:
         raise SourceChangedError(
             f"{path} has {opened.size()} bytes instead of {manifest.file_bytes[file]}: it was changed or cut after it "
-            "was written. Convert again.",
+            f"was written. {manifest.remedy}",
             path=path,
         )
     if manifest.file_footers is not None and executor.footer_crc32(opened) != manifest.file_footers[file]:
         raise SourceChangedError(
             f"{path} has another footer than it was written with: it was replaced by a file of the same size, or is "
-            "damaged. Convert again.",
+            f"damaged. {manifest.remedy}",
             path=path,
         )
     opened.seek(0)
+
+
+def find_places(manifest: Manifest, names: Sequence[str], schema: pa.Schema) -> dict[str, Place | None]:
+    """Where a file of this schema holds the columns; None for those that it does not hold."""
+    if manifest.source_columns is not None:
+        return {name: manifest.source_columns[name].find(schema) for name in names}
+    numbers = {name: number for number, name in enumerate(manifest.schema.names)}
+    return {name: Place(numbers[name], numbers[name], (), schema.field(numbers[name])) for name in names}
+
+
+def read_places(parquet: pq.ParquetFile, indices: Sequence[int], places: Sequence[Place]) -> list[pa.ChunkedArray]:
+    """Columns of row groups of an open file."""
+    if not places:
+        return []
+    leaves = list(dict.fromkeys(leaf for place in places for leaf in place.leaves))
+    table = parquet.reader.read_row_groups(indices, column_indices=leaves, use_threads=False)
+    # The columns come in the order in which a leaf of theirs was first asked for.
+    numbers = {top: number for number, top in enumerate(dict.fromkeys(place.top for place in places))}
+    found = []
+    for place in places:
+        column = table.column(numbers[place.top])
+        for member in place.members:
+            # With the nulls of the struct around it.
+            column = pc.struct_field(column, [column.type.get_field_index(member)])
+        found.append(column)
+    return found
+
+
+def constant_column(manifest: Manifest, name: str, file: int, num_rows: int) -> pa.ChunkedArray:
+    """A column that a file does not hold: the one value that is said of it elsewhere, or null."""
+    assert manifest.source_columns is not None
+    column = manifest.source_columns[name]
+    if column.values is None:
+        return pa.chunked_array([pa.nulls(num_rows, column.arrow_type)])
+    value = pa.scalar(column.values[file].as_py(), column.arrow_type)
+    return pa.chunked_array([pa.repeat(value, num_rows)])
+
+
+def rows_changed(storage: Storage, manifest: Manifest, row_group: int, num_rows: int) -> SourceChangedError:
+    """What to say of a file that has another number of rows than it had."""
+    path = f"{storage.url}/{manifest.file_names[int(manifest.row_group_file[row_group])]}"
+    return SourceChangedError(
+        f"{path} has {num_rows} rows instead of {manifest.row_group_rows[row_group]}: it is another file than it was. "
+        f"{manifest.remedy}",
+        path=path,
+    )
 
 
 @contextlib.contextmanager
@@ -345,29 +416,31 @@ def named_read_errors(storage: Storage, manifest: Manifest, row_group: int) -> I
     try:
         yield
     except FileNotFoundError as error:
-        raise SourceChangedError(
-            f"{path} is not there. Was the converter deleted, or is this machine another one than the one that "
-            "wrote it? A cache on a local disk can be read on its own machine only; choose a shared cache_dir.",
-            path=path,
-        ) from error
+        said = (
+            "Was the converter deleted, or is this machine another one than the one that wrote it? A cache on a local "
+            "disk can be read on its own machine only; choose a shared cache_dir."
+        )
+        if manifest.source_columns is not None:
+            said = manifest.remedy
+        raise SourceChangedError(f"{path} is not there. {said}", path=path) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, (ConverterError, GivenUpError)):
             raise
-        index = manifest.row_group_in_file(row_group)
+        index = max(manifest.row_group_in_file(row_group), 0)
         if not storage.is_local and type(error) in (OSError, PermissionError, TimeoutError):
             raise ReadError(
                 f"Row group {index} of {path} cannot be fetched: {error}.", path=path, row_group=index
             ) from error
         raise ReadError(
-            f"Row group {index} of {path} cannot be decoded: {error}. The file is damaged; convert again.",
+            f"Row group {index} of {path} cannot be decoded: {error}. The file is damaged. {manifest.remedy}",
             path=path,
             row_group=index,
         ) from error
 
 
 @contextlib.contextmanager
-def opened_row_group(storage: Storage, manifest: Manifest, row_group: int) -> Iterator[tuple[pq.ParquetFile, int]]:
-    """The open file of a row group and the row group's number in it; what goes wrong inside is named.
+def opened_file(storage: Storage, manifest: Manifest, row_group: int) -> Iterator[pq.ParquetFile]:
+    """The open file of a row group; what goes wrong inside is named.
 
     Raises:
         SourceChangedError: the file is gone or has another size than the manifest says.
@@ -379,4 +452,29 @@ def opened_row_group(storage: Storage, manifest: Manifest, row_group: int) -> It
         storage.open_parquet(manifest.file_names[file]) as opened,
     ):
         check_file(storage, manifest, file, opened)
-        yield pq.ParquetFile(opened, coerce_int96_timestamp_unit="us"), manifest.row_group_in_file(row_group)
+        yield pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+
+
+def read_columns(
+    storage: Storage, manifest: Manifest, row_group: int, names: Sequence[str], parquet: pq.ParquetFile
+) -> pa.Table:
+    """Columns of a row group of an open file by their names in the dataset, whichever way the file holds them.
+
+    Raises:
+        SourceChangedError: the file has other rows than the manifest says.
+        pyarrow.ArrowException, OSError: they cannot be decoded.
+    """
+    index, num_rows = manifest.row_group_in_file(row_group), int(manifest.row_group_rows[row_group])
+    indices = [index] if index >= 0 else list(range(parquet.metadata.num_row_groups))
+    found_rows = sum(parquet.metadata.row_group(index).num_rows for index in indices)
+    if found_rows != num_rows:
+        raise rows_changed(storage, manifest, row_group, found_rows)
+    places = find_places(manifest, names, parquet.schema_arrow)
+    stored = {name: place for name, place in places.items() if place is not None}
+    columns = dict(zip(stored, read_places(parquet, indices, list(stored.values())), strict=True))
+    for name in names:
+        if name not in columns:
+            columns[name] = constant_column(manifest, name, int(manifest.row_group_file[row_group]), num_rows)
+        if manifest.source_columns is not None:
+            columns[name] = columns[name].cast(manifest.source_columns[name].arrow_type)
+    return pa.table({name: columns[name] for name in names})

@@ -15,10 +15,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from converter.errors import CacheCorruptError, CacheError
 from converter.schema import Schema
@@ -31,6 +32,95 @@ DATA_FILE = re.compile(r"part-[0-9]{5,}-([0-9a-f]{8,}-[0-9]{4,}|[0-9a-f-]{36}-c[
 """How our writer names a data file, and how Spark's does."""
 
 _DATA_DIRECTORY = re.compile(r"data-[0-9a-f]{32}")
+
+
+_FIELD_ID = b"PARQUET:field_id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SourceColumn:
+    """Where files that somebody else wrote hold a column, each perhaps in its own way.
+
+    Where the path leads nowhere a file was written before the column was added, and it is null there.
+    """
+
+    arrow_type: pa.DataType
+    """What its values are; a file may hold a narrower type."""
+
+    path: tuple[str, ...] = ()
+    """The column's name in the files; of a struct's member those of the structs around it first."""
+
+    field_ids: tuple[int, ...] = ()
+    """The same as the numbers that the files give their columns, where a table goes by those; else empty."""
+
+    values: pa.DictionaryArray | None = None
+    """The one value that it has in each file, where that is said elsewhere: in a file's name, or in a log."""
+
+    least: pa.Array | None = None
+    """For each file a value that no value in it is below; null where that is not known, None where it never is."""
+
+    most: pa.Array | None = None
+    """The same from above."""
+
+    null_counts: pa.Array | None = None
+    """For each file how many nulls it has."""
+
+    def find(self, schema: pa.Schema) -> Place | None:
+        """Where a file of this schema holds the column, or None."""
+        keys = self.field_ids or self.path
+        leaf, fields, members, top = 0, list(schema), [], -1
+        for depth, key in enumerate(keys):
+            names = [_field_id(one) if self.field_ids else one.name for one in fields]
+            if key not in names:
+                return None
+            number = names.index(key)
+            leaf += sum(count_leaves(one.type) for one in fields[:number])
+            found = fields[number]
+            if depth:
+                members.append(found.name)
+            else:
+                top = number
+            if depth + 1 == len(keys):
+                return Place(leaf, top, tuple(members), found)
+            if not pa.types.is_struct(found.type):
+                return None
+            fields = [found.type.field(index) for index in range(found.type.num_fields)]
+        return None
+
+
+class Place(NamedTuple):
+    """A column in one file."""
+
+    leaf: int
+    """The number of the first column of values that it is made of."""
+
+    top: int
+    """The number of the column that it is, or that it is a member of."""
+
+    members: tuple[str, ...]
+    """From there on the names of the members that lead to it."""
+
+    field: pa.Field
+    """As the file describes it."""
+
+    @property
+    def leaves(self) -> range:
+        """The columns of values that it is made of."""
+        return range(self.leaf, self.leaf + count_leaves(self.field.type))
+
+
+def count_leaves(kind: pa.DataType) -> int:
+    """How many columns of values a Parquet file has for a type.
+
+    >>> count_leaves(pa.struct({"a": pa.int32(), "b": pa.list_(pa.float32())}))
+    2
+    """
+    return sum(count_leaves(kind.field(index).type) for index in range(kind.num_fields)) if kind.num_fields else 1
+
+
+def _field_id(field: pa.Field) -> int | None:
+    said = (field.metadata or {}).get(_FIELD_ID)
+    return None if said is None else int(said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,8 +163,15 @@ class Manifest:
     statistics: Mapping[str, ColumnStatistics]
     """What the writers saw of each column; empty where nobody has looked yet."""
 
-    column_indices: tuple[int, ...] | None = None
-    """For each column the number of its values' column in every file; None where those are the files' columns."""
+    source_columns: Mapping[str, SourceColumn] | None = None
+    """Where somebody else's files hold each column; None where they are ours, and hold the columns in their order."""
+
+    row_group_index: npt.NDArray[np.int64] | None = None
+    """For each row group its number within its file, or -1 where it is the whole file, whose footer nobody has read;
+    None where all row groups of all files are there."""
+
+    remedy: str = "Convert again."
+    """What to do where a file is no longer what it was."""
 
     selection: Selection | None = None
     """Which rows are live; None for all. Never stored: an entry holds all of its rows."""
@@ -107,7 +204,9 @@ class Manifest:
         return int(self.file_bytes.sum())
 
     def row_group_in_file(self, row_group: int) -> int:
-        """The number of a row group within its own file."""
+        """The number of a row group within its own file; -1 where it is all of them."""
+        if self.row_group_index is not None:
+            return int(self.row_group_index[row_group])
         return row_group - int(np.searchsorted(self.row_group_file, self.row_group_file[row_group]))
 
     def to_json(self) -> bytes:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from converter.manifest import Place
 from converter.schema import Field
 
 Array = npt.NDArray[Any]
@@ -173,11 +174,13 @@ class PlainColumn:
         return place == levels
 
 
-def find_plain_column(metadata: pq.FileMetaData, leaf: int, field: Field, stored: pa.Field) -> PlainColumn | None:
+def find_plain_column(metadata: pq.FileMetaData, place: Place, field: Field) -> PlainColumn | None:
     """How a column's values can be used as they lie in the file; None where they must be decoded in any case."""
+    leaf, stored = place.leaf, place.field
     column = metadata.schema.column(leaf)
     shape: tuple[int, ...] | None = field.shape
-    if shape is None or field.is_object or field.dtype == "bool":
+    # A member of a struct is null where the struct is.
+    if shape is None or field.is_object or field.dtype == "bool" or place.members:
         return None
     dtype, row_numbers = field.stored_dtype, math.prod(shape)
     row_bytes = row_numbers * dtype.itemsize

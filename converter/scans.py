@@ -18,10 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs
+import pyarrow.parquet as pq
 
 from converter.columns import decode, ragged_values
-from converter.files import opened_row_group
-from converter.manifest import Manifest
+from converter.files import find_places, opened_file, read_columns
+from converter.manifest import Manifest, SourceColumn
 from converter.schema import Field, Schema
 from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, share_rows, split_rows
 from converter.sources import moments
@@ -49,19 +51,28 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     Raises:
         ValueError, TypeError: the filters are not understood, name no column, or do not fit its type.
     """
-    with opened_row_group(storage, manifest, 0) as (parquet, _):
-        arrow_schema = parquet.schema_arrow
+    arrow_schema = _arrow_schema(storage, manifest)
     expression = _expression_of(filters, manifest.schema, arrow_schema)
     names = _named_columns(expression, manifest.schema, arrow_schema)
-    may_pass = _ruled_in(expression, storage, manifest, names)
+    may_pass_footer = None
+    if _can_rule_out(filters, manifest, names):
+        if manifest.source_columns is None:
+            may_pass = _ruled_in(expression, storage, manifest)
+        else:
+            may_pass = _ruled_in_by_log(expression, manifest, names, arrow_schema)
+            may_pass_footer = functools.partial(_may_pass_footer, expression, manifest, names, arrow_schema)
+    else:
+        may_pass = np.ones(manifest.num_row_groups, np.bool_)
 
     def mask_row_group(row_group: int) -> Mask:
         num_rows = int(manifest.row_group_rows[row_group])
         already = None if manifest.selection is None else manifest.selection.mask(row_group, num_rows)
         if not may_pass[row_group] or (already is not None and not already.any()):
             return np.zeros(num_rows, np.bool_)
-        with opened_row_group(storage, manifest, row_group) as (parquet, index):
-            table = parquet.read_row_group(index, columns=names, use_threads=False)
+        with opened_file(storage, manifest, row_group) as parquet:
+            if may_pass_footer is not None and not may_pass_footer(row_group=row_group, parquet=parquet):
+                return np.zeros(num_rows, np.bool_)
+            table = read_columns(storage, manifest, row_group, names, parquet)
         try:
             mask = _evaluate(expression, table)
         except pa.ArrowException as error:
@@ -96,8 +107,8 @@ def split_by_key(
     """The live rows, each in the part that the hash of its key falls into, so that no key is in two parts."""
 
     def number_row_group(row_group: int) -> npt.NDArray[np.int64]:
-        with opened_row_group(storage, manifest, row_group) as (parquet, index):
-            column = parquet.read_row_group(index, columns=[field.name], use_threads=False).column(0)
+        with opened_file(storage, manifest, row_group) as parquet:
+            column = read_columns(storage, manifest, row_group, [field.name], parquet).column(0)
             hashes = _hash_column(column, field, seed)
         # The upper 53 bits, so that as a float they are exact.
         fractions = (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53
@@ -273,24 +284,114 @@ def _evaluate(expression: pc.Expression, table: pa.Table) -> Mask:
     return np.asarray(pc.fill_null(_project(expression, table), False)).astype(np.bool_, copy=False)
 
 
-def _ruled_in(expression: pc.Expression, storage: Storage, manifest: Manifest, names: Sequence[str]) -> Mask:
+def _arrow_schema(storage: Storage, manifest: Manifest) -> pa.Schema:
+    if manifest.source_columns is not None:
+        return pa.schema([(name, manifest.source_columns[name].arrow_type) for name in manifest.schema.names])
+    with opened_file(storage, manifest, 0) as parquet:
+        return parquet.schema_arrow
+
+
+def _can_rule_out(filters: Any, manifest: Manifest, names: Sequence[str]) -> bool:
+    """Whether the least and largest values of rows say that none of them passes: NaN is in no range.
+
+    Of the comparisons only these two let it pass; what an expression does with it is not known.
+    """
+    lets_nan_pass = isinstance(filters, pc.Expression) or "!=" in str(filters) or "not in" in str(filters)
+    for name in names if lets_nan_pass else ():
+        known = manifest.statistics.get(name)
+        if manifest.schema[name].dtype.startswith("float") and (
+            known is None or known.closed is None or known.nan_count
+        ):
+            return False
+    return True
+
+
+def _ruled_in_by_log(
+    expression: pc.Expression, manifest: Manifest, names: Sequence[str], arrow_schema: pa.Schema
+) -> Mask:
+    """For each row group whether a row of it may pass, by what is known of its file without opening it."""
+    columns = {name: manifest.source_columns[name] for name in names} if manifest.source_columns is not None else {}
+    ranges = {
+        name: [
+            [None] * len(manifest.file_names) if known is None else known.to_pylist()
+            for known in (column.least, column.most, column.null_counts, column.values)
+        ]
+        for name, column in columns.items()
+    }
+    guarantees = []
+    for file in range(len(manifest.file_names)):
+        known = []
+        for name, (least, most, null_counts, values) in ranges.items():
+            if columns[name].values is not None:
+                known.append(
+                    _range(name, columns[name], values[file], values[file], None if values[file] is None else 0)
+                )
+            else:
+                known.append(_range(name, columns[name], least[file], most[file], null_counts[file]))
+        guarantees.append(functools.reduce(operator.and_, known))
+    return _may_pass(expression, arrow_schema, guarantees)[manifest.row_group_file]
+
+
+def _range(name: str, column: SourceColumn, least: Any, most: Any, null_count: int | None) -> pc.Expression:
+    """What values from `least` to `most` can be; None: not known, or for a constant null."""
+    field = pc.field(name)
+    if least is None or most is None:
+        return field.is_null() if column.values is not None else pc.scalar(True)
+    kind = column.arrow_type
+    between = (field >= pa.scalar(least, kind)) & (field <= pa.scalar(most, kind))
+    return between if null_count == 0 else between | field.is_null()
+
+
+def _may_pass_footer(
+    expression: pc.Expression,
+    manifest: Manifest,
+    names: Sequence[str],
+    arrow_schema: pa.Schema,
+    *,
+    row_group: int,
+    parquet: pq.ParquetFile,
+) -> bool:
+    """Whether a row of a row group may pass, by the least and largest values in the footer of its file."""
+    assert manifest.source_columns is not None
+    index = manifest.row_group_in_file(row_group)
+    known = []
+    for name, place in find_places(manifest, names, parquet.schema_arrow).items():
+        column = manifest.source_columns[name]
+        if index < 0 or place is None or place.field.type != column.arrow_type:
+            continue
+        found = parquet.metadata.row_group(index).column(place.leaf).statistics
+        if found is not None and found.has_min_max and found.has_null_count:
+            known.append(_range(name, column, found.min, found.max, found.null_count))
+    return not known or bool(_may_pass(expression, arrow_schema, [functools.reduce(operator.and_, known)])[0])
+
+
+def _may_pass(expression: pc.Expression, arrow_schema: pa.Schema, guarantees: Sequence[pc.Expression]) -> Mask:
+    """For each guarantee whether a row of which it holds may pass."""
+    # Imported late: it brings pandas, where that is installed.
+    import pyarrow.dataset as ds
+
+    form, nowhere = ds.ParquetFileFormat(), pa.fs.LocalFileSystem()
+    # Nothing is opened: a fragment here is a name for what is known of it.
+    fragments = [
+        form.make_fragment(str(number), nowhere, partition_expression=known) for number, known in enumerate(guarantees)
+    ]
+    dataset = ds.FileSystemDataset(fragments, arrow_schema, form, nowhere)
+    may_pass = np.zeros(len(guarantees), np.bool_)
+    may_pass[[int(fragment.path) for fragment in dataset.get_fragments(filter=expression)]] = True
+    return may_pass
+
+
+def _ruled_in(expression: pc.Expression, storage: Storage, manifest: Manifest) -> Mask:
     """For each row group whether a row of it may pass, by the least and largest values in its file's footer."""
     # Imported late: it brings pandas, where that is installed.
     import pyarrow.dataset as ds
 
     may_pass = np.ones(manifest.num_row_groups, np.bool_)
-    for name in names:
-        known = manifest.statistics.get(name)
-        if manifest.schema[name].dtype.startswith("float") and (
-            known is None or known.closed is None or known.nan_count
-        ):
-            # NaN is in no footer's range, and yet some comparisons let it pass.
-            return may_pass
 
     def look(file: int) -> None:
         groups = np.flatnonzero(manifest.row_group_file == file)
         with (
-            opened_row_group(storage, manifest, int(groups[0])) as (parquet, _),
+            opened_file(storage, manifest, int(groups[0])) as parquet,
             storage.open_parquet(manifest.file_names[file]) as opened,
         ):
             fragment = ds.ParquetFileFormat().make_fragment(opened)

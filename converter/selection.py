@@ -11,7 +11,7 @@ because the order of an epoch depends on it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,26 @@ def select(masks: Sequence[Mask]) -> Selection:
     ]
     starts = np.zeros(len(masks) + 1, np.int64)
     np.cumsum([len(one) for one in packed], out=starts[1:])
+    return Selection(counts=counts, starts=starts, bits=np.concatenate([np.empty(0, np.uint8), *packed]))
+
+
+def select_some(row_group_rows: npt.NDArray[np.int64], masks: Mapping[int, Mask]) -> Selection:
+    """The selection of all rows but those that the masks of a few row groups leave out.
+
+    >>> selection = select_some(np.array([3, 2]), {0: np.array([True, False, True])})
+    >>> selection.counts.tolist(), selection.live_rows(0).tolist(), selection.live_rows(1)
+    ([2, 2], [0, 2], None)
+    """
+    counts = row_group_rows.copy()
+    lengths = np.zeros(len(counts), np.int64)
+    packed: list[npt.NDArray[np.uint8]] = []
+    for row_group, mask in sorted(masks.items()):
+        counts[row_group] = np.count_nonzero(mask)
+        if 0 < counts[row_group] < len(mask):
+            packed.append(np.packbits(mask))
+            lengths[row_group] = len(packed[-1])
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
     return Selection(counts=counts, starts=starts, bits=np.concatenate([np.empty(0, np.uint8), *packed]))
 
 

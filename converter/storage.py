@@ -96,6 +96,14 @@ class Storage:
         """The filesystem's options, secrets included: for a process of our own that is to read the same place."""
         return {} if self.is_local else dict(self._filesystem.options)
 
+    def delta_place(self) -> tuple[str, dict[str, str]]:
+        """What deltalake calls this directory, and how it is told the credentials, secrets included."""
+        if self.is_local:
+            # As a URL: of a plain path it takes what looks encoded for encoded.
+            return "file://" + quote(self.path()), {}
+        options: dict[str, str] = self._filesystem.delta_options()
+        return self.url, options
+
     def lend(self, options: StorageOptions) -> None:
         """Give a copy that came without its secrets the options that it lacks."""
         if not self.is_local:

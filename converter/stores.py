@@ -49,6 +49,7 @@ _PASSING_SIGNS = ("DataTransferError", "All DataNodes failed", "Connection", "Sa
 _MAX_TEXT = 300
 _AZURE_SCHEMES = ("abfs", "abfss", "az")
 _AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
+_AZURE_SCOPE = "https://storage.azure.com/.default"
 _AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
 _SECRET_WORDS = ("key", "token", "secret", "password", "credential", "connection_string", "signature")
 
@@ -84,6 +85,10 @@ class Store:
             with self._opening:
                 opened = self._opened = os.getpid(), self._open()
         return opened[1]
+
+    def delta_options(self) -> dict[str, str]:
+        """The options by the names that deltalake has for them; those that are no texts are for fsspec alone."""
+        return {_S3_NAMES.get(name, name): str(value) for name, value in self.options.items() if isinstance(value, str)}
 
     def _open(self) -> Any:
         return executor.open_filesystem({"protocol": self.protocol, "options": self.options}, skip_instance_cache=True)
@@ -232,6 +237,11 @@ class Store:
                 self.ask(lambda filesystem: filesystem.rmdir(path), path=path)
 
 
+_S3_NAMES = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token",
+             "endpoint_url": "aws_endpoint_url"}  # fmt: skip
+"""How deltalake calls what s3fs calls so."""
+
+
 class HdfsStore(Store):
     """HDFS through hdfs-native: no JVM, no libhdfs."""
 
@@ -309,6 +319,26 @@ class AzureStore(Store):
             if hasattr(policy, name):
                 setattr(policy, name, 0)
         return filesystem
+
+    def delta_options(self) -> dict[str, str]:
+        """The options by the names that deltalake has for them; of a provider of tokens one token."""
+        options, found = self.options, {}
+        said = dict(part.partition("=")[::2] for part in str(options.get("connection_string") or "").split(";") if part)
+        host = options.get("account_host")
+        wanted = {
+            "account_name": options.get("account_name") or said.get("AccountName"),
+            "account_key": options.get("account_key") or said.get("AccountKey"),
+            "sas_token": options.get("sas_token") or said.get("SharedAccessSignature"),
+            "azure_endpoint": said.get("BlobEndpoint") or (f"https://{host}" if host else None),
+        }
+        found = {name: str(value) for name, value in wanted.items() if value}
+        if found.get("azure_endpoint", "").startswith("http://"):
+            found["allow_http"] = "true"
+        provider: Any = options.get("credential")
+        if callable(provider) or hasattr(provider, "get_token"):
+            token = provider.get_token(_AZURE_SCOPE) if hasattr(provider, "get_token") else provider()
+            found["bearer_token"] = token if isinstance(token, str) else str(token[0])
+        return found
 
     def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
         """What stands in a folder; a blob that stands for a folder is no file beside it."""

@@ -1,5 +1,8 @@
 """Parquet files as they stand become a manifest: their footers are read, their rows are not, and nothing is written.
 
+Files may disagree: a column may be missing in some, stand in another place, or be a narrower number. What a folder's
+name says (`day=2026-11-21`) is a column like any other, with one value in each file.
+
 What a footer cannot say is found out while reading, and checked there: that all
 lists of a column have one length is concluded from how many numbers a row group
 has, and a row of another length is an error that names the file.
@@ -7,39 +10,101 @@ has, and a row of another length is an error that names the file.
 
 from __future__ import annotations
 
+import datetime as dt
+import fnmatch
 import functools
 import hashlib
 import json
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.errors import SourceError
-from converter.manifest import Manifest
+from converter.manifest import Manifest, SourceColumn
 from converter.schema import Field, Schema, dtype_of, raise_unsupported
 from converter.sources import executor
 from converter.statistics import ColumnStatistics
 from converter.storage import Storage, StorageOptions, open_storage
 
+DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""How Hive, and Spark, call the folder of rows whose partition column is null."""
+
 _DELTA_LOG = "_delta_log"
 _FOOTER_THREADS = 8
 _MAGIC_BYTES = 8
+_GLOB = re.compile(r"[*?\[]")
+_UNEVEN = (0, 0)
+_REMEDY = "Make the converter again."
+
+_WIDER = {
+    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(), pa.string_view(): pa.string(), pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+}  # fmt: skip
+"""Types of Arrow that Spark does not have, as what Spark reads them."""
+
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
+class Footer:
+    """What a file says of itself."""
+
     name: str
     num_bytes: int
-    metadata: pq.FileMetaData
     schema: pa.Schema
+    row_group_rows: npt.NDArray[np.int64]
+    row_group_bytes: npt.NDArray[np.int64]
+    leaf_nulls: list[int | None]
+    """For each column of values how many of them are null; None where that is not said."""
+
+    leaf_bytes: list[int]
+    list_lengths: dict[int, set[tuple[int, int]]]
+    """For each column of values of lists how many of them a row has, and how many are left over, by row group."""
+
     footer_crc32: int
     digest: str
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of all row groups."""
+        return int(self.row_group_rows.sum())
+
+
+@dataclass(slots=True, kw_only=True)
+class Column:
+    """A column as several files hold it."""
+
+    name: str
+    source: SourceColumn
+    null_count: int | None = None
+    """None where that is not known."""
+
+    lengths: set[tuple[int, int]] = field(default_factory=set)
+    """As in `Footer.list_lengths`, of all files that were looked at."""
+
+    list_size: int | None = None
+    """The length that the type itself says, in every file alike."""
+
+    said: Mapping[str, str] = field(default_factory=dict)
+    """What this package noted beside a column that it packed."""
+
+    num_bytes: int | None = None
+
+    type_name: str = ""
+    """What the table calls its type, where Arrow has none."""
+
+    is_twice: bool = False
+    """Whether a file has several columns of this name."""
 
 
 def read_footers(
@@ -54,90 +119,95 @@ def read_footers(
     """The folder that holds all of the files, and what they are.
 
     Raises:
-        SourceError: there are no files or no rows, files differ in their columns, or it is a Delta table.
+        SourceError: there are no files or no rows, files contradict each other, or it is a Delta table.
         UnsupportedTypeError: columns have no tensor form; all of them are named.
         ValueError: `columns` or `shapes` name a column that does not exist.
     """
-    storage, names = _find_files(urls, storage_options, timeout_seconds)
-    with ThreadPoolExecutor(_FOOTER_THREADS, thread_name_prefix="converter-footers") as pool:
-        files = list(pool.map(functools.partial(_read_footer, storage), names))
-    files = [file for file in files if file.metadata.num_rows]
+    storage, found = _find_files(urls, storage_options, timeout_seconds)
+    files = [file for file in look_at(storage, list(found)) if file.num_rows]
     if not files:
         raise SourceError(f"{storage.url} has no rows, so there is nothing to train on.", path=storage.url)
-    schema = files[0].schema
-    twice = [name for name, count in Counter(schema.names).items() if count > 1]
-    if twice:
-        raise SourceError(
-            f"{storage.url}/{files[0].name} has several columns called {twice[0]!r}; rename them with Spark.",
-            column=twice[0],
-        )
-    for file in files:
-        if not file.schema.equals(schema):
-            raise SourceError(
-                f"{storage.url}/{file.name} has other columns than {files[0].name}: "
-                f"{_difference(file.schema, schema)}. Give the files that agree, or read them with Spark and convert "
-                "the DataFrame.",
-                path=f"{storage.url}/{file.name}",
-            )
-    fields, leaves = _plan_fields(files, schema, columns=columns, float_dtype=float_dtype, shapes=shapes)
-    groups = [[file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)] for file in files]
-    rows = np.array([group.num_rows for of_file in groups for group in of_file], np.int64)
-    content = json.dumps([[field.to_json() for field in fields], [[file.name, file.digest] for file in files]])
+    known = _merge(storage.url, files) | _partition_columns(
+        storage.url, {file.name: found[file.name] for file in files}
+    )
+    wanted = choose_columns(known, columns=columns, shapes=shapes)
+    fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
+    content = json.dumps(
+        [
+            [one.to_json() for one in fields],
+            [[file.name, file.digest] for file in files],
+            {column.name: column.source.values.to_pylist() for column in wanted if column.source.values is not None},
+        ],
+        default=str,
+    )
+    rows = np.concatenate([file.row_group_rows for file in files])
     return storage, Manifest(
         schema=Schema(tuple(fields)),
         file_names=tuple(file.name for file in files),
         file_bytes=np.array([file.num_bytes for file in files], np.int64),
         file_footers=np.array([file.footer_crc32 for file in files], np.int64),
-        row_group_file=np.repeat(np.arange(len(files)), [len(of_file) for of_file in groups]).astype(np.int64),
+        row_group_file=np.repeat(np.arange(len(files)), [len(file.row_group_rows) for file in files]).astype(np.int64),
         row_group_rows=rows,
-        row_group_bytes=np.array([group.total_byte_size for of_file in groups for group in of_file], np.int64),
+        row_group_bytes=np.concatenate([file.row_group_bytes for file in files]),
         fingerprint=hashlib.sha256(content.encode()).hexdigest()[:32],
         num_rows=int(rows.sum()),
         float_dtype=float_dtype or "float64",
-        statistics=_statistics(files, fields, leaves),
-        column_indices=tuple(leaves),
+        statistics=statistics_of(wanted, fields),
+        source_columns={column.name: column.source for column in wanted},
+        remedy=_REMEDY,
     )
 
 
 def _find_files(
     urls: Sequence[str], storage_options: StorageOptions | None, timeout_seconds: float
-) -> tuple[Storage, list[str]]:
-    """The folder above all files, and their names below it, in the order of the names."""
-    places = [open_storage(url, storage_options, timeout_seconds) for url in urls]
-    paths = [place.path() for place in places]
-    for place in places:
+) -> tuple[Storage, dict[str, dict[str, str | None]]]:
+    """The folder above all files, and their names below it, in the order of the names, each with its partition."""
+    places: list[tuple[Storage, list[str]]] = []
+    for url in urls:
+        fixed, pattern = _split_glob(url)
+        place = open_storage(fixed, storage_options, timeout_seconds)
         _refuse_delta(place)
-    is_file = [place.is_at_a_file for place in places]
-    folders = [posixpath.dirname(path) if alone else path for path, alone in zip(paths, is_file, strict=True)]
-    common = posixpath.commonpath(folders)
-    root = places[0].above(common)
-    found: list[str] = []
-    for place, path, alone in zip(places, paths, is_file, strict=True):
-        below = posixpath.relpath(path, common)
-        if alone:
-            found.append(below)
-            continue
-        names = [posixpath.normpath(posixpath.join(below, name)) for name in sorted(_walk(place))]
+        if place.is_at_a_file:
+            folder = place.above(posixpath.dirname(place.path()))
+            names = [posixpath.basename(place.path())]
+        else:
+            folder, names = place, sorted(_walk(place, pattern))
         if not names:
-            raise SourceError(f"{place.url} holds no Parquet files (names that end with .parquet).", path=place.url)
-        found += names
-    return root, list(dict.fromkeys(found))
+            of = f" of {pattern}" if pattern else ""
+            raise SourceError(f"{place.url} holds no Parquet files{of} (names that end with .parquet).", path=place.url)
+        places.append((folder, names))
+    common = posixpath.commonpath([folder.path() for folder, _ in places])
+    found: dict[str, dict[str, str | None]] = {}
+    for folder, names in places:
+        below = posixpath.relpath(folder.path(), common)
+        for name in names:
+            found[posixpath.normpath(posixpath.join(below, name))] = _partition_of(name)
+    return places[0][0].above(common), found
 
 
-def _walk(folder: Storage) -> Iterator[str]:
-    """The Parquet files below a folder; what begins with `_` or `.` is no data, as Spark sees it."""
+def _split_glob(url: str) -> tuple[str, str]:
+    """The part of a URL before the first name with a wildcard, and the rest."""
+    if not _GLOB.search(url):
+        return url, ""
+    parts = url.split("/")
+    first = next(index for index, part in enumerate(parts) if _GLOB.search(part))
+    return "/".join(parts[:first]) or ("/" if url.startswith("/") else "."), "/".join(parts[first:])
+
+
+def _walk(folder: Storage, pattern: str = "") -> Iterator[str]:
+    """The Parquet files below a folder; what begins with `_` or `.` is no data, as Spark sees it.
+
+    A folder that a pattern ends at is taken whole.
+    """
+    first, _, rest = pattern.partition("/")
     for info in folder.list():
-        if info.name.startswith(("_", ".")):
+        # A partition column may well begin so.
+        is_hidden = info.name.startswith(("_", ".")) and not (info.is_directory and "=" in info.name)
+        if is_hidden or (first and not fnmatch.fnmatchcase(info.name, first)):
             continue
         if info.is_directory:
-            if "=" in info.name:
-                raise SourceError(
-                    f"{folder.url}/{info.name} is a folder of a partitioned table, whose column is in the name alone. "
-                    "Read it with Spark and convert the DataFrame.",
-                    path=f"{folder.url}/{info.name}",
-                )
-            yield from (f"{info.name}/{name}" for name in _walk(folder.below(info.name)))
-        elif info.name.endswith((".parquet", ".parq")):
+            yield from (f"{info.name}/{name}" for name in _walk(folder.below(info.name), rest))
+        elif not rest and info.name.endswith((".parquet", ".parq")):
             yield info.name
 
 
@@ -149,7 +219,7 @@ def _refuse_delta(place: Storage) -> None:
         if any(info.name == _DELTA_LOG and info.is_directory for info in folder.list()):
             raise SourceError(
                 f"{folder.url} is a Delta table: its files also hold rows that were deleted or replaced, which would "
-                "come back. Convert a DataFrame of it: make_spark_converter(spark.read.format('delta').load(…)).",
+                "come back. Say make_delta_converter(…) of it.",
                 path=folder.url,
             )
         if posixpath.dirname(path) in (path, ""):
@@ -157,7 +227,58 @@ def _refuse_delta(place: Storage) -> None:
         path = posixpath.dirname(path)
 
 
-def _read_footer(storage: Storage, name: str) -> _File:
+def _partition_of(name: str) -> dict[str, str | None]:
+    """What the folders of a file's name say: `day=2026-11-21/…`, percent-encoded."""
+    found: dict[str, str | None] = {}
+    for part in name.split("/")[:-1]:
+        key, sign, value = part.partition("=")
+        if sign and key:
+            found[unquote(key)] = None if value == DEFAULT_PARTITION else unquote(value)
+    return found
+
+
+def _partition_columns(url: str, partitions: Mapping[str, Mapping[str, str | None]]) -> dict[str, Column]:
+    """The columns that the names of folders say, typed as Spark types them: numbers, dates, else strings."""
+    first_name, first = next(iter(partitions.items()))
+    for name, partition in partitions.items():
+        if list(partition) != list(first):
+            raise SourceError(
+                f"{url}/{name} is partitioned by {', '.join(partition) or 'nothing'}, and {url}/{first_name} by "
+                f"{', '.join(first) or 'nothing'}. Name folders whose files agree.",
+                path=f"{url}/{name}",
+            )
+    found = {}
+    for key in first:
+        texts = [partition[key] for partition in partitions.values()]
+        values = _typed(texts)
+        source = SourceColumn(arrow_type=values.type, values=values.dictionary_encode())
+        found[key] = Column(name=key, source=source, null_count=1 if None in texts else 0, num_bytes=0)
+    return found
+
+
+def _typed(texts: Sequence[str | None]) -> pa.Array:
+    present = {text for text in texts if text is not None}
+    if present and all(re.fullmatch(r"[+-]?[0-9]{1,18}", text) for text in present):
+        numbers = [None if text is None else int(text) for text in texts]
+        is_small = all(-(2**31) <= number < 2**31 for number in numbers if number is not None)
+        return pa.array(numbers, pa.int32() if is_small else pa.int64())
+    if present and all(
+        re.fullmatch(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][+-]?[0-9]+)?", text) for text in present
+    ):
+        return pa.array([None if text is None else float(text) for text in texts], pa.float64())
+    try:
+        return pa.array([None if text is None else dt.date.fromisoformat(text) for text in texts], pa.date32())
+    except ValueError:
+        return pa.array(texts, pa.string())
+
+
+def look_at(storage: Storage, names: Sequence[str]) -> list[Footer]:
+    """The footers of files, in order, read at once."""
+    with ThreadPoolExecutor(_FOOTER_THREADS, thread_name_prefix="converter-footers") as pool:
+        return list(pool.map(functools.partial(_read_footer, storage), names))
+
+
+def _read_footer(storage: Storage, name: str) -> Footer:
     path = f"{storage.url}/{name}"
     try:
         with storage.open_parquet(name) as opened:
@@ -169,92 +290,222 @@ def _read_footer(storage: Storage, name: str) -> _File:
             # It names every page's place, size and range: other rows give another one.
             digest = hashlib.sha256(opened.read(length)).hexdigest()
             crc = executor.footer_crc32(opened)
-            # Without what pandas or Spark noted beside the columns.
-            schema = pa.schema([field.with_nullable(True) for field in parquet.schema_arrow])
-            return _File(
-                name=name,
-                num_bytes=num_bytes,
-                metadata=parquet.metadata,
-                schema=schema,
-                footer_crc32=crc,
-                digest=digest,
-            )
+            return _footer_of(parquet, name=name, num_bytes=num_bytes, footer_crc32=crc, digest=digest)
     except FileNotFoundError as error:
         raise SourceError(f"{path} is not there.", path=path) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SourceError(f"{path} is no Parquet file that can be read: {error}", path=path) from error
 
 
-def _difference(one: pa.Schema, other: pa.Schema) -> str:
-    names = list(dict.fromkeys([*one.names, *other.names]))
-    for name in names:
-        kinds = [schema.field(name).type if name in schema.names else "missing" for schema in (one, other)]
-        if kinds[0] != kinds[1]:
-            return f"{name!r} is {kinds[0]}, and {kinds[1]} there"
-    return "the columns stand in another order"
+def _footer_of(parquet: pq.ParquetFile, *, name: str, num_bytes: int, footer_crc32: int, digest: str) -> Footer:
+    metadata = parquet.metadata
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    nulls: list[int | None] = [0] * metadata.num_columns
+    sizes = [0] * metadata.num_columns
+    lengths: dict[int, set[tuple[int, int]]] = {}
+    for leaf in range(metadata.num_columns):
+        column = metadata.schema.column(leaf)
+        is_list, total = column.max_repetition_level > 0, 0
+        is_known = True
+        for group in groups:
+            chunk = group.column(leaf)
+            sizes[leaf] += chunk.total_uncompressed_size
+            absent: int | None = 0
+            if column.max_definition_level:
+                found = chunk.statistics
+                absent = found.null_count if found is not None and found.has_null_count else None
+                is_known = is_known and absent is not None
+                total += absent or 0
+            if is_list and group.num_rows:
+                # A list that is null or empty counts as a number, and so may row groups of nothing else.
+                length = divmod(chunk.num_values, group.num_rows)
+                if absent or (absent is None and length == (1, 0)):
+                    length = _UNEVEN
+                if absent != group.num_rows:
+                    lengths.setdefault(leaf, set()).add(length)
+        # Of lists it counts those within them as well.
+        nulls[leaf] = total if is_known and not (is_list and total) else None
+    # Without what pandas or Spark noted beside the columns.
+    schema = pa.schema([one.with_nullable(True) for one in parquet.schema_arrow])
+    return Footer(
+        name=name,
+        num_bytes=num_bytes,
+        schema=schema,
+        row_group_rows=np.array([group.num_rows for group in groups], np.int64),
+        row_group_bytes=np.array([group.total_byte_size for group in groups], np.int64),
+        leaf_nulls=nulls,
+        leaf_bytes=sizes,
+        list_lengths=lengths,
+        footer_crc32=footer_crc32,
+        digest=digest,
+    )
 
 
-def _plan_fields(
-    files: Sequence[_File],
-    schema: pa.Schema,
-    *,
-    columns: Sequence[str] | None,
-    float_dtype: str | None,
-    shapes: Mapping[str, Sequence[int] | None],
-) -> tuple[list[Field], list[int]]:
-    """The wanted columns, and for each the number of the leaf that holds its values in every file."""
-    first_leaf, leaf = {}, 0
-    for field in schema:
-        first_leaf[field.name] = leaf
-        leaf += _count_leaves(field.type)
-    wanted = list(schema.names if columns is None else columns)
-    known = Schema(tuple(Field(name=name, dtype="bool") for name in schema.names))
+def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
+    """The columns of all files: each where the first file with it has it, wide enough for all."""
+    # Most files have the schema of another one.
+    kinds: dict[pa.Schema, list[Footer]] = {}
+    for file in files:
+        kinds.setdefault(file.schema, []).append(file)
+    found: dict[str, Column] = {}
+    first_file: dict[str, Footer] = {}
+    for schema, those in kinds.items():
+        flat = list(_flatten(schema))
+        counts = Counter(name for name, _, _ in flat)
+        for name, path, one in flat:
+            kind, column = canonical(one.type), found.get(name)
+            if column is None:
+                said = {key.decode(): value.decode() for key, value in (one.metadata or {}).items()}
+                source, size = SourceColumn(arrow_type=kind, path=path), _list_size(one.type)
+                found[name] = Column(name=name, source=source, said=said, list_size=size)
+                first_file[name] = those[0]
+                found[name].is_twice = counts[name] > 1
+                continue
+            column.is_twice = column.is_twice or counts[name] > 1
+            if column.is_twice:
+                continue
+            wider = _wider(column.source.arrow_type, kind)
+            if wider is None:
+                raise SourceError(
+                    f"{url}/{those[0].name} has other columns than {url}/{first_file[name].name}: {name!r} is {kind}, "
+                    f"and {column.source.arrow_type} there. Give the files that agree, or read them with Spark and "
+                    "convert the DataFrame.",
+                    path=f"{url}/{those[0].name}",
+                    column=name,
+                )
+            column.source = SourceColumn(arrow_type=wider, path=path)
+            column.list_size = column.list_size if column.list_size == _list_size(one.type) else None
+    for column in found.values():
+        count_in(column, kinds)
+    return found
+
+
+def count_in(column: Column, kinds: Mapping[pa.Schema, Sequence[Footer]]) -> None:
+    """Add what footers say of a column: nulls, bytes, the lengths of lists."""
+    nulls: int | None = 0
+    num_bytes = 0
+    for schema, files in kinds.items():
+        place = column.source.find(schema)
+        for file in files:
+            if place is None:
+                nulls = None if nulls is None else nulls + file.num_rows
+                continue
+            count = file.leaf_nulls[place.leaf]
+            nulls = None if nulls is None or count is None else nulls + count
+            num_bytes += sum(file.leaf_bytes[leaf] for leaf in place.leaves)
+            column.lengths |= file.list_lengths.get(place.leaf, set())
+    column.null_count, column.num_bytes = nulls, num_bytes
+
+
+def _flatten(schema: pa.Schema) -> Iterator[tuple[str, tuple[str, ...], pa.Field]]:
+    """The columns with the members of structs in the struct's place: name, path, field."""
+
+    def below(one: pa.Field, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], pa.Field]]:
+        if pa.types.is_struct(one.type):
+            for index in range(one.type.num_fields):
+                member = one.type.field(index)
+                yield from below(member, (*path, member.name))
+        else:
+            yield ".".join(path), path, one
+
+    for one in schema:
+        yield from below(one, (one.name,))
+
+
+def canonical(kind: pa.DataType) -> pa.DataType:
+    """A type as Spark has it, whatever physical form a writer chose."""
+    if pa.types.is_dictionary(kind):
+        return canonical(kind.value_type)
+    if is_list(kind):
+        return pa.list_(canonical(kind.value_type))
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz and "UTC")
+    return _WIDER.get(kind, kind)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether it is a list in any of its forms."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _list_size(kind: pa.DataType) -> int | None:
+    return kind.list_size if pa.types.is_fixed_size_list(kind) else None
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The type that holds the numbers of both exactly; None where there is none."""
+    if one == other:
+        return one
+    if is_list(one) and is_list(other):
+        inner = _wider(one.value_type, other.value_type)
+        return None if inner is None else pa.list_(inner)
+    numbers = {one, other}
+    if numbers <= set(_INTEGERS):
+        return max(numbers, key=_INTEGERS.index)
+    if numbers <= {*_INTEGERS[:3], pa.float32(), pa.float64()}:
+        small = numbers - {pa.float32(), pa.float64()}
+        return pa.float64() if pa.float64() in numbers or pa.int32() in small else pa.float32()
+    return None
+
+
+def choose_columns(
+    known: Mapping[str, Column], *, columns: Sequence[str] | None, shapes: Mapping[str, Sequence[int] | None]
+) -> list[Column]:
+    """The wanted ones.
+
+    Raises:
+        ValueError: one does not exist.
+    """
+    schema = Schema(tuple(Field(name=name, dtype="bool") for name in known))
+    wanted = list(known if columns is None else columns)
     for option, names in (("columns", wanted), ("shapes", shapes)):
         for name in names:
             if name not in known:
-                raise ValueError(f"{option}: {known.explain_missing(name)}")
+                raise ValueError(f"{option}: {schema.explain_missing(name)}")
+            if known[name].is_twice:
+                raise SourceError(f"There are several columns called {name!r}; rename them with Spark.", column=name)
+    return [known[name] for name in dict.fromkeys(wanted)]
+
+
+def plan_fields(
+    columns: Sequence[Column], *, float_dtype: str | None, shapes: Mapping[str, Sequence[int] | None]
+) -> list[Field]:
+    """The columns as tensors.
+
+    Raises:
+        UnsupportedTypeError: some have no tensor form; all of them are named.
+        ValueError: `shapes` names a column that is no array.
+    """
     fields, unsupported = [], {}
-    for name in wanted:
-        found = _plan_field(files, schema.field(name), first_leaf[name], float_dtype, shapes)
+    for column in columns:
+        found = _plan_field(column, float_dtype, shapes)
         if isinstance(found, Field):
             fields.append(found)
         else:
-            unsupported[name] = found
+            unsupported[column.name] = found
     raise_unsupported(unsupported)
-    return fields, [first_leaf[field.name] for field in fields]
-
-
-def _count_leaves(kind: pa.DataType) -> int:
-    return sum(_count_leaves(kind.field(index).type) for index in range(kind.num_fields)) if kind.num_fields else 1
+    return fields
 
 
 def _plan_field(
-    files: Sequence[_File],
-    column: pa.Field,
-    leaf: int,
-    float_dtype: str | None,
-    shapes: Mapping[str, Sequence[int] | None],
+    column: Column, float_dtype: str | None, shapes: Mapping[str, Sequence[int] | None]
 ) -> Field | tuple[str, str]:
     """The column as a tensor, or its type's name and what to do instead."""
-    said = {key.decode(): value.decode() for key, value in (column.metadata or {}).items()}
-    kind, ndim = column.type, 0
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    kind, ndim, said = column.source.arrow_type, 0, column.said
+    while is_list(kind):
         kind, ndim = kind.value_type, ndim + 1
-    if pa.types.is_dictionary(kind) and not ndim:
-        kind = kind.value_type
     dtype = dtype_of(kind)
     if executor.DTYPE_METADATA in said:
         # Packed by this package, in a cache whose manifest is elsewhere.
         dtype, ndim = said[executor.DTYPE_METADATA], int(said[executor.NDIM_METADATA])
     elif dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
-        return str(column.type), "leave it out with columns=…, or read it with Spark and convert the DataFrame"
+        remedy = "leave it out with columns=…, or read it with Spark and convert the DataFrame"
+        return str(column.type_name or column.source.arrow_type), remedy
     elif float_dtype is not None and (pa.types.is_float64(kind) or pa.types.is_decimal(kind)):
         dtype = float_dtype
-    nulls = _null_count(files, leaf)
     shape: tuple[int, ...] | None = ()
     if ndim:
-        is_fixed = pa.types.is_fixed_size_list(column.type) and ndim == 1
-        shape = (column.type.list_size,) if is_fixed else _shape_of(files, leaf, ndim, said)
+        shape = _shape_of(column, ndim)
         if column.name in shapes:
             declared = shapes[column.name]
             shape = None if declared is None else tuple(declared)
@@ -264,49 +515,28 @@ def _plan_field(
         name=column.name,
         dtype=dtype,
         shape=shape,
-        has_nulls=nulls is None or nulls > 0,
+        has_nulls=column.null_count != 0,
         ragged_ndim=ndim if shape is None else 1,
     )
 
 
-def _shape_of(files: Sequence[_File], leaf: int, ndim: int, said: Mapping[str, str]) -> tuple[int, ...] | None:
+def _shape_of(column: Column, ndim: int) -> tuple[int, ...] | None:
     """The one length that all lists of a column can have, by how many numbers each row group has of it."""
-    if executor.DTYPE_METADATA in said:
-        shape = said.get(executor.SHAPE_METADATA)
+    if executor.DTYPE_METADATA in column.said:
+        shape = column.said.get(executor.SHAPE_METADATA)
         return None if shape is None else tuple(json.loads(shape))
-    lengths = {
-        divmod(group.column(leaf).num_values, group.num_rows)
-        for file in files
-        for group in map(file.metadata.row_group, range(file.metadata.num_row_groups))
-        if group.num_rows
-    }
-    if ndim > 1 or len(lengths) != 1:
+    if ndim == 1 and column.list_size is not None:
+        return (column.list_size,)
+    if ndim > 1 or len(column.lengths) != 1:
         return None
-    ((length, rest),) = lengths
+    ((length, rest),) = column.lengths
     return None if rest or not length else (length,)
 
 
-def _null_count(files: Sequence[_File], leaf: int) -> int | None:
-    """Nulls of a column; None where a footer does not say, or counts those within lists as well."""
-    total = 0
-    for file in files:
-        for index in range(file.metadata.num_row_groups):
-            statistics = file.metadata.row_group(index).column(leaf).statistics
-            if statistics is None or not statistics.has_null_count:
-                return None
-            total += statistics.null_count
-    is_nested = files[0].metadata.schema.column(leaf).max_repetition_level > 0
-    return None if is_nested and total else total
-
-
-def _statistics(files: Sequence[_File], fields: Sequence[Field], leaves: Sequence[int]) -> dict[str, ColumnStatistics]:
-    """What footers say of the columns: nulls, where they are counted, and sizes."""
-    footers = [executor.sum_footer(file.metadata) for file in files]
-    found = {}
-    for field, leaf in zip(fields, leaves, strict=True):
-        nulls = _null_count(files, leaf)
-        if nulls is None:
-            continue
-        num_bytes = sum(footer["column_bytes"].get(field.name, 0) for footer in footers)
-        found[field.name] = ColumnStatistics(field=field, null_count=nulls, num_bytes=num_bytes)
-    return found
+def statistics_of(columns: Sequence[Column], fields: Sequence[Field]) -> dict[str, ColumnStatistics]:
+    """What footers, or a log, say of the columns: nulls, where they are counted, and sizes."""
+    return {
+        column.name: ColumnStatistics(field=one, null_count=column.null_count, num_bytes=column.num_bytes)
+        for column, one in zip(columns, fields, strict=True)
+        if column.null_count is not None
+    }

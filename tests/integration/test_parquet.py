@@ -73,10 +73,9 @@ def test_numbers_are_those_that_spark_reads(
     decoded_by_arrow: set[str] = set()
     read = files.OpenFile.read
 
-    def watched(self: Any, index: int, leaves: Any, fetched: Any) -> Any:
-        table = read(self, index, leaves, fetched)
-        decoded_by_arrow.update(table.schema.names)
-        return table
+    def watched(self: Any, indices: Any, places: Any, fetched: Any) -> Any:
+        decoded_by_arrow.update(place.field.name for place in places)
+        return read(self, indices, places, fetched)
 
     monkeypatch.setattr(files.OpenFile, "read", watched)
     wanted = expected(spark.read.parquet(path))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from converter.manifest import Place
 from converter.pages import _is_regular, _read_page_header, find_plain_column
 from converter.schema import Field
 
@@ -27,7 +28,7 @@ ONE_PAGE: Any = {
 def views(path: Path, field: Field) -> list[Any]:
     """What is found of the only column in each row group, its pages joined."""
     metadata = pq.read_metadata(path)
-    column = find_plain_column(metadata, 0, field, metadata.schema.to_arrow_schema().field(0))
+    column = find_plain_column(metadata, Place(0, 0, (), metadata.schema.to_arrow_schema().field(0)), field)
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     buffer = pa.py_buffer(path.read_bytes())
     chunks = [None if column is None else column.find_chunk(group) for group in groups]
@@ -275,7 +276,7 @@ def test_a_flipped_byte_is_refused_or_left_to_arrow_or_changes_numbers_alone(tmp
     path = write(tmp_path / "x", pa.array(list(values), pa.list_(pa.float64())), compression=compression)
     field, whole = Field(name="x", dtype="float64", shape=(6,)), path.read_bytes()
     metadata = pq.read_metadata(path)
-    column = find_plain_column(metadata, 0, field, metadata.schema.to_arrow_schema().field(0))
+    column = find_plain_column(metadata, Place(0, 0, (), metadata.schema.to_arrow_schema().field(0)), field)
     assert column is not None
     described = column.find_chunk(metadata.row_group(0))
     assert described is not None
@@ -303,7 +304,7 @@ def test_any_bytes_are_a_header_or_none(data: bytes) -> None:
 def test_a_chunk_that_ends_behind_the_file_is_left_to_arrow(tmp_path: Path) -> None:
     path = write(tmp_path / "x", pa.array(np.arange(1000)))
     metadata = pq.read_metadata(path)
-    column = find_plain_column(metadata, 0, LONG, metadata.schema.to_arrow_schema().field(0))
+    column = find_plain_column(metadata, Place(0, 0, (), metadata.schema.to_arrow_schema().field(0)), LONG)
     assert column is not None
     chunk = column.find_chunk(metadata.row_group(0))
     assert chunk is not None

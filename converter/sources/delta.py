@@ -1,0 +1,428 @@
+"""One version of a Delta table becomes a manifest: its log is read, its rows are not, and nothing is written.
+
+The log is read by deltalake, the rows by the reader of every other dataset. What the log says of a file (the value
+of a partition column, which of its rows are deleted, under which names it holds the columns) is in the manifest, so
+that ranks, workers and a run that goes on tomorrow read the same rows whatever happens to the table.
+
+A file whose rows the log counts is not opened beforehand unless it is large: it is read as a whole, like a row group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import hashlib
+import importlib
+import json
+import posixpath
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from converter.errors import MissingDependencyError, SourceChangedError, SourceError
+from converter.manifest import Manifest, SourceColumn
+from converter.schema import Schema
+from converter.selection import Mask, Selection, select_some
+from converter.sources.parquet import (
+    Column,
+    Footer,
+    choose_columns,
+    count_in,
+    is_list,
+    look_at,
+    plan_fields,
+    statistics_of,
+)
+from converter.storage import Storage, StorageOptions, open_storage
+
+_LOG = "_delta_log"
+_LARGE_FILE_BYTES = 32 << 20
+"""A file above this is read row group by row group, for which its footer must be read beforehand."""
+
+_NUM_SAMPLES, _NUM_LIST_SAMPLES = 4, 100
+"""How many footers are read to say how large files are in memory, and to say whether lists have one length."""
+
+_TYPICAL_RATIO = 3.0
+"""How many bytes in memory a byte of a compressed file is, where no file could be looked at."""
+
+_FEATURES = frozenset(
+    {"columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint",
+     "vacuumProtocolCheck", "variantType", "variantType-preview", "variantShredding", "variantShredding-preview"}
+)  # fmt: skip
+"""What a reader must know of a table, where it is read rightly. Columns of variants are refused one by one."""
+
+_PRIMITIVES: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(), "byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64(),
+    "float": pa.float32(), "double": pa.float64(), "date": pa.date32(), "string": pa.string(), "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", "UTC"), "timestamp_ntz": pa.timestamp("us"),
+}  # fmt: skip
+
+
+def read_snapshot(
+    url: str,
+    *,
+    version: int | None,
+    timestamp: dt.datetime | None,
+    columns: Sequence[str] | None,
+    float_dtype: str | None,
+    shapes: Mapping[str, Sequence[int] | None],
+    storage_options: StorageOptions | None,
+    timeout_seconds: float,
+) -> tuple[Storage, Manifest]:
+    """The folder that holds the files of a version, and what they are.
+
+    Raises:
+        SourceError: it is no Delta table, has no such version or no rows, its log is damaged, or it needs what cannot
+            be read rightly.
+        SourceChangedError: a data file is gone.
+        UnsupportedTypeError: columns have no tensor form; all of them are named.
+        ValueError: `columns` or `shapes` name a column that does not exist.
+    """
+    storage = open_storage(url, storage_options, timeout_seconds)
+    table = _open(storage, version=version, timestamp=timestamp)
+    version = int(table.version())
+    said = f"version {version} of the Delta table {storage.url}"
+    remedy = (
+        f"It belongs to {said}. VACUUM removes files that newer versions no longer use: take a newer version, or keep "
+        f"these rows with {_copy_of(storage.url, version)} while they are there."
+    )
+    _check_features(table, said, storage.url, version)
+    actions = _actions(table, said, storage)
+    if not actions.num_rows:
+        raise SourceError(
+            f"{said[0].upper()}{said[1:]} has no rows, so there is nothing to train on.", path=storage.url
+        )
+    mapping = str(table.metadata().configuration.get("delta.columnMapping.mode", "none"))
+    known = {column.name: column for column in _columns(json.loads(table.schema().to_json()), mapping, actions)}
+    try:
+        wanted = choose_columns(known, columns=columns, shapes=shapes)
+    except ValueError as error:
+        raise ValueError(f"{error} (in {said})") from None
+    root, names = _place_files(storage, actions["path"].to_pylist(), said)
+    files = _Files(root, names, actions, remedy)
+    # A declared shape need not be found out.
+    has_lists = any(is_list(column.source.arrow_type) and column.name not in shapes for column in wanted)
+    files.look_into(wanted, has_lists=has_lists)
+    fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
+    content = json.dumps(["delta", str(table.metadata().id), version])
+    return root, Manifest(
+        schema=Schema(tuple(fields)),
+        file_names=tuple(names),
+        file_bytes=files.num_bytes,
+        row_group_file=files.row_group_file,
+        row_group_rows=files.row_group_rows,
+        row_group_bytes=files.row_group_bytes,
+        row_group_index=files.row_group_index,
+        fingerprint=hashlib.sha256(content.encode()).hexdigest()[:32],
+        num_rows=int(files.row_group_rows.sum()),
+        float_dtype=float_dtype or "float64",
+        statistics=statistics_of(wanted, fields),
+        source_columns={column.name: column.source for column in wanted},
+        selection=files.select(_deleted(table, storage, said, version)),
+        remedy=remedy,
+    )
+
+
+def find_location(spark: Any, name: str) -> str:
+    """Where a table of a catalog stands.
+
+    Raises:
+        SourceError: the catalog has no such Delta table.
+    """
+    quoted = name if "`" in name else ".".join(f"`{part}`" for part in name.split("."))
+    try:
+        return str(spark.sql(f"DESCRIBE DETAIL {quoted}").select("location").first()["location"])
+    except Exception as error:
+        cause = str(error).strip().splitlines() or [type(error).__name__]
+        raise SourceError(f"Spark's catalog does not say where {name!r} is: {cause[0][:300]}") from error
+
+
+def _copy_of(url: str, version: int) -> str:
+    return f"make_spark_converter(spark.read.format('delta').option('versionAsOf', {version}).load({url!r}))"
+
+
+# --- The log ----------------------------------------------------------------------------------------------------------
+
+
+def _open(storage: Storage, *, version: int | None, timestamp: dt.datetime | None) -> Any:
+    try:
+        deltalake = importlib.import_module("deltalake")
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Reading a Delta table needs deltalake: pip install 'spark-tensor-converter[delta]'."
+        ) from error
+    if not any(info.name == _LOG and info.is_directory for info in storage.list()):
+        raise SourceError(
+            f"{storage.url} is no Delta table: it holds no folder {_LOG}. For Parquet files say "
+            "make_parquet_converter(…).",
+            path=storage.url,
+        )
+    place, options = storage.delta_place()
+    try:
+        if timestamp is None:
+            return deltalake.DeltaTable(place, version=version, storage_options=options)
+        table = deltalake.DeltaTable(place, storage_options=options)
+        table.load_as_version(timestamp)
+    except Exception as error:  # noqa: BLE001 (deltalake has errors of several kinds for one cause)
+        asked = "" if version is None else f" at version {version}"
+        asked = asked if timestamp is None else f" at the version of {timestamp.isoformat()}"
+        known = ""
+        if asked:
+            # What there is instead, if that can be found.
+            with contextlib.suppress(Exception):
+                latest = deltalake.DeltaTable(place, storage_options=options).version()
+                known = f" Its latest version is {latest}; of old ones the log may have been cleaned up."
+        raise SourceError(
+            f"The Delta table {storage.url} cannot be opened{asked}: {_cause(storage, error)}.{known}", path=storage.url
+        ) from storage.harmless(error)
+    return table
+
+
+def _cause(storage: Storage, error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return storage.without_secrets(lines[0].strip().rstrip(".")[:300])
+
+
+def _check_features(table: Any, said: str, url: str, version: int) -> None:
+    protocol = table.protocol()
+    unknown = sorted(set(protocol.reader_features or ()) - _FEATURES)
+    if unknown or protocol.min_reader_version > 3:
+        needs = ", ".join(unknown) or f"reader version {protocol.min_reader_version}"
+        raise SourceError(
+            f"{said[0].upper()}{said[1:]} needs what this package does not know how to read: {needs}. Convert a "
+            f"DataFrame of it: {_copy_of(url, version)}.",
+            path=url,
+        )
+
+
+def _actions(table: Any, said: str, storage: Storage) -> pa.Table:
+    """The files with rows, in the order of their names, so that each who opens the version has the same order."""
+    try:
+        actions = pa.table(table.get_add_actions(flatten=True))
+    except Exception as error:  # noqa: BLE001 (deltalake has errors of several kinds for one cause)
+        raise SourceError(
+            f"The log of {said} cannot be read: {_cause(storage, error)}.", path=storage.url
+        ) from storage.harmless(error)
+    actions = actions.sort_by("path")
+    # A count that is not there is not a count of none.
+    return actions.filter(pc.fill_null(pc.not_equal(actions["num_records"], 0), True)).combine_chunks()
+
+
+def _columns(schema: Mapping[str, Any], mapping: str, actions: pa.Table) -> list[Column]:
+    """The columns with the members of structs in the struct's place."""
+    found: list[Column] = []
+    num_files = actions.num_rows
+
+    def add(one: Mapping[str, Any], above: tuple[str, ...], path: tuple[str, ...], ids: tuple[int, ...]) -> None:
+        metadata = one.get("metadata") or {}
+        names = (*above, str(one["name"]))
+        path = (
+            *path,
+            str(metadata.get("delta.columnMapping.physicalName", one["name"]) if mapping != "none" else one["name"]),
+        )
+        if mapping == "id":
+            ids = (*ids, int(metadata["delta.columnMapping.id"]))
+        kind = one["type"]
+        if isinstance(kind, Mapping) and kind["type"] == "struct":
+            for member in kind["fields"]:
+                add(member, names, path, ids)
+            return
+        name, arrow_type = ".".join(names), _arrow_type(kind)
+        partition = f"partition.{name}"
+        if not above and partition in actions.column_names:
+            values = pc.cast(_array(actions, partition), arrow_type)
+            source = SourceColumn(arrow_type=arrow_type, values=values.dictionary_encode())
+            found.append(Column(name=name, source=source, null_count=1 if values.null_count else 0, num_bytes=0))
+            return
+        key = ".".join(path)
+        nulls = _array(actions, f"null_count.{key}")
+        source = SourceColumn(
+            arrow_type=arrow_type,
+            path=path,
+            field_ids=ids,
+            least=_bound(actions, f"min.{key}", arrow_type),
+            most=_bound(actions, f"max.{key}", arrow_type),
+            null_counts=nulls,
+        )
+        is_counted = nulls is not None and not nulls.null_count
+        null_count = int(pc.sum(nulls).as_py() or 0) if is_counted and num_files else None
+        found.append(Column(name=name, source=source, null_count=null_count, type_name=_type_name(kind)))
+
+    for one in schema["fields"]:
+        add(one, (), (), ())
+    return found
+
+
+def _arrow_type(kind: Any) -> pa.DataType:
+    """The type in Arrow; that of nulls where there is no tensor form."""
+    if isinstance(kind, Mapping):
+        if kind["type"] == "array" and not isinstance(kind["elementType"], Mapping):
+            return pa.list_(_arrow_type(kind["elementType"]))
+        if kind["type"] == "array" and kind["elementType"]["type"] == "array":
+            return pa.list_(_arrow_type(kind["elementType"]))
+        return pa.null()
+    if kind.startswith("decimal("):
+        precision, scale = kind.removeprefix("decimal(").removesuffix(")").split(",")
+        return pa.decimal128(int(precision), int(scale))
+    return _PRIMITIVES.get(kind, pa.null())
+
+
+def _type_name(kind: Any) -> str:
+    return str(kind["type"]) if isinstance(kind, Mapping) else str(kind)
+
+
+def _array(actions: pa.Table, name: str) -> Any:
+    """A column of the log's statistics, or None."""
+    if name not in actions.column_names:
+        return None
+    column = actions[name]
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _bound(actions: pa.Table, name: str, arrow_type: pa.DataType) -> Any:
+    """For each file a bound of its values, or None; times are cut to milliseconds there."""
+    found = _array(actions, name)
+    if found is None:
+        return None
+    try:
+        found = pc.cast(found, arrow_type)
+    except pa.ArrowException:
+        # Of before the column's type was widened.
+        return None
+    if pa.types.is_floating(arrow_type):
+        # NaN is taken for the largest number.
+        return pc.if_else(pc.is_finite(found), found, None)
+    if pa.types.is_timestamp(arrow_type) and name.startswith("max."):
+        return pc.cast(pc.add(pc.cast(found, pa.int64()), 999), arrow_type)
+    return found
+
+
+def _deleted(table: Any, storage: Storage, said: str, version: int) -> dict[str, Mask]:
+    """For each file with deleted rows, by its path, which of them are left."""
+    if "deletionVectors" not in (table.protocol().reader_features or ()):
+        return {}
+    try:
+        reader = pa.RecordBatchReader.from_stream(table.deletion_vectors())
+        root = unquote(urlsplit(str(table.table_uri)).path).rstrip("/") + "/"
+        found: dict[str, Mask] = {}
+        for batch in reader:
+            for path, kept in zip(batch.column("filepath"), batch.column("selection_vector"), strict=True):
+                real = unquote(urlsplit(path.as_py()).path)
+                found[real.removeprefix(root) if real.startswith(root) else path.as_py()] = np.asarray(
+                    kept.values.to_numpy(zero_copy_only=False), np.bool_
+                )
+    except Exception as error:  # noqa: BLE001 (deltalake has errors of several kinds for one cause)
+        raise SourceError(
+            f"Which rows are deleted in {said} cannot be read: {_cause(storage, error)}. Convert a DataFrame of it: "
+            f"{_copy_of(storage.url, version)}.",
+            path=storage.url,
+        ) from storage.harmless(error)
+    return found
+
+
+# --- The files --------------------------------------------------------------------------------------------------------
+
+
+def _place_files(storage: Storage, paths: Sequence[str], said: str) -> tuple[Storage, list[str]]:
+    """The folder above all of the files, and their names below it; a shallow clone names files of another table."""
+    if not any("://" in path or path.startswith(("/", "file:")) for path in paths):
+        return storage, [unquote(path) for path in paths]
+    full = []
+    for path in paths:
+        parts = urlsplit(path)
+        if parts.scheme and parts.scheme not in ("file", urlsplit(storage.url).scheme):
+            raise SourceError(f"{said[0].upper()}{said[1:]} has files on another store: {path}.", path=storage.url)
+        is_absolute = bool(parts.scheme) or path.startswith("/")
+        full.append(unquote(parts.path) if is_absolute else posixpath.join(storage.path(), unquote(path)))
+    common = posixpath.commonpath([posixpath.dirname(path) for path in full])
+    return storage.above(common), [posixpath.relpath(path, common) for path in full]
+
+
+class _Files:
+    """The files of a version as row groups: whole where they are small, else as their footers cut them."""
+
+    def __init__(self, root: Storage, names: Sequence[str], actions: pa.Table, remedy: str) -> None:
+        self.root, self.names, self.remedy = root, names, remedy
+        self.num_bytes = actions["size_bytes"].to_numpy().astype(np.int64)
+        counts = actions["num_records"].to_numpy(zero_copy_only=False)
+        self.is_whole: Mask = ~np.isnan(counts.astype(np.float64)) & (self.num_bytes <= _LARGE_FILE_BYTES)
+        self.num_records = np.where(self.is_whole, counts, 0).astype(np.int64)
+        self.row_group_file: npt.NDArray[np.int64]
+        self.row_group_rows: npt.NDArray[np.int64]
+        self.row_group_bytes: npt.NDArray[np.int64]
+        self.row_group_index: npt.NDArray[np.int64]
+
+    def look_into(self, columns: Sequence[Column], *, has_lists: bool) -> None:
+        """Read the footers of large files, and of a few others that tell what all are like."""
+        files = np.arange(len(self.names))
+        small = files[self.is_whole]
+        count = min(len(small), _NUM_LIST_SAMPLES if has_lists else _NUM_SAMPLES)
+        samples = small[np.linspace(0, len(small) - 1, count).astype(np.int64)]
+        large = files[~self.is_whole]
+        footers = dict(zip([*large.tolist(), *samples.tolist()], self._read([*large, *samples]), strict=True))
+        self._tell(columns, list(footers.values()))
+        sampled = [footers[number] for number in samples.tolist()]
+        in_files = sum(footer.num_bytes for footer in sampled)
+        ratio = sum(int(footer.row_group_bytes.sum()) for footer in sampled) / in_files if in_files else _TYPICAL_RATIO
+        parts = []
+        for number in large.tolist():
+            footer = footers[number]
+            of_file = np.full(len(footer.row_group_rows), number)
+            parts.append((of_file, footer.row_group_rows, footer.row_group_bytes, np.arange(len(of_file))))
+        whole_bytes = (self.num_bytes[self.is_whole] * ratio).astype(np.int64)
+        parts.append((small, self.num_records[self.is_whole], whole_bytes, np.full(len(small), -1)))
+        of_file, rows, num_bytes, index = (np.concatenate(one).astype(np.int64) for one in zip(*parts, strict=True))
+        order = np.argsort(of_file, kind="stable")
+        order = order[rows[order] > 0]
+        self.row_group_file, self.row_group_rows = of_file[order], rows[order]
+        self.row_group_bytes, self.row_group_index = num_bytes[order], index[order]
+
+    def _read(self, numbers: Sequence[int]) -> list[Footer]:
+        try:
+            found = look_at(self.root, [self.names[number] for number in numbers])
+        except SourceError as error:
+            raise SourceChangedError(f"{error} {self.remedy}", path=error.path) from error
+        for number, footer in zip(numbers, found, strict=True):
+            if footer.num_bytes != self.num_bytes[number]:
+                path = f"{self.root.url}/{footer.name}"
+                raise SourceChangedError(
+                    f"{path} has {footer.num_bytes} bytes, and {self.num_bytes[number]} by the log. {self.remedy}",
+                    path=path,
+                )
+        return found
+
+    @staticmethod
+    def _tell(columns: Sequence[Column], footers: Sequence[Footer]) -> None:
+        """How long lists are; what the log counted stays as it is."""
+        kinds: dict[pa.Schema, list[Footer]] = {}
+        for footer in footers:
+            kinds.setdefault(footer.schema, []).append(footer)
+        for column in columns:
+            if column.source.values is None:
+                seen = dataclasses.replace(column)
+                count_in(seen, kinds)
+                column.lengths = seen.lengths
+
+    def select(self, left: Mapping[str, Mask]) -> Selection | None:
+        """The live rows, where some are deleted. What a mask does not reach is live."""
+        if not left:
+            return None
+        masks: dict[int, Mask] = {}
+        numbers = {name: number for number, name in enumerate(self.names)}
+        for path, kept in left.items():
+            groups = np.flatnonzero(self.row_group_file == numbers[path])
+            start = 0
+            for group in groups.tolist():
+                num_rows = int(self.row_group_rows[group])
+                mask = np.ones(num_rows, np.bool_)
+                part = kept[start : start + num_rows]
+                mask[: len(part)] = part
+                masks[group] = mask
+                start += num_rows
+        return select_some(self.row_group_rows, masks)
