@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,26 +57,29 @@ class DataFiles:
         }
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._opening: dict[int, threading.Lock] = {}
 
-    def row_groups(self, numbers: Sequence[int], given_up: threading.Event | None = None) -> list[RowGroup]:
-        """Row groups by their numbers in the dataset; what of them lies behind a network is fetched at once.
+    def row_groups(self, numbers: Sequence[int], fetched: Mapping[int, Fetched] | None = None) -> list[RowGroup]:
+        """Row groups by their numbers in the dataset; `fetched` is what lies behind a network.
 
         Raises:
             NullValueError: a column has nulls that no policy covers.
             SourceChangedError: a file is not what the manifest says.
-            ReadError: a row group cannot be decoded, or its file not be reached.
+            ReadError: a row group cannot be decoded.
         """
-        if self.storage.is_local:
-            return [self._row_group(number, None) for number in numbers]
-        fetched = self._fetch(numbers, given_up)
-        return [self._row_group(number, fetched[number]) for number in numbers]
+        return [self._row_group(number, None if fetched is None else fetched[number]) for number in numbers]
 
     def _row_group(self, number: int, fetched: Fetched | None) -> RowGroup:
         with named_read_errors(self.storage, self.manifest, number):
             return RowGroup(self, number, self._open_file(int(self.manifest.row_group_file[number])), fetched)
 
-    def _fetch(self, numbers: Sequence[int], given_up: threading.Event | None) -> dict[int, Fetched]:
-        """The bytes of the wanted columns, row group by row group."""
+    def fetch(self, numbers: Sequence[int], given_up: threading.Event | None = None) -> dict[int, Fetched]:
+        """The bytes of the wanted columns, row group by row group, all asked for at once.
+
+        Raises:
+            SourceChangedError: a file is not what the manifest says.
+            ReadError: a file cannot be reached.
+        """
         manifest, storage = self.manifest, self.storage
         missing = {int(manifest.row_group_file[number]): number for number in numbers}
         with self._lock:
@@ -137,6 +140,17 @@ class DataFiles:
         return pa.PythonFile(PartialFile(int(manifest.file_bytes[file]), fetch), mode="r")
 
     def _open_file(self, file: int) -> OpenFile:
+        with self._lock:
+            opening = self._opening.setdefault(file, threading.Lock())
+        # Who comes while a file is being opened waits: behind a network its footer is fetched once.
+        with opening:
+            try:
+                return self._open_alone(file)
+            finally:
+                with self._lock:
+                    self._opening.pop(file, None)
+
+    def _open_alone(self, file: int) -> OpenFile:
         name = self.manifest.file_names[file]
         identity = self.storage.identity(name)
         with self._lock:

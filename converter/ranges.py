@@ -2,7 +2,7 @@
 
 A request costs what some hundred kilobytes cost, so parts that lie near each other are
 one request, with what lies between: but of all that is fetched no more than a
-twenty-fifth is for nothing, unless the parts are tiny. A request is never larger
+twenty-fifth is for nothing, unless the parts are tiny. A request is never much larger
 than 8 MB, so that several of them share the way.
 """
 
@@ -61,8 +61,8 @@ def merge_ranges(wanted: Sequence[Range]) -> list[Range]:
 
 
 def _cut(start: int, end: int) -> list[Range]:
-    """Parts of equal size, none larger than a request may be."""
-    count = max(1, -(-(end - start) // MAX_REQUEST_BYTES))
+    """Parts of equal size, none larger than a request may be; by a quarter, where that saves one."""
+    count = max(1, -(-(end - start) // (MAX_REQUEST_BYTES + MAX_REQUEST_BYTES // 4)))
     edges = [start + (end - start) * number // count for number in range(count + 1)]
     return list(itertools.pairwise(edges))
 

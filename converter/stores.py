@@ -16,10 +16,11 @@ import importlib.util
 import os
 import random
 import re
+import ssl
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -134,6 +135,9 @@ class Store:
         """Whether the same request may be answered a little later."""
         if isinstance(error, (TimeoutError, ConnectionError)):
             return True
+        if any(isinstance(one, ssl.SSLCertVerificationError) for one in _chain(error)):
+            # Who does not trust the store's certificate now will not trust it later.
+            return False
         status = getattr(error, "status_code", None)
         if isinstance(status, int):
             return status in _PASSING_STATUS
@@ -490,6 +494,15 @@ def _require(module: str, url: str, extra: str) -> None:
             f"{url} needs {module.replace('_', '-')}, which is not installed: "
             f"pip install 'spark-tensor-converter[{extra}]'."
         )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those behind it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class _NoAnswerError(Exception):

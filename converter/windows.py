@@ -12,6 +12,7 @@ shares memory with its window, and nobody else writes to that.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -42,6 +43,7 @@ from converter.files import DataFiles, RowGroup
 from converter.local_cache import LocalCache
 from converter.manifest import Manifest
 from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
+from converter.ranges import Fetched
 from converter.schema import Field
 from converter.storage import Storage
 
@@ -195,15 +197,16 @@ class BatchSource:
             few = -(-self.window_rows // (_FIRST_PART * self.batch_size)) * self.batch_size
             pieces = plan.first_pieces(pieces, few)
         num_rows = min(wanted.stop * plan.batch_size, plan.num_rows) - wanted.start * plan.batch_size
-        windows = read_ahead(
-            reader.read,
-            pieces,
-            workers_count=self.workers_count,
-            ahead=self.windows_ahead,
-            given_up=reader.given_up,
-        )
-        for run in _cut(windows, plan.batch_size, num_rows, first_batch=wanted.start):
-            yield _mark_padding(run, plan) if self.uneven == "pad" else run
+        with _fetching(reader, pieces, self) as items:
+            windows = read_ahead(
+                reader.read,
+                items,
+                workers_count=self.workers_count,
+                ahead=self.windows_ahead,
+                given_up=reader.given_up,
+            )
+            for run in _cut(windows, plan.batch_size, num_rows, first_batch=wanted.start):
+                yield _mark_padding(run, plan) if self.uneven == "pad" else run
 
     @property
     def windows_ahead(self) -> int:
@@ -371,9 +374,14 @@ class _WindowReader:
         rows = source.manifest.row_group_rows
         self._first_rows = np.cumsum(rows) - rows
 
-    def read(self, piece: Piece) -> Columns:
+    def fetch(self, piece: Piece) -> Mapping[int, Fetched]:
+        """What lies behind a network of a piece's row groups."""
+        return self._files.fetch(piece.row_groups.tolist(), self.given_up)
+
+    def read(self, item: tuple[Piece, Future[Mapping[int, Fetched]] | None]) -> Columns:
         """The piece's rows, in order, in memory of their own."""
-        groups = self._files.row_groups(piece.row_groups.tolist(), self.given_up)
+        piece, fetched = item
+        groups = self._files.row_groups(piece.row_groups.tolist(), None if fetched is None else fetched.result())
         try:
             return self._gather(piece, groups)
         except pa.ArrowException:
@@ -436,6 +444,25 @@ class _WindowReader:
     def _row_numbers(self, row_group: int) -> Array:
         start = int(self._first_rows[row_group])
         return np.arange(start, start + int(self._source.manifest.row_group_rows[row_group]))
+
+
+@contextlib.contextmanager
+def _fetching(
+    reader: _WindowReader, pieces: Iterator[Piece], source: BatchSource
+) -> Iterator[Iterator[tuple[Piece, Future[Mapping[int, Fetched]] | None]]]:
+    """The pieces, each with what is being fetched of it, where the files lie behind a network.
+
+    In threads of its own, so that the network is busy while the workers decode.
+    """
+    if source.storage.is_local:
+        yield ((piece, None) for piece in pieces)
+        return
+    with ThreadPoolExecutor(source.windows_ahead, thread_name_prefix="converter-fetch") as fetchers:
+        try:
+            yield ((piece, fetchers.submit(reader.fetch, piece)) for piece in pieces)
+        finally:
+            reader.given_up.set()
+            fetchers.shutdown(wait=False, cancel_futures=True)
 
 
 def read_ahead(

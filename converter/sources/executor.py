@@ -504,6 +504,10 @@ def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema) -> dict[str, 
             file["crc"] = zlib.crc32(data, file["crc"])
             if "footer" in file:
                 file["footer"].write(data)
+            if filesystem is not None:
+                # hdfs-native takes a memoryview number by number: 0.1 GB/s, and of bytes 0.5.
+                raw.write(bytes(data))
+                return len(data)
             view = memoryview(data).cast("B")
             while view:  # An unbuffered file may take only a part.
                 view = view[raw.write(view) :]
