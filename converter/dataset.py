@@ -714,7 +714,8 @@ def make_spark_converter(
         shapes: `{"image": (8, 8)}` declares the shape of one row of an array column; a row that does not fit
             fails the write.
         row_group_bytes: size of the pieces that are read at once, in memory, all columns together.
-        compression: `"auto"` (none on a local disk), `"none"`, `"lz4"`, `"zstd"` or `"snappy"`.
+        compression: `"auto"` (none on a local disk; behind a network zstd for the columns that it makes smaller),
+            `"none"`, `"lz4"`, `"zstd"` or `"snappy"`.
         shuffle_rows_seed: write the rows in a random order (one shuffle in Spark), the same for the same seed and
             input partitions: the remedy for data that are sorted by what the model must learn.
         writer: `"executors"` write with pyarrow; `"spark"` lets Spark's own Parquet writer do it, with its own

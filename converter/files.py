@@ -24,7 +24,7 @@ from converter.errors import ConverterError, ReadError, SourceChangedError
 from converter.local_cache import LocalCache, piece_name
 from converter.manifest import Manifest, Place
 from converter.pages import Chunk, PlainColumn, find_plain_column
-from converter.ranges import Fetched, PartialFile, Range, at_once, merge_ranges
+from converter.ranges import Data, Fetched, PartialFile, Range, at_once, merge_ranges
 from converter.schema import Field
 from converter.sources import executor
 from converter.storage import Storage
@@ -94,7 +94,7 @@ class DataFiles:
             cache = self._local_cache
             return dict(zip(numbers, at_once(lambda one: self._fetch_kept(cache, one, given_up), numbers), strict=True))
         wanted = [(number, part) for number in numbers for part in self._ranges(number)]
-        parts: dict[int, list[tuple[int, bytes]]] = {number: [] for number in numbers}
+        parts: dict[int, list[tuple[int, Data]]] = {number: [] for number in numbers}
         fetched = at_once(lambda item: self._fetch_part(*item, given_up), wanted)
         for (number, (start, _)), data in zip(wanted, fetched, strict=True):
             parts[number].append((start, data))
@@ -106,7 +106,7 @@ class DataFiles:
         footers, file = self.manifest.file_footers, int(self.manifest.row_group_file[number])
         name = piece_name("rows", number, (ranges, None if footers is None else int(footers[file])))
 
-        def fetch() -> list[bytes]:
+        def fetch() -> list[Data]:
             return at_once(lambda part: self._fetch_part(number, part, given_up), ranges)
 
         parts = cache.get(name, [end - start for start, end in ranges], fetch, given_up)
@@ -116,7 +116,7 @@ class DataFiles:
         file = self._open_file(int(self.manifest.row_group_file[number]))
         return merge_ranges(file.ranges(file.row_groups(self.manifest.row_group_in_file(number))))
 
-    def _fetch_part(self, number: int, part: Range, given_up: threading.Event | None) -> bytes:
+    def _fetch_part(self, number: int, part: Range, given_up: threading.Event | None) -> Data:
         with named_read_errors(self.storage, self.manifest, number):
             name = self.manifest.file_names[int(self.manifest.row_group_file[number])]
             data = self.storage.read_part(name, *part, given_up)

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 
 from converter.errors import CacheError, CacheNotOwnedError
+from converter.ranges import Data
 from converter.stores import GivenUpError
 
 logger = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class LocalCache:
         self,
         name: str,
         sizes: Sequence[int],
-        fetch: Callable[[], Sequence[bytes]],
+        fetch: Callable[[], Sequence[Data]],
         given_up: threading.Event | None = None,
     ) -> list[pa.Buffer]:
         """A piece's parts, of these sizes: from the disk, else from `fetch`, and then kept if there is room."""
@@ -104,7 +105,7 @@ class LocalCache:
             fetched = fetch()
             if [len(part) for part in fetched] == list(sizes):
                 self._keep(name, fetched)
-            return [pa.py_buffer(part) for part in fetched]
+            return [part if isinstance(part, pa.Buffer) else pa.py_buffer(part) for part in fetched]
 
     def _read(self, name: str, sizes: Sequence[int]) -> list[pa.Buffer] | None:
         try:
@@ -138,7 +139,7 @@ class LocalCache:
         finally:
             os.close(lock)
 
-    def _keep(self, name: str, parts: Sequence[bytes]) -> None:
+    def _keep(self, name: str, parts: Sequence[Data]) -> None:
         num_bytes = sum(map(len, parts))
         if self._is_full or not self._has_room(num_bytes):
             return

@@ -13,12 +13,13 @@ import io
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 Item = TypeVar("Item")
 Output = TypeVar("Output")
+Data: TypeAlias = "bytes | pa.Buffer"
 Range = tuple[int, int]
 """The first byte, and the one behind the last."""
 
@@ -70,7 +71,7 @@ def _cut(start: int, end: int) -> list[Range]:
 class Fetched:
     """Parts of one file, in memory."""
 
-    def __init__(self, parts: Sequence[tuple[int, bytes | pa.Buffer]]) -> None:
+    def __init__(self, parts: Sequence[tuple[int, Data]]) -> None:
         self._starts = [start for start, _ in parts]
         self._buffers = [data if isinstance(data, pa.Buffer) else pa.py_buffer(data) for _, data in parts]
 
@@ -95,7 +96,7 @@ class Fetched:
 class PartialFile(io.RawIOBase):
     """A file for Arrow, of which parts are in memory; what is not is fetched."""
 
-    def __init__(self, size: int, fetch: Callable[[int, int], bytes], fetched: Fetched | None = None) -> None:
+    def __init__(self, size: int, fetch: Callable[[int, int], Data], fetched: Fetched | None = None) -> None:
         self._size, self._fetch, self._fetched = size, fetch, fetched
         self._place = 0
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from converter.errors import CacheError
-from converter.ranges import PartialFile
+from converter.ranges import Data, PartialFile
 from converter.stores import TIMEOUT_SECONDS, open_store
 
 StorageOptions = Mapping[str, Any]
@@ -271,9 +271,10 @@ class Storage:
         found = os.stat(self.path(name))
         return found.st_size, found.st_dev, found.st_ino, found.st_mtime_ns
 
-    def read_part(self, name: str, start: int, end: int, given_up: threading.Event | None = None) -> bytes:
+    def read_part(self, name: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
         """Some bytes of a remote file, in one request. Raises FileNotFoundError, and OSError as `Store.ask`."""
-        return bytes(self._filesystem.cat_file(self.path(name), start=start, end=end, given_up=given_up))
+        found: Data = self._filesystem.read_range(self.path(name), start, end, given_up)
+        return found
 
     def open_parquet(self, name: str, num_bytes: int | None = None) -> pa.NativeFile:
         """A random-access source for `pyarrow.parquet.ParquetFile`; the caller closes it. Raises FileNotFoundError.

@@ -64,6 +64,9 @@ _FEW_OBJECTS = 10_000
 _MAX_PAGE_BYTES = 1 << 30
 """A page's size is a number of 32 bits."""
 
+_SAMPLE_BYTES = 1 << 20
+_LEAST_SAVING = 0.8
+
 _COALESCE_ROWS = 4096
 _COALESCE_BYTES = 2 << 20
 
@@ -74,7 +77,7 @@ def make_write_partition(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBa
     `spec` has `directory` (a path), `store` (None for local disks, else the fsspec
     `protocol` and its `options`), `columns` (one dict for each input column, by
     position: `name`, `kind`, `dtype`, `ndim`, `shape`), `row_group_bytes`,
-    `file_bytes` and `compression`.
+    `file_bytes` and `compression` (`auto`: of each column what pays).
     """
 
     def write_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -231,7 +234,8 @@ def _write(
         table = pa.concat_tables([_without_placeholders(part, layout, columns) for part in pending])
         if file is None:
             name = f"part-{partition:05d}-{attempt:08x}-{len(reports):04d}.parquet"
-            file = _open_file(spec, name, _with_shapes(table.schema, layout, columns))
+            codecs = _choose_codecs(table) if spec["compression"] == "auto" else spec["compression"]
+            file = _open_file(spec, name, _with_shapes(table.schema, layout, columns), codecs)
         _write_row_group(file, table.slice(0, num_rows))
         pending = [table.slice(num_rows)] if num_rows is not None and num_rows < table.num_rows else []
         pending_rows, pending_bytes = sum(part.num_rows for part in pending), sum(part.nbytes for part in pending)
@@ -485,7 +489,24 @@ def _remove(filesystem: Any, directory: str, name: str) -> None:
             filesystem.rm_file(f"{directory}/{name}")
 
 
-def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema) -> dict[str, Any]:
+def _choose_codecs(table: pa.Table) -> dict[str, str]:
+    """For each column zstd where that saves a fifth of its first megabyte, else nothing.
+
+    Numbers of a network's or a sensor's hardly become fewer bytes, and undoing it takes longer than to fetch the rest:
+    40 columns of random floats from HDFS at 2.6 M rows/s as they are, and 2.3 M in 86 % of the bytes.
+    """
+    sample = table.slice(0, max(1, _SAMPLE_BYTES * table.num_rows // max(1, table.nbytes)))
+    packed = io.BytesIO()
+    pq.write_table(sample, packed, compression="zstd", use_dictionary=False, write_statistics=False)
+    group = pq.ParquetFile(packed).metadata.row_group(0)
+    chunks = [group.column(index) for index in range(group.num_columns)]
+    return {
+        name: "zstd" if chunk.total_compressed_size <= _LEAST_SAVING * chunk.total_uncompressed_size else "none"
+        for name, chunk in zip(table.column_names, chunks, strict=True)
+    }
+
+
+def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema, codecs: str | dict[str, str]) -> dict[str, Any]:
     """A new Parquet file that counts and digests what passes; a dict, because a class would not travel."""
     filesystem = open_filesystem(spec["store"])
     raw = _open_new(filesystem, spec["directory"], name)
@@ -540,7 +561,7 @@ def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema) -> dict[str, 
         file["writer"] = pq.ParquetWriter(
             pa.PythonFile(Sink(), mode="w"),
             schema,
-            compression=spec["compression"],
+            compression=codecs,
             use_dictionary=False,
             # A page for each column and row group: its bytes can be used as they lie in the mapped file.
             data_page_size=_MAX_PAGE_BYTES,

@@ -66,9 +66,6 @@ _BATCH_BYTES = 4 << 20
 _MAX_BATCH_BYTES = 64 << 20
 _MAX_UNFOLDED_MOMENTS = 64
 
-_NETWORK_COMPRESSION = "zstd"
-"""At level 1, which is faster than a network even where numbers do not compress."""
-
 LEAST_PYARROW = 13
 """The oldest pyarrow that executors may have: it is the first that can write page checksums."""
 
@@ -154,14 +151,13 @@ def write_dataframe(
         if column.narrowed_from:
             logger.info("Column %r: %s becomes %s.", column.name, column.narrowed_from, column.dtype)
     attempt = cache.begin(root, key, application_id=session.conf.get("spark.app.id", None) or "unknown")
-    on_disk = "none" if root.is_local else _NETWORK_COMPRESSION
     spec = {
         "directory": root.below(key).path(attempt.data_directory),
         "store": root.store,
         "columns": [column.spec() for column in columns],
         "row_group_bytes": row_group_bytes,
         "file_bytes": FILE_BYTES,
-        "compression": on_disk if compression == "auto" else compression,
+        "compression": "none" if compression == "auto" and root.is_local else compression,
     }
     directory = root.below(key).below(attempt.data_directory)
     try:

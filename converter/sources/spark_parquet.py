@@ -37,7 +37,7 @@ _SPARK_TYPES = {
     "str": "string",
     "bytes": "binary",
 }
-_CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
+_CODECS = {"auto": "zstd", "none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
 _FILE_NAME = re.compile(r"part-([0-9]{5,})-.*-c([0-9]{3,})\..*")
 
 # Times as whole microseconds, in every version (INT96 wraps beyond 1677 to 2262 for its readers); dates of any year as

@@ -340,13 +340,13 @@ def serve_proxy(server_port: int, connection: Connection) -> None:
 def asked_of_hdfs() -> Iterator[list[Part]]:
     """What the package asks its store for in this block."""
     asked: list[Part] = []
-    cat_file = HdfsStore.cat_file
+    read_range = HdfsStore.read_range
 
     def counting(self: Any, path: str, start: Any = None, end: Any = None, given_up: Any = None) -> bytes:
         asked.append((path, start, end))
-        return cat_file(self, path, start=start, end=end, given_up=given_up)
+        return read_range(self, path, start, end, given_up)
 
-    with mock.patch.object(HdfsStore, "cat_file", counting):
+    with mock.patch.object(HdfsStore, "read_range", counting):
         yield asked
 
 
