@@ -9,13 +9,16 @@ A file whose rows the log counts is not opened beforehand unless it is large: it
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import datetime as dt
 import hashlib
 import importlib
+import itertools
 import json
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -45,6 +48,7 @@ _LOG = "_delta_log"
 _LARGE_FILE_BYTES = 32 << 20
 """A file above this is read row group by row group, for which its footer must be read beforehand."""
 
+_CHAR_METADATA = "__CHAR_VARCHAR_TYPE_STRING"
 _NUM_SAMPLES, _NUM_LIST_SAMPLES = 4, 100
 """How many footers are read to say how large files are in memory, and to say whether lists have one length."""
 
@@ -165,13 +169,14 @@ def _open(storage: Storage, *, version: int | None, timestamp: dt.datetime | Non
         )
     place, options = storage.delta_place()
     try:
-        if timestamp is None:
-            return deltalake.DeltaTable(place, version=version, storage_options=options)
-        table = deltalake.DeltaTable(place, storage_options=options)
-        table.load_as_version(timestamp)
+        if timestamp is not None:
+            newest = deltalake.DeltaTable(place, storage_options=options)
+            version = _version_of(storage, timestamp, newest.metadata().configuration)
+        return deltalake.DeltaTable(place, version=version, storage_options=options)
+    except SourceError:
+        raise
     except Exception as error:  # noqa: BLE001 (deltalake has errors of several kinds for one cause)
         asked = "" if version is None else f" at version {version}"
-        asked = asked if timestamp is None else f" at the version of {timestamp.isoformat()}"
         known = ""
         if asked:
             # What there is instead, if that can be found.
@@ -179,9 +184,56 @@ def _open(storage: Storage, *, version: int | None, timestamp: dt.datetime | Non
                 latest = deltalake.DeltaTable(place, storage_options=options).version()
                 known = f" Its latest version is {latest}; of old ones the log may have been cleaned up."
         raise SourceError(
-            f"The Delta table {storage.url} cannot be opened{asked}: {_cause(storage, error)}.{known}", path=storage.url
+            f"The Delta table {storage.url} cannot be opened{asked}: {_cause(storage, error)}.{known} What deltalake "
+            "cannot open Spark may: convert a DataFrame of it with make_spark_converter.",
+            path=storage.url,
         ) from storage.harmless(error)
-    return table
+
+
+def _version_of(storage: Storage, timestamp: dt.datetime, configuration: Mapping[str, str]) -> int:
+    """The last version of a time or before, as Spark counts time.
+
+    A commit's time stands in it where the table says so, from a version on; else it is that of its file, which never
+    goes back. (deltalake takes the file's always.)
+    """
+    commits = {
+        int(info.name.removesuffix(".json")): info.modified
+        for info in storage.below(_LOG).list()
+        if re.fullmatch(r"[0-9]{20}\.json", info.name)
+    }
+    versions = sorted(commits)
+    if not versions:
+        raise SourceError(f"The log of {storage.url} holds no commit whose time could be told.", path=storage.url)
+    wanted = timestamp.timestamp()
+    first_within = len(versions)
+    if configuration.get("delta.enableInCommitTimestamps") == "true":
+        enabled = int(configuration.get("delta.inCommitTimestampEnablementVersion") or 0)
+        first_within = bisect.bisect_left(versions, enabled)
+    times = list(
+        itertools.accumulate((commits[one] for one in versions[:first_within]), lambda a, b: max(a + 0.001, b))
+    )
+
+    def time_within(place: int) -> float:
+        head = storage.below(_LOG).read(f"{versions[place]:020}.json").split(b"\n", 1)[0]
+        return float(json.loads(head)["commitInfo"]["inCommitTimestamp"]) / 1000
+
+    # The times within commits only rise, so that a few of them tell.
+    low, high = first_within, len(versions)
+    while low < high:
+        middle = (low + high) // 2
+        if time_within(middle) <= wanted:
+            low = middle + 1
+        else:
+            high = middle
+    found = low - 1 if low > first_within else bisect.bisect_right(times, wanted) - 1
+    if found < 0:
+        began = dt.datetime.fromtimestamp(times[0] if times else time_within(0), dt.timezone.utc)
+        raise SourceError(
+            f"The Delta table {storage.url} has no version of {timestamp.isoformat()}: its log begins with version "
+            f"{versions[0]} at {began.isoformat()}.",
+            path=storage.url,
+        )
+    return versions[found]
 
 
 def _cause(storage: Storage, error: Exception) -> str:
@@ -233,7 +285,10 @@ def _columns(schema: Mapping[str, Any], mapping: str, actions: pa.Table) -> list
             for member in kind["fields"]:
                 add(member, names, path, ids)
             return
-        name, arrow_type = ".".join(names), _arrow_type(kind)
+        written = str(metadata.get(_CHAR_METADATA, kind))
+        # Spark fills up with blanks while it reads.
+        is_padded = written.startswith("char(")
+        name, arrow_type = ".".join(names), pa.null() if is_padded else _arrow_type(kind)
         partition = f"partition.{name}"
         if not above and partition in actions.column_names:
             values = pc.cast(_array(actions, partition), arrow_type)
@@ -252,7 +307,11 @@ def _columns(schema: Mapping[str, Any], mapping: str, actions: pa.Table) -> list
         )
         is_counted = nulls is not None and not nulls.null_count
         null_count = int(pc.sum(nulls).as_py() or 0) if is_counted and num_files else None
-        found.append(Column(name=name, source=source, null_count=null_count, type_name=_type_name(kind)))
+        found.append(
+            Column(
+                name=name, source=source, null_count=null_count, type_name=written if is_padded else _type_name(kind)
+            )
+        )
 
     for one in schema["fields"]:
         add(one, (), (), ())
@@ -304,26 +363,32 @@ def _bound(actions: pa.Table, name: str, arrow_type: pa.DataType) -> Any:
 
 
 def _deleted(table: Any, storage: Storage, said: str, version: int) -> dict[str, Mask]:
-    """For each file with deleted rows, by its path, which of them are left."""
+    """For each file with deleted rows, by its full path, which of them are left."""
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return {}
     try:
         reader = pa.RecordBatchReader.from_stream(table.deletion_vectors())
-        root = unquote(urlsplit(str(table.table_uri)).path).rstrip("/") + "/"
         found: dict[str, Mask] = {}
         for batch in reader:
-            for path, kept in zip(batch.column("filepath"), batch.column("selection_vector"), strict=True):
-                real = unquote(urlsplit(path.as_py()).path)
-                found[real.removeprefix(root) if real.startswith(root) else path.as_py()] = np.asarray(
-                    kept.values.to_numpy(zero_copy_only=False), np.bool_
-                )
+            for path, kept in zip(batch.column("filepath").to_pylist(), batch.column("selection_vector"), strict=True):
+                found[_full_path(path)] = np.asarray(kept.values.to_numpy(zero_copy_only=False), np.bool_)
     except Exception as error:  # noqa: BLE001 (deltalake has errors of several kinds for one cause)
         raise SourceError(
-            f"Which rows are deleted in {said} cannot be read: {_cause(storage, error)}. Convert a DataFrame of it: "
-            f"{_copy_of(storage.url, version)}.",
+            f"Which rows are deleted in {said} (deletion vectors) cannot be read: {_cause(storage, error)}. Convert a "
+            f"DataFrame of it: {_copy_of(storage.url, version)}.",
             path=storage.url,
         ) from storage.harmless(error)
     return found
+
+
+def _full_path(place: str, *, is_encoded: bool = True) -> str:
+    """A file's path within its store, by which it is the same file however it was named."""
+    parts = urlsplit(place) if is_encoded else None
+    path = place if parts is None else unquote(parts.path)
+    if parts is not None and "@" in parts.netloc:
+        # Azure: the container stands before the host.
+        path = f"{parts.netloc.partition('@')[0]}{path}"
+    return path.strip("/")
 
 
 # --- The files --------------------------------------------------------------------------------------------------------
@@ -414,7 +479,8 @@ class _Files:
         if not left:
             return None
         masks: dict[int, Mask] = {}
-        numbers = {name: number for number, name in enumerate(self.names)}
+        folder = self.root.path().rstrip("/")
+        numbers = {_full_path(f"{folder}/{name}", is_encoded=False): number for number, name in enumerate(self.names)}
         for path, kept in left.items():
             groups = np.flatnonzero(self.row_group_file == numbers[path])
             start = 0
