@@ -99,8 +99,8 @@ class Storage:
     def delta_place(self) -> tuple[str, dict[str, str]]:
         """What deltalake calls this directory, and how it is told the credentials, secrets included."""
         if self.is_local:
-            # It undoes the encoding twice.
-            return "file://" + quote(self.path().replace("%", "%25")), {}
+            # As a URL: of a plain path it takes what looks encoded for encoded.
+            return "file://" + quote(self.path()), {}
         options: dict[str, str] = self._filesystem.delta_options()
         return self.url, options
 

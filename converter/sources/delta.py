@@ -17,6 +17,7 @@ import hashlib
 import importlib
 import itertools
 import json
+import math
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
@@ -196,26 +197,26 @@ def _version_of(storage: Storage, timestamp: dt.datetime, configuration: Mapping
     A commit's time stands in it where the table says so, from a version on; else it is that of its file, which never
     goes back. (deltalake takes the file's always.)
     """
+    # In milliseconds; a file's finer time is cut, not rounded.
     commits = {
-        int(info.name.removesuffix(".json")): info.modified
+        int(info.name.removesuffix(".json")): math.floor(info.modified * 1000 + 1e-3)
         for info in storage.below(_LOG).list()
         if re.fullmatch(r"[0-9]{20}\.json", info.name)
     }
     versions = sorted(commits)
     if not versions:
         raise SourceError(f"The log of {storage.url} holds no commit whose time could be told.", path=storage.url)
-    wanted = timestamp.timestamp()
+    wanted = math.floor(timestamp.timestamp() * 1000 + 1e-3)
     first_within = len(versions)
     if configuration.get("delta.enableInCommitTimestamps") == "true":
         enabled = int(configuration.get("delta.inCommitTimestampEnablementVersion") or 0)
         first_within = bisect.bisect_left(versions, enabled)
-    times = list(
-        itertools.accumulate((commits[one] for one in versions[:first_within]), lambda a, b: max(a + 0.001, b))
-    )
+    before = [commits[one] for one in versions[:first_within]]
+    times = list(itertools.accumulate(before, lambda last, time: max(last + 1, time)))
 
-    def time_within(place: int) -> float:
+    def time_within(place: int) -> int:
         head = storage.below(_LOG).read(f"{versions[place]:020}.json").split(b"\n", 1)[0]
-        return float(json.loads(head)["commitInfo"]["inCommitTimestamp"]) / 1000
+        return int(json.loads(head)["commitInfo"]["inCommitTimestamp"])
 
     # The times within commits only rise, so that a few of them tell.
     low, high = first_within, len(versions)
@@ -227,7 +228,7 @@ def _version_of(storage: Storage, timestamp: dt.datetime, configuration: Mapping
             high = middle
     found = low - 1 if low > first_within else bisect.bisect_right(times, wanted) - 1
     if found < 0:
-        began = dt.datetime.fromtimestamp(times[0] if times else time_within(0), dt.timezone.utc)
+        began = dt.datetime.fromtimestamp((times[0] if times else time_within(0)) / 1000, dt.timezone.utc)
         raise SourceError(
             f"The Delta table {storage.url} has no version of {timestamp.isoformat()}: its log begins with version "
             f"{versions[0]} at {began.isoformat()}.",

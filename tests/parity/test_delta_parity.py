@@ -23,7 +23,8 @@ from tests.parity.golden_tables import TABLES, folder_of, rows_of
 pytestmark = pytest.mark.timeout(MAKE_SECONDS + 60)
 
 VERSIONS = [(name, version) for name, table in TABLES.items() for version in range(table.versions)]
-KEPT = [(name, version) for name, version in VERSIONS if version not in TABLES[name].lost]
+UNREADABLE = [(name, version) for name, version in VERSIONS if version in TABLES[name].unreadable]
+KEPT = [(name, version) for name, version in VERSIONS if version not in {*TABLES[name].lost, *TABLES[name].unreadable}]
 LOST = [(name, version) for name, version in VERSIONS if version in TABLES[name].lost]
 
 DTYPES = {
@@ -200,7 +201,15 @@ def test_filters_leave_the_rows_of_a_version_for_which_they_hold(
         assert_same_rows(part, expected)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(("name", "version"), UNREADABLE)
+def test_what_cannot_be_read_rightly_is_refused_with_a_remedy(golden: dict[str, Any], name: str, version: int) -> None:
+    with pytest.raises(SourceError, match=f"{TABLES[name].unreadable[version]}.*make_spark_converter"):
+        open_table(path_of(golden, name), version=version)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, table in TABLES.items() if table.versions - 1 not in {*table.unreadable}]
+)
 def test_without_a_version_it_is_the_newest(golden: dict[str, Any], name: str) -> None:
     path, newest = path_of(golden, name), TABLES[name].versions - 1
     expected = expected_rows(golden, name, newest)
