@@ -280,10 +280,17 @@ def _run_write(
         finding = finding_in(error)
         if finding is None:
             place = spec["directory"] if directory.is_local else directory.url
-            raise CacheError(
-                f"Spark could not write the cache into {place}: {directory.without_secrets(short_cause(error))}",
-                path=place,
-            ) from directory.harmless(error)
+            said = f"Spark could not write the cache into {place}: {directory.without_secrets(short_cause(error))}"
+            _, reason = _probed.get(_place_of(directory, session), ("", "")) if writer == "auto" else ("", "")
+            if reason:
+                # Neither side can: what to do is said of the one that needs no administrator.
+                package = {"abfs": "adlfs", "hdfs": "hdfs-native"}.get((directory.store or {}).get("protocol", ""))
+                is_missing = package is not None and any(
+                    sign in reason for sign in ("ImportError", "ModuleNotFoundError")
+                )
+                remedy = f"Install {package} there" if is_missing else "Give storage_options= that may write there"
+                said += f". It was asked because {reason}. {remedy}: the executors are handed storage_options."
+            raise CacheError(said, path=place) from directory.harmless(error)
         reports = [(0, {"finding": finding})]
     for _, report in reports:
         if "finding" in report:
@@ -334,14 +341,19 @@ def _choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect:
         return "spark" if wanted == "spark" else "executors"
     if not is_connect and _executors_are_this_process(session):
         return "executors"
-    application = str(session.conf.get("spark.app.id", None) or id(session))
-    place = (application, posixpath.dirname(posixpath.dirname(directory.url)))
+    place = _place_of(directory, session)
     if place not in _probed:
         _probed[place] = _probe(directory, session)
     way, reason = _probed[place]
     if way != "executors":
         logger.info("Spark's own Parquet writer is taken: %s", reason)
     return way
+
+
+def _place_of(directory: Storage, session: Any) -> tuple[str, str]:
+    """An application and a cache directory."""
+    application = str(session.conf.get("spark.app.id", None) or id(session))
+    return application, posixpath.dirname(posixpath.dirname(directory.url))
 
 
 def _executors_are_this_process(session: Any) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 import converter
 from converter import CacheError, ConverterError, DatasetConverter, ReadError, make_spark_converter, open_converter
 from converter.errors import SourceChangedError
+from converter.local_spark import find_java_home
 from converter.storage import open_storage
 from tests.integration.test_stores import wait_for_requests
 from tests.known_rows import assert_same, concatenate, known_rows, known_values, run_python
@@ -279,3 +282,60 @@ def test_ctrl_c_is_heard_while_a_store_hangs(slow_azurite: SlowAzurite) -> None:
             storage.read("a")
         assert time.monotonic() - begin < 3
     wait_for_requests()
+
+
+# Which side can write ----------------------------------------------------------------
+
+
+def convert_on_azure(url: str, options: dict[str, str], python: str, confs: dict[str, str]) -> dict[str, Any]:
+    """Convert with `auto` where the executors' Python is another program than the driver's."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("converter").addHandler(handler)
+    logging.getLogger("converter").setLevel(logging.INFO)
+    os.environ |= {
+        "JAVA_HOME": str(find_java_home()),
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    builder: Any = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config(map=confs).getOrCreate()
+    result: dict[str, Any] = {"error": "", "rows": 0, "names": []}
+    try:
+        with make_spark_converter(spark.range(100), cache_dir=url, storage_options=options) as made:
+            result["names"] = [name.rpartition("/")[2] for name in made._manifest.file_names]
+            with made.make_batch_reader(batch_size=64) as reader:
+                result["rows"] = sum(len(batch["id"]) for batch in reader)
+    except CacheError as error:
+        result["error"] = str(error)
+    spark.stop()
+    return result | {"said": [text for text in said if "writer is taken" in text]}
+
+
+@pytest.mark.parametrize("has_driver", [True, False], ids=["executors-can", "executors-cannot"])
+@pytest.mark.parametrize("has_key", [True, False], ids=["spark-can", "spark-cannot"])
+def test_auto_takes_the_side_that_can_write(azurite: Azurite, tmp_path: Path, has_driver: bool, has_key: bool) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "adlfs.py").write_text("raise ModuleNotFoundError(\"No module named 'adlfs'\")\n")
+    python = tmp_path / "python"
+    path = "" if has_driver else f"PYTHONPATH={hidden}:$PYTHONPATH "
+    python.write_text(f'#!/bin/sh\n{path}exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    confs = {name: value for name, value in azurite.spark_confs().items() if has_key or "account.key" not in name}
+    place = on_azure(azurite)
+    result = run_python(convert_on_azure, place.url, place.options, str(python), confs)
+    if has_driver or has_key:
+        assert not result["error"]
+        assert result["rows"] == 100
+        # How the executors, and how Spark's writer names a file.
+        assert all(("-c000" in name) != has_driver for name in result["names"]), result["names"]
+        assert bool(result["said"]) != has_driver
+    else:
+        assert "the executors cannot write to" in result["error"]
+        assert "ImportError: Install adlfs" in result["error"]
+        assert result["error"].endswith("Install adlfs there: the executors are handed storage_options.")
+        assert azurite.key not in result["error"]
+    assert [name for name in place.files() if not name.endswith(".owner")] == []
