@@ -446,7 +446,7 @@ class Counted:
         wanted, started, is_adjacent = 0, 0, True
         for number in range(manifest.num_row_groups):
             file = files._open_file(int(manifest.row_group_file[number]))
-            ranges: list[Range] = sorted(file.ranges(manifest.row_group_in_file(number)))
+            ranges: list[Range] = sorted(file.ranges(file.row_groups(manifest.row_group_in_file(number))))
             size = sum(end - start for start, end in ranges)
             wanted, started = wanted + size, started + -(-size // MAX_REQUEST_BYTES)
             is_adjacent = is_adjacent and ranges[-1][1] - ranges[0][0] == size
