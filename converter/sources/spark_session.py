@@ -23,6 +23,7 @@ _CANCEL_SECONDS = 30.0
 """How long a cancelled job may take to let go of its tasks."""
 
 
+_MAX_CAUSE = 400
 _MAX_COMMAND_BYTES = 4096
 """What classic Spark runs for a list's rows are 1.4 kB of pickled functions, all its own."""
 
@@ -171,7 +172,7 @@ def short_cause(error: Exception) -> str:
             if not line.startswith((" ", "\t", "Traceback", "During", "The above"))
         ]
         if ends:
-            return ends[0][:500]
+            return ends[0][:_MAX_CAUSE]
     # That a task failed to write is known; why it did stands further down.
     telling = [line for line in lines if "[TASK_WRITE_FAILED]" not in line]
     classed = [line.strip() for line in telling if re.search(r"\[[A-Z][A-Z0-9_.]+\] ", line)]
@@ -182,7 +183,7 @@ def short_cause(error: Exception) -> str:
         causes = [line for line in causes if "[TASK_WRITE_FAILED]" not in line]
     whole = [line.strip() for line in lines if not line.startswith(("\t", "    at"))]
     found = classed[:1] or causes[-1:] or whole[:1]
-    return (found[0].removeprefix("Caused by: ") if found else type(error).__name__)[:500]
+    return (found[0].removeprefix("Caused by: ") if found else type(error).__name__)[:_MAX_CAUSE]
 
 
 def _causes_of(error: Any) -> Iterator[str]:

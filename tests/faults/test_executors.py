@@ -231,7 +231,8 @@ def test_a_sweep_removes_what_sparks_writer_had_begun(drivers: dict[str, Any]) -
 # Hadoop does not say why it could not make a folder; a file, where the folder stands already.
 NO_PERMISSION = {
     "executors": ["PermissionError: [Errno 13] Permission denied"],
-    "spark": ["java.io.IOException: Mkdirs failed", "(Permission denied)"],
+    # Where a task opens a file, and where it has written all of them.
+    "spark": ["java.io.IOException: Mkdirs failed", "(Permission denied)", "java.io.IOException: Could not rename"],
 }
 
 
