@@ -5,6 +5,7 @@
     python tests/bench/read.py --quick                 # small, without the peers: does it run at all?
     python tests/bench/read.py --only tab emb --data DIR
     python tests/bench/read.py --only stores           # HDFS and Azurite: stores.py says what is measured there
+    python tests/bench/read.py --only delta            # Delta tables: delta.py says so
 
 Rows: tab = 2 M of a long and 40 floats, emb = 200 k of a long, a float[512] and a label, img = 20 k of a long and
 10 kB of binary, ragged = 500 k of a long and 0 to 63 floats. We read what `make_spark_converter` wrote; the others, and
@@ -1100,6 +1101,13 @@ def stores(bench: Bench) -> None:
     run(bench)
 
 
+def delta(bench: Bench) -> None:
+    """Delta tables as they stand."""
+    from delta import run
+
+    run(bench)
+
+
 SECTIONS: dict[str, tuple[Callable[[Bench], None], tuple[str, ...]]] = {
     "tab": (tab, ("tab",)),
     "emb": (emb, ("emb",)),
@@ -1112,6 +1120,7 @@ SECTIONS: dict[str, tuple[Callable[[Bench], None], tuple[str, ...]]] = {
     "mixing": (mixing, ("sorted", "mixed")),
     "tensorflow": (tensorflow, ("tab", "emb")),
     "stores": (stores, ("tab", "emb", "img")),
+    "delta": (delta, ("tab", "emb")),
 }
 
 
