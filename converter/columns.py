@@ -82,6 +82,8 @@ def decode(column: pa.ChunkedArray, field: Field, *, fill: Any, stored: pa.Field
 def _decode_variable(array: pa.Array, field: Field, fill: Any, stored: pa.Field | None) -> pa.Array:
     if field.is_object:
         empty: Any = "" if field.dtype == "str" else b""
+        # One type for all files of a window, whatever their writers took.
+        array = pc.cast(array, pa.large_string() if field.dtype == "str" else pa.large_binary())
         return array if not array.null_count else pc.fill_null(array, fill or empty)
     if pa.types.is_fixed_size_list(array.type):
         array = pc.cast(array, pa.list_(array.type.value_type))
@@ -156,6 +158,18 @@ def _cast(array: pa.Array, field: Field) -> pa.Array:
     if pa.types.is_temporal(array.type):
         return array.view(wanted)
     return pc.cast(array, wanted, safe=False)
+
+
+def floor_times(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times of nanoseconds as the microseconds that they arrive as, nulls kept; any other column as it is."""
+    if not pa.types.is_timestamp(column.type) or column.type.unit != "ns":
+        return column
+    kind = pa.timestamp("us", column.type.tz)
+    # Arrow's own cast refuses to round.
+    numbers = [np.asarray(pc.fill_null(chunk.view(pa.int64()), 0)) // 1000 for chunk in column.chunks]
+    masks = [np.asarray(pc.is_null(chunk)) for chunk in column.chunks]
+    floored = [pa.array(one, mask=mask).view(kind) for one, mask in zip(numbers, masks, strict=True)]
+    return pa.chunked_array(floored, kind)
 
 
 def _flat_numbers(array: pa.Array, field: Field) -> Array:

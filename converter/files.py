@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from converter.columns import Array, Decoded, Nulls, check_fill, decode, has_fill, null_error
+from converter.columns import Array, Decoded, Nulls, check_fill, decode, floor_times, has_fill, null_error
 from converter.errors import ConverterError, ReadError, SourceChangedError
 from converter.local_cache import LocalCache, piece_name
 from converter.manifest import Manifest, Place
@@ -490,5 +490,5 @@ def read_columns(
         if name not in columns:
             columns[name] = constant_column(manifest, name, int(manifest.row_group_file[row_group]), num_rows)
         if manifest.source_columns is not None:
-            columns[name] = columns[name].cast(manifest.source_columns[name].arrow_type)
+            columns[name] = floor_times(columns[name]).cast(manifest.source_columns[name].arrow_type)
     return pa.table({name: columns[name] for name in names})

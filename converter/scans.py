@@ -6,6 +6,7 @@ the question needs, and hand back a `Selection` or statistics.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 import math
@@ -313,8 +314,8 @@ def _ruled_in_by_log(
     columns = {name: manifest.source_columns[name] for name in names} if manifest.source_columns is not None else {}
     ranges = {
         name: [
-            [None] * len(manifest.file_names) if known is None else known.to_pylist()
-            for known in (column.least, column.most, column.null_counts, column.values)
+            [None] * len(manifest.file_names) if known is None else [one if one.is_valid else None for one in known]
+            for known in (column.least, column.most, column.null_counts, _decoded_values(column))
         ]
         for name, column in columns.items()
     }
@@ -323,23 +324,29 @@ def _ruled_in_by_log(
         known = []
         for name, (least, most, null_counts, values) in ranges.items():
             if columns[name].values is not None:
-                known.append(
-                    _range(name, columns[name], values[file], values[file], None if values[file] is None else 0)
-                )
+                # Said as one value, and not as a range: only then Arrow also knows what is unequal to it.
+                known.append(pc.field(name).is_null() if values[file] is None else pc.field(name) == values[file])
             else:
-                known.append(_range(name, columns[name], least[file], most[file], null_counts[file]))
+                null_count = null_counts[file]
+                has_no_nulls = null_count is not None and null_count.as_py() == 0
+                known.append(_range(name, columns[name], least[file], most[file], has_no_nulls=has_no_nulls))
         guarantees.append(functools.reduce(operator.and_, known))
     return _may_pass(expression, arrow_schema, guarantees)[manifest.row_group_file]
 
 
-def _range(name: str, column: SourceColumn, least: Any, most: Any, null_count: int | None) -> pc.Expression:
-    """What values from `least` to `most` can be; None: not known, or for a constant null."""
-    field = pc.field(name)
+def _decoded_values(column: SourceColumn) -> pa.Array | None:
+    return None if column.values is None else column.values.dictionary_decode()
+
+
+def _range(name: str, column: SourceColumn, least: Any, most: Any, *, has_no_nulls: bool) -> pc.Expression:
+    """What values from `least` to `most` can be; None: not known."""
     if least is None or most is None:
-        return field.is_null() if column.values is not None else pc.scalar(True)
-    kind = column.arrow_type
-    between = (field >= pa.scalar(least, kind)) & (field <= pa.scalar(most, kind))
-    return between if null_count == 0 else between | field.is_null()
+        return pc.scalar(True)
+    field, kind = pc.field(name), column.arrow_type
+    # Of Arrow where it comes from there: Python has no days before the year 1 or after 9999.
+    bounds = [one if isinstance(one, pa.Scalar) else pa.scalar(one, kind) for one in (least, most)]
+    between = (field >= bounds[0]) & (field <= bounds[1])
+    return between if has_no_nulls else between | field.is_null()
 
 
 def _may_pass_footer(
@@ -361,7 +368,8 @@ def _may_pass_footer(
             continue
         found = parquet.metadata.row_group(index).column(place.leaf).statistics
         if found is not None and found.has_min_max and found.has_null_count:
-            known.append(_range(name, column, found.min, found.max, found.null_count))
+            with contextlib.suppress(OverflowError, ValueError):
+                known.append(_range(name, column, found.min, found.max, has_no_nulls=found.null_count == 0))
     return not known or bool(_may_pass(expression, arrow_schema, [functools.reduce(operator.and_, known)])[0])
 
 

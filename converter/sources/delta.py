@@ -49,9 +49,15 @@ _LOG = "_delta_log"
 _LARGE_FILE_BYTES = 32 << 20
 """A file above this is read row group by row group, for which its footer must be read beforehand."""
 
+_MANY_VERSIONS = 1_000_000
+"""deltalake looks for so many versions in some 40 ms."""
+
 _CHAR_METADATA = "__CHAR_VARCHAR_TYPE_STRING"
 _NUM_SAMPLES, _NUM_LIST_SAMPLES = 4, 100
 """How many footers are read to say how large files are in memory, and to say whether lists have one length."""
+
+_EXACT_DIGITS = 15
+"""A decimal of so many digits is the same after it was a double."""
 
 _TYPICAL_RATIO = 3.0
 """How many bytes in memory a byte of a compressed file is, where no file could be looked at."""
@@ -85,7 +91,7 @@ def read_snapshot(
     Raises:
         SourceError: it is no Delta table, has no such version or no rows, its log is damaged, or it needs what cannot
             be read rightly.
-        SourceChangedError: a data file is gone.
+        SourceChangedError: a data file, or one of deletion vectors, is gone.
         UnsupportedTypeError: columns have no tensor form; all of them are named.
         ValueError: `columns` or `shapes` name a column that does not exist.
     """
@@ -99,10 +105,11 @@ def read_snapshot(
     )
     _check_features(table, said, storage.url, version)
     actions = _actions(table, said, storage)
+    no_rows = SourceError(
+        f"{said[0].upper()}{said[1:]} has no rows, so there is nothing to train on.", path=storage.url
+    )
     if not actions.num_rows:
-        raise SourceError(
-            f"{said[0].upper()}{said[1:]} has no rows, so there is nothing to train on.", path=storage.url
-        )
+        raise no_rows
     mapping = str(table.metadata().configuration.get("delta.columnMapping.mode", "none"))
     known = {column.name: column for column in _columns(json.loads(table.schema().to_json()), mapping, actions)}
     try:
@@ -115,6 +122,9 @@ def read_snapshot(
     has_lists = any(is_list(column.source.arrow_type) and column.name not in shapes for column in wanted)
     files.look_into(wanted, has_lists=has_lists)
     fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
+    selection = files.select(_deleted(table, storage, said, version, remedy))
+    if not (files.row_group_rows if selection is None else selection.counts).any():
+        raise no_rows
     content = json.dumps(["delta", str(table.metadata().id), version])
     return root, Manifest(
         schema=Schema(tuple(fields)),
@@ -129,7 +139,7 @@ def read_snapshot(
         float_dtype=float_dtype or "float64",
         statistics=statistics_of(wanted, fields),
         source_columns={column.name: column.source for column in wanted},
-        selection=files.select(_deleted(table, storage, said, version)),
+        selection=selection,
         remedy=remedy,
     )
 
@@ -173,6 +183,11 @@ def _open(storage: Storage, *, version: int | None, timestamp: dt.datetime | Non
         if timestamp is not None:
             newest = deltalake.DeltaTable(place, storage_options=options)
             version = _version_of(storage, timestamp, newest.metadata().configuration)
+        if version is not None and version > _MANY_VERSIONS:
+            # deltalake counts up to the version that is asked for, beyond the newest as well.
+            newest = deltalake.DeltaTable(place, storage_options=options)
+            if version > newest.version():
+                raise LookupError("there is no such version")
         return deltalake.DeltaTable(place, version=version, storage_options=options)
     except SourceError:
         raise
@@ -298,12 +313,14 @@ def _columns(schema: Mapping[str, Any], mapping: str, actions: pa.Table) -> list
             return
         key = ".".join(path)
         nulls = _array(actions, f"null_count.{key}")
+        # Its bounds were written as floats are, 0.1 say, which a double is not.
+        was_float = any(change.get("fromType") == "float" for change in metadata.get("delta.typeChanges") or ())
         source = SourceColumn(
             arrow_type=arrow_type,
             path=path,
             field_ids=ids,
-            least=_bound(actions, f"min.{key}", arrow_type),
-            most=_bound(actions, f"max.{key}", arrow_type),
+            least=None if was_float else _bound(actions, f"min.{key}", arrow_type),
+            most=None if was_float else _bound(actions, f"max.{key}", arrow_type),
             null_counts=nulls,
         )
         is_counted = nulls is not None and not nulls.null_count
@@ -358,12 +375,20 @@ def _bound(actions: pa.Table, name: str, arrow_type: pa.DataType) -> Any:
     if pa.types.is_floating(arrow_type):
         # NaN is taken for the largest number.
         return pc.if_else(pc.is_finite(found), found, None)
+    if pa.types.is_decimal(arrow_type) and arrow_type.precision > _EXACT_DIGITS:
+        # deltalake writes them as doubles, so that a bound may lie within the values.
+        number = pc.cast(found, pa.float64())
+        slack = pc.add(pc.multiply(pc.abs(number), 2.0**-50), 10.0**-arrow_type.scale)
+        moved = pc.subtract(number, slack) if name.startswith("min.") else pc.add(number, slack)
+        with contextlib.suppress(pa.ArrowException):
+            return pc.cast(moved, arrow_type)
+        return None
     if pa.types.is_timestamp(arrow_type) and name.startswith("max."):
         return pc.cast(pc.add(pc.cast(found, pa.int64()), 999), arrow_type)
     return found
 
 
-def _deleted(table: Any, storage: Storage, said: str, version: int) -> dict[str, Mask]:
+def _deleted(table: Any, storage: Storage, said: str, version: int, remedy: str) -> dict[str, Mask]:
     """For each file with deleted rows, by its full path, which of them are left."""
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return {}
@@ -374,6 +399,13 @@ def _deleted(table: Any, storage: Storage, said: str, version: int) -> dict[str,
             for path, kept in zip(batch.column("filepath").to_pylist(), batch.column("selection_vector"), strict=True):
                 found[_full_path(path)] = np.asarray(kept.values.to_numpy(zero_copy_only=False), np.bool_)
     except Exception as error:  # noqa: BLE001 (deltalake has errors of several kinds for one cause)
+        if "not found" in str(error).lower():
+            # VACUUM removes them as it does data files, also where newer versions go on with the data file.
+            raise SourceChangedError(
+                f"Which rows are deleted in {said} (deletion vectors) cannot be read: {_cause(storage, error)}. "
+                f"{remedy}",
+                path=storage.url,
+            ) from storage.harmless(error)
         raise SourceError(
             f"Which rows are deleted in {said} (deletion vectors) cannot be read: {_cause(storage, error)}. Convert a "
             f"DataFrame of it: {_copy_of(storage.url, version)}.",
@@ -410,6 +442,11 @@ def _place_files(storage: Storage, paths: Sequence[str], said: str) -> tuple[Sto
     return storage.above(common), [posixpath.relpath(path, common) for path in full]
 
 
+def _spread(numbers: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """At most so many of these, from the first to the last."""
+    return numbers[np.linspace(0, len(numbers) - 1, min(len(numbers), count)).astype(np.int64)]
+
+
 class _Files:
     """The files of a version as row groups: whole where they are small, else as their footers cut them."""
 
@@ -428,12 +465,13 @@ class _Files:
         """Read the footers of large files, and of a few others that tell what all are like."""
         files = np.arange(len(self.names))
         small = files[self.is_whole]
-        count = min(len(small), _NUM_LIST_SAMPLES if has_lists else _NUM_SAMPLES)
-        samples = small[np.linspace(0, len(small) - 1, count).astype(np.int64)]
+        few = _spread(small, _NUM_SAMPLES)
+        samples = np.union1d(few, _spread(small, _NUM_LIST_SAMPLES)) if has_lists else few
         large = files[~self.is_whole]
         footers = dict(zip([*large.tolist(), *samples.tolist()], self._read([*large, *samples]), strict=True))
         self._tell(columns, list(footers.values()))
-        sampled = [footers[number] for number in samples.tolist()]
+        # Always of the same files: sizes in memory make the windows of a shuffle, whatever columns were chosen.
+        sampled = [footers[number] for number in few.tolist()]
         in_files = sum(footer.num_bytes for footer in sampled)
         ratio = sum(int(footer.row_group_bytes.sum()) for footer in sampled) / in_files if in_files else _TYPICAL_RATIO
         parts = []

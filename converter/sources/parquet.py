@@ -10,6 +10,7 @@ has, and a row of another length is an error that names the file.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import fnmatch
 import functools
@@ -42,6 +43,9 @@ _DELTA_LOG = "_delta_log"
 _FOOTER_THREADS = 8
 _MAGIC_BYTES = 8
 _GLOB = re.compile(r"[*?\[]")
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"NaN|[+-]?(Infinity|([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][+-]?[0-9]+)?)")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _UNEVEN = (0, 0)
 _REMEDY = "Make the converter again."
 
@@ -105,6 +109,9 @@ class Column:
 
     is_twice: bool = False
     """Whether a file has several columns of this name."""
+
+    disagreement: SourceError | None = None
+    """What to say of files that hold it as types of which none is wide enough for all."""
 
 
 def read_footers(
@@ -258,18 +265,18 @@ def _partition_columns(url: str, partitions: Mapping[str, Mapping[str, str | Non
 
 def _typed(texts: Sequence[str | None]) -> pa.Array:
     present = {text for text in texts if text is not None}
-    if present and all(re.fullmatch(r"[+-]?[0-9]{1,18}", text) for text in present):
+    if present and all(_WHOLE.fullmatch(text) for text in present):
         numbers = [None if text is None else int(text) for text in texts]
-        is_small = all(-(2**31) <= number < 2**31 for number in numbers if number is not None)
-        return pa.array(numbers, pa.int32() if is_small else pa.int64())
-    if present and all(
-        re.fullmatch(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][+-]?[0-9]+)?", text) for text in present
-    ):
+        # What lies below zero reaches further by one.
+        bits = max((number if number >= 0 else ~number).bit_length() for number in numbers if number is not None)
+        if bits < 64:
+            return pa.array(numbers, pa.int32() if bits < 32 else pa.int64())
+    if present and all(_NUMBER.fullmatch(text) for text in present):
         return pa.array([None if text is None else float(text) for text in texts], pa.float64())
-    try:
-        return pa.array([None if text is None else dt.date.fromisoformat(text) for text in texts], pa.date32())
-    except ValueError:
-        return pa.array(texts, pa.string())
+    if present and all(_DAY.fullmatch(text) for text in present):
+        with contextlib.suppress(ValueError):
+            return pa.array([None if text is None else dt.date.fromisoformat(text) for text in texts], pa.date32())
+    return pa.array(texts, pa.string())
 
 
 def look_at(storage: Storage, names: Sequence[str]) -> list[Footer]:
@@ -366,18 +373,36 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
                 continue
             wider = _wider(column.source.arrow_type, kind)
             if wider is None:
-                raise SourceError(
-                    f"{url}/{those[0].name} has other columns than {url}/{first_file[name].name}: {name!r} is {kind}, "
-                    f"and {column.source.arrow_type} there. Give the files that agree, or read them with Spark and "
-                    "convert the DataFrame.",
-                    path=f"{url}/{those[0].name}",
-                    column=name,
+                said_there = f"{name!r} is {kind}, and {column.source.arrow_type} there"
+                column.disagreement = column.disagreement or _disagree(
+                    url, those[0], first_file[name], name, said_there
                 )
+                continue
             column.source = SourceColumn(arrow_type=wider, path=path)
             column.list_size = column.list_size if column.list_size == _list_size(one.type) else None
+    for schema, those in kinds.items():
+        # A struct in one file, and none in another.
+        types = {path: one.type for _, path, one in _flatten(schema)}
+        structs = {path[:depth] for path in types for depth in range(1, len(path))}
+        for name, column in found.items():
+            path = column.source.path
+            cut = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in types), None)
+            if column.disagreement is None and (cut is not None or path in structs):
+                here, there = ("struct", column.source.arrow_type) if cut is None else (types[cut], "struct")
+                said_there = f"{'.'.join(cut or path)!r} is {here}, and {there} there"
+                column.disagreement = _disagree(url, those[0], first_file[name], name, said_there)
     for column in found.values():
         count_in(column, kinds)
     return found
+
+
+def _disagree(url: str, file: Footer, first: Footer, name: str, said: str) -> SourceError:
+    return SourceError(
+        f"{url}/{file.name} has other columns than {url}/{first.name}: {said}. Give the files that agree, leave it out "
+        "with columns=…, or read them with Spark and convert the DataFrame.",
+        path=f"{url}/{file.name}",
+        column=name,
+    )
 
 
 def count_in(column: Column, kinds: Mapping[pa.Schema, Sequence[Footer]]) -> None:
@@ -464,6 +489,9 @@ def choose_columns(
                 raise ValueError(f"{option}: {schema.explain_missing(name)}")
             if known[name].is_twice:
                 raise SourceError(f"There are several columns called {name!r}; rename them with Spark.", column=name)
+    for name in wanted:
+        if (disagreement := known[name].disagreement) is not None:
+            raise disagreement
     return [known[name] for name in dict.fromkeys(wanted)]
 
 

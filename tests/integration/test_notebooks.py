@@ -36,6 +36,8 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 DIGITS = ["01_digits_in_torch", "02_digits_in_keras"]
 SYNAPSE = "03_synapse_and_fabric"
 DATABRICKS = "04_databricks"
+PLATFORMS = [SYNAPSE, DATABRICKS]
+DELTA = "05_images_in_delta"
 MOST_CELLS = 12
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 CLOUD = "cloud"
@@ -103,7 +105,7 @@ class Workspace:
     """Where a notebook runs: what we put in the place of what only a platform has."""
 
     files: Callable[[], list[str]]
-    """What stands where the cache goes."""
+    """What stands where the cache goes, or the notebook's own table."""
 
     data_requests: Callable[[], int] = lambda: 0
     """How many requests for rows the store has answered."""
@@ -145,7 +147,7 @@ class Run:
     temporary: Path
     workspace: Workspace
     files_after: dict[str, list[str]]
-    """What stood where the cache goes when a cell, by its id, was done."""
+    """What stood there when a cell, by its id, was done."""
 
     requests_after: dict[str, int]
     """How many requests for rows there were by then."""
@@ -226,7 +228,13 @@ def as_in_synapse(folder: Path) -> Iterator[Workspace]:
         )
 
 
-WORKSPACES = {SYNAPSE: as_in_synapse, DATABRICKS: as_on_databricks}
+@contextlib.contextmanager
+def beside_a_table(folder: Path) -> Iterator[Workspace]:
+    """The notebook makes a table of its own among temporary files, and no cache."""
+    yield Workspace(files=lambda: files_below(folder / "tmp"))
+
+
+WORKSPACES = {SYNAPSE: as_in_synapse, DATABRICKS: as_on_databricks, DELTA: beside_a_table}
 
 
 class SecureAzurite(azurite.BlobAccount):
@@ -425,7 +433,7 @@ def test_a_notebook_shows_no_python_warning(run: Run) -> None:
 
 def test_a_notebook_leaves_nothing_in_the_cache_or_beside_it(run: Run) -> None:
     written = {name for files in run.files_after.values() for name in files}
-    assert [name for name in written if name.endswith(".parquet")], "the notebook wrote no cache where it was told to"
+    assert [name for name in written if name.endswith(".parquet")], "the notebook wrote no rows where it was told to"
     assert {name.rpartition("/")[2] for name in run.workspace.files()} <= {".owner"}
     assert [path.name for path in run.folder.iterdir()] == []
     assert list(run.temporary.rglob("converter-*")) == []
@@ -435,10 +443,10 @@ def test_a_cloud_cell_says_so(notebook: Path) -> None:
     content = nbformat.read(notebook, as_version=4)
     cells = [cell for cell in content.cells if cell.cell_type == "code"]
     assert [is_cloud(cell) for cell in cells] == [cell.source.startswith("# Cloud only") for cell in cells]
-    assert any(map(is_cloud, cells)) == (notebook.stem in WORKSPACES)
+    assert any(map(is_cloud, cells)) == (notebook.stem in PLATFORMS)
     # Whoever reads the page is told what nobody has tried.
     said = "".join(content.cells[0].source.split("\n"))
-    assert ("We have run none of" in said) == (notebook.stem in WORKSPACES)
+    assert ("We have run none of" in said) == (notebook.stem in PLATFORMS)
 
 
 @pytest.mark.parametrize("notebook", [path for path in NOTEBOOKS if path.stem in DIGITS], indirect=True, ids=str)
@@ -465,7 +473,7 @@ def cells_of(name: str) -> list[Any]:
     return list(nbformat.read(path, as_version=4).cells)
 
 
-@pytest.mark.parametrize("name", WORKSPACES)
+@pytest.mark.parametrize("name", PLATFORMS)
 def test_what_is_installed_is_this_package(name: str) -> None:
     (cell,) = [cell for cell in cells_of(name) if is_installation(cell)]
     found = re.search(r"/(\w+)-([\w.]+)-py3-none-any\.whl\[([\w,]+)\]\"", cell.source)
@@ -570,3 +578,48 @@ class TestDatabricks:
         said = run.text("stdout")
         assert "swept while it is in use: 0 entries\n" in said
         assert "left over after delete(): 0 files\n" in said
+
+
+@pytest.mark.parametrize("notebook", [path for path in NOTEBOOKS if path.stem == DELTA], indirect=True, ids=str)
+class TestDelta:
+    def test_only_spark_writes_files(self, run: Run) -> None:
+        # There is no cache, neither where it would go nor beside the table, and Delta names each file of the table.
+        assert not run.cache_dir.exists()
+        made = run.files_after[cell_with(DELTA, "def append(")]
+        changed = run.files_after[cell_with(DELTA, "changed.delete(")]
+        assert run.files_after[cell_with(DELTA, "before = make_delta_converter(")] == made
+        assert run.files_after[cell_with(DELTA, "def train(")] == changed
+        assert set(made) < set(changed)
+        names = [name.partition("/digits/")[2] for name in changed]
+        kinds = r"_delta_log/.*|part=\w+/\.?part-.*\.parquet(\.crc)?|\.?deletion_vector_.*\.bin(\.crc)?"
+        assert [name for name in names if not re.fullmatch(kinds, name)] == []
+        assert [name for name in names if name.startswith("deletion_vector_")]
+
+    def test_version_0_stays_and_the_latest_version_is_told_apart(self, run: Run) -> None:
+        said = run.text("stdout")
+        assert "['WRITE', 'WRITE', 'DELETE', 'UPDATE']\n" in said
+        pattern = r"^(.+): ([\d,]+) rows, fingerprint (\w{8}), same first batch: (\w+)$"
+        before, again, after = re.findall(pattern, said, re.MULTILINE)
+        assert before == ("version 0, before", "800", before[2], "True")
+        assert again == ("version 0, again", "800", before[2], "True")
+        assert after == ("latest version", "1,257", after[2], "False")
+        assert after[2] != before[2]
+        assert "StateMismatchError: " in said
+
+    def test_the_corrected_labels_make_a_better_network(self, run: Run) -> None:
+        found = re.findall(r"^.+: accuracy on 360 held-out digits: ([\d.]+)$", run.text("stdout"), re.MULTILINE)
+        assert len(found) == 2
+        # One third of the labels of version 0 is wrong.
+        assert float(found[0]) < 0.9 < float(found[1])
+
+    def test_a_batch_and_the_accuracies_are_drawn(self, run: Run) -> None:
+        assert "DatasetConverter(800 of 1,160 rows × 5 columns" in run.shown()
+        assert len(run.pictures()) == 2
+
+    def test_delete_leaves_the_table(self, run: Run) -> None:
+        found = re.search(
+            r"^files of the table before and after delete\(\): \[(\d+), (\d+)\]$", run.text("stdout"), re.MULTILINE
+        )
+        assert found
+        assert found[1] == found[2] != "0"
+        assert run.workspace.files() == []

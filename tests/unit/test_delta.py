@@ -1,0 +1,760 @@
+"""Delta tables without Spark: what is read of a version, what is never opened, and what is said of a damaged one.
+
+The tables are written by deltalake, or their log by hand.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import decimal
+import itertools
+import json
+import pickle
+import shutil
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from converter import (
+    DatasetConverter,
+    NullValueError,
+    ReadError,
+    SourceChangedError,
+    SourceError,
+    StateMismatchError,
+    make_delta_converter,
+)
+from converter.sources import delta
+from tests.known_rows import concatenate, run_python
+
+Rows = dict[str, list[Any]]
+FAR = dt.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=dt.timezone.utc)
+BEGINNING = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+MICROSECOND = dt.timedelta(microseconds=1)
+KEY = base64.b64encode(b"a key that nobody may see").decode()
+
+
+def append(path: Path, columns: Mapping[str, Any], **options: Any) -> None:
+    write_deltalake(str(path), pa.table(dict(columns)), mode="append", **options)
+
+
+def append_each(path: Path, tables: Sequence[Mapping[str, Any]], **options: Any) -> Path:
+    """A table of one file for each of these."""
+    for one in tables:
+        append(path, one, **options)
+    return path
+
+
+def five_files(path: Path) -> Path:
+    """The numbers from 0 to 49, ten in each file, and a version for each."""
+    return append_each(path, [{"id": np.arange(10) + 10 * number} for number in range(5)])
+
+
+def rows_of(converter: DatasetConverter, **options: Any) -> Rows:
+    with converter.make_batch_reader(**{"batch_size": 7, "nulls": "mask"} | options) as reader:
+        return {name: column.tolist() for name, column in concatenate(list(reader)).items()}
+
+
+def ids_of(path: Path, **options: Any) -> list[int]:
+    return sorted(rows_of(make_delta_converter(path, **options), columns=["id"])["id"])
+
+
+def commit(path: Path, version: int) -> Path:
+    return path / "_delta_log" / f"{version:020}.json"
+
+
+def actions_of(path: Path, version: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in commit(path, version).read_text().splitlines()]
+
+
+def change_commit(path: Path, version: int, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Rewrite the actions of a commit; `change` does so in place."""
+    actions = actions_of(path, version)
+    for action in actions:
+        change(action)
+    commit(path, version).write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+
+def file_of(path: Path, version: int) -> Path:
+    """The only data file that a version added."""
+    (added,) = (action["add"]["path"] for action in actions_of(path, version) if "add" in action)
+    return path / unquote(added)
+
+
+def write_log(path: Path, fields: Mapping[str, str], files: Sequence[Mapping[str, Any]], *, features: Any = ()) -> Path:
+    """A log of one commit, with what it says of its files: a path, and what differs from the usual."""
+    (path / "_delta_log").mkdir(parents=True, exist_ok=True)
+    schema = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields.items()]
+    protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
+    if features:
+        named = list(features)
+        protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": named, "writerFeatures": named}
+    metadata = {
+        "id": "0f6e073b-58cf-479f-98b5-b669a1503c93", "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": schema}), "partitionColumns": [], "configuration": {},
+        "createdTime": 0,
+    }  # fmt: skip
+    actions: list[dict[str, Any]] = [{"protocol": protocol}, {"metaData": metadata}]
+    for file in files:
+        found = path / file["path"]
+        add = {"partitionValues": {}, "modificationTime": 0, "dataChange": True, "size": found.stat().st_size} | file
+        if isinstance(add.get("stats"), dict):
+            add["stats"] = json.dumps(add["stats"])
+        actions.append({"add": add})
+    commit(path, 0).write_text("".join(json.dumps(action) + "\n" for action in actions))
+    return path
+
+
+def write_vector(file: Path, deleted: Sequence[int]) -> dict[str, Any]:
+    """A file with one deletion vector, and how a log names it: a roaring bitmap of one array."""
+    bitmap = struct.pack("<iqiIIHHI", 1681511377, 1, 0, 12346, 1, 0, len(deleted) - 1, 16)
+    data = bitmap + b"".join(struct.pack("<H", row) for row in deleted)
+    file.write_bytes(b"\x01" + struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data)))
+    return {
+        "storageType": "p", "pathOrInlineDv": file.as_uri(), "offset": 1, "sizeInBytes": len(data),
+        "cardinality": len(deleted),
+    }  # fmt: skip
+
+
+def with_vector(path: Path, deleted: Sequence[int], *, ids: Any = range(10), stats: Any = None) -> Path:
+    """A table of one file some of whose rows are deleted."""
+    path.mkdir()
+    pq.write_table(pa.table({"id": pa.array(ids, pa.int64())}), path / "one.parquet")
+    vector = write_vector(path / "vector.bin", deleted)
+    return write_log(
+        path, {"id": "long"},
+        [{"path": "one.parquet", "stats": stats or {"numRecords": len(ids)}, "deletionVector": vector}],
+        features=["deletionVectors"],
+    )  # fmt: skip
+
+
+def assert_filtered(path: Path, filters: Any, expected: Sequence[Any], *, column: str = "id") -> None:
+    """These rows are left, whichever way the filters are said."""
+    for options in ({}, {"filters": filters}):
+        with make_delta_converter(path, float_dtype=None, **options) as converter:
+            part = converter if options else converter.where(filters)
+            assert len(part) == len(expected)
+            assert sorted(rows_of(part)[column]) == sorted(expected)
+
+
+# What is no such table ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_table_is_said(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "x.parquet")
+    table = five_files(tmp_path / "table")
+    for place in (tmp_path, tmp_path / "nothing", tmp_path / "x.parquet", table / "_delta_log"):
+        with pytest.raises(SourceError, match=r"is no Delta table: .* make_parquet_converter") as caught:
+            make_delta_converter(place)
+        assert caught.value.path == place.as_uri()
+    (tmp_path / "empty" / "_delta_log").mkdir(parents=True)
+    with pytest.raises(SourceError, match="empty cannot be opened"):
+        make_delta_converter(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("version", [5, 10**6, 10**7, 2**63, 2**80])
+def test_a_version_that_is_not_there_is_refused_at_once(tmp_path: Path, version: int) -> None:
+    path = five_files(tmp_path / "table")
+    with pytest.raises(SourceError, match=rf"cannot be opened at version {version}: .* Its latest version is 4"):
+        make_delta_converter(path, version=version)
+
+
+def test_versions_have_their_rows(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    for version in range(5):
+        assert ids_of(path, version=version) == list(range(10 * version + 10))
+    assert ids_of(path, version=np.int64(1)) == list(range(20))
+    assert ids_of(path) == ids_of(Path(f"{path}/")) == list(range(50))
+    with make_delta_converter(path.as_uri()) as converter:
+        assert converter.url == path.as_uri()
+        assert f"50 rows × 1 columns, 0.0 MB in 5 files, {path.as_uri()}" in repr(converter)
+
+
+def test_a_time_before_the_first_commit_is_refused(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    for moment in ("2000-01-01", "0001-01-01", dt.datetime(2000, 1, 1, tzinfo=dt.timezone.utc)):
+        with pytest.raises(SourceError, match=r"has no version of .*: its log begins with version 0 at 20"):
+            make_delta_converter(path, timestamp=moment)
+    for moment in ("2999-01-01T00:00:00+05:00", FAR):
+        assert ids_of(path, timestamp=moment) == list(range(50))
+
+
+def test_an_empty_table_is_refused(tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path / "a"), pa.table({"id": pa.array([], pa.int64())}))
+    path = five_files(tmp_path / "b")
+    DeltaTable(str(path)).delete()
+    for one, version in ((tmp_path / "a", 0), (path, 5)):
+        with pytest.raises(SourceError, match=rf"Version {version} of the Delta table \S+ has no rows"):
+            make_delta_converter(one)
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "both": ({"version": 0, "timestamp": "2026-01-01"}, ValueError, "version and timestamp"),
+    "version bool": ({"version": True}, TypeError, "version must be an integer, got True"),
+    "version float": ({"version": 1.0}, TypeError, "version must be an integer, got 1.0"),
+    "version text": ({"version": "1"}, TypeError, "version must be an integer, got '1'"),
+    "version negative": ({"version": -1}, ValueError, "version must be at least 0"),
+    "timestamp number": ({"timestamp": 5}, TypeError, "timestamp must be a datetime"),
+    "timestamp day": ({"timestamp": dt.date(2026, 1, 1)}, TypeError, "timestamp must be a datetime"),
+    "timestamp text": ({"timestamp": "yesterday"}, ValueError, "'yesterday'"),
+    "columns text": ({"columns": "id"}, TypeError, "columns must be a list of names"),
+    "columns none": ({"columns": []}, TypeError, "columns must be a list of names"),
+    "columns unknown": (
+        {"columns": ["no"]}, ValueError,
+        r"columns: There is no column 'no'. The columns are 'id'. \(in version 4 of the Delta table"),
+    "filters text": ({"filters": "id"}, TypeError, "filters must be tuples"),
+    "filters none": ({"filters": []}, TypeError, "filters must be tuples"),
+    "filters unknown": ({"filters": [("no", "=", 1)]}, ValueError, "filters: There is no column 'no'"),
+    "filters unknown expression": ({"filters": pc.field("no") > 1}, ValueError, "filters: There is no column 'no'"),
+    "filters kind": ({"filters": [("id", "=", "x")]}, ValueError, "filters: column 'id' .* cannot be compared"),
+    "filters all": ({"filters": [("id", ">", 100)]}, SourceError, "No row of .* passes the filters"),
+    "float_dtype": ({"float_dtype": "float16"}, ValueError, "float_dtype must be"),
+    "shapes scalar": ({"shapes": {"id": (2,)}}, ValueError, "shapes names the column 'id', which is no array"),
+    "shapes unknown": ({"shapes": {"no": (2,)}}, ValueError, "shapes: There is no column 'no'"),
+    "storage_options": ({"storage_options": "key"}, TypeError, "storage_options must be a dict .* got a str"),
+    "timeout negative": ({"timeout_seconds": -1}, ValueError, "timeout_seconds must be above 0"),
+    "timeout text": ({"timeout_seconds": "x"}, TypeError, "timeout_seconds must be a number"),
+    "spark": ({"spark": 5}, SourceError, "Spark's catalog does not say where"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_an_option_that_cannot_be_is_named(tmp_path: Path, case: str) -> None:
+    options, kind, said = WRONG[case]
+    with pytest.raises(kind, match=said):
+        make_delta_converter(five_files(tmp_path / "table"), **options)
+
+
+@pytest.mark.parametrize("table", [5, None, "", " ", b"x"])
+def test_a_table_is_a_path_or_a_name(table: Any) -> None:
+    with pytest.raises(TypeError, match=r"path|PathLike"):
+        make_delta_converter(table)
+
+
+def test_no_secret_is_shown_where_a_store_cannot_be_reached() -> None:
+    options = {"account_key": KEY}
+    with pytest.raises((OSError, SourceError), match=r"could not be reached|cannot be opened") as caught:
+        make_delta_converter(
+            "abfss://data@no-such-account.dfs.core.windows.net/table", storage_options=options, timeout_seconds=0.5
+        )
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert KEY not in f"{error} {error!r} {error.args}"
+        error = error.__cause__ or error.__context__
+
+
+@pytest.mark.parametrize("features", [["inTheFuture"], ["columnMapping", "inTheFuture"]])
+def test_a_feature_that_nobody_knows_is_named_with_the_remedy(tmp_path: Path, features: list[str]) -> None:
+    path = five_files(tmp_path / "table")
+
+    def change(action: dict[str, Any]) -> None:
+        if "protocol" in action:
+            versions = {"minReaderVersion": 3, "minWriterVersion": 7}
+            action["protocol"] = versions | {"readerFeatures": features, "writerFeatures": features}
+
+    change_commit(path, 0, change)
+    with pytest.raises(SourceError, match=r"inTheFuture.* make_spark_converter"):
+        make_delta_converter(path)
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [None, 3])
+def test_a_commit_that_is_missing_in_the_middle_is_noticed(tmp_path: Path, version: int | None) -> None:
+    path = five_files(tmp_path / "table")
+    commit(path, 2).unlink()
+    with pytest.raises(SourceError, match=r"cannot be opened.* gap"):
+        make_delta_converter(path, version=version)
+    assert ids_of(path, version=1) == list(range(20))
+
+
+def test_a_missing_beginning_is_noticed(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    commit(path, 0).unlink()
+    with pytest.raises(SourceError, match="table cannot be opened"):
+        make_delta_converter(path)
+
+
+@pytest.mark.parametrize("content", [b'{"add": {"path": "x', b"\xff\xfe\x00", b'{"add": 5}\n'])
+def test_a_commit_that_is_damaged_is_noticed(tmp_path: Path, content: bytes) -> None:
+    path = five_files(tmp_path / "table")
+    commit(path, 1).write_bytes(content)
+    with pytest.raises(SourceError, match=r"table cannot be opened: .*[Jj]son"):
+        make_delta_converter(path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "empty", "gone"])
+@pytest.mark.parametrize("is_cleaned", [False, True])
+def test_a_checkpoint_that_is_damaged_is_noticed(tmp_path: Path, damage: str, is_cleaned: bool) -> None:
+    path = five_files(tmp_path / "table")
+    DeltaTable(str(path)).create_checkpoint()
+    append(path, {"id": [50]})
+    if is_cleaned:
+        for version in range(5):
+            commit(path, version).unlink()
+    assert ids_of(path) == list(range(51))
+    (checkpoint,) = (path / "_delta_log").glob("*.checkpoint.parquet")
+    whole = checkpoint.read_bytes()
+    checkpoint.write_bytes({"cut": whole[:500], "zeros": bytes(len(whole))}.get(damage, b""))
+    if damage == "gone":
+        checkpoint.unlink()
+    with pytest.raises(SourceError, match="table cannot be opened"):
+        make_delta_converter(path)
+
+
+def test_statistics_that_are_damaged_are_none(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    change_commit(path, 1, lambda action: action.get("add", {}).update({"stats": "{{"}))
+    change_commit(path, 2, lambda action: action.get("add", {}).pop("stats", None))
+    assert ids_of(path) == list(range(50))
+    assert_filtered(path, [("id", ">=", 15)], range(15, 50))
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_data_file_that_is_gone_is_named(tmp_path: Path, version: int) -> None:
+    path = five_files(tmp_path / "table")
+    file = file_of(path, version)
+    file.unlink()
+    said = (
+        rf"{file.as_uri()} is not there\. It belongs to version 4 of the Delta table {path.as_uri()}\. VACUUM removes "
+        rf".* take a newer version, or keep these rows with make_spark_converter\(.*'versionAsOf', 4\)\.load"
+    )
+    for read in (rows_of, lambda converter: converter.where([("id", ">=", 0)]), lambda converter: converter.statistics):
+        with pytest.raises(SourceChangedError, match=said) as caught:
+            read(make_delta_converter(path))
+        assert caught.value.path == file.as_uri()
+
+
+def swap_for_others(file: Path, ids: Any) -> None:
+    """Another Parquet file of the same size in its place."""
+    size = file.stat().st_size
+    pq.write_table(pa.table({"id": pa.array(ids, pa.int64())}), file, compression="none", write_statistics=False)
+    data = file.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    assert len(data) <= size
+    file.write_bytes(data[:footer] + bytes(size - len(data)) + data[footer:])
+
+
+@pytest.mark.parametrize(
+    ("swap", "said"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes() + b"x"), "has .* bytes"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "has .* bytes"),
+        (lambda file: pq.write_table(pa.table({"id": range(1000)}), file), "has .* bytes"),
+        (lambda file: swap_for_others(file, range(4)), "has 4 rows instead of 10"),
+    ],
+)
+def test_a_data_file_that_is_another_one_is_named(tmp_path: Path, swap: Any, said: str) -> None:
+    path = append_each(tmp_path / "table", [{"id": range(10)}] * 9)
+    files = [file.name for file in sorted(path.glob("*.parquet"))]
+    # One whose footer nobody reads when the table is opened.
+    swap(path / files[1])
+    converter = make_delta_converter(path)
+    for read in (rows_of, lambda converter: converter.where([("id", ">=", 0)])):
+        with pytest.raises(SourceChangedError, match=rf"{files[1]} {said}.*It belongs to version 8"):
+            read(converter)
+
+
+def test_a_data_file_of_no_parquet_is_named(tmp_path: Path) -> None:
+    path = append_each(tmp_path / "table", [{"id": range(10)}] * 9)
+    file = sorted(path.glob("*.parquet"))[1]
+    file.write_bytes(b"x" * file.stat().st_size)
+    with pytest.raises(ReadError, match=rf"{file.name} cannot be decoded.* It belongs to version 8"):
+        rows_of(make_delta_converter(path))
+
+
+# Deletion vectors -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_deletion_vector_are_left_out(tmp_path: Path) -> None:
+    path = with_vector(tmp_path / "table", [0, 3, 9])
+    left = [1, 2, 4, 5, 6, 7, 8]
+    with make_delta_converter(path) as converter:
+        assert len(converter) == 7
+        assert rows_of(converter)["id"] == left
+        assert sorted(rows_of(converter, shuffle=True, seed=1)["id"]) == left
+        assert rows_of(pickle.loads(pickle.dumps(converter)))["id"] == left
+        assert (converter.statistics["id"].min, converter.statistics["id"].max) == (1, 8)
+        halves = converter.split({"a": 0.5, "b": 0.5})
+        assert sorted(row for half in halves.values() for row in rows_of(half)["id"]) == left
+    assert_filtered(path, [("id", ">", 2)], [4, 5, 6, 7, 8])
+
+
+def test_nulls_in_deleted_rows_are_none(tmp_path: Path) -> None:
+    stats = {"numRecords": 4, "nullCount": {"id": 2}, "minValues": {"id": 1}, "maxValues": {"id": 2}}
+    path = with_vector(tmp_path / "a", [0, 2], ids=[None, 1, None, 2], stats=stats)
+    assert rows_of(make_delta_converter(path), nulls="raise")["id"] == [1, 2]
+    path = with_vector(tmp_path / "b", [0], ids=[None, 1, None, 2], stats=stats)
+    with pytest.raises(NullValueError, match="Column 'id' holds 1 null"):
+        rows_of(make_delta_converter(path), nulls="raise")
+
+
+def test_a_table_whose_rows_are_all_deleted_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="has no rows"):
+        make_delta_converter(with_vector(tmp_path / "table", range(10)))
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "empty", "another bit"])
+def test_a_deletion_vector_that_is_damaged_is_noticed(tmp_path: Path, damage: str) -> None:
+    path = with_vector(tmp_path / "table", [0, 3])
+    vector = path / "vector.bin"
+    whole = vector.read_bytes()
+    flipped = whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:]
+    vector.write_bytes({"cut": whole[:-9], "zeros": bytes(len(whole)), "another bit": flipped}.get(damage, b""))
+    with pytest.raises(SourceError, match=r"Which rows are deleted in version 0 .* cannot be read: "):
+        make_delta_converter(path)
+
+
+def test_a_deletion_vector_that_is_gone_is_said_with_its_version(tmp_path: Path) -> None:
+    path = with_vector(tmp_path / "table", [0, 3])
+    converter = make_delta_converter(path)
+    (path / "vector.bin").unlink()
+    with pytest.raises(
+        SourceChangedError, match=r"deleted in version 0 .*vector\.bin.* VACUUM removes .* newer version"
+    ):
+        make_delta_converter(path)
+    # Who opened it before knows the rows.
+    assert rows_of(converter)["id"] == [1, 2, 4, 5, 6, 7, 8, 9]
+
+
+# Columns --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_column_of_newer_versions_is_not_there_in_older_ones(tmp_path: Path) -> None:
+    path = append_each(tmp_path / "table", [{"id": [1, 2]}, {"id": [3], "y": [1.5]}], schema_mode="merge")
+    with pytest.raises(ValueError, match=r"There is no column 'y'.* \(in version 0 of the Delta table"):
+        make_delta_converter(path, version=0, columns=["y"])
+    with pytest.raises(ValueError, match="filters: There is no column 'y'"):
+        make_delta_converter(path, version=0, filters=[("y", ">", 1)])
+    found = rows_of(make_delta_converter(path))
+    assert sorted(zip(found["id"], found["y"], found["y__valid"], strict=True)) == [
+        (1, 0, False), (2, 0, False), (3, 1.5, True),
+    ]  # fmt: skip
+    assert_filtered(path, [("y", ">", 1)], [3])
+    assert_filtered(path, pc.field("y").is_null(), [1, 2])
+
+
+def test_the_order_does_not_depend_on_the_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Lists, whose footers are looked at in more files, and which take more memory in some of them.
+    lists = [pa.array([[float(one)] * (one % 3 * 40)] * 100, pa.list_(pa.float64())) for one in range(30)]
+    path = append_each(
+        tmp_path / "table", [{"id": np.arange(100) + 100 * n, "list": one} for n, one in enumerate(lists)]
+    )
+    monkeypatch.setattr("converter.dataset.default_window_rows", lambda _, num_bytes: num_bytes % 997 + 100)
+    whole, part = make_delta_converter(path), make_delta_converter(path, columns=["id"])
+    assert whole.fingerprint == part.fingerprint
+    assert rows_of(whole, columns=["id"], shuffle=True, seed=3) == rows_of(part, shuffle=True, seed=3)
+
+
+# Pruning --------------------------------------------------------------------------------------------------------------
+
+
+def assert_only_reads(path: Path, versions: Sequence[int], filters: Any, expected: Sequence[int]) -> None:
+    """The files of other versions are damaged, so that they cannot have been read."""
+    kept = {file_of(path, version) for version in versions}
+    for file in path.rglob("*.parquet"):
+        if file not in kept and "_delta_log" not in str(file):
+            file.write_bytes(b"x" * file.stat().st_size)
+    assert_filtered(path, filters, expected)
+
+
+@pytest.fixture
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No footer is read before it is needed."""
+    monkeypatch.setattr(delta, "_NUM_SAMPLES", 0)
+
+
+def test_files_of_other_partitions_are_never_opened(tmp_path: Path, few_samples: None) -> None:
+    tables = [{"id": [number], "p": pa.array([value])} for number, value in enumerate(["a", "b/ %=ž", None, "d"])]
+    for number, (filters, versions) in enumerate(
+        [
+            ([("p", "=", "b/ %=ž")], [1]),
+            ([("p", "in", ["a", "d"])], [0, 3]),
+            ([("p", "!=", "a")], [1, 3]),
+            ([[("p", "=", "a")], [("id", "=", 3)]], [0, 3]),
+            (pc.field("p").is_null(), [2]),
+            (~(pc.field("p") == "a"), [1, 3]),
+        ]
+    ):
+        path = append_each(tmp_path / str(number), tables, partition_by=["p"])
+        assert_only_reads(path, versions, filters, versions)
+
+
+def test_files_beyond_the_bounds_in_the_log_are_never_opened(tmp_path: Path, few_samples: None) -> None:
+    tables = [
+        {"id": [0], "x": [1.0], "s": ["a" * 300], "t": pa.array([BEGINNING - MICROSECOND], pa.timestamp("us", "UTC"))},
+        {"id": [1], "x": [2.0], "s": ["b" * 300], "t": pa.array([BEGINNING + 999 * MICROSECOND],
+                                                               pa.timestamp("us", "UTC"))},
+        {"id": [2], "x": [-5.0], "s": ["z" * 300], "t": pa.array([FAR], pa.timestamp("us", "UTC"))},
+    ]  # fmt: skip
+    for number, (filters, versions) in enumerate(
+        [
+            ([("id", "=", 1)], [1]),
+            ([("id", "in", [1, 7])], [1]),
+            ([("x", "<", 1.5)], [0, 2]),
+            ([("s", ">", "c")], [2]),
+            ([("s", "<", "aaaa")], []),
+            ([("t", ">", BEGINNING + dt.timedelta(milliseconds=1))], [2]),
+            ([("t", "<", BEGINNING)], [0]),
+            ([("id", ">", 0), ("x", ">", 0)], [1]),
+        ]
+    ):
+        path = append_each(tmp_path / str(number), tables)
+        # Behind a bound that is cut a row may lie, so that a file may be read in vain.
+        if versions:
+            assert_only_reads(path, versions, filters, versions)
+        else:
+            with pytest.raises(SourceError, match="No row of"):
+                make_delta_converter(path, filters=filters)
+
+
+def test_files_of_nothing_but_nulls_are_told_apart(tmp_path: Path) -> None:
+    tables = [{"id": [0, 1], "x": pa.array([None, None], pa.int64())}, {"id": [2, 3], "x": [None, 5]}]
+    path = append_each(tmp_path / "table", tables)
+    assert_filtered(path, [("x", "=", 5)], [3])
+    assert_filtered(path, [("x", "!=", 4)], [3])
+    assert_filtered(path, pc.field("x").is_null(), [0, 1, 2])
+    assert_filtered(path, pc.field("x").is_valid(), [3])
+
+
+NAN, INF = float("nan"), float("inf")
+LONG = decimal.Decimal("1234567890123456.1234567891")
+PRUNED: dict[str, tuple[pa.Array, list[tuple[Any, list[int]]]]] = {
+    "NaN": (
+        pa.array([1.0, NAN, 2.0, NAN, NAN, None, -0.0, INF, -INF]),
+        [
+            ([("x", ">", 1)], [2, 7]),
+            ([("x", "!=", 2)], [0, 1, 3, 4, 6, 7, 8]),
+            ([("x", "=", 0.0)], [6]),
+            ([("x", "not in", [1.0])], [1, 2, 3, 4, 6, 7, 8]),
+            (pc.is_nan(pc.field("x")), [1, 3, 4]),
+            (~(pc.field("x") > 1), [0, 1, 3, 4, 6, 8]),
+            (pc.field("x").is_null(), [5]),
+        ],
+    ),
+    "strings": (
+        pa.array(["a" * 200, "a" * 199 + "b", "z" * 31 + "🐟" * 20, "\U0010ffff" * 40, "é" * 100, "", "\0", None]),
+        [
+            ([("x", "=", "a" * 200)], [0]),
+            ([("x", "=", "a" * 199 + "b")], [1]),
+            ([("x", ">=", "z" * 31 + "🐟" * 20)], [2, 3, 4]),
+            ([("x", ">", "\U0010ffff" * 31)], [3]),
+            ([("x", "=", "é" * 100)], [4]),
+            ([("x", "<", "a")], [5, 6]),
+        ],
+    ),
+    "times": (
+        pa.array([0, 1, 999, -1, -999, -1001, 253402300799999999, -62135596800000000], pa.timestamp("us", "UTC")),
+        [
+            ([("x", ">=", BEGINNING + 999 * MICROSECOND)], [2, 6]),
+            ([("x", "=", BEGINNING + MICROSECOND)], [1]),
+            ([("x", "=", BEGINNING - MICROSECOND)], [3]),
+            ([("x", "<=", BEGINNING - 999 * MICROSECOND)], [4, 5, 7]),
+            ([("x", "=", FAR)], [6]),
+        ],
+    ),
+    # Python has no such days; Arrow, Delta and Parquet do.
+    "far days": (
+        pa.array([0, -800000, 2932896, 2932897], pa.date32()),
+        [([("x", ">", dt.date(1970, 1, 1))], [2, 3]), ([("x", "<=", dt.date(1970, 1, 1))], [0, 1])],
+    ),
+    "far times": (
+        pa.array([0, 253402300800000000, -62135596800000001], pa.timestamp("us")),
+        [([("x", ">", BEGINNING)], [1]), ([("x", "<=", BEGINNING)], [0, 2])],
+    ),
+    "decimals": (
+        pa.array([LONG, LONG + decimal.Decimal("1e-10"), decimal.Decimal("-1e-10"), None], pa.decimal128(38, 10)),
+        [
+            ([("x", "=", LONG)], [0]),
+            ([("x", ">", LONG)], [1]),
+            ([("x", "<", decimal.Decimal(0))], [2]),
+        ],
+    ),
+    "whole numbers": (
+        pa.array([2**63 - 1, -(2**63), 2**53 + 1, 2**53]),
+        [
+            ([("x", "=", 2**53 + 1)], [2]),
+            ([("x", ">", 2**53)], [0, 2]),
+            ([("x", ">", float(2**53))], [0, 2]),
+            ([("x", "<", 1 - 2**63)], [1]),
+        ],
+    ),
+    "narrow floats": (
+        pa.array([0.1, 0.2, 16777216, None], pa.float32()),
+        [([("x", "=", 0.1)], [0]), ([("x", "<=", 0.2)], [0, 1]), ([("x", ">", 0.1)], [1, 2])],
+    ),
+    "bytes and flags": (
+        pa.array([b"\xff" * 100, b"", b"a", None]),
+        [([("x", "=", b"\xff" * 100)], [0]), ([("x", "<", b"a")], [1]), ([("x", ">", b"\xff" * 50)], [0])],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PRUNED)
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("has_large_files", [False, True])
+def test_pruning_leaves_out_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, num_rows: int, has_large_files: bool
+) -> None:
+    if has_large_files:
+        monkeypatch.setattr(delta, "_LARGE_FILE_BYTES", 0)
+    column, filters = PRUNED[case]
+    table = pa.table({"id": np.arange(len(column)), "x": column})
+    for start in range(0, len(column), num_rows):
+        write_deltalake(str(tmp_path / "table"), table.slice(start, num_rows), mode="append")
+    with make_delta_converter(tmp_path / "table", float_dtype=None) as converter:
+        for one, expected in filters:
+            assert sorted(rows_of(converter.where(one), columns=["id"])["id"]) == expected, one
+
+
+def test_bounds_of_before_a_column_was_widened_to_doubles_leave_out_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    path.mkdir()
+    pq.write_table(pa.table({"id": [0], "x": pa.array([0.1], pa.float32())}), path / "one.parquet")
+    stats = {"numRecords": 1, "minValues": {"x": 0.1}, "maxValues": {"x": 0.1}, "nullCount": {"x": 0}}
+    file = {"path": "one.parquet", "stats": stats}
+    write_log(path, {"id": "long", "x": "double"}, [file], features=["typeWidening"])
+
+    def change(action: dict[str, Any]) -> None:
+        if "metaData" in action:
+            schema = json.loads(action["metaData"]["schemaString"])
+            schema["fields"][1]["metadata"] = {"delta.typeChanges": [{"fromType": "float", "toType": "double"}]}
+            action["metaData"]["schemaString"] = json.dumps(schema)
+
+    change_commit(path, 0, change)
+    # What was the float 0.1 is a little more as a double.
+    assert_filtered(path, [("x", ">", 0.1)], [0])
+
+
+# Files with and without what the log may say --------------------------------------------------------------------------
+
+
+def test_files_without_statistics_are_read(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    for version in range(5):
+        change_commit(path, version, lambda action: action.get("add", {}).pop("stats", None))
+    with make_delta_converter(path) as converter:
+        assert len(converter) == 50
+        assert sorted(rows_of(converter, shuffle=True)["id"]) == list(range(50))
+        assert converter.statistics["id"].max == 49
+        # Of no column is it known that it has no nulls; there are none, so that nothing is said.
+        assert len(rows_of(converter, nulls="raise")["id"]) == 50
+    assert_filtered(path, [("id", "<", 12)], range(12))
+
+
+def test_a_log_that_counts_wrongly_is_noticed(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    change_commit(path, 1, lambda action: action.get("add", {}).update({"stats": '{"numRecords": 11}'}))
+    with pytest.raises(SourceChangedError, match=r"has 10 rows instead of 11"):
+        rows_of(make_delta_converter(path))
+
+
+def test_large_files_are_read_row_group_by_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "table"
+    path.mkdir()
+    names = ["a.parquet", "b.parquet", "c.parquet"]
+    for number, name in enumerate(names):
+        pq.write_table(pa.table({"id": np.arange(100) + 100 * number}), path / name, row_group_size=17)
+    vector = write_vector(path / "vector.bin", [0, 16, 17, 18, 50, 99])
+    files = [{"path": name, "stats": {"numRecords": 100}} for name in names]
+    write_log(path, {"id": "long"}, [files[0], files[1] | {"deletionVector": vector}, files[2]],
+              features=["deletionVectors"])  # fmt: skip
+    left = [number for number in range(300) if number - 100 not in (0, 16, 17, 18, 50, 99)]
+    small = make_delta_converter(path)
+    monkeypatch.setattr(delta, "_LARGE_FILE_BYTES", 0)
+    large = make_delta_converter(path)
+    assert (small._manifest.num_row_groups, large._manifest.num_row_groups) == (3, 18)
+    for converter in (small, large, pickle.loads(pickle.dumps(large))):
+        assert len(converter) == len(left)
+        assert rows_of(converter)["id"] == left
+        for options in ({"seed": 1}, {"seed": 2, "shuffle_window_rows": 30}):
+            assert sorted(rows_of(converter, shuffle=True, **options)["id"]) == left
+        parts = [rows_of(converter, cur_shard=shard, shard_count=4, uneven="keep")["id"] for shard in range(4)]
+        assert list(itertools.chain(*parts)) == left
+        assert rows_of(converter.where([("id", ">", 105), ("id", "<", 125)]))["id"] == [
+            number for number in left if 105 < number < 125
+        ]
+    (path / "b.parquet").unlink()
+    with pytest.raises(SourceChangedError, match=r"b\.parquet is not there\. It belongs to version 0"):
+        make_delta_converter(path)
+
+
+# One version, wherever it is read -------------------------------------------------------------------------------------
+
+
+def test_a_copy_a_part_and_a_split_have_the_rows(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    with make_delta_converter(path, version=2) as converter:
+        append(path, {"id": [99]})
+        copy = pickle.loads(pickle.dumps(converter))
+        assert rows_of(copy, shuffle=True, seed=4) == rows_of(converter, shuffle=True, seed=4)
+        assert sorted(rows_of(copy)["id"]) == list(range(30))
+        parts = converter.split({"train": 0.8, "val": 0.2})
+        assert [len(part) for part in parts.values()] == [24, 6]
+        assert sorted(row for part in parts.values() for row in rows_of(part)["id"]) == list(range(30))
+        by_key = converter.split({"train": 0.5, "val": 0.5}, by="id")
+        assert sorted(row for part in by_key.values() for row in rows_of(part)["id"]) == list(range(30))
+        part = pickle.loads(pickle.dumps(converter.where([("id", ">", 12)])))
+        assert sorted(rows_of(part)["id"]) == list(range(13, 30))
+        known = converter.statistics["id"]
+        assert (known.min, known.max, known.mean, known.null_count) == (0, 29, 14.5, 0)
+
+
+def test_a_converter_touches_nothing(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    before = {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in path.rglob("*")}
+    with make_delta_converter(path) as converter:
+        rows_of(converter)
+        converter.delete()
+    assert {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in path.rglob("*")} == before
+
+
+def fingerprints(path: str, version: int) -> list[str]:
+    with make_delta_converter(path, version=version) as converter:
+        return [converter.fingerprint, converter.where([("id", ">", 4)]).fingerprint]
+
+
+def test_a_fingerprint_is_of_the_rows_of_a_version(tmp_path: Path) -> None:
+    path = append_each(tmp_path / "table", [{"id": np.arange(10) + 10 * one, "x": [0.5] * 10} for one in range(3)])
+    found = [fingerprints(str(path), version) for version in range(3)]
+    assert run_python(fingerprints, str(path), 1) == found[1]
+    assert len({one for two in found for one in two}) == 6
+    assert make_delta_converter(path, version=1, columns=["id"]).fingerprint == found[1][0]
+    assert make_delta_converter(path.as_uri(), version=1, float_dtype=None).fingerprint == found[1][0]
+    other = append_each(tmp_path / "other", [{"id": np.arange(10) + 10 * one, "x": [0.5] * 10} for one in range(3)])
+    assert fingerprints(str(other), 1) != found[1]
+    moved = shutil.copytree(path, tmp_path / "moved")
+    assert fingerprints(str(moved), 1) == found[1]
+
+
+def test_a_state_continues_its_version_and_is_refused_by_another(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    options: dict[str, Any] = {
+        "batch_size": 4, "shuffle": True, "seed": 3, "shuffle_window_rows": 12, "cur_shard": 0, "shard_count": 1,
+    }  # fmt: skip
+    with make_delta_converter(path, version=2).make_batch_reader(**options) as reader:
+        whole = concatenate(list(reader))["id"].tolist()
+        reader.set_epoch(0)
+        first = [batch["id"].tolist() for _, batch in zip(range(3), reader, strict=False)]
+        assert list(itertools.chain(*first)) == whole[:12]
+        state = json.loads(json.dumps(reader.state_dict(batches=3)))
+    append(path, {"id": [99]})
+    with make_delta_converter(path, version=2).make_batch_reader(**options) as reader:
+        reader.load_state_dict(state)
+        assert concatenate(list(reader))["id"].tolist() == whole[12:]
+    for other in (make_delta_converter(path, version=1), make_delta_converter(path),
+                  make_delta_converter(path, version=2, filters=[("id", ">", 0)])):  # fmt: skip
+        with other.make_batch_reader(**options) as reader, pytest.raises(StateMismatchError, match=r"other|another"):
+            reader.load_state_dict(state)
