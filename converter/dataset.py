@@ -889,7 +889,8 @@ def make_delta_converter(
         timestamp: the latest version of a time or before; without a zone it is UTC.
         columns: the columns to take; None for all. Members of structs are columns `a.b`.
         filters: as in `DatasetConverter.where`. Files are left out by their partition and by what the log says of
-            their values before they are opened, then row groups, then rows.
+            their values before their rows are looked at, then row groups, then rows. (The footers of files above
+            32 MB are read in any case.)
         float_dtype: as in `make_spark_converter`; narrowed while reading.
         shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. Where
             nothing is said, lists have one length if they do in a hundred files; a row that does not fit is an error
@@ -907,15 +908,18 @@ def make_delta_converter(
         UnsupportedTypeError: columns have no tensor form; all of them are named.
         ValueError, TypeError: an option has a value it cannot have.
     """
-    name = os.fspath(table)
-    if not isinstance(name, str) or not name.strip():
+    if not isinstance(table, (str, os.PathLike)) or not os.fspath(table).strip():
         raise TypeError(f"make_delta_converter needs a path, a URL or the name of a table, got {table!r}.")
+    name = os.fspath(table)
     if version is not None and timestamp is not None:
         raise ValueError("version and timestamp both say which version; give one of them.")
     if version is not None:
         version = check_integer("version", version, least=0)
     if isinstance(timestamp, str):
-        timestamp = dt.datetime.fromisoformat(timestamp)
+        try:
+            timestamp = dt.datetime.fromisoformat(timestamp)
+        except ValueError as error:
+            raise ValueError(f"timestamp must be such as '2026-11-21T12:00:00', got {timestamp!r}.") from error
     if timestamp is not None and not isinstance(timestamp, dt.datetime):
         raise TypeError(f"timestamp must be a datetime, or a string such as '2026-11-21T12:00:00', got {timestamp!r}.")
     if timestamp is not None and timestamp.tzinfo is None:
@@ -932,16 +936,20 @@ def make_delta_converter(
         timeout_seconds=check_timeout(timeout_seconds),
     )
     converter = DatasetConverter(storage=storage, manifest=manifest, holding=_Holding(), is_owner=True)
+    logger.info("Use %s. %s", converter, manifest.remedy)
     return converter if filters is None else converter.where(filters)
 
 
 def _check_source_options(columns: Any, shapes: Any, float_dtype: Any) -> None:
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise TypeError(f"shapes must be a dict of column to shape, got {shapes!r}.")
     declared = {name: shape for name, shape in (shapes or {}).items() if shape is not None}
     check_write_options(
         float_dtype=float_dtype, row_group_bytes=DEFAULT_ROW_GROUP_BYTES, compression="auto", writer="auto",
         shapes=declared,
     )  # fmt: skip
-    if columns is not None and (isinstance(columns, str) or not columns):
+    is_list = isinstance(columns, Sequence) and not isinstance(columns, str) and len(columns) > 0
+    if columns is not None and not (is_list and all(isinstance(name, str) for name in columns)):
         raise TypeError(f"columns must be a list of names, got {columns!r}.")
 
 

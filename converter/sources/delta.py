@@ -125,7 +125,8 @@ def read_snapshot(
     selection = files.select(_deleted(table, storage, said, version, remedy))
     if not (files.row_group_rows if selection is None else selection.counts).any():
         raise no_rows
-    content = json.dumps(["delta", str(table.metadata().id), version])
+    # With the names, because a copy of a table that went its own way has the same id.
+    content = json.dumps(["delta", str(table.metadata().id), version, names])
     return root, Manifest(
         schema=Schema(tuple(fields)),
         file_names=tuple(names),
@@ -178,6 +179,13 @@ def _open(storage: Storage, *, version: int | None, timestamp: dt.datetime | Non
             "make_parquet_converter(…).",
             path=storage.url,
         )
+    for info in storage.below(_LOG).list():
+        if not info.num_bytes and re.fullmatch(r"[0-9]{20}\.json", info.name):
+            # Its rows would silently be missing.
+            raise SourceError(
+                f"{storage.url}/{_LOG}/{info.name} is empty: the commit of a version was cut. Restore it from a copy.",
+                path=f"{storage.url}/{_LOG}/{info.name}",
+            )
     place, options = storage.delta_place()
     try:
         if timestamp is not None:

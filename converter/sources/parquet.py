@@ -46,6 +46,7 @@ _GLOB = re.compile(r"[*?\[]")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"NaN|[+-]?(Infinity|([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][+-]?[0-9]+)?)")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_SPARK_SCHEMA, _SPARK_TYPE = b"org.apache.spark.sql.parquet.row.metadata", b"converter.spark_type"
 _UNEVEN = (0, 0)
 _REMEDY = "Make the converter again."
 
@@ -332,8 +333,16 @@ def _footer_of(parquet: pq.ParquetFile, *, name: str, num_bytes: int, footer_crc
                     lengths.setdefault(leaf, set()).add(length)
         # Of lists it counts those within them as well.
         nulls[leaf] = total if is_known and not (is_list and total) else None
-    # Without what pandas or Spark noted beside the columns.
-    schema = pa.schema([one.with_nullable(True) for one in parquet.schema_arrow])
+    # Without what pandas or Spark noted beside the columns, but with the types that only Spark has.
+    types = _spark_types(metadata.metadata or {})
+    schema = pa.schema(
+        [
+            one.with_nullable(True)
+            if one.name not in types
+            else pa.field(one.name, one.type, metadata=(one.metadata or {}) | {_SPARK_TYPE: types[one.name].encode()})
+            for one in parquet.schema_arrow
+        ]
+    )
     return Footer(
         name=name,
         num_bytes=num_bytes,
@@ -348,6 +357,21 @@ def _footer_of(parquet: pq.ParquetFile, *, name: str, num_bytes: int, footer_crc
     )
 
 
+def _spark_types(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
+    """The columns that Spark wrote of types which Parquet does not have: what is there is not what they mean."""
+    try:
+        fields = json.loads(metadata[_SPARK_SCHEMA])["fields"]
+        types = {str(one["name"]): one["type"] for one in fields}
+    except (KeyError, ValueError, TypeError):
+        return {}
+    found = {name: kind if isinstance(kind, str) else str(kind.get("class", "")) for name, kind in types.items()}
+    return {
+        name: kind
+        for name, kind in found.items()
+        if kind.startswith(("variant", "interval", "geometry", "geography", "org.apache.spark.", "time("))
+    }
+
+
 def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
     """The columns of all files: each where the first file with it has it, wide enough for all."""
     # Most files have the schema of another one.
@@ -360,13 +384,15 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
         flat = list(_flatten(schema))
         counts = Counter(name for name, _, _ in flat)
         for name, path, one in flat:
-            kind, column = canonical(one.type), found.get(name)
+            spark_type = ((one.metadata or {}).get(_SPARK_TYPE) or b"").decode()
+            kind, column = canonical(one.type) if not spark_type else pa.null(), found.get(name)
             if column is None:
                 said = {key.decode(): value.decode() for key, value in (one.metadata or {}).items()}
                 source, size = SourceColumn(arrow_type=kind, path=path), _list_size(one.type)
                 found[name] = Column(name=name, source=source, said=said, list_size=size)
                 first_file[name] = those[0]
                 found[name].is_twice = counts[name] > 1
+                found[name].type_name = spark_type
                 continue
             column.is_twice = column.is_twice or counts[name] > 1
             if column.is_twice:
@@ -426,7 +452,7 @@ def _flatten(schema: pa.Schema) -> Iterator[tuple[str, tuple[str, ...], pa.Field
     """The columns with the members of structs in the struct's place: name, path, field."""
 
     def below(one: pa.Field, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], pa.Field]]:
-        if pa.types.is_struct(one.type):
+        if pa.types.is_struct(one.type) and _SPARK_TYPE not in (one.metadata or {}):
             for index in range(one.type.num_fields):
                 member = one.type.field(index)
                 yield from below(member, (*path, member.name))

@@ -591,7 +591,6 @@ def test_physical_forms_that_only_other_programs_write(spark: SparkSession, tmp_
     assert_reads(tmp_path, expected, columns=expected.column_names)
 
 
-@pytest.mark.xfail(raises=pytest.fail.Exception, reason="what Spark noted beside the columns of types is not looked at")
 def test_types_that_only_spark_knows_are_named(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql("""SELECT parse_json('{"a": 1}') v, INTERVAL '1' YEAR y, INTERVAL '1' DAY d,
         st_geomfromwkb(X'0101000000000000000000F03F0000000000000040') g""").write.parquet(str(tmp_path / "x"))

@@ -57,9 +57,9 @@ class Looked:
         pieces: list[Piece] = []
         read = _WindowReader.read
 
-        def counted(reader: Any, piece: Piece) -> Any:
-            pieces.append(piece)
-            return read(reader, piece)
+        def counted(reader: Any, item: Any) -> Any:
+            pieces.append(item[0])
+            return read(reader, item)
 
         with (
             mock.patch.object(_WindowReader, "read", counted),
