@@ -505,7 +505,7 @@ def test_a_child_that_goes_on_with_its_parents_iteration_is_told_or_right(cache_
         ("forkserver", {"transform": FailAt(-1), "persistent_workers": True}),
         ("fork", {}),
     ],
-    ids=str,
+    ids=["spawn", "forkserver", "fork"],
 )
 def test_workers_of_every_start_method_read_the_same_rows(
     converter: DatasetConverter, cache_dir: Path, method: str, options: dict[str, Any]

@@ -248,7 +248,7 @@ BAD_FILLS: list[tuple[str, tuple[int, ...] | None, Any]] = [
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:Casting complex values to real:numpy.exceptions.ComplexWarning")
-@pytest.mark.parametrize(("dtype", "shape", "value"), BAD_FILLS, ids=str)
+@pytest.mark.parametrize(("dtype", "shape", "value"), BAD_FILLS)
 def test_a_fill_that_does_not_fit_is_refused_by_name(dtype: str, shape: tuple[int, ...] | None, value: Any) -> None:
     with pytest.raises(ValueError, match=r"nulls: .* cannot stand for a null of column 'x', whose dtype is"):
         check_fill(Field(name="x", dtype=dtype, shape=shape), value)

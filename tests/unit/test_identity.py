@@ -123,7 +123,9 @@ def test_confs_are_given_back_when_the_block_fails(kind: type[BaseException]) ->
 
 
 @pytest.mark.parametrize(
-    "refused", [set(names) for count in range(4) for names in itertools.combinations(WANTED, count)], ids=str
+    "refused",
+    [set(names) for count in range(4) for names in itertools.combinations(WANTED, count)],
+    ids=lambda names: "-".join(sorted(names)),
 )
 def test_a_conf_that_is_refused_stays_and_the_others_are_given_back(refused: set[str]) -> None:
     session = Session(refused)

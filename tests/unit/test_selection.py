@@ -205,7 +205,7 @@ EXPRESSIONS: list[tuple[Any, Callable[[pd.DataFrame], Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("expression", "expected"), EXPRESSIONS, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(("expression", "expected"), EXPRESSIONS)
 def test_an_expression_leaves_what_pandas_leaves(known: DatasetConverter, expression: Any, expected: Any) -> None:
     frame = pd.DataFrame({name: pd.Series(values, dtype=object) for name, values in VALUES.items()})
     frame = frame.astype({"id": "int64", "sorted": "int64", "y": "float64"})

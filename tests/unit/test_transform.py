@@ -605,7 +605,7 @@ def test_no_more_is_transformed_ahead_than_was_said(
 # To other processes
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver", multiprocessing.get_context("spawn")], ids=str)
+@pytest.mark.parametrize("method", ["spawn", "forkserver", multiprocessing.get_context("spawn")])
 def test_what_cannot_be_sent_to_a_process_is_refused_at_once_and_works_in_threads(
     converter: DatasetConverter, method: Any
 ) -> None:
