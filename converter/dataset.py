@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread
+import contextlib
 import datetime as dt
 import html
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from converter import cache, identity
 from converter.columns import Nulls, Ragged
@@ -790,15 +794,16 @@ def open_converter(
         CacheCorruptError: its manifest, or a file's size, is not what was committed.
     """
     url = os.fspath(url)
-    root, key = cache.open_entry(url, storage_options, check_timeout(timeout_seconds))
     adopted: tuple[Manifest, cache.Lease | None] | None
-    try:
-        adopted = cache.adopt(root, key)
-    except OSError as error:
-        # A trainer that may only read takes no lease: nobody will wait for it.
-        logger.info("Open %s without a lease, because it cannot be written: %s", url, error)
-        manifest = cache.load(root, key)
-        adopted = None if manifest is None else (manifest, None)
+    with _named_store_errors(url, CacheError):
+        root, key = cache.open_entry(url, storage_options, check_timeout(timeout_seconds))
+        try:
+            adopted = cache.adopt(root, key)
+        except OSError as error:
+            # A trainer that may only read takes no lease: nobody will wait for it.
+            logger.info("Open %s without a lease, because it cannot be written: %s", url, error)
+            manifest = cache.load(root, key)
+            adopted = None if manifest is None else (manifest, None)
     if adopted is None:
         raise CacheError(f"There is no committed cache entry at {root.below(key).url}: write it again.", path=url)
     manifest, lease = adopted
@@ -854,14 +859,16 @@ def make_parquet_converter(
     if not isinstance(url_or_urls, Sequence) or not url_or_urls:
         raise TypeError(f"make_parquet_converter needs a path or URL, or a list of them, got {url_or_urls!r}.")
     _check_source_options(columns, shapes, float_dtype)
-    storage, manifest = read_footers(
-        [os.fspath(url) for url in url_or_urls],
-        columns=columns,
-        float_dtype=float_dtype,
-        shapes=shapes or {},
-        storage_options=storage_options,
-        timeout_seconds=check_timeout(timeout_seconds),
-    )
+    urls = [os.fspath(url) for url in url_or_urls]
+    with _named_store_errors(urls[0]):
+        storage, manifest = read_footers(
+            urls,
+            columns=columns,
+            float_dtype=float_dtype,
+            shapes=shapes or {},
+            storage_options=storage_options,
+            timeout_seconds=check_timeout(timeout_seconds),
+        )
     return DatasetConverter(storage=storage, manifest=manifest, holding=_Holding(), is_owner=True)
 
 
@@ -925,19 +932,33 @@ def make_delta_converter(
     if timestamp is not None and timestamp.tzinfo is None:
         timestamp = timestamp.replace(tzinfo=dt.timezone.utc)
     _check_source_options(columns, shapes, float_dtype)
-    storage, manifest = read_snapshot(
-        name if spark is None else find_location(spark, name),
-        version=version,
-        timestamp=timestamp,
-        columns=columns,
-        float_dtype=float_dtype,
-        shapes=shapes or {},
-        storage_options=storage_options,
-        timeout_seconds=check_timeout(timeout_seconds),
-    )
+    with _named_store_errors(name):
+        storage, manifest = read_snapshot(
+            name if spark is None else find_location(spark, name),
+            version=version,
+            timestamp=timestamp,
+            columns=columns,
+            float_dtype=float_dtype,
+            shapes=shapes or {},
+            storage_options=storage_options,
+            timeout_seconds=check_timeout(timeout_seconds),
+        )
     converter = DatasetConverter(storage=storage, manifest=manifest, holding=_Holding(), is_owner=True)
     logger.info("Use %s. %s", converter, manifest.remedy)
     return converter if filters is None else converter.where(filters)
+
+
+@contextlib.contextmanager
+def _named_store_errors(url: str, kind: type[SourceError | CacheError] = SourceError) -> Iterator[None]:
+    """Let what a store says be an error of ours that names the URL, without what may be secret in it."""
+    try:
+        yield
+    except OSError as error:
+        parts = urlsplit(url)
+        # Before the sign stands a container, elsewhere a user, maybe with a password.
+        place = parts.netloc if parts.scheme.startswith("abfs") else parts.netloc.rpartition("@")[2]
+        shown = f"{parts.scheme}://{place}{parts.path}" if parts.netloc else url
+        raise kind(f"{shown} cannot be read: {error}.", path=shown) from error
 
 
 def _check_source_options(columns: Any, shapes: Any, float_dtype: Any) -> None:
@@ -1080,10 +1101,26 @@ def _check_epochs(num_epochs: int | None) -> int | None:
     return None if num_epochs is None else check_integer("num_epochs", num_epochs, least=1)
 
 
+def _close_remote() -> None:
+    """Let go of what lies behind a network while its clients still live, which end before `atexit` has its turn.
+
+    A thread of the user's that is not over yet may still read: then the last turn must do.
+    """
+    ours = (threading.main_thread(), *concurrent.futures.thread._threads_queues)  # noqa: SLF001
+    if not any(thread not in ours and not thread.daemon for thread in threading.enumerate()):
+        _close_all(is_remote=True)
+
+
+# Before the one of concurrent.futures, without whose threads nobody can be asked; there is no public way.
+getattr(threading, "_register_atexit", atexit.register)(_close_remote)
+
+
 @atexit.register
-def _close_all() -> None:
+def _close_all(*, is_remote: bool = False) -> None:
     """Let go of everything at the interpreter's end, and delete what is to be deleted then."""
     for holding in list(_holdings):
+        if is_remote and (holding.root is None or holding.root.is_local):
+            continue
         try:
             holding.close(delete=holding.delete_on_exit)
         except (OSError, CacheError) as error:

@@ -87,7 +87,7 @@ class DataFiles:
 
         def open_file(item: tuple[int, int]) -> None:
             with named_read_errors(storage, manifest, item[1]):
-                self._open_file(item[0])
+                self._open_file(item[0], given_up)
 
         at_once(open_file, list(missing.items()))
         if self._local_cache is not None:
@@ -124,33 +124,34 @@ class DataFiles:
                 raise OSError(f"{len(data)} bytes came where {part[1] - part[0]} were asked for")
             return data
 
-    def open_footer(self, file: int) -> pa.NativeFile:
+    def open_footer(self, file: int, given_up: threading.Event | None = None) -> pa.NativeFile:
         """A data file, to read its footer from."""
         manifest, storage, name = self.manifest, self.storage, self.manifest.file_names[file]
         if self._local_cache is None or manifest.file_footers is None:
             # A footer is known by its digest, so that no request is needed for the size.
-            return storage.open_parquet(name, None if manifest.file_footers is None else int(manifest.file_bytes[file]))
+            num_bytes = None if manifest.file_footers is None else int(manifest.file_bytes[file])
+            return storage.open_parquet(name, num_bytes, given_up)
         cache, digest = self._local_cache, int(manifest.file_footers[file])
 
         def fetch(start: int, end: int) -> bytes:
             piece = piece_name("footer", file, (start, end, digest))
-            (part,) = cache.get(piece, [end - start], lambda: [storage.read_part(name, start, end)])
+            (part,) = cache.get(piece, [end - start], lambda: [storage.read_part(name, start, end, given_up)], given_up)
             return bytes(part)
 
         return pa.PythonFile(PartialFile(int(manifest.file_bytes[file]), fetch), mode="r")
 
-    def _open_file(self, file: int) -> OpenFile:
+    def _open_file(self, file: int, given_up: threading.Event | None = None) -> OpenFile:
         with self._lock:
             opening = self._opening.setdefault(file, threading.Lock())
         # Who comes while a file is being opened waits: behind a network its footer is fetched once.
         with opening:
             try:
-                return self._open_alone(file)
+                return self._open_alone(file, given_up)
             finally:
                 with self._lock:
                     self._opening.pop(file, None)
 
-    def _open_alone(self, file: int) -> OpenFile:
+    def _open_alone(self, file: int, given_up: threading.Event | None) -> OpenFile:
         name = self.manifest.file_names[file]
         identity = self.storage.identity(name)
         with self._lock:
@@ -164,7 +165,7 @@ class DataFiles:
             elif found is not None and not self.storage.is_local:
                 self._open.move_to_end(file)
                 return found
-        opened = OpenFile(self, file)
+        opened = OpenFile(self, file, given_up)
         with self._lock:
             self._open[file] = opened
             while len(self._open) > _MAX_OPEN_FILES:
@@ -180,12 +181,12 @@ class DataFiles:
 class OpenFile:
     """A data file whose footer was read once; on a local disk it is mapped into memory."""
 
-    def __init__(self, files: DataFiles, file: int) -> None:
+    def __init__(self, files: DataFiles, file: int, given_up: threading.Event | None = None) -> None:
         self._storage, self._name = files.storage, files.manifest.file_names[file]
         self.verify_checksums = files.verify_checksums
         self.number, self.identity = file, self._storage.identity(self._name)
         self._num_bytes = int(files.manifest.file_bytes[file])
-        with files.open_footer(file) as opened:
+        with files.open_footer(file, given_up) as opened:
             check_file(self._storage, files.manifest, file, opened)
             # Of a mapped file this is the mapping itself.
             self.buffer = opened.read_buffer() if self.identity is not None else None

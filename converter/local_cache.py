@@ -192,6 +192,9 @@ def piece_name(kind: str, number: int, content: object) -> str:
 
 def open_local_root(directory: str) -> str:
     """Our own subdirectory of a user's directory, made and marked where it is missing."""
+    directory = directory.removeprefix("file://")
+    if not directory or "://" in directory:
+        raise ValueError(f"local_cache_dir must be a folder of this machine, got {directory!r}.")
     root = os.path.join(os.path.abspath(os.path.expanduser(directory)), DIRECTORY)
     owner = os.path.join(root, _OWNER)
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import posixpath
 import re
@@ -128,6 +129,9 @@ class Storage:
         """Whether a file stands where this directory, or one above it, would be."""
         path = self._root
         while path and path != posixpath.dirname(path):
+            if not posixpath.dirname(path) and not self.is_local:
+                # A container or a bucket, of which a token for what is in it may not even ask.
+                return False
             if self._filesystem.isfile(path):
                 return True
             path = posixpath.dirname(path)
@@ -276,7 +280,9 @@ class Storage:
         found: Data = self._filesystem.read_range(self.path(name), start, end, given_up)
         return found
 
-    def open_parquet(self, name: str, num_bytes: int | None = None) -> pa.NativeFile:
+    def open_parquet(
+        self, name: str, num_bytes: int | None = None, given_up: threading.Event | None = None
+    ) -> pa.NativeFile:
         """A random-access source for `pyarrow.parquet.ParquetFile`; the caller closes it. Raises FileNotFoundError.
 
         Local files are mapped into memory: the page cache is the buffer, and nothing is copied
@@ -289,7 +295,8 @@ class Storage:
             num_bytes = self.size(name)
             if num_bytes is None:
                 raise FileNotFoundError(self.path(name))
-        return pa.PythonFile(PartialFile(num_bytes, lambda start, end: self.read_part(name, start, end)), mode="r")
+        fetch = functools.partial(self.read_part, name, given_up=given_up)
+        return pa.PythonFile(PartialFile(num_bytes, fetch), mode="r")
 
 
 def open_storage(

@@ -431,6 +431,8 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
     if parts.scheme in ("hdfs", "viewfs"):
         _require("hdfs_native", shown, "hdfs")
         found = {"host": parts.hostname, "port": parts.port} | dict(options)
+        if parts.username:
+            found.setdefault("user", parts.username)
         root = parts.path.rstrip("/") or "/"
         return HdfsStore(found, protocol=parts.scheme, timeout_seconds=timeout_seconds), root, shown
     try:
@@ -456,6 +458,11 @@ def _open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) ->
     host = place.host or f"{account}.dfs.core.windows.net"
     shown = f"{place.scheme}://{place.container}@{host}/{place.path}".rstrip("/")
     _require("adlfs", shown, "azure")
+    said = _account_in(found)
+    if place.account is not None and said is not None and said != place.account:
+        raise ValueError(
+            f"{shown} is of the account {place.account!r}, and the connection string of {said!r}; give those of one."
+        )
     if "connection_string" not in found:
         found["account_name"] = account
     if place.account_host is not None:

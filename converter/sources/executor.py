@@ -417,6 +417,11 @@ def open_filesystem(store: dict[str, Any] | None, **more: Any) -> Any:
         import hdfs_native.fsspec as hdfs
 
         made = hdfs.HdfsFileSystem if store["protocol"] == "hdfs" else hdfs.ViewfsFileSystem
+        options = dict(options)
+        user = options.pop("user", None)
+        # hdfs-native takes a user from the environment alone, and so for the whole process.
+        if user is not None and os.environ.setdefault("HADOOP_USER_NAME", str(user)) != str(user):
+            raise ValueError(f"the user {user} is not the one of HADOOP_USER_NAME, and a process can be one of them")
         return made(**options)
     import fsspec
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
+import io
 import json
 import logging
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -15,11 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import converter
-from converter import CacheError, ConverterError, DatasetConverter, ReadError, make_spark_converter, open_converter
+from converter import (
+    CacheError,
+    ConverterError,
+    DatasetConverter,
+    ReadError,
+    make_parquet_converter,
+    make_spark_converter,
+    open_converter,
+)
 from converter.errors import SourceChangedError
 from converter.local_spark import find_java_home
 from converter.storage import open_storage
@@ -270,8 +283,6 @@ def test_no_secret_is_shown_or_stored(spark: SparkSession, azurite: Azurite, cap
 
 
 def test_ctrl_c_is_heard_while_a_store_hangs(slow_azurite: SlowAzurite) -> None:
-    import _thread
-
     place = on_azure(slow_azurite)
     storage = open_storage(place.url, place.options, 60)
     storage.put_if_absent("a", b"1")
@@ -339,3 +350,82 @@ def test_auto_takes_the_side_that_can_write(azurite: Azurite, tmp_path: Path, ha
         assert result["error"].endswith("Install adlfs there: the executors are handed storage_options.")
         assert azurite.key not in result["error"]
     assert [name for name in place.files() if not name.endswith(".owner")] == []
+
+
+# What a stranger found ---------------------------------------------------------------
+
+
+def forget_to_close(url: str, options: dict[str, Any]) -> int:
+    """Convert and read, and leave the rest to the interpreter's end."""
+    spark = converter.start_local_spark("forgets")
+    made = make_spark_converter(spark.range(100), cache_dir=url, storage_options=options)
+    with made.make_torch_dataloader(batch_size=64) as loader:
+        return sum(len(batch["id"]) for batch in loader)
+
+
+def test_the_interpreters_end_deletes_a_cache_behind_a_network(place: Place) -> None:
+    assert run_python(forget_to_close, place.url, place.options) == 100
+    assert [name for name in place.files() if not name.endswith(".owner")] == []
+
+
+def test_a_loader_is_left_at_once_while_footers_hang(spark: SparkSession, slow_azurite: SlowAzurite) -> None:
+    place = on_azure(slow_azurite)
+    with place.convert(spark.range(0, 1000, 1, 2)) as made, made.make_batch_reader(batch_size=100) as reader:
+        iterator = iter(reader)
+        with slow_azurite.proxy.hanging():
+            # A real one: it wakes who waits for a thread.
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+            begin = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+            assert time.monotonic() - begin < 5
+        wait_for_requests()
+
+
+def test_a_token_for_a_container_is_enough_to_read_what_is_in_it(spark: SparkSession, azurite: Azurite) -> None:
+    container = azurite.new_container()
+    url = f"{azurite.url(container)}/deep/parquet"
+    storage = open_storage(url, {"connection_string": azurite.connection_string})
+    table = io.BytesIO()
+    pq.write_table(pa.table({"id": [1, 2, 3]}), table)
+    storage.put_if_absent("x.parquet", table.getvalue())
+    endpoint = f"BlobEndpoint=http://127.0.0.1:{azurite.port}/{azurite.account}"
+    options = {"connection_string": f"{endpoint};SharedAccessSignature={azurite.sas(container, permission='rl')}"}
+    with make_parquet_converter(url, storage_options=options) as made:
+        assert len(made) == 3
+
+
+def test_the_account_of_a_url_is_that_of_its_connection_string(azurite: Azurite) -> None:
+    with pytest.raises(ValueError, match="is of the account 'other', and the connection string of 'devstoreaccount1'"):
+        open_converter(
+            "abfs://c@other.dfs.core.windows.net/x", storage_options={"connection_string": azurite.connection_string}
+        )
+
+
+def write_as(url: str, user: str) -> list[str]:
+    from hdfs_native import Client
+
+    spark = converter.start_local_spark("user")
+    options = {"user": user}
+    with make_spark_converter(spark.range(10), cache_dir=url, storage_options=options) as made:
+        path = made.url.removeprefix("hdfs://").partition("/")[2]
+        return sorted({one.owner for one in Client(url).list_status(f"/{path}", recursive=True)})
+
+
+def test_hdfs_knows_the_user(hdfs: Hdfs) -> None:
+    root = open_storage(f"{hdfs.url}/of-alice")
+    root.put_if_absent("x", b"")
+    from hdfs_native import Client
+
+    Client(hdfs.url).set_permission("/of-alice", 0o777)
+    assert run_python(write_as, f"{hdfs.url}/of-alice", "alice") == ["alice"]
+
+
+def test_a_store_that_cannot_be_reached_is_named(azurite: Azurite) -> None:
+    dead = azurite.connection_string.replace(f":{azurite.port}/", ":1/")
+    url = f"{azurite.url('nowhere')}/x"
+    for call in (make_parquet_converter, converter.make_delta_converter, open_converter):
+        target = f"{url}/converter-v1/0123456789abcdef-0123456789abcdef" if call is open_converter else url
+        with pytest.raises(ConverterError, match=r"abfs://nowhere@.* cannot be read: .*2 seconds") as raised:
+            call(target, storage_options={"connection_string": dead}, timeout_seconds=2)
+        assert azurite.key not in str(raised.getrepr(chain=True))

@@ -222,3 +222,9 @@ def test_a_directory_of_others_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CacheError, match=r"local_cache_dir='.*file' cannot be written: Not a directory"):
         LocalCache(str(tmp_path / "file"), ONE, None)
+
+
+@pytest.mark.parametrize("directory", ["", "hdfs://x/y", "s3://bucket"])
+def test_a_local_cache_is_a_folder_of_this_machine(directory: str) -> None:
+    with pytest.raises(ValueError, match="local_cache_dir must be a folder of this machine"):
+        open_local_root(directory)
