@@ -4,7 +4,8 @@
     python tests/bench/read.py --only stores --quick          # small: does it run at all?
 
 The servers start by themselves, as for the tests, and end with the section; they share the cores with what is timed,
-and their CPU is in no figure. Ours runs with its defaults: on a network store that is zstd, on a local disk no
+and their CPU is in no figure. Ours runs with its defaults: on a network store that is zstd for the
+columns that it makes a fifth smaller, on a local disk no
 compression. HDFS has Hadoop's own block size, and one replica.
 
 Write: classic Spark, local[2], from Parquet sources, in turns (A B C A B C …) after one of each that does not count,
@@ -52,7 +53,7 @@ LONG_DELAY_SECONDS = 0.5
 
 HDFS_NAMES = ("tab", "emb")
 FRAMES = ("tab", "emb", "img")
-CODECS = {"zstd": "auto", "none": "none"}
+CODECS = {"auto": "auto", "none": "none"}
 COLUMNS: dict[str, list[str] | None] = {
     "all 41 columns": None,
     "4 columns side by side": ["id", "f0", "f1", "f2"],
@@ -123,7 +124,7 @@ def measure(bench: Bench, hdfs_url: str, azurite: Any) -> None:
 
         direct = Entry(url=urls["azure"], options=options)
         behind = Entry(url=urls["azure"], options={"connection_string": BlobAccount(proxy.port).connection_string})
-        print_counts(behind, entries["tab, zstd"], proxy)
+        print_counts(behind, entries["tab, auto"], proxy)
         print_delayed(bench, direct, behind, proxy)
         print_round_trips(bench, behind, proxy)
 
@@ -144,7 +145,7 @@ def write_to_stores(
             df = spark.read.parquet(source)
             out, cache = f"{hdfs_url}/out", f"{hdfs_url}/written"
             ways: dict[str, Callable[[], None]] = {"write": lambda: df.write.mode("overwrite").parquet(out)}  # noqa: B023 (called in this turn)
-            for codec, compression in CODECS.items() if name in HDFS_NAMES else [("zstd", "auto")]:
+            for codec, compression in CODECS.items() if name in HDFS_NAMES else [("auto", "auto")]:
                 ways[codec] = lambda compression=compression: converter.make_spark_converter(  # type: ignore[misc]
                     df,  # noqa: B023
                     cache_dir=cache,  # noqa: B023
@@ -169,7 +170,7 @@ def write_to_stores(
         seconds["1,000 rows of a long"] = write.in_turns(
             {
                 "write": lambda: small.write.mode("overwrite").parquet(f"{hdfs_url}/out"),
-                "zstd": lambda: converter.make_spark_converter(
+                "auto": lambda: converter.make_spark_converter(
                     small, cache_dir=f"{hdfs_url}/written", progress=False
                 ).delete(),
             },
@@ -184,12 +185,12 @@ def print_writes(seconds: Mapping[str, Mapping[str, float]]) -> None:
     rows = []
     for name, found in seconds.items():
         has_goal = name in FRAMES
-        ratio = found["zstd"] / found["write"]
+        ratio = found["auto"] / found["write"]
         verdict = ("met" if ratio <= 1 else "missed") if has_goal else ""
         plain = f"{found['none']:.2f} s ({found['none'] / found['write']:.2f})" if "none" in found else ""
         rows.append(
             [
-                name, f"{found['write']:.2f} s", f"{found['zstd']:.2f} s", f"{ratio:.2f}", "≤ 1" if has_goal else "",
+                name, f"{found['write']:.2f} s", f"{found['auto']:.2f} s", f"{ratio:.2f}", "≤ 1" if has_goal else "",
                 verdict, plain,
             ]
         )  # fmt: skip
@@ -206,8 +207,8 @@ def print_sizes(entries: Mapping[str, Entry]) -> None:
             with entries[f"{name}, {codec}"].open() as made:
                 sizes[codec] = int(made._manifest.file_bytes.sum())
         shown = [f"{size / 1e6:.0f} MB" for size in sizes.values()]
-        rows.append([name, *shown, f"{sizes['zstd'] / sizes['none']:.2f}"])
-    print_table(["", "zstd, the default", "none", "ratio"], rows)
+        rows.append([name, *shown, f"{sizes['auto'] / sizes['none']:.2f}"])
+    print_table(["", "the default", "none", "ratio"], rows)
 
 
 # --- Read -------------------------------------------------------------------------------------------------------------
