@@ -944,7 +944,6 @@ def make_delta_converter(
             timeout_seconds=check_timeout(timeout_seconds),
         )
     converter = DatasetConverter(storage=storage, manifest=manifest, holding=_Holding(), is_owner=True)
-    logger.info("Use %s. %s", converter, manifest.remedy)
     return converter if filters is None else converter.where(filters)
 
 
