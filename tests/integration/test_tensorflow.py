@@ -401,6 +401,47 @@ def test_batches_that_are_used_in_other_ways_are_counted_or_asked_for(vectors: D
             dataset.state_dict()
 
 
+@pytest.mark.parametrize("used", [0, 1, 7, 11])
+def test_tensorflow_goes_on_where_an_eager_loop_has_stopped(vectors: DatasetConverter, used: int) -> None:
+    @tf.function
+    def rest(iterator: Any) -> Any:
+        rows = tf.TensorArray(tf.int64, 0, dynamic_size=True, infer_shape=False, element_shape=(None,))
+        for batch in iterator:
+            rows = rows.write(rows.size(), batch["id"])
+        return rows.concat()
+
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        whole = ids(dataset)
+        dataset.set_epoch(0)
+        iterator = iter(dataset)
+        assert ids(itertools.islice(iterator, used)) == whole[: used * 10]
+        assert list(rest(iterator).numpy()) == whole[used * 10 :]
+        assert list(iterator) == []
+    assert no_reader_runs()
+
+
+def test_tensors_share_the_memory_of_their_window(vectors: DatasetConverter) -> None:
+    with vectors.make_tf_dataset(batch_size=8, columns=["id"], shuffle=True, shuffle_window_rows="all") as dataset:
+        batches = [np.asarray(memoryview(batch["id"])) for batch in dataset]
+    distances = np.diff([batch.ctypes.data for batch in batches]).tolist()
+    # The first eighth of a window is read for itself.
+    assert len(batches) == 13
+    assert distances.count(batches[0].nbytes) >= 10
+
+
+def test_threads_that_share_an_iterator_have_each_row_once(vectors: DatasetConverter) -> None:
+    found: list[list[int]] = [[], []]
+    with vectors.make_tf_dataset(batch_size=1, num_epochs=20, **MIXED) as dataset:
+        iterator = iter(dataset)
+        threads = [threading.Thread(target=lambda rows=rows: rows.extend(ids(iterator))) for rows in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert dataset.state_dict()["epoch"] == 20
+    assert sorted(found[0] + found[1]) == sorted(list(range(NUM_ROWS)) * 20)
+
+
 def test_rows_do_not_begin_again_behind_an_error(vectors: DatasetConverter) -> None:
     def transform(batch: dict[str, Any]) -> dict[str, Any]:
         if 55 in batch["id"]:
@@ -773,6 +814,8 @@ def test_a_closed_dataset_says_so_and_leaves_no_thread(vectors: DatasetConverter
         iterator = iter(dataset)
         next(iterator)
     assert no_reader_runs()
+    with pytest.raises(tf.errors.OpError, match="ConverterError: This loader was closed"):
+        next(iterator)
     with pytest.raises(tf.errors.OpError, match="ConverterError: This loader was closed") as caught:
         next(iter(dataset))
     assert isinstance(caught.value.__cause__, ConverterError)
