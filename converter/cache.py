@@ -37,7 +37,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import platformdirs
 
@@ -84,6 +84,15 @@ class Lease:
     content: bytes
     lost: bool = False
     """Somebody took it for dead and swept it."""
+
+
+class Adopted(NamedTuple):
+    """An entry that another conversion wrote, and that this process uses."""
+
+    manifest: Manifest
+    lease: Lease
+    damage: CacheCorruptError | None
+    """What to say of a file that is not as the manifest says, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,19 +246,22 @@ def find_root(
 
 def open_entry(
     url: str, storage_options: StorageOptions | None = None, timeout_seconds: float = TIMEOUT_SECONDS
-) -> tuple[Storage, str]:
-    """The root and the key of an entry's folder, as `DatasetConverter.url` names it.
+) -> tuple[Storage, str, Manifest | None]:
+    """The root, the key and the manifest of an entry's folder, as `DatasetConverter.url` names it.
 
     Raises:
         CacheNotOwnedError: it is no folder that this package made.
+        CacheCorruptError, CacheError: as `load`.
     """
     entry_url, _, key = url.rstrip("/").rpartition("/")
     root = open_storage(entry_url or "/", storage_options, timeout_seconds)
-    if not _KEY.fullmatch(key) or root.size(_OWNER) is None:
-        raise CacheNotOwnedError(
-            f"{url} is not a cache entry: expected <cache_dir>/{DIRECTORY}/<key>, as converter.url names it.", path=url
-        )
-    return root, key
+    if _KEY.fullmatch(key):
+        committed = root.meanwhile(lambda: load(root, key))
+        if root.size(_OWNER) is not None:
+            return root, key, committed()
+    raise CacheNotOwnedError(
+        f"{url} is not a cache entry: expected <cache_dir>/{DIRECTORY}/<key>, as converter.url names it.", path=url
+    )
 
 
 def _not_owned(root: Storage) -> CacheNotOwnedError:
@@ -273,7 +285,7 @@ def begin(root: Storage, key: str, *, application_id: str) -> Attempt:
     while True:
         entry.make_directory()
         try:
-            entry.put_if_absent(intent.name, content)
+            entry.announce(intent.name, content)
         except FileNotFoundError:
             # Whoever removed the last entry of this key removed its empty folder in between.
             continue
@@ -321,9 +333,9 @@ def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> tuple[Manifes
         release(lease)
         abandon(root, attempt)
     except BaseException:
-        let_go(root, attempt.key, *adopted)
+        let_go(root, attempt.key, adopted.manifest, adopted.lease)
         raise
-    return adopted
+    return adopted.manifest, adopted.lease
 
 
 def _swept(entry: Storage) -> CacheError:
@@ -335,14 +347,15 @@ def _swept(entry: Storage) -> CacheError:
     )
 
 
-def check_files(entry: Storage, manifest: Manifest) -> None:
-    """Raise CacheCorruptError unless every file of the manifest is there at its size, as seen from here."""
+def find_damage(entry: Storage, manifest: Manifest) -> CacheCorruptError | None:
+    """What to say unless every file of the manifest is there at its size, as seen from here."""
     missing = _missing_file(entry, manifest)
-    if missing is not None:
-        path, what = missing
-        raise CacheCorruptError(
-            f"The cache entry {entry.url} is damaged: {path} {what}. Delete the entry, or convert again.", path=path
-        )
+    if missing is None:
+        return None
+    path, what = missing
+    return CacheCorruptError(
+        f"The cache entry {entry.url} is damaged: {path} {what}. Delete the entry, or convert again.", path=path
+    )
 
 
 def _missing_file(entry: Storage, manifest: Manifest) -> tuple[str, str] | None:
@@ -428,9 +441,12 @@ def load(root: Storage, key: str) -> Manifest | None:
     return manifest
 
 
-def adopt(root: Storage, key: str) -> tuple[Manifest, Lease] | None:
-    """A committed entry and a lease on it, or None where there is none (any more)."""
-    manifest = load(root, key)
+def adopt(root: Storage, key: str, committed: Manifest | None = None) -> Adopted | None:
+    """A committed entry and a lease on it, or None where there is none (any more).
+
+    `committed` is its manifest, where that was read a moment ago.
+    """
+    manifest = committed or load(root, key)
     if manifest is None:
         return None
     entry = root.below(key)
@@ -439,7 +455,9 @@ def adopt(root: Storage, key: str) -> tuple[Manifest, Lease] | None:
     except FileNotFoundError:
         return None
     try:
+        damage = entry.meanwhile(lambda: find_damage(entry, manifest))
         again = load(root, key)
+        found = Adopted(manifest, lease, damage())
     except BaseException:
         let_go(root, key, manifest, lease)
         raise
@@ -447,7 +465,7 @@ def adopt(root: Storage, key: str) -> tuple[Manifest, Lease] | None:
         # Deleted in between, maybe by one who did not see the lease yet: letting go removes what is left.
         let_go(root, key, manifest, lease)
         return None
-    return manifest, lease
+    return found
 
 
 @_named_errors
@@ -499,7 +517,7 @@ def _release_if_any(lease: Lease | None) -> None:
 def _put_lease(entry: Storage, attempt_id: str) -> Lease:
     content = _sign_of_life(attempt_id, "")
     lease = Lease(entry=entry, name=f"lease-{uuid.uuid4().hex}.json", content=content)
-    entry.put_if_absent(lease.name, content)
+    entry.announce(lease.name, content)
     _heartbeat.add(lease)
     return lease
 
@@ -682,8 +700,15 @@ def _held_attempts(entry: Storage, infos: list[FileInfo], *, now: float) -> set[
     for info in infos:
         if _is_sign(info) and not _is_dead(entry, info, now=now):
             match = _ATTEMPT.fullmatch(info.name)
-            attempt_id = match[1] if match else _read_sign(entry, info.name).get("attempt")
-            held.add(str(attempt_id))
+            sign = {"attempt": match[1]} if match else _read_sign(entry, info.name)
+            if sign is None:
+                # Given back in between.
+                continue
+            if isinstance(sign.get("attempt"), str):
+                held.add(sign["attempt"])
+            else:
+                # Its content is on its way: it may be of any of them.
+                held.update(found[1] for found in map(_ATTEMPT.fullmatch, (one.name for one in infos)) if found)
     return held
 
 
@@ -695,17 +720,20 @@ def _is_dead(entry: Storage, info: FileInfo, *, now: float) -> bool:
     """Whether the process behind a sign of life is gone: known on this host, guessed elsewhere from its silence."""
     if now - info.modified > 3 * RENEW_SECONDS:
         return True
-    sign = _read_sign(entry, info.name)
+    sign = _read_sign(entry, info.name) or {}
     if sign.get("host") != _host():
         return False
     pid = sign.get("pid")
     return not isinstance(pid, int) or _process_start(pid) != sign.get("process_start")
 
 
-def _read_sign(entry: Storage, name: str) -> dict[str, Any]:
+def _read_sign(entry: Storage, name: str) -> dict[str, Any] | None:
+    """What a sign of life says, which may be nothing yet; None where it is gone."""
     try:
         sign = json.loads(entry.read(name))
-    except (FileNotFoundError, ValueError, RecursionError):
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):
         return {}
     return sign if isinstance(sign, dict) else {}
 

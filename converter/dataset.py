@@ -383,7 +383,9 @@ class DatasetConverter:
         Every worker of MultiWorkerMirroredStrategy reads its own part of the rows, as TF_CONFIG says, or `cur_shard`
         and `shard_count` do. There take `distribute_datasets_from_function`: `experimental_distribute_dataset` cuts
         each worker's batches once more, into as many steps as there are workers, and its cardinality does not say so;
-        a loop over it has all the rows, but Keras stops early.
+        a loop over it has all the rows. With `cur_shard=0, shard_count=1` it is right as well: every worker reads all
+        rows, and takes its part of each batch. (Keras 3 itself cannot `fit` with several workers: keras-team/keras
+        issue 20585.)
 
         Args:
             batch_size: rows of a batch.
@@ -794,25 +796,24 @@ def open_converter(
         CacheCorruptError: its manifest, or a file's size, is not what was committed.
     """
     url = os.fspath(url)
-    adopted: tuple[Manifest, cache.Lease | None] | None
     with _named_store_errors(url, CacheError):
-        root, key = cache.open_entry(url, storage_options, check_timeout(timeout_seconds))
+        root, key, manifest = cache.open_entry(url, storage_options, check_timeout(timeout_seconds))
+        if manifest is None:
+            raise CacheError(f"There is no committed cache entry at {url}: write it again.", path=url)
+        lease: cache.Lease | None
         try:
-            adopted = cache.adopt(root, key)
+            adopted = cache.adopt(root, key, manifest)
+            if adopted is None:
+                raise CacheError(f"{url} was deleted a moment ago: write it again.", path=url)
+            manifest, lease, damage = adopted
         except OSError as error:
             # A trainer that may only read takes no lease: nobody will wait for it.
             logger.info("Open %s without a lease, because it cannot be written: %s", url, error)
-            manifest = cache.load(root, key)
-            adopted = None if manifest is None else (manifest, None)
-    if adopted is None:
-        raise CacheError(f"There is no committed cache entry at {root.below(key).url}: write it again.", path=url)
-    manifest, lease = adopted
-    try:
-        cache.check_files(root.below(key), manifest)
-    except CacheError:
+            lease, damage = None, cache.find_damage(root.below(key), manifest)
+    if damage is not None:
         if lease is not None:
             cache.release(lease)
-        raise
+        raise damage
     return hold_entry(root, key, manifest, lease, delete_on_exit=False)
 
 

@@ -112,6 +112,11 @@ class DataFiles:
         parts = cache.get(name, [end - start for start, end in ranges], fetch, given_up)
         return Fetched([(start, part) for (start, _), part in zip(ranges, parts, strict=True)])
 
+    def remove_copies(self, numbers: Sequence[int]) -> bool:
+        """Let go of what this host keeps of row groups that cannot be decoded; whether there was any."""
+        cache = self._local_cache
+        return cache is not None and cache.remove("rows", numbers)
+
     def _ranges(self, number: int) -> list[Range]:
         file = self._open_file(int(self.manifest.row_group_file[number]))
         return merge_ranges(file.ranges(file.row_groups(self.manifest.row_group_in_file(number))))
@@ -165,7 +170,12 @@ class DataFiles:
             elif found is not None and not self.storage.is_local:
                 self._open.move_to_end(file)
                 return found
-        opened = OpenFile(self, file, given_up)
+        try:
+            opened = OpenFile(self, file, given_up)
+        except (ConverterError, pa.ArrowException):
+            if self._local_cache is None or not self._local_cache.remove("footer", [file]):
+                raise
+            opened = OpenFile(self, file, given_up)
         with self._lock:
             self._open[file] = opened
             while len(self._open) > _MAX_OPEN_FILES:

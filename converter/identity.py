@@ -1,7 +1,8 @@
 """When two DataFrames are provably the same rows.
 
 An entry is used again only when it is proven to hold the same rows: because its
-`cache_key` says so, or because, in one process, the plan, the session's confs and
+`cache_key` says so; because it is the same columns and filters of the same version
+of a Delta table; or because, in one process, the plan, the session's confs and
 every input file are the same as when it was written, and nothing in the plan can
 give other rows the second time. Any doubt writes afresh; doubt is never an error.
 
@@ -64,6 +65,87 @@ class Evidence:
 
     is_racy: bool
     """A file was changed so shortly before that it may change again unseen."""
+
+
+_PLAIN = {
+    "Alias", "AttributeReference", "Literal", "Cast", "And", "Or", "Not", "In", "InSet", "IsNull", "IsNotNull",
+    "EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "Add", "Subtract",
+    "Multiply", "Divide", "Remainder", "UnaryMinus", "Abs", "Coalesce", "If", "CaseWhen", "GetStructField",
+    "StartsWith", "EndsWith", "Contains", "Like", "Concat", "Substring", "Lower", "Upper", "Length", "Year", "Month",
+    "DayOfMonth",
+}  # fmt: skip
+"""What a key that outlives the session may depend on: the same in every session, and told whole by its SQL text."""
+
+_MAX_EXPRESSIONS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaVersion:
+    """Columns and filters of a version of a Delta table."""
+
+    identity: str
+    is_fixed: bool
+    """Whether the DataFrame names the version (`versionAsOf`, `timestampAsOf`), and not the newest one."""
+
+
+def find_delta_version(df: Any) -> DeltaVersion | None:
+    """What a DataFrame reads if that is one version of one Delta table, by columns and filters alone; else None."""
+    try:
+        return _find_delta_version(df)
+    except Exception as error:  # noqa: BLE001 (doubt is never an error; Connect shows no plan)
+        logger.debug("Could not tell which version of a Delta table the DataFrame reads: %s", error)
+        return None
+
+
+def _find_delta_version(df: Any) -> DeltaVersion | None:
+    session = df.sparkSession
+    execution = df.select("*")._jdf.queryExecution()  # noqa: SLF001 (there is no public way)
+    plan, above = execution.analyzed(), []
+    while (kind := plan.getClass().getSimpleName()) in ("Project", "Filter", "SubqueryAlias"):
+        above.append((kind, plan))
+        plan = plan.child()
+    if kind != "LogicalRelation":
+        return None
+    location = plan.relation().location()
+    if not location.getClass().getName().endswith(".files.TahoeLogFileIndex"):
+        return None
+    steps = []
+    for kind, step in above:
+        if kind != "SubqueryAlias":
+            said = _plain_sql([step.condition()] if kind == "Filter" else _listed(step.projectList()))
+            names = [one.name().lower() for one in _listed(step.output())]
+            if said is None or len(set(names)) != len(names):
+                return None
+            steps.append([kind, *said])
+    (leaf,) = _listed(execution.optimizedPlan().collectLeaves())
+    # What is read in the end: of a frame without a version that of now, and rows that somebody has cached are none.
+    version = int(leaf.relation().location().version())
+    table_id = location.snapshotAtAnalysis().metadata().id()
+    # Another table may have been made at the same place.
+    if table_id != location.deltaLog().unsafeVolatileSnapshot().metadata().id() or location.partitionFilters().size():
+        return None
+    confs = [pair for pair in _confs_of(session) if pair[0].startswith("spark.sql.") and "warehouse" not in pair[0]]
+    zone = session.conf.get("spark.sql.session.timeZone")
+    path = location.path().toString()
+    told = ["delta", path, table_id, version, session.version, zone, confs, steps]
+    return DeltaVersion(identity=json.dumps(told), is_fixed=location.versionToUse().isDefined())
+
+
+def _plain_sql(expressions: list[Any]) -> list[str] | None:
+    """Expressions as SQL; None where that does not say all, or may mean something else another time."""
+    waiting, count = list(expressions), 0
+    while waiting:
+        one = waiting.pop()
+        count += 1
+        if count > _MAX_EXPRESSIONS or one.getClass().getSimpleName() not in _PLAIN:
+            return None
+        waiting += _listed(one.children())
+    return [one.sql() for one in expressions]
+
+
+def _listed(sequence: Any) -> list[Any]:
+    """A sequence of Scala's."""
+    return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def entry_key(identity: str | None, *, schema: str, write_options: Mapping[str, Any]) -> str:

@@ -107,6 +107,16 @@ class LocalCache:
                 self._keep(name, fetched)
             return [part if isinstance(part, pa.Buffer) else pa.py_buffer(part) for part in fetched]
 
+    def remove(self, kind: str, numbers: Sequence[int]) -> bool:
+        """Let go of pieces that are not what they should be; whether there were any."""
+        wanted = tuple(f"{kind}-{number}-" for number in numbers)
+        names = [name for name in os.listdir(self._folder) if name.startswith(wanted)]
+        for name in names:
+            logger.warning("%s was damaged, and is fetched again.", os.path.join(self._folder, name))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._folder, name))
+        return bool(names)
+
     def _read(self, name: str, sizes: Sequence[int]) -> list[pa.Buffer] | None:
         try:
             with pa.memory_map(os.path.join(self._folder, name)) as mapped:

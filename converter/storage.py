@@ -19,9 +19,9 @@ import posixpath
 import re
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -29,7 +29,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from converter.errors import CacheError
 from converter.ranges import Data, PartialFile
-from converter.stores import TIMEOUT_SECONDS, open_store
+from converter.stores import TIMEOUT_SECONDS, Request, open_store
+
+Result = TypeVar("Result")
 
 StorageOptions = Mapping[str, Any]
 """Keyword arguments of the fsspec filesystem: credentials and the like."""
@@ -227,6 +229,17 @@ class Storage:
                 os.unlink(aside)
         return True
 
+    def announce(self, name: str, data: bytes) -> None:
+        """Create a small file of a name that nobody else has; behind a network its content may come a little later."""
+        if self.is_local:
+            self.put_if_absent(name, data)
+        else:
+            self._filesystem.announce(self.path(name), data)
+
+    def meanwhile(self, call: Callable[[], Result]) -> Callable[[], Result]:
+        """Ask a store something while it is asked something else; a disk only when the answer is wanted."""
+        return call if self.is_local else Request(call).answer
+
     def touch(self, name: str) -> None:
         """Renew a file's time without creating it: raises FileNotFoundError where it is gone."""
         if self.is_local:
@@ -316,7 +329,7 @@ def open_storage(
         # Its kind alone is said: its content may be a secret.
         raise TypeError(f"storage_options must be a dict of keyword arguments, got a {type(storage_options).__name__}.")
     if text.startswith("dbfs:"):
-        path = _mounted(text)
+        path = python_path_of(text)
     elif text.startswith("file:"):
         path = unquote(re.sub(r"^file:(//[^/]*)?", "", text))
     elif re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
@@ -326,6 +339,8 @@ def open_storage(
         path = os.path.expanduser(text)
     # Made by hand: fsspec would take `::` in a path for a chain of filesystems, urllib `#` and `?` for ends of it.
     root = os.path.abspath(path)
+    if is_on_databricks(root):
+        _check_mount(text, root)
     return Storage(LocalFileSystem(), root, "file://" + quote(root))
 
 
@@ -358,15 +373,13 @@ def python_path_of(url: str) -> str:
     return path if path.startswith("/Volumes/") else "/dbfs" + path
 
 
-def _mounted(url: str) -> str:
-    path = python_path_of(url)
+def _check_mount(url: str, path: str) -> None:
     mount = "/" + path.split("/")[1]
     if not os.path.isdir(mount):
         raise ValueError(
             f"{url} is reached through {mount}, which this machine does not have. On Databricks choose a path of a "
             "volume, /Volumes/<catalog>/<schema>/<volume>/…."
         )
-    return path
 
 
 def _create_on_databricks(path: str, data: bytes) -> bool:

@@ -12,7 +12,10 @@ Each process opens its own: clients do not survive a fork.
 from __future__ import annotations
 
 import contextlib
+import difflib
+import importlib
 import importlib.util
+import inspect
 import os
 import random
 import re
@@ -22,7 +25,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import fsspec
@@ -55,7 +58,13 @@ _AZURE_SCHEMES = ("abfs", "abfss", "az")
 _AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
 _AZURE_SCOPE = "https://storage.azure.com/.default"
 _AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
-_SECRET_WORDS = ("key", "token", "secret", "password", "credential", "connection_string", "signature")
+_FSSPEC_OPTIONS = {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop"}
+"""What every filesystem of fsspec takes."""
+
+_SECRET_WORDS = (
+    "key", "token", "secret", "password", "passwd", "pwd", "credential", "connection_string", "signature",
+    "authorization",
+)  # fmt: skip
 
 
 class GivenUpError(OSError):
@@ -111,7 +120,7 @@ class Store:
         last: BaseException | None = None
         while True:
             try:
-                return _answer(lambda: request(self.filesystem()), deadline=deadline, given_up=given_up)
+                return Request(lambda: request(self.filesystem())).answer(deadline=deadline, given_up=given_up)
             except (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, GivenUpError):
                 raise
             except _NoAnswerError:
@@ -214,6 +223,10 @@ class Store:
             return not self.keeps_answers and self.cat_file(path) == data
         return True
 
+    def announce(self, path: str, data: bytes) -> None:
+        """Create a file of a name that nobody else has: it is there now, its content now or a little later."""
+        self.create(path, data)
+
     def _create(self, filesystem: Any, path: str, data: bytes) -> None:
         # fsspec's memory store looks first and creates then; between threads a lock makes that one step.
         with _in_process:
@@ -260,6 +273,8 @@ class HdfsStore(Store):
     def __init__(self, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         super().__init__(options, protocol=protocol, timeout_seconds=timeout_seconds)
         self._readers: dict[str, Any] = {}
+        self._announced: dict[str, Request[None]] = {}
+        """Files whose content is being written, or was."""
 
     def passes(self, error: BaseException) -> bool:
         """Also what hdfs-native raises where nodes are away, or where the NameNode is about to begin."""
@@ -275,7 +290,15 @@ class HdfsStore(Store):
                 "e.g. with multiprocessing_context='spawn'"
             )
         HdfsStore._used_by = os.getpid()
-        return super()._open()
+        try:
+            return super()._open()
+        except Exception as error:
+            if self.options.get("host") is None and self.protocol == "hdfs":
+                raise OSError(
+                    f"hdfs:/// takes the cluster from Hadoop's configuration ({_text(error)}): let HADOOP_CONF_DIR "
+                    "name the folder of core-site.xml and hdfs-site.xml, or write hdfs://host:port/…"
+                ) from error
+            raise
 
     def _create(self, filesystem: Any, path: str, data: bytes) -> None:
         # A new file is seen before its content; a rename that overwrites nothing is one step of the NameNode.
@@ -291,6 +314,34 @@ class HdfsStore(Store):
             with contextlib.suppress(Exception):
                 filesystem.client.delete(aside)
             raise
+
+    def announce(self, path: str, data: bytes) -> None:
+        """Create a file of a name that nobody else has, and leave its content to a thread.
+
+        hdfs-native looks whether the NameNode knows of a block a moment before the DataNode has told it, and then waits
+        half a second before it looks again.
+        """
+        from hdfs_native import WriteOptions
+
+        try:
+            file = self.ask(lambda filesystem: filesystem.client.create(path, WriteOptions(overwrite=False)), path=path)
+        except FileExistsError:
+            # Made by an earlier attempt whose answer was lost; a file without content is a sign as well.
+            return
+
+        def write() -> None:
+            with file:
+                file.write(data)
+
+        self._announced[path] = Request(write)
+
+    def rm_file(self, path: str) -> None:
+        """Delete a file, once nobody writes to it any more."""
+        writing = self._announced.pop(path, None)
+        if writing is not None:
+            with contextlib.suppress(Exception):
+                writing.answer(deadline=time.monotonic() + self.timeout_seconds)
+        super().rm_file(path)
 
     def _named(self, error: Exception, path: str) -> OSError:
         found = super()._named(error, path)
@@ -377,6 +428,14 @@ class AzureStore(Store):
         if callable(provider) or hasattr(provider, "get_token"):
             token = provider.get_token(_AZURE_SCOPE) if hasattr(provider, "get_token") else provider()
             found["bearer_token"] = token if isinstance(token, str) else str(token[0])
+        return found
+
+    def _named(self, error: Exception, path: str) -> OSError:
+        found = super()._named(error, path)
+        by_connection = "SharedAccessSignature" in str(self.options.get("connection_string"))
+        if isinstance(found, PermissionError) and (by_connection or "sas_token" in self.options):
+            said = "A signature for a cache must allow to read, create, write, delete and list (sp=rcwdl)"
+            return PermissionError(f"{found}. {said}; to read files that are there, to read and list (sp=rl)")
         return found
 
     def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
@@ -467,8 +526,20 @@ def _open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) ->
         found["account_name"] = account
     if place.account_host is not None:
         found.setdefault("account_host", place.account_host)
+    _check_azure_options(found, shown)
     root = f"{place.container}/{place.path}".rstrip("/")
     return AzureStore(found, protocol="abfs", timeout_seconds=timeout_seconds), root, shown
+
+
+def _check_azure_options(options: Mapping[str, Any], shown: str) -> None:
+    """Refuse what adlfs would ignore: a misspelt credential is none."""
+    adlfs: Any = importlib.import_module("adlfs")
+    known = {*inspect.signature(adlfs.AzureBlobFileSystem.__init__).parameters, *_FSSPEC_OPTIONS} - {"self", "kwargs"}
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(sorted(known - _FSSPEC_OPTIONS))}."
+            raise ValueError(f"storage_options: adlfs, which reads {shown}, knows no {name!r}; {hint}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -551,29 +622,33 @@ class _NoAnswerError(Exception):
     """A request hangs."""
 
 
-def _answer(call: Callable[[], Result], *, deadline: float, given_up: threading.Event | None) -> Result:
-    """What a call returns or raises, from a thread that is left behind if it takes too long."""
-    done = threading.Event()
-    found: list[Any] = []
-    failed: list[BaseException] = []
+class Request(Generic[Result]):
+    """A call in a thread of its own, which is left behind where nobody waits for its answer."""
 
-    def run() -> None:
+    def __init__(self, call: Callable[[], Result]) -> None:
+        self._done = threading.Event()
+        self._found: list[Result] = []
+        self._failed: list[BaseException] = []
+        threading.Thread(target=self._run, args=(call,), name="converter-request", daemon=True).start()
+
+    def _run(self, call: Callable[[], Result]) -> None:
         try:
-            found.append(call())
+            self._found.append(call())
         except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
-            failed.append(error)
+            self._failed.append(error)
         finally:
-            done.set()
+            self._done.set()
 
-    threading.Thread(target=run, name="converter-request", daemon=True).start()
-    while not done.wait(_LOOK_SECONDS):
-        if given_up is not None and given_up.is_set():
-            raise GivenUpError("the answer is not wanted any more")
-        if time.monotonic() > deadline:
-            raise _NoAnswerError
-    if failed:
-        raise failed[0]
-    return found[0]  # type: ignore[no-any-return]
+    def answer(self, *, deadline: float = float("inf"), given_up: threading.Event | None = None) -> Result:
+        """What the call returns or raises; Ctrl-C ends the waiting."""
+        while not self._done.wait(_LOOK_SECONDS):
+            if given_up is not None and given_up.is_set():
+                raise GivenUpError("the answer is not wanted any more")
+            if time.monotonic() > deadline:
+                raise _NoAnswerError
+        if self._failed:
+            raise self._failed[0]
+        return self._found[0]
 
 
 def _with_mtime(info: dict[str, Any]) -> dict[str, Any]:

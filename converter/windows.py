@@ -38,7 +38,7 @@ from converter.columns import (
     joined,
     null_error,
 )
-from converter.errors import SourceError
+from converter.errors import ReadError, SourceError
 from converter.files import DataFiles, RowGroup
 from converter.local_cache import LocalCache
 from converter.manifest import Manifest
@@ -381,7 +381,18 @@ class _WindowReader:
     def read(self, item: tuple[Piece, Future[Mapping[int, Fetched]] | None]) -> Columns:
         """The piece's rows, in order, in memory of their own."""
         piece, fetched = item
-        groups = self._files.row_groups(piece.row_groups.tolist(), None if fetched is None else fetched.result())
+        if fetched is None:
+            return self._read(piece, None)
+        try:
+            return self._read(piece, fetched.result())
+        except ReadError:
+            # The store's own bytes, if only this host's copies were damaged.
+            if not self._files.remove_copies(piece.row_groups.tolist()):
+                raise
+            return self._read(piece, self.fetch(piece))
+
+    def _read(self, piece: Piece, fetched: Mapping[int, Fetched] | None) -> Columns:
+        groups = self._files.row_groups(piece.row_groups.tolist(), fetched)
         try:
             return self._gather(piece, groups)
         except pa.ArrowException:

@@ -112,7 +112,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             logger.warning(
                 "This dataset has the rows of worker %d of %d, as TF_CONFIG says. Hand it to a strategy by "
                 "distribute_datasets_from_function: experimental_distribute_dataset cuts its batches into %d steps "
-                "each, and Keras stops before their end.",
+                "each, which its cardinality does not say. With cur_shard=0, shard_count=1 every worker reads all "
+                "rows, TensorFlow divides each batch among them, and the cardinality is right.",
                 source.shard.index, source.shard.count, source.shard.count,
             )  # fmt: skip
         self._specs = self._find_specs()
@@ -436,8 +437,11 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         if prefetch is not None:
             dataset = dataset.prefetch(prefetch)
         options = tf.data.Options()
-        # Shards are made of rows, here; a strategy must not part files or batches once more.
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        # Shards are made of rows, here; a strategy must not part them once more. Of all rows each of its workers takes
+        # a part of every batch.
+        policies = tf.data.experimental.AutoShardPolicy
+        whole = self._source.shard.count == 1
+        options.experimental_distribute.auto_shard_policy = policies.DATA if whole else policies.OFF
         # TensorFlow would add a `prefetch` of its own, and batches would count as used that nobody has seen.
         options.experimental_optimization.inject_prefetch = False
         return dataset.with_options(options)

@@ -442,7 +442,15 @@ def _async_credential(provider: Any) -> Any:
 
     def ask(scopes: tuple[str, ...]) -> AccessToken:
         found = provider.get_token(*scopes) if hasattr(provider, "get_token") else provider()
-        return AccessToken(found, token_expiry(found)) if isinstance(found, str) else AccessToken(*found[:2])
+        if isinstance(found, str) and found:
+            return AccessToken(found, token_expiry(found))
+        if not isinstance(found, tuple) or not found[0]:
+            kind = "an empty text" if found == "" else type(found).__name__
+            raise TypeError(
+                f"storage_options['credential'] gave {kind}, where a token was expected: let it return the token as a "
+                "text, or an azure.core.credentials.AccessToken"
+            )
+        return AccessToken(*found[:2])
 
     class Credential:
         async def get_token(self, *scopes: str, **_: Any) -> AccessToken:

@@ -123,70 +123,89 @@ def write_dataframe(
         "shuffle_rows_seed": shuffle_rows_seed,
         "writer": writer,
     }
-    # What is to be kept is never shared with converters that delete at their end; those may read what is kept.
-    named, schema = None if cache_key is None else f"key:{cache_key}", df.schema.json()
-    kept_key, passing_key = (
-        identity.entry_key(named, schema=schema, write_options=write_options | kept) for kept in ({"is_kept": True}, {})
-    )
-    key = kept_key if is_kept else passing_key
-    evidence, bucket = None, f"{root.url}/{key.partition('-')[2]}"
-    if cache_key is not None:
-        candidates = [kept_key] if is_kept else [kept_key, passing_key]
-    else:
-        evidence = None if is_kept else identity.gather_evidence(df)
-        candidates = identity.recall(bucket, df, evidence)
-    for candidate in candidates:
-        adopted = _adopt(root, candidate)
-        if adopted is not None:
-            kept = " It was written with delete_on_exit=False, so delete() alone removes it."
-            logger.info(
-                "Reuse %s: it holds the same rows.%s",
-                root.below(candidate).url,
-                kept if adopted[0].is_kept and not is_kept else "",
-            )
-            return Entry(root=root, key=candidate, manifest=adopted[0], lease=adopted[1])
-    if cache_key is not None:
-        _log_other_entries(root, (kept_key, passing_key), cache_key)
-    for column in columns:
-        if column.narrowed_from:
-            logger.info("Column %r: %s becomes %s.", column.name, column.narrowed_from, column.dtype)
-    attempt = cache.begin(root, key, application_id=session.conf.get("spark.app.id", None) or "unknown")
-    spec = {
-        "directory": root.below(key).path(attempt.data_directory),
-        "store": root.store,
-        "columns": [column.spec() for column in columns],
-        "row_group_bytes": row_group_bytes,
-        "file_bytes": FILE_BYTES,
-        "compression": "none" if compression == "auto" and root.is_local else compression,
-    }
-    directory = root.below(key).below(attempt.data_directory)
-    try:
-        reports = _run_write(
-            df,
-            columns,
-            spec,
-            directory=directory,
-            session=session,
-            is_connect=is_connect,
-            shuffle_rows_seed=shuffle_rows_seed,
-            writer=writer,
-            progress=progress,
+
+    def find_or_write(pinned: identity.DeltaVersion | None) -> Entry:
+        named = None if cache_key is None else f"key:{cache_key}"
+        if pinned is not None:
+            named = pinned.identity
+        schema = df.schema.json()
+        # What is to be kept is never shared with converters that delete at their end; those may read what is kept.
+        kept_key, passing_key = (
+            identity.entry_key(named, schema=schema, write_options=write_options | kept)
+            for kept in ({"is_kept": True}, {})
         )
-        manifest = _manifest_from(
-            reports, columns, directory=attempt.data_directory, is_kept=is_kept, float_dtype=float_dtype
-        )
-        cache.delete_unlisted(root, attempt, manifest)
-        manifest, lease = cache.commit(root, attempt, manifest)
-    except BaseException:
-        # Also on Ctrl-C: what was written has no manifest, and must not stay either.
+        key = kept_key if is_kept else passing_key
+        evidence, bucket = None, f"{root.url}/{key.partition('-')[2]}"
+        if named is not None:
+            candidates = [kept_key] if is_kept else [kept_key, passing_key]
+        else:
+            evidence = None if is_kept else identity.gather_evidence(df)
+            candidates = identity.recall(bucket, df, evidence)
+        for candidate in candidates:
+            adopted = _adopt(root, candidate)
+            if adopted is not None:
+                kept = " It was written with delete_on_exit=False, so delete() alone removes it."
+                logger.info(
+                    "Reuse %s: it holds the same rows.%s",
+                    root.below(candidate).url,
+                    kept if adopted[0].is_kept and not is_kept else "",
+                )
+                return Entry(root=root, key=candidate, manifest=adopted[0], lease=adopted[1])
+        if cache_key is not None:
+            _log_other_entries(root, (kept_key, passing_key), cache_key)
+        for column in columns:
+            if column.narrowed_from:
+                logger.info("Column %r: %s becomes %s.", column.name, column.narrowed_from, column.dtype)
+        attempt = cache.begin(root, key, application_id=session.conf.get("spark.app.id", None) or "unknown")
+        spec = {
+            "directory": root.below(key).path(attempt.data_directory),
+            "store": root.store,
+            "columns": [column.spec() for column in columns],
+            "row_group_bytes": row_group_bytes,
+            "file_bytes": FILE_BYTES,
+            "compression": "none" if compression == "auto" and root.is_local else compression,
+        }
+        directory = root.below(key).below(attempt.data_directory)
         try:
-            cache.abandon(root, attempt)
-        except CacheError as left:
-            # What failed first is what the user must hear.
-            logger.warning("Left for a later sweep: %s", left)
-        raise
-    identity.remember(bucket, df, evidence, key)
-    return Entry(root=root, key=key, manifest=manifest, lease=lease)
+            reports = _run_write(
+                df,
+                columns,
+                spec,
+                directory=directory,
+                session=session,
+                is_connect=is_connect,
+                shuffle_rows_seed=shuffle_rows_seed,
+                writer=writer,
+                progress=progress,
+            )
+            manifest = _manifest_from(
+                reports, columns, directory=attempt.data_directory, is_kept=is_kept, float_dtype=float_dtype
+            )
+            if pinned is not None and not pinned.is_fixed and identity.find_delta_version(df) != pinned:
+                raise _TableChangedError
+            cache.delete_unlisted(root, attempt, manifest)
+            manifest, lease = cache.commit(root, attempt, manifest)
+        except BaseException:
+            # Also on Ctrl-C: what was written has no manifest, and must not stay either.
+            try:
+                cache.abandon(root, attempt)
+            except CacheError as left:
+                # What failed first is what the user must hear.
+                logger.warning("Left for a later sweep: %s", left)
+            raise
+        identity.remember(bucket, df, evidence, key)
+        return Entry(root=root, key=key, manifest=manifest, lease=lease)
+
+    pinned = None if cache_key is not None else identity.find_delta_version(df)
+    try:
+        return find_or_write(pinned)
+    except _TableChangedError:
+        logger.info("The Delta table had a new version while it was written, so it is written once more.")
+        return find_or_write(None)
+
+
+class _TableChangedError(Exception):
+    """The rows that were written may be those of two versions."""
 
 
 def _adopt(root: Storage, key: str) -> tuple[Manifest, cache.Lease] | None:
@@ -197,14 +216,13 @@ def _adopt(root: Storage, key: str) -> tuple[Manifest, cache.Lease] | None:
         logger.warning("Write again what is damaged: %s", error)
         root.below(key).delete_file(cache.MANIFEST)
         return None
-    if adopted is not None:
-        try:
-            cache.check_files(root.below(key), adopted[0])
-        except CacheError as error:
-            logger.warning("Write again what is damaged: %s", error)
-            cache.delete(root, key, *adopted)
-            return None
-    return adopted
+    if adopted is None:
+        return None
+    if adopted.damage is not None:
+        logger.warning("Write again what is damaged: %s", adopted.damage)
+        cache.delete(root, key, adopted.manifest, adopted.lease)
+        return None
+    return adopted.manifest, adopted.lease
 
 
 def _log_other_entries(root: Storage, keys: Sequence[str], cache_key: str) -> None:

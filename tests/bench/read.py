@@ -1010,9 +1010,16 @@ def tensorflow(bench: Bench) -> None:
         options = STACK if "stack" in title else {}
         rows = bench.rows[name]
         with Opened() as opened, tempfile.TemporaryDirectory() as folder:
-            ways, goals = {}, []
+            ways: dict[str, Way] = {}
+            goals = []
             made = opened.enter(converter.open_converter(rows.url))
             records = write_records(tf, made, folder, options, rows.num_rows // 10)
+            with made.make_tf_dataset(batch_size=BATCH_SIZE, **options) as dataset:
+                again = tf.data.Dataset.from_tensors(next(iter(dataset))).repeat(rows.num_rows // BATCH_SIZE)
+            num_again = rows.num_rows // BATCH_SIZE * BATCH_SIZE
+            ways[f"{title}: one batch again and again, in a graph"] = Way(
+                run=lambda data=again: [graph(data)], num_rows=num_again
+            )
             for shuffle, order in ((True, "shuffled"), (False, "plain order")):
                 dataset = opened.enter(made.make_tf_dataset(batch_size=BATCH_SIZE, shuffle=shuffle, **options))
                 own = {"torch": opened.ours(rows, shuffle=shuffle, **options)}

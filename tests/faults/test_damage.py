@@ -418,13 +418,13 @@ def _write(root: Storage, cache_dir: Path) -> None:
 def _open(root: Storage, cache_dir: Path) -> None:
     adopted = protocol.adopt(root, KEY)
     if adopted is not None:
-        protocol.let_go(root, KEY, *adopted)
+        protocol.let_go(root, KEY, adopted.manifest, adopted.lease)
 
 
 def _delete(root: Storage, cache_dir: Path) -> None:
     adopted = protocol.adopt(protocol.open_root(str(cache_dir)), KEY)
     assert adopted is not None
-    manifest, lease = adopted
+    manifest, lease, _ = adopted
     lease.entry = root.below(KEY)
     protocol.delete(root, KEY, manifest, lease)
 

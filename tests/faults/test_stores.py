@@ -229,7 +229,7 @@ def race(url: str, options: dict[str, Any], rounds: int, begin: float, seconds: 
         manifest = write_data(root, attempt)
         time.sleep(max(0.0, begin + seconds * number - time.time()))
         committed, lease = cache.commit(root, attempt, manifest)
-        cache.check_files(root.below(key), committed)
+        assert cache.find_damage(root.below(key), committed) is None
         found.append({"data": committed.file_names[0], "is_own": committed.file_names == manifest.file_names})
         cache.release(lease)
     return found

@@ -25,7 +25,6 @@ import numpy as np
 import pytest
 
 from converter import cache, storage
-from converter.errors import CacheError
 from converter.manifest import Manifest
 from converter.schema import Field, Schema
 from converter.sources import spark as spark_source
@@ -473,12 +472,10 @@ def _open(world: World, actor: Actor) -> Holding | None:
     actor.outcome = "none"
     if adopted is None:
         return None
-    manifest, lease = adopted
-    try:
-        cache.check_files(world.root.below(KEY), manifest)
-    except CacheError:
+    manifest, lease, damage = adopted
+    if damage is not None:
         cache.release(lease)
-        raise
+        raise damage
     actor.outcome = manifest.fingerprint
     return world.holds(actor, manifest, lease)
 

@@ -223,6 +223,7 @@ def test_what_does_not_pass_is_an_error_at_once_and_shows_no_secret(azurite: Azu
     shown = "".join(map(repr, (raised.value, raised.value.__cause__, storage, pickle.dumps(storage))))
     for part in (secret, secret.partition("sig=")[2] or secret):
         assert part not in shown
+    assert ("sp=rcwdl" in str(raised.value)) == (fault in ("expired", "no permission"))
 
 
 def test_hdfs_that_is_paused_is_waited_for(hdfs: Hdfs) -> None:

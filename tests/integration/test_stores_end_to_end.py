@@ -198,6 +198,30 @@ def test_a_second_epoch_fetches_nothing_with_a_cache_on_this_host(
     assert not list(tmp_path.rglob("rows-*"))
 
 
+def test_damaged_copies_on_this_host_are_fetched_again(
+    spark: SparkSession, slow_azurite: SlowAzurite, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = on_azure(slow_azurite)
+    with place.convert(spark.range(0, 20_000, 1, 2)) as made:
+        assert read_here(made, tmp_path) == list(range(20_000))
+        copies = [*tmp_path.rglob("rows-*"), *tmp_path.rglob("footer-*")]
+        assert {path.name.partition("-")[0] for path in copies} == {"rows", "footer"}
+        for path in copies:
+            path.write_bytes(b"\xff" * path.stat().st_size)
+        slow_azurite.proxy.forget()
+        assert read_here(made, tmp_path) == list(range(20_000))
+        assert data_requests(slow_azurite) > 0
+        assert sum("was damaged, and is fetched again" in text for text in caplog.messages) == len(copies)
+        slow_azurite.proxy.forget()
+        assert read_here(made, tmp_path) == list(range(20_000))
+        assert data_requests(slow_azurite) == 0
+
+
+def read_here(made: DatasetConverter, local_cache_dir: Path) -> list[int]:
+    with made.make_batch_reader(batch_size=1000, local_cache_dir=local_cache_dir) as reader:
+        return [int(one) for batch in reader for one in batch["id"]]
+
+
 # Faults ------------------------------------------------------------------------------
 
 

@@ -774,19 +774,20 @@ def test_mirrored_replicas_read_every_row_once(vectors: DatasetConverter) -> Non
     assert sorted(itertools.chain(*by_function)) == list(range(NUM_ROWS))
 
 
-def read_as_worker(url: str) -> Any:
-    """A worker of two, as TF_CONFIG says: its rows, and what it was warned of."""
+def read_as_worker(url: str, shard: dict[str, Any]) -> Any:
+    """A worker of two, as TF_CONFIG says: its rows, how many steps it was told of, and what it was warned of."""
     logs = io.StringIO()
     logging.getLogger("converter").addHandler(logging.StreamHandler(logs))
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     rows = []
-    with open_converter(url).make_tf_dataset(batch_size=10, columns=["id"], shuffle=True, uneven="keep") as dataset:
+    with open_converter(url).make_tf_dataset(batch_size=10, columns=["id"], shuffle=True, **shard) as dataset:
         for batch in strategy.experimental_distribute_dataset(dataset):
             rows += [part.numpy().tolist() for part in strategy.experimental_local_results(batch["id"])]
-    return [rows, logs.getvalue()]
+        return [rows, len(dataset), logs.getvalue()]
 
 
-def test_workers_of_tf_config_read_every_row_once(vectors: DatasetConverter) -> None:
+@pytest.mark.parametrize("shard", [{"uneven": "keep"}, {"cur_shard": 0, "shard_count": 1}], ids=["found", "whole"])
+def test_workers_of_tf_config_read_every_row_once(vectors: DatasetConverter, shard: dict[str, Any]) -> None:
     import socket
 
     ports = []
@@ -797,11 +798,17 @@ def test_workers_of_tf_config_read_every_row_once(vectors: DatasetConverter) -> 
     workers = [f"127.0.0.1:{port}" for port in ports]
     configs = [json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": one}}) for one in (0, 1)]
     with (
-        start_python(read_as_worker, vectors.url, environment={"TF_CONFIG": configs[0]}) as first,
-        start_python(read_as_worker, vectors.url, environment={"TF_CONFIG": configs[1]}) as second,
+        start_python(read_as_worker, vectors.url, shard, environment={"TF_CONFIG": configs[0]}) as first,
+        start_python(read_as_worker, vectors.url, shard, environment={"TF_CONFIG": configs[1]}) as second,
     ):
-        parts, warnings = zip(finish(first), finish(second), strict=True)
-    assert all("experimental_distribute_dataset cuts its batches into 2 steps each" in text for text in warnings)
+        parts, steps, warnings = zip(finish(first), finish(second), strict=True)
+    cut = ["experimental_distribute_dataset cuts its batches into 2 steps each" in text for text in warnings]
+    if "shard_count" in shard:
+        assert cut == [False, False]
+        assert steps == (11, 11) == tuple(map(len, parts))
+        assert [[len(part) for part in own[:-1]] for own in parts] == [[5] * 10] * 2
+    else:
+        assert cut == [True, True]
     assert sorted(itertools.chain(*parts[0], *parts[1])) == list(range(NUM_ROWS))
     assert all(len(part) <= 5 for part in itertools.chain(*parts))
 

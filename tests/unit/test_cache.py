@@ -374,7 +374,7 @@ def test_an_entry_that_others_hold_is_deleted_when_the_last_lets_go(root: Storag
     for adopted in others:
         assert all((ours / KEY / name).exists() for name in manifest.file_names)
         assert adopted is not None
-        cache.let_go(root, KEY, *adopted)
+        cache.let_go(root, KEY, adopted.manifest, adopted.lease)
     assert tree(ours) == [".owner"]
 
 
@@ -405,7 +405,7 @@ def test_the_heartbeat_lives_exactly_while_there_is_a_lease(root: Storage) -> No
     assert beating() == ["converter-heartbeat"]
     cache.let_go(root, KEY, manifest, lease)
     assert beating() == ["converter-heartbeat"]
-    cache.let_go(root, KEY, *adopted)
+    cache.let_go(root, KEY, adopted.manifest, adopted.lease)
     assert beating() == []
 
 
@@ -515,6 +515,19 @@ def test_an_entry_of_a_newer_version_is_left_to_it(root: Storage, ours: Path) ->
     assert tree(ours) == before
 
 
+def test_a_lease_whose_content_is_on_its_way_holds_everything(root: Storage, ours: Path) -> None:
+    _, manifest, lease = commit(root)
+    cache.release(lease)
+    (ours / KEY / "manifest.json").unlink()
+    other = ours / KEY / f"lease-{'0' * 32}.json"
+    other.touch()
+    sweep(root)
+    assert all((ours / KEY / name).exists() for name in manifest.file_names)
+    other.unlink()
+    sweep(root)
+    assert not any((ours / KEY / name).exists() for name in manifest.file_names)
+
+
 def test_a_sweep_leaves_what_is_not_ours(root: Storage, ours: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "precious" / f"data-{'0' * 32}"
     elsewhere.mkdir(parents=True)
@@ -542,8 +555,9 @@ def test_a_bounded_sweep_looks_at_no_more_entries(root: Storage, ours: Path) -> 
 
 def test_an_entry_is_opened_by_its_url(root: Storage) -> None:
     commit(root)
-    found, key = cache.open_entry(root.below(KEY).url + "/")
+    found, key, manifest = cache.open_entry(root.below(KEY).url + "/")
     assert (found.url, key) == (root.url, KEY)
+    assert manifest is not None
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "0" * 33, KEY + "0", "data-" + "0" * 32, ""])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,20 @@ class StorageContract:
         assert storage.put_if_absent("a", b"\x00whole\xff")
         assert storage.read("a") == b"\x00whole\xff"
         assert storage.size("a") == 7
+
+    def test_what_is_announced_is_there_at_once_and_soon_has_its_content(self, storage: Storage) -> None:
+        storage.make_directory()
+        storage.announce("a", b"1")
+        assert storage.size("a") is not None
+        assert [info.name for info in storage.list()] == ["a"]
+        deadline = time.monotonic() + 20
+        while storage.read("a") != b"1":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        storage.announce("b", b"2")
+        for name in ("a", "b"):
+            storage.delete_file(name)
+        assert storage.list() == []
 
     def test_an_empty_file_can_be_put(self, storage: Storage) -> None:
         storage.make_directory()
@@ -305,6 +320,12 @@ def test_other_places_have_one(path: str) -> None:
 def test_a_place_of_databricks_is_explained_elsewhere() -> None:
     with pytest.raises(ValueError, match=r"dbfs:/cache is reached through /dbfs, which this machine does not have"):
         open_storage("dbfs:/cache")
+
+
+@pytest.mark.parametrize("url", ["/Volumes/main/ml/cache", "file:/dbfs/cache"])
+def test_a_path_of_databricks_makes_no_folder_elsewhere(url: str) -> None:
+    with pytest.raises(ValueError, match=r"is reached through /(Volumes|dbfs), which this machine does not have"):
+        open_storage(url)
 
 
 def test_a_file_is_created_once_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,6 +255,27 @@ def test_a_provider_is_asked_again_before_its_token_ends(kind: str) -> None:
     assert sent[1] == sent[2]
 
 
+@pytest.mark.parametrize(
+    ("given", "kind"), [(None, "NoneType"), ("", "an empty text"), (7, "int"), ((None, 1), "tuple")]
+)
+def test_a_provider_that_gives_no_token_is_told_so(given: Any, kind: str) -> None:
+    credential = executor._async_credential(lambda: given)
+    with pytest.raises(TypeError, match=f"credential'] gave {kind}, where a token was expected"):
+        asyncio.run(credential.get_token("scope"))
+
+
+def test_an_option_that_azure_does_not_know_is_refused() -> None:
+    with pytest.raises(ValueError, match="knows no 'sas_tokn'; did you mean 'sas_token'"):
+        open_store("abfss://data@lake.dfs.core.windows.net/a", {"sas_tokn": "s"}, 5)
+
+
+def test_hdfs_without_a_host_says_where_one_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HADOOP_CONF_DIR", "HADOOP_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(OSError, match="HADOOP_CONF_DIR"):
+        open_storage("hdfs:///cache", None, 5).list()
+
+
 def provide() -> str:
     return "token"
 

@@ -1,0 +1,139 @@
+"""A version of a Delta table that Spark reads has an entry that other sessions find, and the newest one only its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.known_rows import run_python
+from tests.parity import golden_tables
+
+Found = dict[str, Any]
+
+
+def start_spark(folder: str) -> Any:
+    from converter import start_local_spark
+
+    return start_local_spark(
+        "keys", master="local[2]", conf=golden_tables._CONF | {"spark.sql.warehouse.dir": f"{folder}/warehouse"}
+    )
+
+
+def convert_in_a_session(folder: str) -> dict[str, Found]:
+    """Make the table if it is not there; convert what is read of it in each way, and say which entry that was."""
+    from converter import make_spark_converter
+
+    spark = start_spark(folder)
+    path = f"{folder}/table"
+    if not Path(path).exists():
+        spark.range(0, 100, 1, 2).selectExpr("id", "id * 2 AS y", "cast(id AS string) AS s").write.format(
+            "delta"
+        ).option("delta.enableDeletionVectors", "true").save(path)
+        spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 5")
+        spark.sql(f"INSERT INTO delta.`{path}` VALUES (1000, 1, 'one')")
+
+    def version(number: int) -> Any:
+        return spark.read.format("delta").option("versionAsOf", number).load(path)
+
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{path}`")
+    stamp = history.where("version = 1").selectExpr("cast(timestamp AS string)").first()[0]
+    frames = {
+        "0": version(0),
+        "1": version(1),
+        "1 by time": spark.read.format("delta").option("timestampAsOf", stamp).load(path),
+        "1 by SQL": spark.sql(f"SELECT * FROM delta.`{path}` VERSION AS OF 1"),
+        "2": version(2),
+        "newest": spark.read.format("delta").load(path),
+        "filtered": version(1).where("id < 50 AND s <> '7'").select("id", "y"),
+        "filtered otherwise": version(1).where("id < 50 AND s <> '8'").select("id", "y"),
+        "filtered as filtered": version(1).where("id < 50 AND s <> '7'").select("id", "y"),
+        "unknown": version(1).selectExpr("id", "hash(s) AS y"),
+        "random": version(1).selectExpr("id", "rand(1) AS y"),
+        "joined": version(1).join(version(0).select("id"), "id"),
+    }
+    found = {}
+    for name, frame in frames.items():
+        made = make_spark_converter(frame, cache_dir=f"{folder}/cache", delete_on_exit=False, progress=False)
+        with made.make_batch_reader(batch_size=1000) as reader:
+            ids = sorted(int(one) for batch in reader for one in batch["id"])
+        found[name] = {"url": made.url, "ids": ids}
+    spark.stop()
+    return found
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+    folder = str(tmp_path_factory.mktemp("keys"))
+    return [run_python(convert_in_a_session, folder) for _ in range(2)]
+
+
+ALL = list(range(100))
+DELETED = [one for one in ALL if one != 5]
+
+
+def test_every_way_has_its_rows(sessions: list[dict[str, Found]]) -> None:
+    for found in sessions:
+        assert found["0"]["ids"] == ALL
+        for name in ("1", "1 by time", "1 by SQL", "random", "unknown", "joined"):
+            assert found[name]["ids"] == DELETED, name
+        assert found["2"]["ids"] == found["newest"]["ids"] == [*DELETED, 1000]
+        assert found["filtered"]["ids"] == [one for one in range(50) if one not in (5, 7)]
+        assert found["filtered otherwise"]["ids"] == [one for one in range(50) if one not in (5, 8)]
+
+
+def test_a_version_has_one_entry_in_all_sessions(sessions: list[dict[str, Found]]) -> None:
+    first, second = sessions
+    for name in ("0", "1", "2", "filtered", "filtered otherwise", "newest"):
+        assert first[name]["url"] == second[name]["url"], name
+    assert first["1"]["url"] == first["1 by time"]["url"] == first["1 by SQL"]["url"]
+    assert first["filtered"]["url"] == first["filtered as filtered"]["url"]
+    others = [first[name]["url"] for name in ("0", "1", "2", "filtered", "filtered otherwise")]
+    assert len(set(others)) == len(others)
+
+
+def test_what_may_give_other_rows_is_written_afresh(sessions: list[dict[str, Found]]) -> None:
+    first, second = sessions
+    for name in ("unknown", "random", "joined"):
+        assert first[name]["url"] != second[name]["url"], name
+
+
+def convert_while_it_changes(folder: str) -> Found:
+    """Append to a table after it was planned, and while its rows are being written."""
+    from converter import make_spark_converter
+    from converter.sources import spark as source
+
+    spark = start_spark(folder)
+    path = f"{folder}/table"
+    spark.range(0, 100, 1, 2).write.format("delta").save(path)
+    early = spark.read.format("delta").load(path)
+    spark.range(100, 110).write.format("delta").mode("append").save(path)
+    kept: dict[str, Any] = {"cache_dir": f"{folder}/cache", "delete_on_exit": False, "progress": False}
+    made = [make_spark_converter(early, **kept)]
+    run_write, appended = source._run_write, []
+
+    def run_and_append(*arguments: Any, **options: Any) -> Any:
+        reports = run_write(*arguments, **options)
+        if not appended:
+            appended.append(spark.range(110, 120).write.format("delta").mode("append").save(path))
+        return reports
+
+    source._run_write = run_and_append
+    frame = spark.read.format("delta").load(path).where("id >= 0")
+    made.append(make_spark_converter(frame, **kept))
+    newest = spark.read.format("delta").load(path).where("id >= 0")
+    before = spark.read.format("delta").option("versionAsOf", 1).load(path).where("id >= 0")
+    made += [make_spark_converter(one, **kept) for one in (newest, frame, before, early)]
+    spark.stop()
+    folders = [entry.name for entry in (Path(folder) / "cache/converter-v1").glob("*/data-*")]
+    return {"rows": [len(one) for one in made], "urls": [one.url for one in made], "folders": len(folders)}
+
+
+def test_a_table_that_changes_while_it_is_written_is_not_taken_for_its_version(tmp_path: Path) -> None:
+    found = run_python(convert_while_it_changes, str(tmp_path))
+    assert found["rows"] == [110, 120, 120, 120, 110, 120]
+    by_chance, newest, again, before, early = found["urls"][1:]
+    assert newest == again
+    assert len({by_chance, newest, before, early}) == 4
+    assert found["folders"] == len(set(found["urls"]))
