@@ -111,7 +111,11 @@ def _find_delta_version(df: Any) -> DeltaVersion | None:
         return None
     steps = []
     for kind, step in above:
-        if kind != "SubqueryAlias":
+        # `SELECT *` is a step that changes nothing.
+        is_same = [one.exprId().id() for one in _listed(step.output())] == [
+            one.exprId().id() for one in _listed(step.child().output())
+        ]
+        if kind == "Filter" or not is_same:
             said = _plain_sql([step.condition()] if kind == "Filter" else _listed(step.projectList()))
             names = [one.name().lower() for one in _listed(step.output())]
             if said is None or len(set(names)) != len(names):

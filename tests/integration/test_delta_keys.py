@@ -1,4 +1,4 @@
-"""A version of a Delta table that Spark reads has an entry that other sessions find, and the newest one only its own."""
+"""A version of a Delta table that Spark reads has an entry that other sessions find, if it is provably that version."""
 
 from __future__ import annotations
 
