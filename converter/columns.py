@@ -184,12 +184,9 @@ def _variable_rows(array: pa.Array, field: Field) -> Array:
     """Rows of one shape that are stored as BINARY or lists; a null row takes its place as zeros."""
     shape = field.shape or ()
     row_numbers = int(np.prod(shape))
-    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
-        packed = array.drop_null() if array.null_count else array
-        rows = ragged_values(pc.cast(packed, pa.large_binary()), field)
-        present = rows.values
-        if len(shape) > 1 and (rows.shapes != np.array(shape)).any():
-            raise pa.ArrowInvalid(f"column {field.name!r} has rows of another shape than {shape}")
+    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or pa.types.is_binary_view(array.type):
+        packed = pc.cast(array, pa.large_binary())
+        present = _rows_of_bytes(packed.drop_null() if array.null_count else packed, field)
     else:
         present = _flat_numbers(_flat_list(array, field), field)
     num_present = len(array) - array.null_count
@@ -201,6 +198,29 @@ def _variable_rows(array: pa.Array, field: Field) -> Array:
     whole: Array = np.zeros((len(array), *shape), field.stored_dtype)
     whole[np.asarray(pc.is_valid(array))] = tensors
     return whole
+
+
+def _rows_of_bytes(array: pa.Array, field: Field) -> Array:
+    """The numbers of rows that all have the field's shape: their bytes alone, or behind what says the shape."""
+    shape = field.shape or ()
+    row_bytes = int(np.prod(shape)) * field.stored_dtype.itemsize
+    lengths = pc.min_max(pc.binary_length(array)).as_py()
+    if lengths["min"] == lengths["max"] == row_bytes and row_bytes:
+        _, offsets, data = array.buffers()
+        start = int(np.frombuffer(offsets, np.int64, count=1, offset=array.offset * 8)[0])
+        raw = np.frombuffer(data, np.uint8, count=len(array) * row_bytes, offset=start)
+        return raw.view(field.stored_dtype.newbyteorder("<"))
+    with_shape = row_bytes if field.ndim == 1 else row_bytes + executor.header_bytes(field.ndim)
+    strange = {lengths["min"], lengths["max"]} - {None, row_bytes, with_shape}
+    if strange:
+        raise pa.ArrowInvalid(
+            f"column {field.name!r} has a row of {strange.pop()} bytes, where {field.dtype} of shape {shape} takes "
+            f"{row_bytes}"
+        )
+    rows = ragged_values(array, field)
+    if len(shape) > 1 and (rows.shapes != np.array(shape)).any():
+        raise pa.ArrowInvalid(f"column {field.name!r} has rows of another shape than {shape}")
+    return rows.values
 
 
 def _flat_list(array: pa.Array, field: Field) -> pa.Array:

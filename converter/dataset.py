@@ -26,7 +26,7 @@ from converter.local_cache import find_local_root, remove_unheld
 from converter.manifest import Manifest
 from converter.plan import DEFAULT_WINDOW_GROUPS, UNEVEN, Shard, Shuffle, Uneven, check_integer, default_window_rows
 from converter.scans import Filters, resolve_filters, scan_statistics, split_by_key, split_by_rows
-from converter.schema import FloatDtype, Schema
+from converter.schema import DeclaredShape, FloatDtype, Schema, split_declared
 from converter.selection import Selection
 from converter.shards import find_shard
 from converter.sources.delta import find_location, read_snapshot
@@ -714,7 +714,8 @@ def make_spark_converter(
         cache_key: a name for these rows, e.g. `"flights-2026-11-20"`. An entry of this name, schema and write options
             is used again, by any process, machine and Spark version; that the rows are still those is your promise.
             None: a DataFrame is used again only within this process, and only where plan, confs and input files prove
-            that it is the same rows.
+            that it is the same rows; one that is a version of a Delta table, or columns and plain filters of it, is
+            known by that version in every process (classic Spark alone shows it).
         float_dtype: what doubles and decimals become: `"float32"`, `"float64"`, or None (doubles stay, decimals
             become float64). One logged line for each narrowed column.
         shapes: `{"image": (8, 8)}` declares the shape of one row of an array column; a row that does not fit
@@ -830,7 +831,7 @@ def make_parquet_converter(
     *,
     columns: Sequence[str] | None = None,
     float_dtype: FloatDtype | None = "float32",
-    shapes: Mapping[str, Sequence[int] | None] | None = None,
+    shapes: Mapping[str, DeclaredShape] | None = None,
     storage_options: StorageOptions | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> DatasetConverter:
@@ -842,9 +843,10 @@ def make_parquet_converter(
         url_or_urls: a folder, a file, or several of them. What begins with `_` or `.` is left out.
         columns: the columns to take; None for all.
         float_dtype: as in `make_spark_converter`; narrowed while reading.
-        shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. Where
-            nothing is said, lists have one length if their numbers can be divided so among the rows of each row group;
-            a row that does not fit is an error while reading.
+        shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. A binary
+            column becomes bytes of that shape (uint8), or `{"vector": ("float32", (512,))}` what its bytes are,
+            little-endian. Where nothing is said, lists have one length if their numbers can be divided so among the
+            rows of each row group; a row that does not fit is an error while reading.
         storage_options: keyword arguments of the fsspec filesystem: credentials and the like. For Azure `credential`
             may be an object of azure-identity, or a function that gives a token. No secret is shown or stored.
         timeout_seconds: how long a remote store may be out of reach before that is an error.
@@ -881,7 +883,7 @@ def make_delta_converter(
     columns: Sequence[str] | None = None,
     filters: Filters | None = None,
     float_dtype: FloatDtype | None = "float32",
-    shapes: Mapping[str, Sequence[int] | None] | None = None,
+    shapes: Mapping[str, DeclaredShape] | None = None,
     storage_options: StorageOptions | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
     spark: SparkSession | None = None,
@@ -900,9 +902,10 @@ def make_delta_converter(
             their values before their rows are looked at, then row groups, then rows. (The footers of files above
             32 MB are read in any case.)
         float_dtype: as in `make_spark_converter`; narrowed while reading.
-        shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. Where
-            nothing is said, lists have one length if they do in a hundred files; a row that does not fit is an error
-            while reading.
+        shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. A binary
+            column becomes bytes of that shape (uint8), or `{"vector": ("float32", (512,))}` what its bytes are,
+            little-endian. Where nothing is said, lists have one length if they do in a hundred files; a row that does
+            not fit is an error while reading.
         storage_options: keyword arguments of the fsspec filesystem: credentials and the like. No secret is shown or
             stored.
         timeout_seconds: how long a remote store may be out of reach before that is an error.
@@ -964,7 +967,8 @@ def _named_store_errors(url: str, kind: type[SourceError | CacheError] = SourceE
 def _check_source_options(columns: Any, shapes: Any, float_dtype: Any) -> None:
     if shapes is not None and not isinstance(shapes, Mapping):
         raise TypeError(f"shapes must be a dict of column to shape, got {shapes!r}.")
-    declared = {name: shape for name, shape in (shapes or {}).items() if shape is not None}
+    split = {name: split_declared(name, declared)[1] for name, declared in (shapes or {}).items()}
+    declared = {name: shape for name, shape in split.items() if shape is not None}
     check_write_options(
         float_dtype=float_dtype, row_group_bytes=DEFAULT_ROW_GROUP_BYTES, compression="auto", writer="auto",
         shapes=declared,

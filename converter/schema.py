@@ -10,7 +10,7 @@ that has no time type takes the integers, and NumPy's own is a free view of them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -41,7 +41,7 @@ _SCALARS: dict[pa.DataType, str] = {
 }
 
 
-DTYPES = frozenset(_SCALARS.values()) | {"datetime64[us]"}
+DTYPES = frozenset(_SCALARS.values()) | {"datetime64[us]", "uint8"}
 """Every dtype that a column can have."""
 
 
@@ -56,6 +56,32 @@ def dtype_of(arrow_type: pa.DataType) -> str | None:
     if pa.types.is_decimal(arrow_type):
         return "float64"
     return _SCALARS.get(arrow_type)
+
+
+BYTE_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float32", "float64")
+"""What the bytes of a binary column can be declared to be."""
+
+DeclaredShape = Sequence[int] | tuple[str, Sequence[int]] | None
+"""The shape of a row; of bytes that are numbers the dtype and the shape; None where rows differ."""
+
+
+def split_declared(name: str, declared: DeclaredShape) -> tuple[str | None, Sequence[int] | None]:
+    """The dtype, where one is said, and the shape of a declared row.
+
+    >>> split_declared("v", ("float32", (512,))), split_declared("v", (8, 8))
+    (('float32', (512,)), (None, (8, 8)))
+
+    Raises:
+        ValueError: it names another dtype than bytes can be.
+    """
+    if declared is None or len(declared) != 2:
+        return None, declared
+    dtype, shape = declared
+    if isinstance(dtype, int) or isinstance(shape, (int, str)):
+        return None, declared  # type: ignore[return-value]  # Two sizes, or what is refused as such.
+    if dtype not in BYTE_DTYPES:
+        raise ValueError(f"shapes: {name!r} has the dtype {dtype!r}; bytes can be {', '.join(BYTE_DTYPES)}.")
+    return dtype, shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

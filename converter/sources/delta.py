@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from converter.errors import MissingDependencyError, SourceChangedError, SourceError
 from converter.manifest import Manifest, SourceColumn
-from converter.schema import Schema
+from converter.schema import DeclaredShape, Schema
 from converter.selection import Mask, Selection, select_some
 from converter.sources.parquet import (
     Column,
@@ -82,7 +82,7 @@ def read_snapshot(
     timestamp: dt.datetime | None,
     columns: Sequence[str] | None,
     float_dtype: str | None,
-    shapes: Mapping[str, Sequence[int] | None],
+    shapes: Mapping[str, DeclaredShape],
     storage_options: StorageOptions | None,
     timeout_seconds: float,
 ) -> tuple[Storage, Manifest]:

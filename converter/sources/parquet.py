@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from converter.errors import SourceError
 from converter.manifest import Manifest, SourceColumn
-from converter.schema import Field, Schema, dtype_of, raise_unsupported
+from converter.schema import DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
 from converter.sources import executor
 from converter.statistics import ColumnStatistics
 from converter.storage import Storage, StorageOptions, open_storage
@@ -120,7 +120,7 @@ def read_footers(
     *,
     columns: Sequence[str] | None,
     float_dtype: str | None,
-    shapes: Mapping[str, Sequence[int] | None],
+    shapes: Mapping[str, DeclaredShape],
     storage_options: StorageOptions | None,
     timeout_seconds: float,
 ) -> tuple[Storage, Manifest]:
@@ -500,7 +500,7 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def choose_columns(
-    known: Mapping[str, Column], *, columns: Sequence[str] | None, shapes: Mapping[str, Sequence[int] | None]
+    known: Mapping[str, Column], *, columns: Sequence[str] | None, shapes: Mapping[str, DeclaredShape]
 ) -> list[Column]:
     """The wanted ones.
 
@@ -522,7 +522,7 @@ def choose_columns(
 
 
 def plan_fields(
-    columns: Sequence[Column], *, float_dtype: str | None, shapes: Mapping[str, Sequence[int] | None]
+    columns: Sequence[Column], *, float_dtype: str | None, shapes: Mapping[str, DeclaredShape]
 ) -> list[Field]:
     """The columns as tensors.
 
@@ -542,18 +542,25 @@ def plan_fields(
 
 
 def _plan_field(
-    column: Column, float_dtype: str | None, shapes: Mapping[str, Sequence[int] | None]
+    column: Column, float_dtype: str | None, shapes: Mapping[str, DeclaredShape]
 ) -> Field | tuple[str, str]:
     """The column as a tensor, or its type's name and what to do instead."""
     kind, ndim, said = column.source.arrow_type, 0, column.said
     while is_list(kind):
         kind, ndim = kind.value_type, ndim + 1
     dtype = dtype_of(kind)
+    is_bytes = _is_bytes(column.source.arrow_type) and executor.DTYPE_METADATA not in said
+    if is_bytes and column.name in shapes:
+        return _plan_bytes(column, shapes[column.name])
     if executor.DTYPE_METADATA in said:
         # Packed by this package, in a cache whose manifest is elsewhere.
         dtype, ndim = said[executor.DTYPE_METADATA], int(said[executor.NDIM_METADATA])
     elif dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
         remedy = "leave it out with columns=…, or read it with Spark and convert the DataFrame"
+        if pa.types.is_fixed_size_binary(kind) and not ndim:
+            remedy = (
+                f"say with shapes={{{column.name!r}: ({kind.byte_width},)}} that its bytes are numbers, or {remedy}"
+            )
         return str(column.type_name or column.source.arrow_type), remedy
     elif float_dtype is not None and (pa.types.is_float64(kind) or pa.types.is_decimal(kind)):
         dtype = float_dtype
@@ -561,7 +568,9 @@ def _plan_field(
     if ndim:
         shape = _shape_of(column, ndim)
         if column.name in shapes:
-            declared = shapes[column.name]
+            declared_dtype, declared = split_declared(column.name, shapes[column.name])
+            if declared_dtype is not None:
+                raise ValueError(f"shapes: the lists of {column.name!r} are {dtype}; say their shape alone.")
             shape = None if declared is None else tuple(declared)
     elif column.name in shapes:
         raise ValueError(f"shapes names the column {column.name!r}, which is no array.")
@@ -572,6 +581,19 @@ def _plan_field(
         has_nulls=column.null_count != 0,
         ragged_ndim=ndim if shape is None else 1,
     )
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    variable = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    return bool(variable or pa.types.is_fixed_size_binary(kind))
+
+
+def _plan_bytes(column: Column, declared: DeclaredShape) -> Field:
+    """A binary column as the numbers that its bytes are."""
+    dtype, shape = split_declared(column.name, declared)
+    if shape is None or not len(shape):
+        raise ValueError(f"shapes: the bytes of {column.name!r} need a shape, e.g. (28, 28), or ('float32', (512,)).")
+    return Field(name=column.name, dtype=dtype or "uint8", shape=tuple(shape), has_nulls=column.null_count != 0)
 
 
 def _shape_of(column: Column, ndim: int) -> tuple[int, ...] | None:

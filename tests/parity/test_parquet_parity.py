@@ -19,7 +19,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from converter import NullValueError, SourceChangedError, SourceError, UnsupportedTypeError, make_parquet_converter
+from converter import (
+    NullValueError,
+    ReadError,
+    SourceChangedError,
+    SourceError,
+    UnsupportedTypeError,
+    make_parquet_converter,
+)
 from tests.parity.rows import (
     DTYPES,
     assert_reads,
@@ -271,6 +278,72 @@ def test_lists_of_one_length_are_rows_of_tensors(tmp_path: Path, size: int, layo
         with open_files(tmp_path, table, shapes=shapes) as converter:
             assert {field.shape for field in converter.schema} == {(size,)}
             assert_same_rows(converter, table)
+
+
+BINARY_TYPES = {
+    "binary": pa.binary(),
+    "large": pa.large_binary(),
+    "view": pa.binary_view(),
+    "one length": pa.binary(48),
+    "dictionary": pa.dictionary(pa.int32(), pa.binary()),
+}
+
+
+@pytest.mark.parametrize("layout", ["as it is", "none", "no dictionary", "small pages", "second page version"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64"])
+@pytest.mark.parametrize("kind", BINARY_TYPES)
+def test_bytes_are_the_tensors_that_are_declared(tmp_path: Path, kind: str, dtype: str, layout: str) -> None:
+    width = 48 // np.dtype(dtype).itemsize
+    numbers = np.arange(NUM_ROWS * width).reshape(NUM_ROWS, width).astype(f"<{np.dtype(dtype).str[1:]}")
+    cells: list[bytes | None] = [row.tobytes() for row in numbers]
+    some = [None if row % 7 == 3 else cell for row, cell in enumerate(cells)]
+    made = pa.binary() if kind == "dictionary" else BINARY_TYPES[kind]
+    columns = {"flat": cells, "square": cells, "some": some, "raw": cells}
+    table = pa.table(
+        {"id": range(NUM_ROWS)}
+        | {name: pa.array(rows, made).cast(BINARY_TYPES[kind]) for name, rows in columns.items()}
+    )
+    if kind == "one length":
+        table = table.drop_columns("raw")
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=NUM_ROWS // 3, **LAYOUTS[layout])
+    shapes: dict[str, Any] = {"flat": (dtype, (width,)), "square": (dtype, (2, width // 2)), "some": (dtype, (width,))}
+    if dtype == "uint8":
+        shapes |= {"flat": (width,), "square": (2, width // 2)}
+    for options in ({}, {"shuffle": True}):
+        with (
+            make_parquet_converter(tmp_path, shapes=shapes) as converter,
+            converter.make_batch_reader(batch_size=NUM_ROWS, nulls={"some": 1}, **options) as reader,
+        ):
+            assert [(converter.schema[name].dtype, converter.schema[name].shape) for name in ("flat", "square")] == [
+                (dtype, (width,)), (dtype, (2, width // 2))
+            ]  # fmt: skip
+            (batch,) = reader
+            order = batch["id"]
+            assert batch["flat"].dtype == batch["square"].dtype == np.dtype(dtype)
+            np.testing.assert_array_equal(batch["flat"], numbers[order])
+            np.testing.assert_array_equal(batch["square"].reshape(NUM_ROWS, width), numbers[order])
+            expected = numbers.copy()
+            expected[3::7] = 1
+            np.testing.assert_array_equal(batch["some"], expected[order])
+            if kind != "one length":
+                assert list(batch["raw"]) == [cells[row] for row in order]
+
+
+def test_bytes_that_do_not_fit_their_shape_are_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": [b"12345678", b"1234567"], "y": [1, 2]}), tmp_path / "x.parquet")
+    with (
+        make_parquet_converter(tmp_path, shapes={"image": (2, 4)}) as converter,
+        converter.make_batch_reader() as reader,
+        pytest.raises(ReadError, match=r"'image' has a row of 7 bytes, where uint8 of shape \(2, 4\) takes 8"),
+    ):
+        list(reader)
+    for shapes, text in (
+        ({"image": ("complex64", (1,))}, "'image' has the dtype 'complex64'; bytes can be uint8, int8"),
+        ({"image": None}, "the bytes of 'image' need a shape"),
+        ({"y": (1,)}, "'y', which is no array"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            make_parquet_converter(tmp_path, shapes=shapes)  # type: ignore[arg-type]
 
 
 REFUSED: dict[str, Callable[[], pa.Array]] = {
