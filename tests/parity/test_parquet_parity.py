@@ -40,6 +40,7 @@ from tests.parity.rows import (
     plain,
     read,
 )
+from tests.parity.spark_files import FRAME, OLD_FILES, OLD_WAYS, WAYS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -539,26 +540,7 @@ def test_enums_of_duckdb_are_text(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def frame(spark: SparkSession) -> DataFrame:
     """Every type of Spark that has a tensor form, with nulls, in the order of `id`."""
-    return spark.sql("""
-        SELECT id, id % 2 = 0 AS flag, CAST(id - 100 AS BYTE) i8, CAST(id * 300 - 30000 AS SHORT) i16,
-          CAST(id * 20000000 - 2000000000 AS INT) i32, (id - 100) * 90000000000000000 i64,
-          CASE id % 5 WHEN 0 THEN FLOAT('NaN') WHEN 1 THEN FLOAT('-Infinity') ELSE CAST(id / 7 AS FLOAT) END f32,
-          CASE id % 5 WHEN 0 THEN DOUBLE('NaN') WHEN 1 THEN DOUBLE('Infinity') ELSE id / 7 END f64,
-          CAST(id / 7 AS DECIMAL(9, 3)) d9, CAST(-id / 7 AS DECIMAL(18, 6)) d18, CAST(id / 7 AS DECIMAL(38, 18)) d38,
-          CAST(id * 1e30 AS DECIMAL(38, 0)) d0, CAST(id / 700 AS DECIMAL(3, 2)) d3,
-          date_add(DATE'1583-01-01', CAST(id * 15000 AS INT)) day,
-          timestamp_micros((id - 100) * 1000003 * 86400) time,
-          CAST(timestamp_micros(-id * 1000001 * 86399) AS TIMESTAMP_NTZ) ntz,
-          CASE WHEN id % 7 = 0 THEN '' WHEN id % 3 > 0 THEN repeat('ž', CAST(id % 9 AS INT)) END text,
-          CASE WHEN id % 5 > 0 THEN CAST(CAST(id AS STRING) AS BINARY) END bytes,
-          CASE WHEN id % 4 > 0 THEN id END some, CASE WHEN id % 4 > 0 THEN sequence(1, id % 4) END list,
-          transform(sequence(1, id % 3), i -> CAST(i / 10 AS DECIMAL(12, 2))) decimals,
-          CASE WHEN id % 6 > 0 THEN array(array(id, 1L), array(2L, 3L)) END nested,
-          CASE WHEN id % 6 > 0 THEN named_struct('a', nullif(id, 2), 'b', named_struct('c', CAST(id AS STRING),
-            'l', array(id)), 'd', CAST(id AS DECIMAL(12, 1))) END struct,
-          array(id, id + 1) pair
-        FROM range(0, 200, 1, 1)
-    """)
+    return spark.sql(FRAME)
 
 
 def rows_of_spark(spark: SparkSession, path: Path, *, root: Path | None = None) -> pa.Table:
@@ -568,24 +550,6 @@ def rows_of_spark(spark: SparkSession, path: Path, *, root: Path | None = None) 
     names = [os.path.relpath(place, root or path) for place in places]
     order = sorted(range(table.num_rows), key=lambda row: (names[row], table["row_index"][row].as_py()))
     return flatten(table.drop_columns(["file_path", "row_index"]).take(order))
-
-
-SPARK: dict[str, tuple[dict[str, str], dict[str, str]]] = {
-    "as it is": ({}, {}),
-    "INT96": ({"spark.sql.parquet.outputTimestampType": "INT96"}, {}),
-    "milliseconds": ({"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}, {}),
-    "legacy": ({"spark.sql.parquet.writeLegacyFormat": "true"}, {}),
-    "second version": ({}, {"parquet.writer.version": "PARQUET_2_0", "compression": "zstd"}),
-    "second version, plain": ({}, {"parquet.writer.version": "PARQUET_2_0", "parquet.enable.dictionary": "false",
-                                   "compression": "uncompressed"}),
-    "gzip": ({}, {"compression": "gzip"}),
-    "lz4": ({}, {"compression": "lz4"}),
-    "lz4 raw": ({}, {"compression": "lz4_raw"}),
-    "plain": ({}, {"compression": "uncompressed", "parquet.enable.dictionary": "false"}),
-    "small": ({}, {"parquet.block.size": "3000", "parquet.page.size": "100", "parquet.page.row.count.limit": "7",
-                   "parquet.block.size.row.check.min": "10", "parquet.page.size.row.check.min": "3"}),
-    "filters of Bloom": ({}, {"parquet.bloom.filter.enabled": "true"}),
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -606,9 +570,9 @@ def conf(spark: SparkSession) -> Iterator[Callable[[Mapping[str, str]], None]]:
             spark.conf.set(name, value)
 
 
-@pytest.mark.parametrize("way", SPARK)
+@pytest.mark.parametrize("way", WAYS)
 def test_frames_of_spark(spark: SparkSession, frame: DataFrame, conf: Any, tmp_path: Path, way: str) -> None:
-    confs, options = SPARK[way]
+    confs, options = WAYS[way]
     conf(confs)
     frame.write.options(**options).parquet(str(tmp_path / "x"))
     if "second version" in way:
@@ -622,6 +586,18 @@ def test_frames_of_spark(spark: SparkSession, frame: DataFrame, conf: Any, tmp_p
         assert len(converter.where([("struct.a", ">", 150), ("text", "!=", "")])) == len(
             [row for row in range(151, 200) if row % 6 and row % 7 and row % 3]
         )
+
+
+@pytest.mark.parametrize("way", OLD_WAYS)
+def test_frames_of_spark_3_5(tmp_path: Path, way: str) -> None:
+    written = OLD_FILES / f"{way}.parquet"
+    with pa.OSFile(str(OLD_FILES / f"{way}.arrow")) as file, pa.ipc.open_file(file) as expected_file:
+        expected = expected_file.read_all()
+    said = pq.read_schema(written).metadata[b"org.apache.spark.version"].decode()
+    assert said == OLD_FILES.name.removeprefix("spark-")
+    assert expected.num_rows == 200
+    (tmp_path / "x.parquet").symlink_to(written)
+    assert_reads(tmp_path / "x.parquet", flatten(expected))
 
 
 @pytest.mark.parametrize("kind", ["INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"])
