@@ -210,7 +210,7 @@ def as_generator(batches: Iterator[Any]) -> Generator[Any, None, None]:
 class Iteration:
     """One pass over a loader. When the loader is closed under it, it says so: it would look like a short epoch."""
 
-    def __init__(self, epochs: Epochs, generator: Generator[Any, None, None]) -> None:
+    def __init__(self, epochs: Epochs, generator: Generator[Any, None, Any]) -> None:
         self._epochs = epochs
         self._generator = generator
         self._pid = os.getpid()

@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from converter.columns import RaggedRows, new_array, ragged_values
 from converter.errors import ConverterError, MissingDependencyError
-from converter.frameworks.numpy import Batch, Epochs, as_generator, numpy_batches, times_as_integers
+from converter.frameworks.numpy import Batch, Epochs, Iteration, as_generator, numpy_batches, times_as_integers
 from converter.plan import EpochPlan
 from converter.schema import Field
 from converter.windows import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX, BatchSource, Run
@@ -104,7 +104,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self.num_begun = 0
         """Iterations that were begun."""
 
-        self._running: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Generator[Any, None, Any]] = weakref.WeakSet()
         self.read_error: BaseException | None = None
         """What went wrong while reading, if anything did; TensorFlow's error has its text."""
 
@@ -117,10 +117,10 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                 source.shard.index, source.shard.count, source.shard.count,
             )  # fmt: skip
         self._specs = self._find_specs()
-        self._pack = _Packer(list(self._specs), features, labels, weights)
+        self.pack = _Packer(list(self._specs), features, labels, weights)
         self.is_prefetched = prefetch is not None
         self._inner = self._build(prefetch)
-        options = tf.data.Options()
+        options = self.options_alone = tf.data.Options()
         # There is nothing to tune or to rewrite in ours alone; trying cost 8 ms an epoch, and at times 150 at its end.
         # Not so where somebody made another dataset of it: options are for all of that.
         options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
@@ -133,6 +133,11 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def element_spec(self) -> Any:
         """The specs of a batch's components."""
         return self._inner.element_spec
+
+    @property
+    def names(self) -> list[str]:
+        """The components of a batch, before they are features, labels and weights."""
+        return list(self._specs)
 
     def _inputs(self) -> list[Any]:
         return [self._inner]
@@ -281,15 +286,11 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self._running.add(generator)
         return _UntilError(generator, self._end_next)
 
-    def batches(self) -> Generator[Any, None, None]:
-        """One iteration, batch by batch, for a loop in eager mode."""
-        generator = self._batches()
+    def stretches(self) -> Iterator[tuple[Batch, int]]:
+        """One iteration, for a loop in eager mode: stretches of batches, and how many those are."""
+        generator = self._elements()
         self._running.add(generator)
-        return generator
-
-    def check_open(self) -> None:
-        """Refuse what is asked of a dataset that was closed."""
-        self._epochs.check_open()
+        return Iteration(self._epochs, generator)
 
     def _end_next(self) -> None:
         """Let the next iteration have nothing: TensorFlow's `repeat` asks for it at once."""
@@ -300,31 +301,42 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             # Behind an iteration that was shorter than a whole one, or behind an error that somebody ignores.
             self._has_just_ended = False
             return
+        with self._noted_errors(), contextlib.closing(self._elements()) as elements:
+            while True:
+                try:
+                    batches, _ = next(elements)
+                except StopIteration as end:
+                    if end.value:
+                        self._end_next()
+                    return
+                yield self.pack(batches)
+
+    def packed_rest(self, stretch: Batch | None, elements: Iterator[tuple[Batch, int]]) -> Iterator[Any]:
+        """What is left of an iteration in eager mode, for TensorFlow to run."""
+        return _UntilError(self._rest(stretch, elements), lambda: None)
+
+    def _rest(self, stretch: Batch | None, elements: Iterator[tuple[Batch, int]]) -> Iterator[Any]:
+        with self._noted_errors():
+            if stretch is not None:
+                yield self.pack(stretch)
+            for batches, _ in elements:
+                yield self.pack(batches)
+
+    @contextlib.contextmanager
+    def _noted_errors(self) -> Iterator[None]:
         self.read_error = None
         try:
-            begin, num_steps = self._begin()
-            with contextlib.closing(self._elements(begin, num_steps)) as elements:
-                for batches, _ in elements:
-                    yield self._pack(batches)
-            if num_steps is not None and num_steps < len(self._epochs):
-                self._end_next()
+            yield
         except Exception as error:
             self.read_error = error
             raise
 
-    def _batches(self) -> Generator[Any, None, None]:
-        pack = _pack_flat(self._pack({name: place for place, name in enumerate(self._specs)}))
-        begin, num_steps = self._begin()
-        with contextlib.closing(self._elements(begin, num_steps)) as elements:
-            for stretch, num_batches in elements:
-                for first in range(0, num_batches, _UNPACKED_BATCHES):
-                    few = slice(first, min(first + _UNPACKED_BATCHES, num_batches))
-                    yield from map(pack, zip(*(_unpacked(stretch[name], few) for name in self._specs), strict=True))
-                # Its window's memory is not held while the next one is waited for.
-                del stretch
+    def _elements(self) -> Generator[tuple[Batch, int], None, bool]:
+        """Stretches of batches: every component with one more dimension in front. The last batch comes alone.
 
-    def _elements(self, begin: Any, num_steps: int | None) -> Generator[tuple[Batch, int], None, None]:
-        """Stretches of batches: every component with one more dimension in front. The last batch comes alone."""
+        Returns whether the iteration has fewer batches than a whole one.
+        """
+        begin, num_steps = self._begin()
         step = 0
         for _, plan in self._epochs.plans(begin):
             with contextlib.closing(self._stretches(plan)) as stretches:
@@ -341,6 +353,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                     with self._lock:
                         self._has_given_all = self._has_given_all or self._epochs.next is begin
                     yield {name: column[-1:] for name, column in batches.items()}, 1
+        return num_steps is not None and num_steps < len(self._epochs)
 
     def _stretches(self, plan: EpochPlan) -> Generator[tuple[Batch, int], None, None]:
         """A plan's batches, as many at once as lie together and are of one size, and how many those are."""
@@ -409,15 +422,10 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                     f"{spec.dtype.name} of shape {tuple(spec.shape)} that the first batch made known. Let transform "
                     "give every batch one dtype and one shape of rows."
                 )
-            found[name] = column[np.newaxis]
+            found[name] = _owned(column)[np.newaxis]
         return found
 
     def _build(self, prefetch: int | None) -> Any:
-        signature = self._pack({name: _stretched(spec) for name, spec in self._specs.items()})
-
-        def slices(*batches: Any) -> Any:
-            return tf.data.Dataset.from_tensor_slices(batches if len(batches) > 1 else batches[0])
-
         # TensorFlow keeps the function for ever, and must not keep the data files open with it.
         own = weakref.ref(self)
 
@@ -429,13 +437,25 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                 )
             return found.generate()
 
-        dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
         # Nobody checks the cardinality that `take` states: an iteration that was resumed is shorter.
-        dataset = dataset.flat_map(tf.autograph.experimental.do_not_convert(slices)).repeat()
+        dataset = self.sliced(generate).repeat()
         if self._epochs.num_epochs is not None:
             dataset = dataset.take(len(self._epochs))
         if prefetch is not None:
             dataset = dataset.prefetch(prefetch)
+        return dataset.with_options(self._made_options())
+
+    def sliced(self, generate: Callable[[], Iterator[Any]]) -> Any:
+        """The batches of what generates stretches of them, as TensorFlow slices them."""
+        signature = self.pack({name: _stretched(spec) for name, spec in self._specs.items()})
+
+        def slices(*batches: Any) -> Any:
+            return tf.data.Dataset.from_tensor_slices(batches if len(batches) > 1 else batches[0])
+
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
+        return dataset.flat_map(tf.autograph.experimental.do_not_convert(slices))
+
+    def _made_options(self) -> Any:
         options = tf.data.Options()
         # Shards are made of rows, here; a strategy must not part them once more. Of all rows each of its workers takes
         # a part of every batch.
@@ -444,7 +464,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         options.experimental_distribute.auto_shard_policy = policies.DATA if whole else policies.OFF
         # TensorFlow would add a `prefetch` of its own, and batches would count as used that nobody has seen.
         options.experimental_optimization.inject_prefetch = False
-        return dataset.with_options(options)
+        return options
 
 
 class _UntilError:
@@ -483,14 +503,21 @@ class _Iterator(OwnedIterator):  # type: ignore[misc]
     def __init__(self, dataset: TFDataset) -> None:
         # Not TensorFlow's: `_hand_over` does that, where it is needed.
         self._of = dataset
+        self._element_spec = dataset.element_spec
         self.used = 0
         self.begin: Any = None
         self.is_elsewhere = False
         """Whether a function of TensorFlow's was given this iterator, and may use batches by itself."""
 
-        self._has_ended = False
+        self._has_ended = self._is_handed_over = False
         self._in_turn = threading.RLock()
-        self._batches: Generator[Any, None, None] | None = dataset.batches()
+        self._stretches = dataset.stretches()
+        self._stretch: Batch | None = None
+        self._num_batches = self._num_given = 0
+        """Batches of the stretch, and how many of them were given."""
+
+        self._ready: Iterator[Any] = iter(())
+        self._pack = _pack_flat(dataset.pack({name: place for place, name in enumerate(dataset.names)}))
         if dataset.is_prefetched:
             self._hand_over()
         dataset.start_anew(self)
@@ -504,23 +531,27 @@ class _Iterator(OwnedIterator):  # type: ignore[misc]
 
     def _hand_over(self) -> None:
         """Let TensorFlow's iterator give what comes next."""
-        with self._in_turn:
-            if self._batches is None:
+        with self._in_turn, tf.init_scope():
+            if self._is_handed_over:
                 return
-            self._batches.close()
+            self._is_handed_over = True
+            # TensorFlow keeps the function for ever.
+            own = weakref.ref(self)
+            is_begun = self.used or self._has_ended
             rest = self._of.alone
-            if self._has_ended:
-                rest = rest.take(0)
-            elif self.used:
-                rest = rest.skip(self.used)
-            with tf.init_scope():
-                super().__init__(rest)
-            self._batches = None
+            if is_begun:
+                rest = self._of.sliced(lambda: _rest_of(own())).with_options(self._of.options_alone)
+            super().__init__(rest)
 
-    @property
-    def element_spec(self) -> Any:
-        """The specs of a batch's components."""
-        return self._of.element_spec
+    def rest(self) -> Iterator[Any]:
+        """What was not given here, for TensorFlow to run."""
+        stretch, num_given = self._stretch, self._num_given
+        self._stretch, self._ready = None, iter(())
+        if stretch is not None and num_given < self._num_batches:
+            stretch = {name: column[num_given:] for name, column in stretch.items()}
+        else:
+            stretch = None
+        return self._of.packed_rest(stretch, self._stretches)
 
     @property
     def _type_spec(self) -> Any:
@@ -562,38 +593,53 @@ class _Iterator(OwnedIterator):  # type: ignore[misc]
         if self._has_ended:
             raise tf.errors.OutOfRangeError(None, None, "The iteration has ended.")
         try:
-            return self._given_by_tensorflow() if self._batches is None else self._given_here(self._batches)
+            return self._given_by_tensorflow() if self._is_handed_over else self._given_here()
         except StopIteration:
             self._has_ended = True
             raise tf.errors.OutOfRangeError(None, None, "The iteration has ended.") from None
-        except (tf.errors.OpError, KeyboardInterrupt):
+        except KeyboardInterrupt:
             self._has_ended = True
             raise
         except Exception as error:
             self._has_ended = True
-            kind = (
-                tf.errors.InvalidArgumentError if isinstance(error, (TypeError, ValueError)) else tf.errors.UnknownError
-            )
+            # One of TensorFlow's own is that already, but not one that stands for the end and came out of a transform.
+            if isinstance(error, tf.errors.OpError) and not isinstance(error, tf.errors.OutOfRangeError):
+                raise
+            kinds = tf.errors.InvalidArgumentError, tf.errors.UnknownError
+            kind = kinds[not isinstance(error, (TypeError, ValueError))]
             raise kind(None, None, f"{type(error).__name__}: {error}") from error
 
-    def _given_here(self, batches: Iterator[Any]) -> Any:
-        try:
-            return next(batches)
-        except StopIteration:
-            # Of a dataset that was closed meanwhile this is not the end.
-            self._of.check_open()
-            raise
+    def _given_here(self) -> Any:
+        for batch in self._ready:
+            self._num_given += 1
+            return batch
+        if self._num_given == self._num_batches:
+            # Its window's memory is not held while the next one is waited for.
+            self._stretch = None
+            self._stretch, self._num_batches = next(self._stretches)
+            self._num_given = 0
+        assert self._stretch is not None
+        few = slice(self._num_given, min(self._num_given + _UNPACKED_BATCHES, self._num_batches))
+        columns = [_unpacked(self._stretch[name], few) for name in self._of.names]
+        self._ready = map(self._pack, zip(*columns, strict=True))
+        return self._given_here()
 
     def _given_by_tensorflow(self) -> Any:
         try:
             return super().get_next()
         except tf.errors.OutOfRangeError:
-            raise
+            raise StopIteration from None
         except tf.errors.OpError as error:
             cause = self._of.read_error
             if cause is not None and type(cause).__name__ in str(error):
                 raise error from cause
             raise
+
+
+def _rest_of(iterator: _Iterator | None) -> Iterator[Any]:
+    if iterator is None:
+        raise ConverterError("This iterator of make_tf_dataset was let go of. Hold it while TensorFlow uses it.")
+    return iterator.rest()
 
 
 def _unpacked(column: Any, batches: slice) -> Sequence[Any]:
@@ -604,7 +650,10 @@ def _unpacked(column: Any, batches: slice) -> Sequence[Any]:
     # As tf.data does, whatever device is asked for around the loop.
     with tf.device("CPU:0"):
         # tf.constant would copy.
-        together = EagerTensor(np.ascontiguousarray(column[batches]), context.context().device_name, None)
+        place = context.context().device_name
+        if batches.stop - batches.start == 1:
+            return [EagerTensor(np.ascontiguousarray(column[batches.start]), place, None)]
+        together = EagerTensor(np.ascontiguousarray(column[batches]), place, None)
         found: Sequence[Any] = tf.raw_ops.Unpack(value=together, num=batches.stop - batches.start, axis=0)
         return found
 
@@ -693,7 +742,7 @@ def _as_tensor(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Numbers that TensorFlow knows, for dates and times; text as objects."""
     if column.dtype.kind == "M":
         return times_as_integers(column)
-    return column.astype(object) if column.dtype.kind in "SU" else column
+    return column.astype(object) if column.dtype.kind in "SUT" else column
 
 
 def _dtype_of(name: str, column: np.ndarray[Any, Any]) -> Any:
@@ -739,6 +788,19 @@ def _components(source: BatchSource, name: str, column: Any, num_batches: int) -
         padded, lengths = rows.pad()
         return {name: padded[np.newaxis], name + LENGTH_SUFFIX: lengths[np.newaxis]}
     return {name: _ragged(rows)}
+
+
+def _owned(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A transform's column in memory that nobody else has.
+
+    TensorFlow computes in place where it thinks that nobody looks: in a table that the transform hands out parts of,
+    in a column that it gives by two names, and in a mapped file, which ends the process.
+    """
+    if column.dtype.isbuiltin != 1 or column.dtype == object:
+        return np.array(column, order="C")
+    owned = new_array(column.shape, column.dtype)
+    owned[...] = column
+    return owned
 
 
 def _aligned(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

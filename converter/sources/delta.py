@@ -38,6 +38,7 @@ from converter.sources.parquet import (
     Footer,
     choose_columns,
     count_in,
+    count_kinds,
     is_list,
     look_at,
     plan_fields,
@@ -512,13 +513,11 @@ class _Files:
     @staticmethod
     def _tell(columns: Sequence[Column], footers: Sequence[Footer]) -> None:
         """How long lists are; what the log counted stays as it is."""
-        kinds: dict[pa.Schema, list[Footer]] = {}
-        for footer in footers:
-            kinds.setdefault(footer.schema, []).append(footer)
+        counts = count_kinds(footers)
         for column in columns:
             if column.source.values is None:
                 seen = dataclasses.replace(column)
-                count_in(seen, kinds)
+                count_in(seen, counts)
                 column.lengths = seen.lengths
 
     def select(self, left: Mapping[str, Mask]) -> Selection | None:

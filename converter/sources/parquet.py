@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
@@ -69,10 +70,10 @@ class Footer:
     schema: pa.Schema
     row_group_rows: npt.NDArray[np.int64]
     row_group_bytes: npt.NDArray[np.int64]
-    leaf_nulls: list[int | None]
-    """For each column of values how many of them are null; None where that is not said."""
+    leaf_nulls: npt.NDArray[np.int64]
+    """For each column of values how many of them are null; -1 where that is not said."""
 
-    leaf_bytes: list[int]
+    leaf_bytes: npt.NDArray[np.int64]
     list_lengths: dict[int, set[tuple[int, int]]]
     """For each column of values of lists how many of them a row has, and how many are left over, by row group."""
 
@@ -282,11 +283,44 @@ def _typed(texts: Sequence[str | None]) -> pa.Array:
 
 def look_at(storage: Storage, names: Sequence[str]) -> list[Footer]:
     """The footers of files, in order, read at once."""
+    last: list[_Kind] = []
     with ThreadPoolExecutor(_FOOTER_THREADS, thread_name_prefix="converter-footers") as pool:
-        return list(pool.map(functools.partial(_read_footer, storage), names))
+        return list(pool.map(functools.partial(_read_footer, storage, last), names))
 
 
-def _read_footer(storage: Storage, name: str) -> Footer:
+class _Kind(NamedTuple):
+    """What files have in common, as most do: told once, and kept once."""
+
+    stored: pq.ParquetSchema
+    noted: Mapping[bytes, bytes]
+    schema: pa.Schema
+    levels: list[tuple[bool, bool]]
+    """For each column of values whether it may be null, and whether it is of lists."""
+
+
+def _kind_of(parquet: pq.ParquetFile, last: list[_Kind]) -> _Kind:
+    metadata = parquet.metadata
+    stored, noted = metadata.schema, metadata.metadata or {}
+    for known in last[-1:]:
+        if known.stored.equals(stored) and known.noted == noted:
+            return known
+    # Without what pandas or Spark noted beside the columns, but with the types that only Spark has.
+    types = _spark_types(noted)
+    schema = pa.schema(
+        [
+            one.with_nullable(True)
+            if one.name not in types
+            else pa.field(one.name, one.type, metadata=(one.metadata or {}) | {_SPARK_TYPE: types[one.name].encode()})
+            for one in parquet.schema_arrow
+        ]
+    )
+    columns = [stored.column(leaf) for leaf in range(metadata.num_columns)]
+    levels = [(column.max_definition_level > 0, column.max_repetition_level > 0) for column in columns]
+    last[:] = [_Kind(stored, noted, schema, levels)]
+    return last[0]
+
+
+def _read_footer(storage: Storage, last: list[_Kind], name: str) -> Footer:
     path = f"{storage.url}/{name}"
     try:
         with storage.open_parquet(name) as opened:
@@ -298,32 +332,33 @@ def _read_footer(storage: Storage, name: str) -> Footer:
             # It names every page's place, size and range: other rows give another one.
             digest = hashlib.sha256(opened.read(length)).hexdigest()
             crc = executor.footer_crc32(opened)
-            return _footer_of(parquet, name=name, num_bytes=num_bytes, footer_crc32=crc, digest=digest)
+            kind = _kind_of(parquet, last)
+            return _footer_of(parquet, kind, name=name, num_bytes=num_bytes, footer_crc32=crc, digest=digest)
     except FileNotFoundError as error:
         raise SourceError(f"{path} is not there.", path=path) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SourceError(f"{path} is no Parquet file that can be read: {error}", path=path) from error
 
 
-def _footer_of(parquet: pq.ParquetFile, *, name: str, num_bytes: int, footer_crc32: int, digest: str) -> Footer:
+def _footer_of(
+    parquet: pq.ParquetFile, kind: _Kind, *, name: str, num_bytes: int, footer_crc32: int, digest: str
+) -> Footer:
     metadata = parquet.metadata
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    nulls: list[int | None] = [0] * metadata.num_columns
-    sizes = [0] * metadata.num_columns
+    nulls = np.zeros(metadata.num_columns, np.int64)
+    sizes = np.zeros(metadata.num_columns, np.int64)
     lengths: dict[int, set[tuple[int, int]]] = {}
-    for leaf in range(metadata.num_columns):
-        column = metadata.schema.column(leaf)
-        is_list, total = column.max_repetition_level > 0, 0
-        is_known = True
-        for group in groups:
-            chunk = group.column(leaf)
-            sizes[leaf] += chunk.total_uncompressed_size
-            absent: int | None = 0
-            if column.max_definition_level:
-                found = chunk.statistics
-                absent = found.null_count if found is not None and found.has_null_count else None
-                is_known = is_known and absent is not None
-                total += absent or 0
+    for leaf, (is_nullable, is_list) in enumerate(kind.levels):
+        chunks = [group.column(leaf) for group in groups]
+        sizes[leaf] = sum([chunk.total_uncompressed_size for chunk in chunks])
+        if not is_nullable:
+            continue
+        total, is_known = 0, True
+        for group, chunk in zip(groups, chunks, strict=True):
+            found = chunk.statistics
+            absent = found.null_count if found is not None and found.has_null_count else None
+            is_known = is_known and absent is not None
+            total += absent or 0
             if is_list and group.num_rows:
                 # A list that is null or empty counts as a number, and so may row groups of nothing else.
                 length = divmod(chunk.num_values, group.num_rows)
@@ -332,21 +367,11 @@ def _footer_of(parquet: pq.ParquetFile, *, name: str, num_bytes: int, footer_crc
                 if absent != group.num_rows:
                     lengths.setdefault(leaf, set()).add(length)
         # Of lists it counts those within them as well.
-        nulls[leaf] = total if is_known and not (is_list and total) else None
-    # Without what pandas or Spark noted beside the columns, but with the types that only Spark has.
-    types = _spark_types(metadata.metadata or {})
-    schema = pa.schema(
-        [
-            one.with_nullable(True)
-            if one.name not in types
-            else pa.field(one.name, one.type, metadata=(one.metadata or {}) | {_SPARK_TYPE: types[one.name].encode()})
-            for one in parquet.schema_arrow
-        ]
-    )
+        nulls[leaf] = total if is_known and not (is_list and total) else -1
     return Footer(
         name=name,
         num_bytes=num_bytes,
-        schema=schema,
+        schema=kind.schema,
         row_group_rows=np.array([group.num_rows for group in groups], np.int64),
         row_group_bytes=np.array([group.total_byte_size for group in groups], np.int64),
         leaf_nulls=nulls,
@@ -374,10 +399,7 @@ def _spark_types(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
 
 def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
     """The columns of all files: each where the first file with it has it, wide enough for all."""
-    # Most files have the schema of another one.
-    kinds: dict[pa.Schema, list[Footer]] = {}
-    for file in files:
-        kinds.setdefault(file.schema, []).append(file)
+    kinds = count_kinds(files)
     found: dict[str, Column] = {}
     first_file: dict[str, Footer] = {}
     for schema, those in kinds.items():
@@ -390,7 +412,7 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
                 said = {key.decode(): value.decode() for key, value in (one.metadata or {}).items()}
                 source, size = SourceColumn(arrow_type=kind, path=path), _list_size(one.type)
                 found[name] = Column(name=name, source=source, said=said, list_size=size)
-                first_file[name] = those[0]
+                first_file[name] = those.first
                 found[name].is_twice = counts[name] > 1
                 found[name].type_name = spark_type
                 continue
@@ -401,7 +423,7 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
             if wider is None:
                 said_there = f"{name!r} is {kind}, and {column.source.arrow_type} there"
                 column.disagreement = column.disagreement or _disagree(
-                    url, those[0], first_file[name], name, said_there
+                    url, those.first, first_file[name], name, said_there
                 )
                 continue
             column.source = SourceColumn(arrow_type=wider, path=path)
@@ -416,7 +438,7 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
             if column.disagreement is None and (cut is not None or path in structs):
                 here, there = ("struct", column.source.arrow_type) if cut is None else (types[cut], "struct")
                 said_there = f"{'.'.join(cut or path)!r} is {here}, and {there} there"
-                column.disagreement = _disagree(url, those[0], first_file[name], name, said_there)
+                column.disagreement = _disagree(url, those.first, first_file[name], name, said_there)
     for column in found.values():
         count_in(column, kinds)
     return found
@@ -431,20 +453,56 @@ def _disagree(url: str, file: Footer, first: Footer, name: str, said: str) -> So
     )
 
 
-def count_in(column: Column, kinds: Mapping[pa.Schema, Sequence[Footer]]) -> None:
+class Counts(NamedTuple):
+    """What the footers of files of one schema say together."""
+
+    first: Footer
+    num_rows: int
+    leaf_nulls: npt.NDArray[np.int64]
+    leaf_bytes: npt.NDArray[np.int64]
+    list_lengths: Mapping[int, set[tuple[int, int]]]
+
+
+def count_kinds(files: Sequence[Footer]) -> dict[pa.Schema, Counts]:
+    """What files say, together for all that have the same schema."""
+    kinds: dict[int, list[Footer]] = {}
+    for file in files:
+        # Most of them hold the very same one: that need not be looked at.
+        kinds.setdefault(id(file.schema), []).append(file)
+    alike: dict[pa.Schema, list[Footer]] = {}
+    for those in kinds.values():
+        alike.setdefault(those[0].schema, []).extend(those)
+    return {schema: _count(those) for schema, those in alike.items()}
+
+
+def _count(files: Sequence[Footer]) -> Counts:
+    nulls = np.stack([file.leaf_nulls for file in files])
+    lengths: dict[int, set[tuple[int, int]]] = {}
+    for file in files:
+        for leaf, found in file.list_lengths.items():
+            lengths.setdefault(leaf, set()).update(found)
+    return Counts(
+        first=files[0],
+        num_rows=sum(file.num_rows for file in files),
+        leaf_nulls=np.where((nulls < 0).any(axis=0), -1, nulls.sum(axis=0)),
+        leaf_bytes=np.stack([file.leaf_bytes for file in files]).sum(axis=0),
+        list_lengths=lengths,
+    )
+
+
+def count_in(column: Column, counts: Mapping[pa.Schema, Counts]) -> None:
     """Add what footers say of a column: nulls, bytes, the lengths of lists."""
     nulls: int | None = 0
     num_bytes = 0
-    for schema, files in kinds.items():
+    for schema, found in counts.items():
         place = column.source.find(schema)
-        for file in files:
-            if place is None:
-                nulls = None if nulls is None else nulls + file.num_rows
-                continue
-            count = file.leaf_nulls[place.leaf]
-            nulls = None if nulls is None or count is None else nulls + count
-            num_bytes += sum(file.leaf_bytes[leaf] for leaf in place.leaves)
-            column.lengths |= file.list_lengths.get(place.leaf, set())
+        if place is None:
+            nulls = None if nulls is None else nulls + found.num_rows
+            continue
+        count = int(found.leaf_nulls[place.leaf])
+        nulls = None if nulls is None or count < 0 else nulls + count
+        num_bytes += int(found.leaf_bytes[place.leaves.start : place.leaves.stop].sum())
+        column.lengths |= found.list_lengths.get(place.leaf, set())
     column.null_count, column.num_bytes = nulls, num_bytes
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 
@@ -401,23 +402,107 @@ def test_batches_that_are_used_in_other_ways_are_counted_or_asked_for(vectors: D
             dataset.state_dict()
 
 
-@pytest.mark.parametrize("used", [0, 1, 7, 11])
-def test_tensorflow_goes_on_where_an_eager_loop_has_stopped(vectors: DatasetConverter, used: int) -> None:
-    @tf.function
-    def rest(iterator: Any) -> Any:
-        rows = tf.TensorArray(tf.int64, 0, dynamic_size=True, infer_shape=False, element_shape=(None,))
-        for batch in iterator:
-            rows = rows.write(rows.size(), batch["id"])
-        return rows.concat()
+@tf.function
+def rest_of(iterator: Any) -> Any:
+    rows = tf.TensorArray(tf.int64, 0, dynamic_size=True, infer_shape=False, element_shape=(None,))
+    for batch in iterator:
+        rows = rows.write(rows.size(), batch["id"])
+    return rows.concat()
 
+
+@pytest.mark.parametrize("used", [0, 1, 7, 10, 11])
+@pytest.mark.parametrize("by", ["argument", "closure"])
+def test_tensorflow_goes_on_where_an_eager_loop_has_stopped(vectors: DatasetConverter, used: int, by: str) -> None:
     with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
-        whole = ids(dataset)
+        epochs = [ids(dataset), ids(dataset)]
         dataset.set_epoch(0)
         iterator = iter(dataset)
-        assert ids(itertools.islice(iterator, used)) == whole[: used * 10]
-        assert list(rest(iterator).numpy()) == whole[used * 10 :]
+        assert ids(itertools.islice(iterator, used)) == epochs[0][: used * 10]
+        if by == "argument":
+            rest = rest_of(iterator).numpy().tolist()
+        else:
+            one = tf.function(lambda: iterator.get_next()["id"])
+            rest = [int(row) for _ in range(used, 11) for row in one().numpy()]
+        assert rest == epochs[0][used * 10 :]
         assert list(iterator) == []
+        assert ids(dataset) == epochs[1]
     assert no_reader_runs()
+
+
+@pytest.mark.parametrize("meanwhile", ["epoch", "set_epoch", "load", "other"])
+def test_an_iterator_goes_on_with_its_own_rows_whatever_the_dataset_does(
+    vectors: DatasetConverter, meanwhile: str
+) -> None:
+    for go_on in (ids, lambda iterator: rest_of(iterator).numpy().tolist()):
+        with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+            whole = ids(dataset)
+            dataset.set_epoch(0)
+            state = dataset.state_dict(8)
+            iterator = iter(dataset)
+            found = ids(itertools.islice(iterator, 2))
+            if meanwhile == "epoch":
+                ids(dataset)
+            elif meanwhile == "set_epoch":
+                dataset.set_epoch(2)
+            elif meanwhile == "load":
+                dataset.load_state_dict(state)
+            else:
+                next(iter(dataset))
+            assert found + go_on(iterator) == whole
+
+
+def test_what_was_resumed_and_used_up_has_no_more_rows_elsewhere(vectors: DatasetConverter) -> None:
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        epochs = [ids(dataset), ids(dataset)]
+        dataset.set_epoch(0)
+        dataset.load_state_dict(dataset.state_dict(5))
+        iterator = iter(dataset)
+        assert ids(itertools.islice(iterator, 6)) == epochs[0][50:]
+        assert rest_of(iterator).numpy().tolist() == []
+        assert ids(dataset) == epochs[1]
+
+
+def test_an_end_within_a_transform_is_an_error(vectors: DatasetConverter) -> None:
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        if 55 in batch["id"]:
+            next(iter(tf.data.Dataset.range(0)))
+        return batch
+
+    def ended(batch: dict[str, Any]) -> dict[str, Any]:
+        if 55 in batch["id"]:
+            iter(tf.data.Dataset.range(0)).get_next()
+        return batch
+
+    for one in (transform, ended):
+        with vectors.make_tf_dataset(batch_size=10, transform=one) as dataset, pytest.raises(tf.errors.OpError):
+            ids(dataset)
+
+
+def test_what_a_transform_hands_out_stays_its_own(vectors: DatasetConverter) -> None:
+    table = pa.allocate_buffer(8 * 16 * 4)
+    shared = np.frombuffer(table, np.float32).reshape(8, 16)
+    shared[...] = 1
+
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        rows = len(batch["id"])
+        return {"x": shared[:rows], "y": shared[:rows]}
+
+    with vectors.make_tf_dataset(batch_size=8, transform=transform) as dataset:
+        for _ in range(3):
+            for batch in dataset.map(lambda batch: (batch["x"] + 1.0, batch["y"])):
+                assert np.all(batch[0] == 2)
+                assert np.all(batch[1] == 1)
+        kept = list(dataset)
+        shared[...] = 5
+        assert all(np.all(batch["x"] == 1) for batch in kept)
+
+
+def test_an_iterator_tells_of_its_types_as_others_do(vectors: DatasetConverter) -> None:
+    with vectors.make_tf_dataset(batch_size=8, columns=["id"]) as dataset:
+        iterator = iter(dataset)
+        assert iterator.element_spec == dataset.element_spec
+        assert tf.compat.v1.data.get_output_types(iterator) == {"id": tf.int64}
+        assert iterator.output_shapes["id"].as_list() == [None]
 
 
 def test_tensors_share_the_memory_of_their_window(vectors: DatasetConverter) -> None:
