@@ -200,9 +200,12 @@ class EpochPlan:
         )
 
     def first_pieces(self, pieces: Iterator[Piece], num_rows: int) -> Iterator[Piece]:
-        """The pieces, the first one cut behind about so many rows: so that a first batch need not wait for a window."""
+        """The pieces, the first one cut behind about so many rows: so that a first batch need not wait for a window.
+
+        Not one of a single row group: that may be large, and would be decoded twice at once.
+        """
         for piece in pieces:
-            if num_rows < piece.num_rows:
+            if num_rows < piece.num_rows and len(piece.row_groups) > 1:
                 for part in (range(num_rows), range(num_rows, piece.num_rows)):
                     spans = tuple(take_positions(piece.spans, part.start, part.stop))
                     yield dataclasses.replace(piece, spans=spans)

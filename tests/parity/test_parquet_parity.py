@@ -27,6 +27,7 @@ from converter import (
     UnsupportedTypeError,
     make_parquet_converter,
 )
+from tests.known_rows import run_python
 from tests.parity.rows import (
     DTYPES,
     assert_reads,
@@ -1093,3 +1094,45 @@ def test_parts_by_row_and_by_key_cover_the_rows_once(tmp_path: Path) -> None:
             if by is not None:
                 one, other = (set(map(repr, cells_of(part, by))) for part in found)
                 assert not one & other, by
+
+
+# ------------------------------------------------------------------------------------------------------- Memory
+
+
+def memory_of_an_epoch(path: str, shuffle: bool) -> tuple[int, int, int]:
+    """Rows, the anonymous memory that reading them took at most, and the bound that was told."""
+    import threading
+
+    def anonymous() -> int:
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+        return int(line.split()[1]) * 1024
+
+    with make_parquet_converter(path) as converter:
+        bound = converter.plan(batch_size=1024, shuffle=shuffle).peak_memory_bytes
+        with converter.make_batch_reader(batch_size=1024, shuffle=shuffle) as reader:
+            before, peak, is_over = anonymous(), [0], threading.Event()
+
+            def watch() -> None:
+                while not is_over.wait(0.002):
+                    peak[0] = max(peak[0], anonymous())
+
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            try:
+                num_rows = sum(len(batch["id"]) for batch in reader)
+            finally:
+                is_over.set()
+                watcher.join()
+    return num_rows, peak[0] - before, bound
+
+
+@pytest.mark.parametrize("shuffle", [False, True], ids=["plain", "shuffled"])
+def test_a_row_group_that_is_larger_than_a_window_keeps_to_the_bound(tmp_path: Path, shuffle: bool) -> None:
+    num_rows, numbers = 1_000_000, np.random.default_rng(0).random(1_000_000, np.float32)
+    table = pa.table({"id": range(num_rows)} | {f"x{number}": numbers for number in range(40)})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=num_rows, compression="zstd")
+    del table
+    rows, peak, bound = run_python(memory_of_an_epoch, str(tmp_path), shuffle)
+    assert rows == num_rows
+    # As large as one of these columns at least, so that the watching is seen to work.
+    assert 50_000_000 < peak < bound < 5 * 168_000_000
