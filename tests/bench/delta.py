@@ -4,8 +4,9 @@
 
 The table is made of the very files that `df.write.parquet` wrote, by hard links and a log that deltalake writes. The
 one with deleted rows is written by Delta itself (10 % deleted, as deletion vectors), and compared with its own first
-version. "By hand" is a loop over `DeltaTable.to_pyarrow_dataset().to_batches()`. Opening: a log of 100,000 files with
-statistics, all of them hard links to two small files, in a process of its own.
+version. "By hand" is a loop over `DeltaTable.to_pyarrow_dataset().to_batches()`. DeltaTorch and Ray Data read the table
+of Spark's files; DeltaTorch shuffles within record batches alone. Opening: a log of 100,000 files with statistics, all
+of them hard links to two small files, in a process of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ DELTA, DELTA_PLAIN = "Delta, shuffled", "Delta, plain order"
 PARQUET, PARQUET_PLAIN = "the same files as Parquet, shuffled", "the same files as Parquet, plain order"
 WHOLE, DELETED = "written by Delta, shuffled", "10 % of its rows deleted, shuffled"
 BY_HAND = "to_pyarrow_dataset by hand, plain order"
+DELTATORCH, RAY = "DeltaTorch, shuffled", "Ray Data's read_delta, shuffled"
+PEER_GOALS: dict[str, dict[str, float]] = {"tab": {DELTATORCH: 100, RAY: 20}, "emb": {}}
 
 
 def run(bench: Bench) -> None:
@@ -81,6 +84,13 @@ def read_table(bench: Bench, name: str, scratch: str) -> None:
             BY_HAND: by_hand(table, num_rows),
         }
         in_turns(ways, bench.options.repeats)
+    peers = {
+        DELTATORCH: bench.peers.way("deltatorch", bench.rows[name], shuffle=True, delta_table=table),
+        RAY: bench.peers.way("ray", bench.rows[name], shuffle=True, delta_table=table),
+    }
+    # Turns of their own, so that none of ours is read while what Ray started comes to its end.
+    in_turns(peers, bench.options.repeats)
+    ways |= peers
     print(f"**{name}**\n")
     print_ways(ways)
     print_ratios(
@@ -90,6 +100,7 @@ def read_table(bench: Bench, name: str, scratch: str) -> None:
             Goal(DELTA_PLAIN, PARQUET_PLAIN),
             Goal(DELETED, WHOLE, 0.7),
             Goal(DELTA, BY_HAND, 1.5),
+            *(Goal(DELTA, peer, PEER_GOALS[name].get(peer)) for peer in (DELTATORCH, RAY)),
         ],
     )
 

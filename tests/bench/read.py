@@ -18,7 +18,7 @@ The limit decodes windows of about 48 MB on two threads and gathers each column 
 permutation made before; it makes no batches. "Limit, joined" reads row group by row group, as one must who shuffles
 row groups across files, and joins them before it gathers. The plain limit copies where the limit gathers.
 
-Peers run in environments of their own, made by pip on first use (some 12 GB with PyTorch's default builds), each turn
+Peers run in environments of their own, made by pip on first use (some 18 GB with PyTorch's default builds), each turn
 in a fresh process that warms up first: so an idle Ray costs the others nothing. Prints Markdown.
 """
 
@@ -70,16 +70,22 @@ PEERS_SCRIPT = Path(__file__).with_name("peers_read.py")
 PETASTORM_PYTHONS = ("3.10", "3.11", "3.9")
 # What Petastorm 0.13.1 still runs with: it asks for an old setuptools, and imports names that newer pyarrow lost.
 _WITH_PETASTORM = ("petastorm==0.13.1", "pyarrow==14.0.2", "numpy<2", "pandas<2.3", "pyspark==3.5.*")
+# The same as ours, so that only the peer differs.
+_WITH_OURS = (f"torch=={torch.__version__.partition('+')[0]}", f"numpy=={np.__version__}", f"pyarrow=={pa.__version__}")
 REQUIREMENTS = {
     "petastorm": [*_WITH_PETASTORM, "torch==2.7.1", "setuptools<70"],
     "petastorm_tf": [*_WITH_PETASTORM, "tensorflow-cpu==2.21.0", "setuptools<70"],
-    # ray.data imports pydantic, which its extra does not bring.
-    "ray": [
-        "ray[data]==2.60.0", "pydantic", f"torch=={torch.__version__.partition('+')[0]}", f"numpy=={np.__version__}",
-        f"pyarrow=={pa.__version__}",
-    ],
-}  # fmt: skip
-TITLES = {"petastorm": "Petastorm", "petastorm_tf": "Petastorm in TensorFlow", "ray": "Ray Data"}
+    # ray.data imports pydantic, which its extra does not bring; read_delta asks deltalake for the files.
+    "ray": ["ray[data]==2.60.0", "pydantic", "deltalake==1.6.6", *_WITH_OURS],
+    # It asks for a deltalake of any age, but none since 1.0 has what it calls.
+    "deltatorch": ["deltatorch==0.0.3", "deltalake==0.25.5", "pandas", *_WITH_OURS],
+}
+TITLES = {
+    "petastorm": "Petastorm",
+    "petastorm_tf": "Petastorm in TensorFlow",
+    "ray": "Ray Data",
+    "deltatorch": "DeltaTorch",
+}
 # What a user's shell may say about another Python or another Spark.
 _SCRUBBED = ("PYTHONHOME", "PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME", "VIRTUAL_ENV")
 
@@ -526,11 +532,16 @@ class Peers:
         self._problems: dict[str, str] = {}
         self.versions: dict[str, str] = {}
 
-    def way(self, peer: str, rows: Rows, *, shuffle: bool, rebatch: bool = False) -> Way:
+    def way(
+        self, peer: str, rows: Rows, *, shuffle: bool, rebatch: bool = False, delta_table: str | None = None
+    ) -> Way:
+        """A peer on what Spark wrote, or on the Delta table of the same rows."""
+
         def run() -> list[Epoch]:
             job = {
                 "peer": peer,
-                "path": rows.parquet,
+                "path": delta_table or rows.parquet,
+                "is_delta": delta_table is not None,
                 "shuffle": shuffle,
                 "rebatch": rebatch,
                 "batch_size": BATCH_SIZE,
@@ -1170,7 +1181,7 @@ def main(arguments: Any = None) -> None:
     add(
         "--petastorm-python", help=f"a Python of Petastorm's time: {', '.join(PETASTORM_PYTHONS)} (default: looked for)"
     )
-    add("--ray-python", default=sys.executable, help="a Python for Ray (default: this one)")
+    add("--ray-python", default=sys.executable, help="a Python for Ray and DeltaTorch (default: this one)")
     options = parser.parse_args(arguments)
     options.repeats = options.repeats or (1 if options.quick else 5)
     options.rows_scale = options.rows_scale or (0.05 if options.quick else 1.0)
