@@ -450,12 +450,13 @@ def adopt(root: Storage, key: str, committed: Manifest | None = None) -> Adopted
     if manifest is None:
         return None
     entry = root.below(key)
+    # Files that go after they were seen go with their manifest, which is looked for once more.
+    damage = entry.meanwhile(lambda: find_damage(entry, manifest))
     try:
         lease = _put_lease(entry, _attempt_of(manifest))
     except FileNotFoundError:
         return None
     try:
-        damage = entry.meanwhile(lambda: find_damage(entry, manifest))
         again = load(root, key)
         found = Adopted(manifest, lease, damage())
     except BaseException:
