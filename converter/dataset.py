@@ -160,6 +160,11 @@ class DatasetConverter:
         """A digest of the rows in order: equal where another write gave the same rows in the same layout."""
         return self._manifest.live_fingerprint
 
+    @property
+    def version(self) -> int | None:
+        """The version of the Delta table that is read, as it was found when the converter was made; None elsewhere."""
+        return self._manifest.version
+
     def _whole(self, columns: Sequence[str]) -> BatchSource:
         """All rows of these columns, for a pass of our own, whatever shard this process is."""
         return self._source(batch_size=1 << 16, columns=columns, nulls="mask", ragged="pad", cur_shard=0, shard_count=1)
@@ -169,9 +174,10 @@ class DatasetConverter:
         state = self._state or self._holding.state
         state = f", {state}" if state else ""
         part = "" if manifest.selection is None else f" of {manifest.num_rows:,}"
+        version = "" if manifest.version is None else f", version {manifest.version}"
         return (
             f"DatasetConverter({manifest.num_live_rows:,}{part} rows × {len(manifest.schema)} columns, "
-            f"{manifest.num_bytes / 1e6:,.1f} MB in {len(manifest.file_names)} files, {self.url}{state})"
+            f"{manifest.num_bytes / 1e6:,.1f} MB in {len(manifest.file_names)} files, {self.url}{version}{state})"
         )
 
     def _repr_html_(self) -> str:

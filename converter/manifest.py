@@ -170,6 +170,9 @@ class Manifest:
     """For each row group its number within its file, or -1 where it is the whole file, whose footer nobody has read;
     None where all row groups of all files are there."""
 
+    version: int | None = None
+    """Of the Delta table whose files these are."""
+
     remedy: str = "Convert again."
     """What to do where a file is no longer what it was."""
 

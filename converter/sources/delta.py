@@ -142,6 +142,7 @@ def read_snapshot(
         statistics=statistics_of(wanted, fields),
         source_columns={column.name: column.source for column in wanted},
         selection=selection,
+        version=version,
         remedy=remedy,
     )
 

@@ -88,8 +88,8 @@ def read_table(bench: Bench, name: str, scratch: str) -> None:
         DELTATORCH: bench.peers.way("deltatorch", bench.rows[name], shuffle=True, delta_table=table),
         RAY: bench.peers.way("ray", bench.rows[name], shuffle=True, delta_table=table),
     }
-    # Turns of their own, so that none of ours is read while what they started comes to its end: right behind the loop by
-    # hand, which leaves Arrow's pool in pieces, one of ours read embeddings at half its speed.
+    # Turns of their own, so that none of ours is read while what they started comes to its end: right behind the loop
+    # by hand, which leaves Arrow's pool in pieces, one of ours read embeddings at half its speed.
     in_turns(others, bench.options.repeats)
     ways |= others
     print(f"**{name}**\n")

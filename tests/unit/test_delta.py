@@ -70,6 +70,15 @@ def ids_of(path: Path, **options: Any) -> list[int]:
     return sorted(rows_of(make_delta_converter(path, **options), columns=["id"])["id"])
 
 
+def test_the_version_that_was_found_is_told(tmp_path: Path) -> None:
+    table = five_files(tmp_path / "t")
+    newest, old = make_delta_converter(table), make_delta_converter(table, version=1)
+    assert (newest.version, old.version) == (4, 1)
+    assert newest.where([("id", ">", 30)]).version == 4
+    assert "/t, version 1)" in repr(old)
+    assert pickle.loads(pickle.dumps(old)).version == 1
+
+
 def commit(path: Path, version: int) -> Path:
     return path / "_delta_log" / f"{version:020}.json"
 
