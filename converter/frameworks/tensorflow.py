@@ -614,7 +614,6 @@ class _Iterator(OwnedIterator):  # type: ignore[misc]
             self._num_given += 1
             return batch
         if self._num_given == self._num_batches:
-            # Its window's memory is not held while the next one is waited for.
             self._stretch = None
             self._stretch, self._num_batches = next(self._stretches)
             self._num_given = 0
