@@ -61,10 +61,13 @@ class Decoded:
     valid: npt.NDArray[np.bool_] | None
 
 
-def decode(column: pa.ChunkedArray, field: Field, *, fill: Any, stored: pa.Field | None = None) -> Decoded:
+def decode(
+    column: pa.ChunkedArray, field: Field, *, fill: Any, stored: pa.Field | None = None, is_foreign: bool = False
+) -> Decoded:
     """A row group's column as numbers (or, for objects and ragged rows, as Arrow), nulls replaced by `fill`.
 
-    The numbers may be a read-only view of Arrow's memory. `stored` is how the file itself describes the column.
+    The numbers may be a read-only view of Arrow's memory. `stored` is how the file itself describes the column. Where
+    somebody else wrote it, bytes are the numbers alone, unless the file notes otherwise.
     """
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pa.types.is_dictionary(array.type):
@@ -72,7 +75,8 @@ def decode(column: pa.ChunkedArray, field: Field, *, fill: Any, stored: pa.Field
     valid = None if not array.null_count else np.asarray(pc.is_valid(array))
     if field.is_object or field.shape is None:
         return Decoded(values=_decode_variable(array, field, fill, stored), valid=valid)
-    values = _numbers(array, field)
+    is_raw = is_foreign and executor.DTYPE_METADATA.encode() not in ((stored.metadata if stored else None) or {})
+    values = _numbers(array, field, is_raw=is_raw)
     if valid is not None:
         values = values.copy() if not values.flags.writeable else values
         values[~valid] = fill
@@ -120,7 +124,7 @@ def _fixed_width_bytes(array: pa.Array) -> Array:
     return np.frombuffer(array.buffers()[1], np.uint8, count=len(array) * width, offset=array.offset * width)
 
 
-def _numbers(array: pa.Array, field: Field) -> Array:
+def _numbers(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
     """The numbers of an Arrow array without a copy, whatever stands in the places of nulls."""
     shape = field.shape or ()
     if pa.types.is_fixed_size_binary(array.type):
@@ -128,7 +132,7 @@ def _numbers(array: pa.Array, field: Field) -> Array:
         rows: Array = raw.view(field.stored_dtype.newbyteorder("<")).reshape(len(array), *shape)
         return rows
     if shape:
-        return _variable_rows(array, field)
+        return _variable_rows(array, field, is_raw=is_raw)
     if pa.types.is_boolean(array.type):
         return np.asarray(pc.cast(pc.fill_null(array, False), pa.uint8())).view(np.bool_)
     stored = field.stored_dtype
@@ -180,13 +184,13 @@ def _flat_numbers(array: pa.Array, field: Field) -> Array:
     return numbers
 
 
-def _variable_rows(array: pa.Array, field: Field) -> Array:
+def _variable_rows(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
     """Rows of one shape that are stored as BINARY or lists; a null row takes its place as zeros."""
     shape = field.shape or ()
     row_numbers = int(np.prod(shape))
     if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or pa.types.is_binary_view(array.type):
         packed = pc.cast(array, pa.large_binary())
-        present = _rows_of_bytes(packed.drop_null() if array.null_count else packed, field)
+        present = _rows_of_bytes(packed.drop_null() if array.null_count else packed, field, is_raw=is_raw)
     else:
         present = _flat_numbers(_flat_list(array, field), field)
     num_present = len(array) - array.null_count
@@ -200,23 +204,25 @@ def _variable_rows(array: pa.Array, field: Field) -> Array:
     return whole
 
 
-def _rows_of_bytes(array: pa.Array, field: Field) -> Array:
+def _rows_of_bytes(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
     """The numbers of rows that all have the field's shape: their bytes alone, or behind what says the shape."""
     shape = field.shape or ()
-    row_bytes = int(np.prod(shape)) * field.stored_dtype.itemsize
-    lengths = pc.min_max(pc.binary_length(array)).as_py()
-    if lengths["min"] == lengths["max"] == row_bytes and row_bytes:
+    row_bytes = math.prod(shape) * field.stored_dtype.itemsize
+    if is_raw:
+        lengths = pc.min_max(pc.binary_length(array)).as_py()
+        strange = {lengths["min"], lengths["max"]} - {None, row_bytes}
+        if strange:
+            raise SourceError(
+                f"Column {field.name!r} has a row of {strange.pop()} bytes, where {field.dtype} of shape {shape} takes "
+                f"{row_bytes}. Say another shape or dtype with shapes=…, or leave it out there and take its bytes.",
+                column=field.name,
+            )
+        if not len(array) or not row_bytes:
+            return np.empty(0, field.stored_dtype)
         _, offsets, data = array.buffers()
         start = int(np.frombuffer(offsets, np.int64, count=1, offset=array.offset * 8)[0])
         raw = np.frombuffer(data, np.uint8, count=len(array) * row_bytes, offset=start)
         return raw.view(field.stored_dtype.newbyteorder("<"))
-    with_shape = row_bytes if field.ndim == 1 else row_bytes + executor.header_bytes(field.ndim)
-    strange = {lengths["min"], lengths["max"]} - {None, row_bytes, with_shape}
-    if strange:
-        raise pa.ArrowInvalid(
-            f"column {field.name!r} has a row of {strange.pop()} bytes, where {field.dtype} of shape {shape} takes "
-            f"{row_bytes}"
-        )
     rows = ragged_values(array, field)
     if len(shape) > 1 and (rows.shapes != np.array(shape)).any():
         raise pa.ArrowInvalid(f"column {field.name!r} has rows of another shape than {shape}")

@@ -353,7 +353,11 @@ class RowGroup:
             if place is None:
                 columns[name] = constant_column(files.manifest, name, self._file.number, self.num_rows)
             decoded = decode(
-                columns[name], field, fill=files.fills[name], stored=None if place is None else place.field
+                columns[name],
+                field,
+                fill=files.fills[name],
+                stored=None if place is None else place.field,
+                is_foreign=files.manifest.source_columns is not None,
             )
             self._decoded[name] = decoded
             if decoded.valid is not None and files.nulls != "mask" and not has_fill(files.nulls, field):

@@ -68,13 +68,18 @@ class Evidence:
 
 
 _PLAIN = {
-    "Alias", "AttributeReference", "Literal", "Cast", "And", "Or", "Not", "In", "InSet", "IsNull", "IsNotNull",
-    "EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "Add", "Subtract",
-    "Multiply", "Divide", "Remainder", "UnaryMinus", "Abs", "Coalesce", "If", "CaseWhen", "GetStructField",
-    "StartsWith", "EndsWith", "Contains", "Like", "Concat", "Substring", "Lower", "Upper", "Length", "Year", "Month",
-    "DayOfMonth",
+    "Alias", "AttributeReference", "Literal", "Cast", "And", "Or", "Not", "In", "IsNull", "IsNotNull", "EqualTo",
+    "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "GetStructField", "StartsWith",
+    "EndsWith", "Contains",
 }  # fmt: skip
-"""What a key that outlives the session may depend on: the same in every session, and told whole by its SQL text."""
+"""What a key that outlives the session may depend on: told whole by its SQL text, whatever the session's confs were.
+
+So nothing that computes (ANSI mode is fixed when a frame is made, and not told), no time (its text has the session's
+zone), no cast but of a number to a wider one (of casts to arrays and structs the text tells nothing).
+"""
+
+_PLAIN_LITERALS = re.compile(r"boolean|tinyint|smallint|int|bigint|float|double|string|date|decimal\(.*\)")
+_WIDENED = ("tinyint", "smallint", "int", "bigint", "float", "double")
 
 _MAX_EXPRESSIONS = 2000
 
@@ -125,14 +130,18 @@ def _find_delta_version(df: Any) -> DeltaVersion | None:
     # What is read in the end: of a frame without a version that of now, and rows that somebody has cached are none.
     version = int(leaf.relation().location().version())
     table_id = location.snapshotAtAnalysis().metadata().id()
+    is_fixed = bool(location.versionToUse().isDefined())
+    newest = location.deltaLog().unsafeVolatileSnapshot()
+    snapshot = location.snapshotAtAnalysis() if is_fixed else newest
     # Another table may have been made at the same place.
-    if table_id != location.deltaLog().unsafeVolatileSnapshot().metadata().id() or location.partitionFilters().size():
+    if table_id != newest.metadata().id() or snapshot.version() != version or location.partitionFilters().size():
         return None
     confs = [pair for pair in _confs_of(session) if pair[0].startswith("spark.sql.") and "warehouse" not in pair[0]]
     zone = session.conf.get("spark.sql.session.timeZone")
     path = location.path().toString()
-    told = ["delta", path, table_id, version, session.version, zone, confs, steps]
-    return DeltaVersion(identity=json.dumps(told), is_fixed=location.versionToUse().isDefined())
+    # A copy that was put back and went its own way has the same table and version, of another time.
+    told = ["delta", path, table_id, version, snapshot.timestamp(), session.version, zone, confs, steps]
+    return DeltaVersion(identity=json.dumps(told), is_fixed=is_fixed)
 
 
 def _plain_sql(expressions: list[Any]) -> list[str] | None:
@@ -141,10 +150,19 @@ def _plain_sql(expressions: list[Any]) -> list[str] | None:
     while waiting:
         one = waiting.pop()
         count += 1
-        if count > _MAX_EXPRESSIONS or one.getClass().getSimpleName() not in _PLAIN:
+        kind, type_name = one.getClass().getSimpleName(), one.dataType().simpleString()
+        if count > _MAX_EXPRESSIONS or kind not in _PLAIN:
+            return None
+        if kind == "Literal" and not _PLAIN_LITERALS.fullmatch(type_name):
+            return None
+        if kind == "Cast" and not _is_widened(one.child().dataType().simpleString(), type_name):
             return None
         waiting += _listed(one.children())
     return [one.sql() for one in expressions]
+
+
+def _is_widened(before: str, after: str) -> bool:
+    return before in _WIDENED and after in _WIDENED and _WIDENED.index(before) < _WIDENED.index(after)
 
 
 def _listed(sequence: Any) -> list[Any]:

@@ -74,11 +74,14 @@ def split_declared(name: str, declared: DeclaredShape) -> tuple[str | None, Sequ
     Raises:
         ValueError: it names another dtype than bytes can be.
     """
-    if declared is None or len(declared) != 2:
-        return None, declared
-    dtype, shape = declared
-    if isinstance(dtype, int) or isinstance(shape, (int, str)):
-        return None, declared  # type: ignore[return-value]  # Two sizes, or what is refused as such.
+    if declared is None:
+        return None, None
+    given: Any = declared
+    if not isinstance(given, (list, tuple)):
+        raise TypeError(f"shapes: {name!r} needs a shape such as (8, 8), or ('float32', (512,)), got {given!r}.")
+    if len(given) != 2 or not isinstance(given[1], (list, tuple)):
+        return None, given
+    dtype, shape = str(given[0]), given[1]
     if dtype not in BYTE_DTYPES:
         raise ValueError(f"shapes: {name!r} has the dtype {dtype!r}; bytes can be {', '.join(BYTE_DTYPES)}.")
     return dtype, shape

@@ -16,6 +16,7 @@ import fnmatch
 import functools
 import hashlib
 import json
+import math
 import posixpath
 import re
 from collections import Counter
@@ -210,6 +211,8 @@ def _walk(folder: Storage, pattern: str = "") -> Iterator[str]:
     """
     first, _, rest = pattern.partition("/")
     for info in folder.list():
+        if info.name == _DELTA_LOG and info.is_directory:
+            raise _is_delta(folder)
         # A partition column may well begin so.
         is_hidden = info.name.startswith(("_", ".")) and not (info.is_directory and "=" in info.name)
         if is_hidden or (first and not fnmatch.fnmatchcase(info.name, first)):
@@ -226,14 +229,18 @@ def _refuse_delta(place: Storage) -> None:
     while True:
         folder = place.above(path)
         if any(info.name == _DELTA_LOG and info.is_directory for info in folder.list()):
-            raise SourceError(
-                f"{folder.url} is a Delta table: its files also hold rows that were deleted or replaced, which would "
-                "come back. Say make_delta_converter(…) of it.",
-                path=folder.url,
-            )
+            raise _is_delta(folder)
         if posixpath.dirname(path) in (path, ""):
             return
         path = posixpath.dirname(path)
+
+
+def _is_delta(folder: Storage) -> SourceError:
+    return SourceError(
+        f"{folder.url} is a Delta table: its files also hold rows that were deleted or replaced, which would come "
+        "back. Say make_delta_converter(…) of it.",
+        path=folder.url,
+    )
 
 
 def _partition_of(name: str) -> dict[str, str | None]:
@@ -402,14 +409,14 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
     kinds = count_kinds(files)
     found: dict[str, Column] = {}
     first_file: dict[str, Footer] = {}
-    for schema, those in kinds.items():
-        flat = list(_flatten(schema))
+    for those in kinds:
+        flat = list(_flatten(those.first.schema))
         counts = Counter(name for name, _, _ in flat)
         for name, path, one in flat:
             spark_type = ((one.metadata or {}).get(_SPARK_TYPE) or b"").decode()
             kind, column = canonical(one.type) if not spark_type else pa.null(), found.get(name)
+            said = {key.decode(): value.decode() for key, value in (one.metadata or {}).items()}
             if column is None:
-                said = {key.decode(): value.decode() for key, value in (one.metadata or {}).items()}
                 source, size = SourceColumn(arrow_type=kind, path=path), _list_size(one.type)
                 found[name] = Column(name=name, source=source, said=said, list_size=size)
                 first_file[name] = those.first
@@ -420,17 +427,23 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
             if column.is_twice:
                 continue
             wider = _wider(column.source.arrow_type, kind)
+            here, there = ((spark_type or kind), (column.type_name or column.source.arrow_type))
+            if spark_type != column.type_name:
+                wider = None
+            packed = (said.get(executor.DTYPE_METADATA), column.said.get(executor.DTYPE_METADATA))
+            if packed[0] != packed[1]:
+                wider, (here, there) = None, (f"{here} of {packed[0]}", f"{there} of {packed[1]}")
             if wider is None:
-                said_there = f"{name!r} is {kind}, and {column.source.arrow_type} there"
+                said_there = f"{name!r} is {here}, and {there} there"
                 column.disagreement = column.disagreement or _disagree(
                     url, those.first, first_file[name], name, said_there
                 )
                 continue
             column.source = SourceColumn(arrow_type=wider, path=path)
             column.list_size = column.list_size if column.list_size == _list_size(one.type) else None
-    for schema, those in kinds.items():
+    for those in kinds:
         # A struct in one file, and none in another.
-        types = {path: one.type for _, path, one in _flatten(schema)}
+        types = {path: one.type for _, path, one in _flatten(those.first.schema)}
         structs = {path[:depth] for path in types for depth in range(1, len(path))}
         for name, column in found.items():
             path = column.source.path
@@ -463,16 +476,17 @@ class Counts(NamedTuple):
     list_lengths: Mapping[int, set[tuple[int, int]]]
 
 
-def count_kinds(files: Sequence[Footer]) -> dict[pa.Schema, Counts]:
+def count_kinds(files: Sequence[Footer]) -> list[Counts]:
     """What files say, together for all that have the same schema."""
     kinds: dict[int, list[Footer]] = {}
     for file in files:
         # Most of them hold the very same one: that need not be looked at.
         kinds.setdefault(id(file.schema), []).append(file)
-    alike: dict[pa.Schema, list[Footer]] = {}
+    alike: dict[bytes, list[Footer]] = {}
     for those in kinds.values():
-        alike.setdefault(those[0].schema, []).extend(those)
-    return {schema: _count(those) for schema, those in alike.items()}
+        # With what is noted beside the columns, which schemas do not compare.
+        alike.setdefault(those[0].schema.serialize().to_pybytes(), []).extend(those)
+    return [_count(those) for those in alike.values()]
 
 
 def _count(files: Sequence[Footer]) -> Counts:
@@ -490,12 +504,12 @@ def _count(files: Sequence[Footer]) -> Counts:
     )
 
 
-def count_in(column: Column, counts: Mapping[pa.Schema, Counts]) -> None:
+def count_in(column: Column, counts: Sequence[Counts]) -> None:
     """Add what footers say of a column: nulls, bytes, the lengths of lists."""
     nulls: int | None = 0
     num_bytes = 0
-    for schema, found in counts.items():
-        place = column.source.find(schema)
+    for found in counts:
+        place = column.source.find(found.first.schema)
         if place is None:
             nulls = None if nulls is None else nulls + found.num_rows
             continue
@@ -651,6 +665,12 @@ def _plan_bytes(column: Column, declared: DeclaredShape) -> Field:
     dtype, shape = split_declared(column.name, declared)
     if shape is None or not len(shape):
         raise ValueError(f"shapes: the bytes of {column.name!r} need a shape, e.g. (28, 28), or ('float32', (512,)).")
+    kind, row_bytes = column.source.arrow_type, math.prod(shape) * np.dtype(dtype or "uint8").itemsize
+    if pa.types.is_fixed_size_binary(kind) and kind.byte_width != row_bytes:
+        raise ValueError(
+            f"shapes: rows of {column.name!r} have {kind.byte_width} bytes, and {dtype or 'uint8'} of shape "
+            f"{tuple(shape)} takes {row_bytes}."
+        )
     return Field(name=column.name, dtype=dtype or "uint8", shape=tuple(shape), has_nulls=column.null_count != 0)
 
 

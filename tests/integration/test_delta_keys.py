@@ -49,6 +49,9 @@ def convert_in_a_session(folder: str) -> dict[str, Found]:
         "filtered": version(1).where("id < 50 AND s <> '7'").select("id", "y"),
         "filtered otherwise": version(1).where("id < 50 AND s <> '8'").select("id", "y"),
         "filtered as filtered": version(1).where("id < 50 AND s <> '7'").select("id", "y"),
+        "cast": version(1).selectExpr("id", "cast(array(id, y) AS array<double>)[0] AS y"),
+        "time": version(1).where("timestamp'2026-11-01 05:00:00Z' > timestamp_seconds(id)"),
+        "sum": version(1).where("id + 1 > 0"),
         "unknown": version(1).selectExpr("id", "hash(s) AS y"),
         "random": version(1).selectExpr("id", "rand(1) AS y"),
         "joined": version(1).join(version(0).select("id"), "id"),
@@ -95,7 +98,7 @@ def test_a_version_has_one_entry_in_all_sessions(sessions: list[dict[str, Found]
 
 def test_what_may_give_other_rows_is_written_afresh(sessions: list[dict[str, Found]]) -> None:
     first, second = sessions
-    for name in ("unknown", "random", "joined"):
+    for name in ("unknown", "random", "joined", "cast", "time", "sum"):
         assert first[name]["url"] != second[name]["url"], name
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,6 @@ import pytest
 
 from converter import (
     NullValueError,
-    ReadError,
     SourceChangedError,
     SourceError,
     UnsupportedTypeError,
@@ -332,20 +332,60 @@ def test_bytes_are_the_tensors_that_are_declared(tmp_path: Path, kind: str, dtyp
 
 
 def test_bytes_that_do_not_fit_their_shape_are_named(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"image": [b"12345678", b"1234567"], "y": [1, 2]}), tmp_path / "x.parquet")
+    pq.write_table(
+        pa.table({"image": [b"12345678", b"1234567"], "y": [1, 2], "fixed": pa.array([b"1234"] * 2, pa.binary(4))}),
+        tmp_path / "x.parquet",
+    )
     with (
-        make_parquet_converter(tmp_path, shapes={"image": (2, 4)}) as converter,
+        make_parquet_converter(tmp_path, shapes={"image": (2, 4)}, columns=["image", "y"]) as converter,
         converter.make_batch_reader() as reader,
-        pytest.raises(ReadError, match=r"'image' has a row of 7 bytes, where uint8 of shape \(2, 4\) takes 8"),
+        pytest.raises(SourceError, match=r"'image' has a row of 7 bytes, where uint8 of shape \(2, 4\) takes 8"),
     ):
         list(reader)
     for shapes, text in (
         ({"image": ("complex64", (1,))}, "'image' has the dtype 'complex64'; bytes can be uint8, int8"),
         ({"image": None}, "the bytes of 'image' need a shape"),
+        ({"image": 6}, "'image' needs a shape such as"),
+        ({"fixed": (5,)}, "rows of 'fixed' have 4 bytes, and uint8 of shape .5,. takes 5"),
         ({"y": (1,)}, "'y', which is no array"),
     ):
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises((TypeError, ValueError), match=text):
             make_parquet_converter(tmp_path, shapes=shapes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lengths", [[14, 6], [14, 14], [6, 2]])
+def test_bytes_that_look_like_ours_are_not_taken_for_them(tmp_path: Path, lengths: list[int]) -> None:
+    rows = [np.array([2, 3, 0, 0], "<i4").tobytes()[:length] for length in lengths]
+    pq.write_table(pa.table({"v": rows}), tmp_path / "x.parquet")
+    with (
+        make_parquet_converter(tmp_path, shapes={"v": (2, 3)}) as converter,
+        converter.make_batch_reader() as reader,
+        pytest.raises(SourceError, match=r"'v' has a row of (14|2) bytes"),
+    ):
+        list(reader)
+
+
+def test_a_delta_table_below_a_folder_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "x.parquet")
+    (tmp_path / "lake" / "table" / "_delta_log").mkdir(parents=True)
+    pq.write_table(pa.table({"a": [2]}), tmp_path / "lake" / "table" / "y.parquet")
+    for place in (tmp_path, tmp_path / "lake", f"{tmp_path}/lake/*"):
+        with pytest.raises(SourceError, match="lake/table is a Delta table"):
+            make_parquet_converter(place)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_columns_that_only_their_notes_tell_apart_disagree(tmp_path: Path, is_reversed: bool) -> None:
+    said = {
+        "type": "struct",
+        "fields": [{"name": "x", "type": "interval day to second", "nullable": True, "metadata": {}}],
+    }
+    noted = {"org.apache.spark.sql.parquet.row.metadata": json.dumps(said)}
+    tables = [pa.table({"x": [1]}), pa.table({"x": [1]}).replace_schema_metadata(noted)]
+    for number, table in enumerate(reversed(tables) if is_reversed else tables):
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    with pytest.raises((SourceError, UnsupportedTypeError), match="interval day to second"):
+        make_parquet_converter(tmp_path)
 
 
 REFUSED: dict[str, Callable[[], pa.Array]] = {

@@ -169,7 +169,7 @@ def test_a_file_of_one_width_is_read_beside_ragged_ones() -> None:
 def test_a_file_whose_rows_have_another_shape_than_the_schema_is_not_believed() -> None:
     field = Field(name="x", dtype="int16", shape=(2,))
     array = pa.array([np.arange(3, dtype="<i2").tobytes()])
-    with pytest.raises(pa.ArrowInvalid, match=r"column 'x' has a row of 6 bytes, where int16 of shape \(2,\) takes 4"):
+    with pytest.raises(pa.ArrowInvalid, match=r"column 'x' has rows of another shape than \(2,\)"):
         decode(pa.chunked_array([array]), field, fill=0)
 
 
