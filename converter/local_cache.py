@@ -77,9 +77,15 @@ class LocalCache:
 
     def _hold(self) -> int:
         while True:
-            os.makedirs(self._folder, exist_ok=True)
             path = os.path.join(self._folder, ".held")
-            held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.makedirs(self._folder, exist_ok=True)
+                held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except (FileExistsError, FileNotFoundError):
+                if os.path.lexists(self._folder) and not os.path.isdir(self._folder):
+                    raise
+                # Whoever makes room removed the folder while it was made, or before the file was.
+                continue
             fcntl.flock(held, fcntl.LOCK_SH)
             # Whoever made room in between has removed the folder with the file.
             with contextlib.suppress(FileNotFoundError):
