@@ -6,6 +6,7 @@ import atexit
 import concurrent.futures.thread
 import contextlib
 import datetime as dt
+import functools
 import html
 import logging
 import math
@@ -25,7 +26,7 @@ from converter.frameworks.numpy import BatchReader, takes_generator
 from converter.local_cache import find_local_root, remove_unheld
 from converter.manifest import Manifest
 from converter.plan import DEFAULT_WINDOW_GROUPS, UNEVEN, Shard, Shuffle, Uneven, check_integer, default_window_rows
-from converter.scans import Filters, resolve_filters, scan_statistics, split_by_key, split_by_rows
+from converter.scans import Filters, resolve_filters, rule_in_files, scan_statistics, split_by_key, split_by_rows
 from converter.schema import DeclaredShape, FloatDtype, Schema, split_declared
 from converter.selection import Selection
 from converter.shards import find_shard
@@ -905,8 +906,7 @@ def make_delta_converter(
         timestamp: the latest version of a time or before; without a zone it is UTC.
         columns: the columns to take; None for all. Members of structs are columns `a.b`.
         filters: as in `DatasetConverter.where`. Files are left out by their partition and by what the log says of
-            their values before their rows are looked at, then row groups, then rows. (The footers of files above
-            32 MB are read in any case.)
+            their values before they are opened, then row groups, then rows.
         float_dtype: as in `make_spark_converter`; narrowed while reading.
         shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. A binary
             column becomes bytes of that shape (uint8), or `{"vector": ("float32", (512,))}` what its bytes are,
@@ -952,6 +952,7 @@ def make_delta_converter(
             shapes=shapes or {},
             storage_options=storage_options,
             timeout_seconds=check_timeout(timeout_seconds),
+            rules_in=None if filters is None else functools.partial(rule_in_files, filters),
         )
     converter = DatasetConverter(storage=storage, manifest=manifest, holding=_Holding(), is_owner=True)
     return converter if filters is None else converter.where(filters)
@@ -1073,9 +1074,13 @@ def _check_shard(cur_shard: Any, shard_count: Any) -> Shard:
 
 
 def _check_window(window_rows: Any, manifest: Manifest) -> int:
-    """How many live rows are mixed together; by default those among as many bytes, whatever part of them is live."""
+    """How many live rows are mixed together; by default those among as many bytes, whatever part of them is live.
+
+    What has no live row is not read, so its bytes do not count: a filter by day would else mix a row group alone.
+    """
     if window_rows is None:
-        found = default_window_rows(manifest.num_live_rows, int(manifest.row_group_bytes.sum()))
+        read = manifest.row_group_bytes[manifest.live_rows > 0]
+        found = default_window_rows(manifest.num_live_rows, int(read.sum()))
     elif window_rows == "all":
         found = manifest.num_rows
     else:

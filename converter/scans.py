@@ -60,7 +60,7 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
         if manifest.source_columns is None:
             may_pass = _ruled_in(expression, storage, manifest)
         else:
-            may_pass = _ruled_in_by_log(expression, manifest, names, arrow_schema)
+            may_pass = _ruled_in_by_log(expression, manifest, names, arrow_schema)[manifest.row_group_file]
             may_pass_footer = functools.partial(_may_pass_footer, expression, manifest, names, arrow_schema)
     else:
         may_pass = np.ones(manifest.num_row_groups, np.bool_)
@@ -81,6 +81,20 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
         return mask if already is None else mask & already
 
     return select(list(_map_row_groups(mask_row_group, manifest)))
+
+
+def rule_in_files(filters: Filters, manifest: Manifest) -> Mask:
+    """For each file whether a row of it may pass, by what its table says of it; none is opened.
+
+    Raises:
+        ValueError, TypeError: as `resolve_filters`.
+    """
+    arrow_schema = _arrow_schema_of(manifest)
+    expression = _expression_of(filters, manifest.schema, arrow_schema)
+    names = _named_columns(expression, manifest.schema, arrow_schema)
+    if not _can_rule_out(filters, manifest, names):
+        return np.ones(len(manifest.file_names), np.bool_)
+    return _ruled_in_by_log(expression, manifest, names, arrow_schema)
 
 
 def split_by_rows(manifest: Manifest, bounds: Sequence[float], *, seed: int) -> list[Selection]:
@@ -287,9 +301,15 @@ def _evaluate(expression: pc.Expression, table: pa.Table) -> Mask:
 
 def _arrow_schema(storage: Storage, manifest: Manifest) -> pa.Schema:
     if manifest.source_columns is not None:
-        return pa.schema([(name, manifest.source_columns[name].arrow_type) for name in manifest.schema.names])
+        return _arrow_schema_of(manifest)
     with opened_file(storage, manifest, 0) as parquet:
         return parquet.schema_arrow
+
+
+def _arrow_schema_of(manifest: Manifest) -> pa.Schema:
+    """The columns of files that somebody else wrote, which the manifest knows."""
+    assert manifest.source_columns is not None
+    return pa.schema([(name, manifest.source_columns[name].arrow_type) for name in manifest.schema.names])
 
 
 def _can_rule_out(filters: Any, manifest: Manifest, names: Sequence[str]) -> bool:
@@ -310,7 +330,7 @@ def _can_rule_out(filters: Any, manifest: Manifest, names: Sequence[str]) -> boo
 def _ruled_in_by_log(
     expression: pc.Expression, manifest: Manifest, names: Sequence[str], arrow_schema: pa.Schema
 ) -> Mask:
-    """For each row group whether a row of it may pass, by what is known of its file without opening it."""
+    """For each file whether a row of it may pass, by what is known of it without opening it."""
     columns = {name: manifest.source_columns[name] for name in names} if manifest.source_columns is not None else {}
     ranges = {
         name: [
@@ -320,7 +340,8 @@ def _ruled_in_by_log(
         for name, column in columns.items()
     }
     guarantees = []
-    for file in range(len(manifest.file_names)):
+    live = np.unique(manifest.row_group_file[manifest.live_rows > 0])
+    for file in live.tolist():
         known = []
         for name, (least, most, null_counts, values) in ranges.items():
             if columns[name].values is not None:
@@ -331,7 +352,9 @@ def _ruled_in_by_log(
                 has_no_nulls = null_count is not None and null_count.as_py() == 0
                 known.append(_range(name, columns[name], least[file], most[file], has_no_nulls=has_no_nulls))
         guarantees.append(functools.reduce(operator.and_, known))
-    return _may_pass(expression, arrow_schema, guarantees)[manifest.row_group_file]
+    may_pass = np.zeros(len(manifest.file_names), np.bool_)
+    may_pass[live] = _may_pass(expression, arrow_schema, guarantees)
+    return may_pass
 
 
 def _decoded_values(column: SourceColumn) -> pa.Array | None:
@@ -369,7 +392,10 @@ def _may_pass_footer(
         found = parquet.metadata.row_group(index).column(place.leaf).statistics
         if found is not None and found.has_min_max and found.has_null_count:
             with contextlib.suppress(OverflowError, ValueError):
-                known.append(_range(name, column, found.min, found.max, has_no_nulls=found.null_count == 0))
+                least, most = found.min, found.max
+                # Spark 4.2 takes NaN for the largest number, and nothing is at most NaN.
+                if least == least and most == most:  # noqa: PLR0124
+                    known.append(_range(name, column, least, most, has_no_nulls=found.null_count == 0))
     return not known or bool(_may_pass(expression, arrow_schema, [functools.reduce(operator.and_, known)])[0])
 
 

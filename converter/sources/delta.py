@@ -20,8 +20,8 @@ import json
 import math
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from converter.errors import MissingDependencyError, SourceChangedError, SourceError
 from converter.manifest import Manifest, SourceColumn
-from converter.schema import DeclaredShape, Schema
+from converter.schema import DeclaredShape, Field, Schema
 from converter.selection import Mask, Selection, select_some
 from converter.sources.parquet import (
     Column,
@@ -69,6 +69,8 @@ _FEATURES = frozenset(
 )  # fmt: skip
 """What a reader must know of a table, where it is read rightly. Columns of variants are refused one by one."""
 
+RulesIn: TypeAlias = Callable[[Manifest], Mask]
+
 _PRIMITIVES: dict[str, pa.DataType] = {
     "boolean": pa.bool_(), "byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64(),
     "float": pa.float32(), "double": pa.float64(), "date": pa.date32(), "string": pa.string(), "binary": pa.binary(),
@@ -86,15 +88,19 @@ def read_snapshot(
     shapes: Mapping[str, DeclaredShape],
     storage_options: StorageOptions | None,
     timeout_seconds: float,
+    rules_in: RulesIn | None = None,
 ) -> tuple[Storage, Manifest]:
     """The folder that holds the files of a version, and what they are.
+
+    `rules_in` says of a manifest's files whether a row of them may be wanted; where not, they are not opened, and their
+    rows are not live.
 
     Raises:
         SourceError: it is no Delta table, has no such version or no rows, its log is damaged, or it needs what cannot
             be read rightly.
         SourceChangedError: a data file, or one of deletion vectors, is gone.
         UnsupportedTypeError: columns have no tensor form; all of them are named.
-        ValueError: `columns` or `shapes` name a column that does not exist.
+        ValueError: `columns`, `shapes` or filters name a column that does not exist.
     """
     storage = open_storage(url, storage_options, timeout_seconds)
     table = _open(storage, version=version, timestamp=timestamp)
@@ -121,10 +127,15 @@ def read_snapshot(
     files = _Files(root, names, actions, remedy)
     # A declared shape need not be found out.
     has_lists = any(is_list(column.source.arrow_type) and column.name not in shapes for column in wanted)
+    if rules_in is not None:
+        try:
+            files.leave_closed(rules_in, wanted, plan_fields(wanted, float_dtype=float_dtype, shapes=shapes))
+        except ValueError as error:
+            raise ValueError(f"{error} (in {said})") from None
     files.look_into(wanted, has_lists=has_lists)
     fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
     selection = files.select(_deleted(table, storage, said, version, remedy))
-    if not (files.row_group_rows if selection is None else selection.counts).any():
+    if rules_in is None and not (files.row_group_rows if selection is None else selection.counts).any():
         raise no_rows
     # With the names, because a copy of a table that went its own way has the same id.
     content = json.dumps(["delta", str(table.metadata().id), version, names])
@@ -465,22 +476,43 @@ class _Files:
         self.num_bytes = actions["size_bytes"].to_numpy().astype(np.int64)
         counts = actions["num_records"].to_numpy(zero_copy_only=False)
         self.is_whole: Mask = ~np.isnan(counts.astype(np.float64)) & (self.num_bytes <= _LARGE_FILE_BYTES)
-        self.num_records = np.where(self.is_whole, counts, 0).astype(np.int64)
+        self.is_closed: Mask = np.zeros(len(names), np.bool_)
+        self.num_records = np.nan_to_num(counts.astype(np.float64)).astype(np.int64)
         self.row_group_file: npt.NDArray[np.int64]
         self.row_group_rows: npt.NDArray[np.int64]
         self.row_group_bytes: npt.NDArray[np.int64]
         self.row_group_index: npt.NDArray[np.int64]
 
+    def leave_closed(self, rules_in: RulesIn, columns: Sequence[Column], fields: Sequence[Field]) -> None:
+        """Note which files hold no row that may be wanted; what their rows are counts, so that the log must say it."""
+        every = np.arange(len(self.names), dtype=np.int64)
+        unopened = Manifest(
+            schema=Schema(tuple(fields)),
+            file_names=tuple(self.names),
+            file_bytes=self.num_bytes,
+            row_group_file=every,
+            row_group_rows=self.num_records,
+            row_group_bytes=self.num_bytes,
+            fingerprint="",
+            num_rows=int(self.num_records.sum()),
+            float_dtype="float64",
+            statistics=statistics_of(columns, fields),
+            source_columns={column.name: column.source for column in columns},
+        )
+        self.is_closed = ~rules_in(unopened) & (self.num_records > 0)
+        self.is_whole |= self.is_closed
+
     def look_into(self, columns: Sequence[Column], *, has_lists: bool) -> None:
         """Read the footers of large files, and of a few others that tell what all are like."""
         files = np.arange(len(self.names))
         small = files[self.is_whole]
-        few = _spread(small, _NUM_SAMPLES)
-        samples = np.union1d(few, _spread(small, _NUM_LIST_SAMPLES)) if has_lists else few
+        opened = files[self.is_whole & ~self.is_closed]
+        few = _spread(opened, _NUM_SAMPLES)
+        samples = np.union1d(few, _spread(opened, _NUM_LIST_SAMPLES)) if has_lists else few
         large = files[~self.is_whole]
         footers = dict(zip([*large.tolist(), *samples.tolist()], self._read([*large, *samples]), strict=True))
         self._tell(columns, list(footers.values()))
-        # Always of the same files: sizes in memory make the windows of a shuffle, whatever columns were chosen.
+        # Of the same files whatever columns were chosen: sizes in memory make the windows of a shuffle.
         sampled = [footers[number] for number in few.tolist()]
         in_files = sum(footer.num_bytes for footer in sampled)
         ratio = sum(int(footer.row_group_bytes.sum()) for footer in sampled) / in_files if in_files else _TYPICAL_RATIO
@@ -522,8 +554,9 @@ class _Files:
                 column.lengths = seen.lengths
 
     def select(self, left: Mapping[str, Mask]) -> Selection | None:
-        """The live rows, where some are deleted. What a mask does not reach is live."""
-        if not left:
+        """The live rows, where some are deleted or not wanted. What a mask does not reach is live."""
+        closed = np.flatnonzero(self.is_closed[self.row_group_file]).tolist()
+        if not left and not closed:
             return None
         masks: dict[int, Mask] = {}
         folder = self.root.path().rstrip("/")
@@ -538,4 +571,5 @@ class _Files:
                 mask[: len(part)] = part
                 masks[group] = mask
                 start += num_rows
+        masks |= {group: np.zeros(int(self.row_group_rows[group]), np.bool_) for group in closed}
         return select_some(self.row_group_rows, masks)

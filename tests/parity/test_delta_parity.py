@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from converter import DatasetConverter, SourceError, UnsupportedTypeError, make_delta_converter
+from converter.sources import delta
 from tests.known_rows import concatenate
 from tests.parity.conftest import MAKE_SECONDS
 from tests.parity.golden_tables import TABLES, folder_of, rows_of
@@ -180,9 +181,12 @@ def test_some_columns_of_a_version_are_those_that_spark_reads(golden: dict[str, 
 
 
 @pytest.mark.parametrize(("name", "version"), [(name, version) for name, version in KEPT if TABLES[name].filters])
+@pytest.mark.parametrize("has_large_files", [False, True])
 def test_filters_leave_the_rows_of_a_version_for_which_they_hold(
-    golden: dict[str, Any], name: str, version: int
+    golden: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str, version: int, has_large_files: bool
 ) -> None:
+    if has_large_files:
+        monkeypatch.setattr(delta, "_LARGE_FILE_BYTES", 0)
     path, filters = path_of(golden, name), list(TABLES[name].filters)
     expected = matching(expected_rows(golden, name, version), filters)
     if expected is None:

@@ -611,6 +611,28 @@ def conf(spark: SparkSession) -> Iterator[Callable[[Mapping[str, str]], None]]:
             spark.conf.set(name, value)
 
 
+FILTERED_WAYS = ("as it is", "INT96", "legacy", "small")
+"""Ways that differ in what a footer says of a column's values."""
+
+
+def assert_filters(path: Path, expected: pa.Table) -> None:
+    """Each comparison with a value of a column leaves the rows that it leaves of the table."""
+    table = expected.append_column("row", pa.array(range(expected.num_rows)))
+    names = [field.name for field in expected.schema if not pa.types.is_nested(field.type)]
+    with make_parquet_converter(path, columns=names, float_dtype=None) as converter:
+        for name in names:
+            present = sorted({one for one in expected[name].to_pylist() if one is not None and one == one})
+            for value in (present[len(present) // 2], present[-1]):
+                for sign in ("<", ">=", "!="):
+                    rows = table.filter(pq.filters_to_expression([(name, sign, value)]))["row"].to_pylist()
+                    if not rows:
+                        with pytest.raises(SourceError, match="No row of"):
+                            converter.where([(name, sign, value)])
+                        continue
+                    left = converter.where([(name, sign, value)])
+                    assert read(left, with_row_index="row", columns=["id"])["row"].tolist() == rows, (name, sign, value)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_frames_of_spark(spark: SparkSession, frame: DataFrame, conf: Any, tmp_path: Path, way: str) -> None:
     confs, options = WAYS[way]
@@ -622,6 +644,8 @@ def test_frames_of_spark(spark: SparkSession, frame: DataFrame, conf: Any, tmp_p
     expected = rows_of_spark(spark, tmp_path / "x")
     assert expected["id"].to_pylist() == list(range(200))
     assert_reads(tmp_path / "x", expected)
+    if way in FILTERED_WAYS:
+        assert_filters(tmp_path / "x", expected)
     with open_files(tmp_path / "x", expected) as converter:
         assert len(converter.where([("time", ">", EPOCH), ("d9", "<", decimal.Decimal(20))])) == 39
         assert len(converter.where([("struct.a", ">", 150), ("text", "!=", "")])) == len(
@@ -639,6 +663,8 @@ def test_frames_of_spark_3_5(tmp_path: Path, way: str) -> None:
     assert expected.num_rows == 200
     (tmp_path / "x.parquet").symlink_to(written)
     assert_reads(tmp_path / "x.parquet", flatten(expected))
+    if way in FILTERED_WAYS:
+        assert_filters(tmp_path / "x.parquet", flatten(expected))
 
 
 @pytest.mark.parametrize("kind", ["INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"])

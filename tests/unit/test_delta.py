@@ -445,7 +445,7 @@ def test_a_column_of_newer_versions_is_not_there_in_older_ones(tmp_path: Path) -
     path = append_each(tmp_path / "table", [{"id": [1, 2]}, {"id": [3], "y": [1.5]}], schema_mode="merge")
     with pytest.raises(ValueError, match=r"There is no column 'y'.* \(in version 0 of the Delta table"):
         make_delta_converter(path, version=0, columns=["y"])
-    with pytest.raises(ValueError, match="filters: There is no column 'y'"):
+    with pytest.raises(ValueError, match=r"filters: There is no column 'y'.* \(in version 0 of the Delta table"):
         make_delta_converter(path, version=0, filters=[("y", ">", 1)])
     found = rows_of(make_delta_converter(path))
     assert sorted(zip(found["id"], found["y"], found["y__valid"], strict=True)) == [
@@ -465,6 +465,20 @@ def test_the_order_does_not_depend_on_the_columns(tmp_path: Path, monkeypatch: p
     whole, part = make_delta_converter(path), make_delta_converter(path, columns=["id"])
     assert whole.fingerprint == part.fingerprint
     assert rows_of(whole, columns=["id"], shuffle=True, seed=3) == rows_of(part, shuffle=True, seed=3)
+
+
+def test_a_filter_does_not_make_windows_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = [{"id": np.arange(1000) + 1000 * day, "day": [day] * 1000} for day in range(10)]
+    path = append_each(tmp_path / "table", tables, partition_by=["day"])
+    monkeypatch.setattr("converter.plan.DEFAULT_WINDOW_BYTES", 3000)
+    whole = make_delta_converter(path)
+    window_rows = whole.plan(shuffle=True).window_rows
+    assert 0 < window_rows < 1000
+    filters = [("day", "=", 3)]
+    for part in (whole.where(filters), make_delta_converter(path, filters=filters)):
+        assert len(part) == 1000
+        # Each file is of another size on disk, and so, by what a few of them tell, in memory.
+        assert part.plan(shuffle=True).window_rows == pytest.approx(window_rows, rel=0.1)
 
 
 # Pruning --------------------------------------------------------------------------------------------------------------
@@ -527,6 +541,35 @@ def test_files_beyond_the_bounds_in_the_log_are_never_opened(tmp_path: Path, few
         else:
             with pytest.raises(SourceError, match="No row of"):
                 make_delta_converter(path, filters=filters)
+
+
+@pytest.mark.parametrize("has_large_files", [False, True])
+@pytest.mark.parametrize("filters", [[("id", ">", 119)], [("p", "=", "b")], pc.field("id") + 0 > 119])
+def test_of_files_that_are_ruled_out_not_even_the_footer_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filters: Any, has_large_files: bool
+) -> None:
+    if has_large_files:
+        monkeypatch.setattr(delta, "_LARGE_FILE_BYTES", 0)
+    # Lists, for whose lengths a hundred footers are looked at.
+    tables = [
+        {"id": [10 * number], "p": ["ab"[number // 12]], "list": [[1.0, 2.0]], "more": [[0.5] * (number + 1)]}
+        for number in range(15)
+    ]
+    path = append_each(tmp_path / "table", tables, partition_by=["p"])
+    whole = make_delta_converter(path)
+    for version in range(12):
+        file_of(path, version).unlink()
+    if isinstance(filters, pc.Expression):
+        # What an expression computes is not known of a file that is not read.
+        with pytest.raises(SourceChangedError, match=r"part-.* is not there"):
+            make_delta_converter(path, filters=filters)
+        return
+    with make_delta_converter(path, filters=filters) as part:
+        assert sorted(rows_of(part, columns=["id", "list"])["id"]) == [120, 130, 140]
+        assert part.schema["list"].shape == (2,)
+        assert part.fingerprint != whole.fingerprint
+    with pytest.raises(SourceError, match=r"No row of .* passes the filters"):
+        make_delta_converter(path, filters=[("id", ">", 140)])
 
 
 def test_files_of_nothing_but_nulls_are_told_apart(tmp_path: Path) -> None:
