@@ -102,6 +102,87 @@ def test_what_may_give_other_rows_is_written_afresh(sessions: list[dict[str, Fou
         assert first[name]["url"] != second[name]["url"], name
 
 
+SETTINGS = {"spark.sql.session.timeZone": ("UTC", "America/Los_Angeles"), "spark.sql.ansi.enabled": ("true", "false")}
+
+
+def convert_under_settings(folder: str) -> list[Found]:
+    """Frames of one text each, made under one setting of the session and then another, and what Spark reads of them."""
+    from converter import make_spark_converter
+
+    spark = start_spark(folder)
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    path = f"{folder}/table"
+    spark.range(0, 48, 1, 1).selectExpr(
+        "id", "timestamp_seconds(1793491200 + id * 3600) AS t", "cast(id AS string) AS s", "cast(id AS int) AS i",
+        "date_add(date'2026-11-01', cast(id / 24 AS int)) AS d", "cast(id / 7 AS decimal(9, 3)) AS n",
+    ).write.format("delta").save(path)  # fmt: skip
+    texts = ["t > '2026-11-02 05:00:00'", "t >= d", "d = cast(t AS date)", "s > 9", "n = i / 7", "i > 2.5D"]
+    frames = []
+    for setting, values in SETTINGS.items():
+        for value in values:
+            spark.conf.set(setting, value)
+            frames += [
+                (text, spark.read.format("delta").option("versionAsOf", 0).load(path).where(text).select("id"))
+                for text in texts
+            ]
+        spark.conf.set(setting, values[0])
+    found = []
+    for text, frame in frames:
+        expected = sorted(row[0] for row in frame.collect())
+        if not expected:
+            continue
+        made = make_spark_converter(frame, cache_dir=f"{folder}/cache", delete_on_exit=False, progress=False)
+        with made.make_batch_reader(batch_size=1000) as reader:
+            ids = sorted(int(one) for batch in reader for one in batch["id"])
+        found.append({"text": text, "expected": expected, "ids": ids, "url": made.url})
+    spark.stop()
+    return found
+
+
+def test_frames_of_one_text_made_under_other_settings_keep_their_rows(tmp_path: Path) -> None:
+    found = run_python(convert_under_settings, str(tmp_path))
+    for one in found:
+        assert one["ids"] == one["expected"], one["text"]
+    # Settings that a text means other rows by, or the test would show nothing.
+    rows: dict[str, set[tuple[int, ...]]] = {}
+    for one in found:
+        rows.setdefault(one["text"], set()).add(tuple(one["expected"]))
+    assert sum(len(kinds) > 1 for kinds in rows.values()) >= 3
+    # And some whose entry is found again.
+    assert len({one["url"] for one in found}) < len(found)
+
+
+def convert_a_table_that_was_put_back(folder: str) -> list[Found]:
+    """Version 1 twice: of the table, and of a copy of its version 0 that went another way in its place."""
+    import shutil
+
+    from converter import make_spark_converter
+
+    spark = start_spark(folder)
+    path = f"{folder}/table"
+    spark.range(0, 10, 1, 1).write.format("delta").save(path)
+    shutil.copytree(path, f"{folder}/copy")
+    found = []
+    for more in (100, 200):
+        spark.range(more, more + 1).coalesce(1).write.format("delta").mode("append").save(path)
+        frame = spark.read.format("delta").option("versionAsOf", 1).load(path)
+        made = make_spark_converter(frame, cache_dir=f"{folder}/cache", delete_on_exit=False, progress=False)
+        with made.make_batch_reader(batch_size=1000) as reader:
+            found.append({"url": made.url, "ids": sorted(int(one) for batch in reader for one in batch["id"])})
+        shutil.rmtree(path)
+        shutil.copytree(f"{folder}/copy", path)
+        spark.catalog.clearCache()
+        spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    spark.stop()
+    return found
+
+
+def test_a_version_of_a_table_that_was_put_back_from_a_copy_is_another_one(tmp_path: Path) -> None:
+    first, second = run_python(convert_a_table_that_was_put_back, str(tmp_path))
+    assert (first["ids"], second["ids"]) == ([*range(10), 100], [*range(10), 200])
+    assert first["url"] != second["url"]
+
+
 def convert_while_it_changes(folder: str) -> Found:
     """Append to a table after it was planned, and while its rows are being written."""
     from converter import make_spark_converter
