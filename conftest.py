@@ -70,5 +70,9 @@ def no_reader_thread_is_left() -> Iterator[None]:
     """Reader threads end with the iteration that started them, the heartbeat with the last converter."""
     before = set(threading.enumerate())
     yield
+    for thread in threading.enumerate():
+        if thread.name == "converter-close":
+            # It ends by itself, half a second after it was last needed.
+            thread.join(2)
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("converter-")]
     assert not left, f"threads left behind: {left}"

@@ -285,7 +285,7 @@ def begin(root: Storage, key: str, *, application_id: str) -> Attempt:
     while True:
         entry.make_directory()
         try:
-            entry.announce(intent.name, content)
+            entry.put_if_absent(intent.name, content)
         except FileNotFoundError:
             # Whoever removed the last entry of this key removed its empty folder in between.
             continue
@@ -518,7 +518,7 @@ def _release_if_any(lease: Lease | None) -> None:
 def _put_lease(entry: Storage, attempt_id: str) -> Lease:
     content = _sign_of_life(attempt_id, "")
     lease = Lease(entry=entry, name=f"lease-{uuid.uuid4().hex}.json", content=content)
-    entry.announce(lease.name, content)
+    entry.put_if_absent(lease.name, content)
     _heartbeat.add(lease)
     return lease
 

@@ -229,13 +229,6 @@ class Storage:
                 os.unlink(aside)
         return True
 
-    def announce(self, name: str, data: bytes) -> None:
-        """Create a small file of a name that nobody else has; behind a network its content may come a little later."""
-        if self.is_local:
-            self.put_if_absent(name, data)
-        else:
-            self._filesystem.announce(self.path(name), data)
-
     def meanwhile(self, call: Callable[[], Result]) -> Callable[[], Result]:
         """Ask a store something while it is asked something else; a disk only when the answer is wanted."""
         return call if self.is_local else Request(call).answer

@@ -223,10 +223,6 @@ class Store:
             return not self.keeps_answers and self.cat_file(path) == data
         return True
 
-    def announce(self, path: str, data: bytes) -> None:
-        """Create a file of a name that nobody else has: it is there now, its content now or a little later."""
-        self.create(path, data)
-
     def _create(self, filesystem: Any, path: str, data: bytes) -> None:
         # fsspec's memory store looks first and creates then; between threads a lock makes that one step.
         with _in_process:
@@ -273,8 +269,6 @@ class HdfsStore(Store):
     def __init__(self, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         super().__init__(options, protocol=protocol, timeout_seconds=timeout_seconds)
         self._readers: dict[str, Any] = {}
-        self._announced: dict[str, Request[None]] = {}
-        """Files whose content is being written, or was."""
 
     def passes(self, error: BaseException) -> bool:
         """Also what hdfs-native raises where nodes are away, or where the NameNode is about to begin."""
@@ -306,42 +300,15 @@ class HdfsStore(Store):
 
         aside = f"{path}.{uuid.uuid4().hex}.tmp"
         try:
-            with filesystem.client.create(aside, WriteOptions(overwrite=False)) as file:
-                if data:
-                    file.write(data)
+            file = filesystem.client.create(aside, WriteOptions(overwrite=False))
+            if data:
+                file.write(data)
+            executor.close_whole(filesystem, file, aside, len(data))
             filesystem.client.rename(aside, path, overwrite=False)
         except BaseException:
             with contextlib.suppress(Exception):
                 filesystem.client.delete(aside)
             raise
-
-    def announce(self, path: str, data: bytes) -> None:
-        """Create a file of a name that nobody else has, and leave its content to a thread.
-
-        hdfs-native looks whether the NameNode knows of a block a moment before the DataNode has told it, and then waits
-        half a second before it looks again.
-        """
-        from hdfs_native import WriteOptions
-
-        try:
-            file = self.ask(lambda filesystem: filesystem.client.create(path, WriteOptions(overwrite=False)), path=path)
-        except FileExistsError:
-            # Made by an earlier attempt whose answer was lost; a file without content is a sign as well.
-            return
-
-        def write() -> None:
-            with file:
-                file.write(data)
-
-        self._announced[path] = Request(write)
-
-    def rm_file(self, path: str) -> None:
-        """Delete a file, once nobody writes to it any more."""
-        writing = self._announced.pop(path, None)
-        if writing is not None:
-            with contextlib.suppress(Exception):
-                writing.answer(deadline=time.monotonic() + self.timeout_seconds)
-        super().rm_file(path)
 
     def _named(self, error: Exception, path: str) -> OSError:
         found = super()._named(error, path)

@@ -46,7 +46,6 @@ import converter
 from converter.ranges import MAX_REQUEST_BYTES, MAX_REQUESTS_AT_ONCE, Range
 from converter.stores import HdfsStore
 
-HDFS_BLOCK_BYTES = 128 << 20
 DELAY_SECONDS = 0.05
 LONG_DELAY_SECONDS = 0.5
 """So long that the time of a first batch tells how often it waited for it."""
@@ -91,21 +90,16 @@ def run(bench: Bench) -> None:
 @contextlib.contextmanager
 def servers(folder: Path) -> Iterator[tuple[str, Any]]:
     from tests.servers.azurite import start_azurite
-    from tests.servers.hdfs import Hdfs
+    from tests.servers.hdfs import DEFAULT_BLOCK_BYTES, start_hdfs
 
     (folder / "hdfs").mkdir()
     (folder / "azurite").mkdir()
-    hdfs = Hdfs(folder / "hdfs")
-    # The tests' blocks are small, and our files have the server's; Spark's client says its own size, which is this one.
-    for name in ("hdfs-site.xml", "core-site.xml"):
-        path = folder / "hdfs" / "conf" / name
-        path.write_text(path.read_text().replace(f"<value>{4 << 20}</value>", f"<value>{HDFS_BLOCK_BYTES}</value>"))
-    with start_azurite(folder / "azurite") as azurite:
-        try:
-            hdfs.start()
-            yield hdfs.url, azurite
-        finally:
-            hdfs.kill()
+    # Our files have the server's blocks; Spark's client says its own size, which is this one.
+    with (
+        start_azurite(folder / "azurite") as azurite,
+        start_hdfs(folder / "hdfs", block_bytes=DEFAULT_BLOCK_BYTES) as hdfs,
+    ):
+        yield hdfs.url, azurite
 
 
 def measure(bench: Bench, hdfs_url: str, azurite: Any) -> None:

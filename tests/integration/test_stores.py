@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
+import os
 import pickle
 import threading
 import time
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from converter.sources import executor
 from converter.storage import Storage, open_storage
 from converter.stores import GivenUpError
 from tests.known_rows import run_python
@@ -71,8 +74,7 @@ def test_of_two_processes_one_wins_each_round(kind: str, request: pytest.Fixture
     options = {} if kind == "hdfs" else {"connection_string": server.connection_string}
     url = f"{server.url}/race" if kind == "hdfs" else f"{server.url(server.new_container())}/race"
     open_storage(url, options).make_directory()
-    # hdfs-native looks only every half second whether a file is complete.
-    rounds, seconds = (20, 0.6) if kind == "hdfs" else (100, 0.1)
+    rounds, seconds = 100, 0.2 if kind == "hdfs" else 0.1
     with ThreadPoolExecutor(2) as pool:
         one, other = (pool.submit(run_python, put, url, options, rounds, seconds, time.time() + 5, me) for me in "ab")
         won = list(zip(one.result(), other.result(), strict=True))
@@ -104,6 +106,106 @@ def test_azure_works_on_in_a_forked_process(azurite: Azurite) -> None:
     storage.put_if_absent("a", b"1")
     assert read_in_a_forked_process(storage) == b"1"
     assert storage.read("a") == b"1"
+
+
+class Closing(io.RawIOBase):
+    """A file of hdfs-native whose closing waits, or fails, before or after it is done."""
+
+    def __init__(self, file: Any, *, before: Any = None, after: Any = None) -> None:
+        self.file, self.before, self.after = file, before or (lambda: None), after or (lambda: None)
+
+    def close(self) -> None:
+        self.before()
+        self.file.close()
+        self.after()
+
+
+def fail() -> None:
+    raise OSError("the DataNode is gone")
+
+
+def new_file(hdfs: Hdfs, name: str, data: bytes) -> tuple[Any, Any]:
+    from hdfs_native import WriteOptions
+
+    filesystem = executor.open_filesystem(open_storage(f"{hdfs.url}/closing").store)
+    filesystem.client.mkdirs("/closing")
+    file = filesystem.client.create(f"/closing/{name}", WriteOptions(overwrite=True))
+    if data:
+        file.write(data)
+    return filesystem, file
+
+
+def is_open(filesystem: Any, name: str) -> bool:
+    """Whether somebody still writes to a file: only then nobody may append to it."""
+    try:
+        filesystem.client.append(f"/closing/{name}").close()
+    except (OSError, RuntimeError) as error:
+        return "AlreadyBeingCreated" in str(error)
+    return False
+
+
+# One byte, several packets, and several blocks of 4 MB.
+@pytest.mark.parametrize("num_bytes", [0, 1, 1_000_000, 9_000_000])
+def test_a_file_of_hdfs_is_whole_when_it_was_closed(hdfs: Hdfs, num_bytes: int) -> None:
+    data = os.urandom(num_bytes)
+    for number in range(5):
+        name = f"whole-{num_bytes}-{number}"
+        filesystem, file = new_file(hdfs, name, data)
+        executor.close_whole(filesystem, file, f"/closing/{name}", num_bytes)
+        reader = filesystem.client.read(f"/closing/{name}")
+        assert len(reader) == num_bytes
+        assert not num_bytes or bytes(reader.read_range(0, num_bytes)) == data
+        assert not is_open(filesystem, name)
+        # What still waits in the background finds the file wherever it is now, or not at all.
+        if number % 2:
+            filesystem.client.rename(f"/closing/{name}", f"/closing/moved-{name}")
+        else:
+            filesystem.client.delete(f"/closing/{name}")
+    wait_for_closing()
+    assert filesystem.client.get_file_info(f"/closing/moved-{name[:-1]}3").length == num_bytes
+
+
+def wait_for_closing() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "converter-close":
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def test_a_file_of_hdfs_that_is_not_whole_is_waited_for(hdfs: Hdfs) -> None:
+    closed: list[bool] = []
+
+    def wait() -> None:
+        time.sleep(1)
+        closed.append(True)
+
+    filesystem, file = new_file(hdfs, "late", b"late" * 1000)
+    executor.close_whole(filesystem, Closing(file, before=wait), "/closing/late", 4000)
+    assert closed
+    assert bytes(filesystem.client.read("/closing/late").read_range(0, 4000)) == b"late" * 1000
+    wait_for_closing()
+
+
+def test_a_file_of_hdfs_that_is_whole_is_not_waited_for(hdfs: Hdfs) -> None:
+    go_on = threading.Event()
+    filesystem, file = new_file(hdfs, "early", b"early")
+    executor.close_whole(filesystem, Closing(file, after=lambda: go_on.wait(20)), "/closing/early", 5)
+    assert not go_on.is_set()
+    assert not is_open(filesystem, "early")
+    go_on.set()
+    wait_for_closing()
+
+
+def test_a_file_of_hdfs_that_cannot_be_closed_is_an_error(hdfs: Hdfs) -> None:
+    filesystem, file = new_file(hdfs, "lost", b"lost")
+    with pytest.raises(OSError, match="the DataNode is gone"):
+        executor.close_whole(filesystem, Closing(file, before=fail), "/closing/lost", 4)
+    file.close()
+    # What fails once the file is whole has lost nothing.
+    filesystem, file = new_file(hdfs, "kept", b"kept")
+    executor.close_whole(filesystem, Closing(file, after=lambda: (time.sleep(1), fail())), "/closing/kept", 4)
+    assert bytes(filesystem.client.read("/closing/kept").read_range(0, 4)) == b"kept"
+    wait_for_closing()
 
 
 def test_hdfs_says_that_it_does_not_work_in_a_forked_process(hdfs: Hdfs) -> None:

@@ -36,10 +36,17 @@ appender.console.layout.pattern = %d %p %c{1}: %m%n%ex
 _WAIT_SECONDS = 60
 
 
+SMALL_BLOCK_BYTES = 4 << 20
+"""So small that a file of a few megabytes has several."""
+
+DEFAULT_BLOCK_BYTES = 128 << 20
+"""What Hadoop takes where nothing is said, and what Spark's own client takes whatever the NameNode says."""
+
+
 class Hdfs:
     """An HDFS of one NameNode and one DataNode."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, block_bytes: int) -> None:
         self.logs = folder
         """Where the logs of both, and all their data, are."""
         port, self._http_port = free_port(), free_port()
@@ -63,8 +70,7 @@ class Hdfs:
             "dfs.datanode.http.address": f"127.0.0.1:{data_http_port}",
             "dfs.datanode.data.dir": str(folder / "data"),
             "dfs.replication": "1",
-            # So small that a file of a few megabytes has several.
-            "dfs.blocksize": str(4 * 2**20),
+            "dfs.blocksize": str(block_bytes),
             # A silent DataNode counts as dead after ten heartbeats and two rechecks: 10 s instead of 10 minutes.
             "dfs.heartbeat.interval": "1",
             "dfs.namenode.heartbeat.recheck-interval": "100",
@@ -167,9 +173,9 @@ class Hdfs:
 
 
 @contextmanager
-def start_hdfs(folder: Path) -> Iterator[Hdfs]:
+def start_hdfs(folder: Path, *, block_bytes: int = SMALL_BLOCK_BYTES) -> Iterator[Hdfs]:
     """An HDFS with nothing in it, which ends with the block."""
-    hdfs = Hdfs(folder)
+    hdfs = Hdfs(folder, block_bytes)
     try:
         hdfs.start()
         yield hdfs

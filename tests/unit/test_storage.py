@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,20 +32,6 @@ class StorageContract:
         assert storage.put_if_absent("a", b"\x00whole\xff")
         assert storage.read("a") == b"\x00whole\xff"
         assert storage.size("a") == 7
-
-    def test_what_is_announced_is_there_at_once_and_soon_has_its_content(self, storage: Storage) -> None:
-        storage.make_directory()
-        storage.announce("a", b"1")
-        assert storage.size("a") is not None
-        assert [info.name for info in storage.list()] == ["a"]
-        deadline = time.monotonic() + 20
-        while storage.read("a") != b"1":
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        storage.announce("b", b"2")
-        for name in ("a", "b"):
-            storage.delete_file(name)
-        assert storage.list() == []
 
     def test_an_empty_file_can_be_put(self, storage: Storage) -> None:
         storage.make_directory()
