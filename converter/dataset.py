@@ -1012,10 +1012,13 @@ def sweep(
     if not seconds >= 0:
         raise ValueError(f"older_than must be at least 0 seconds, got {older_than}.")
     _check_flag("dry_run", dry_run)
-    root = cache.find_root(os.fspath(cache_dir), storage_options, check_timeout(timeout_seconds))
     report = cache.SweepReport()
-    if root is not None:
-        report = cache.sweep_root(root, older_than_seconds=seconds, kept_older_than_seconds=seconds, dry_run=dry_run)
+    with _named_store_errors(os.fspath(cache_dir), CacheError):
+        root = cache.find_root(os.fspath(cache_dir), storage_options, check_timeout(timeout_seconds))
+        if root is not None:
+            report = cache.sweep_root(
+                root, older_than_seconds=seconds, kept_older_than_seconds=seconds, dry_run=dry_run
+            )
     kept = find_local_root(os.fspath(cache_dir))
     if kept is not None:
         num_files, num_bytes = remove_unheld(kept, dry_run=dry_run)

@@ -30,6 +30,7 @@ from urllib.parse import unquote, urlsplit
 
 import fsspec
 import pyarrow as pa
+from fsspec.asyn import sync
 
 from converter.errors import MissingDependencyError
 from converter.ranges import Data
@@ -367,6 +368,8 @@ class AzureStore(Store):
     """Azure's blobs through adlfs, on flat and hierarchical accounts."""
 
     keeps_answers = False
+    _seen_container = ""
+    """The last one that was there."""
 
     def _open(self) -> Any:
         filesystem = super()._open()
@@ -408,11 +411,33 @@ class AzureStore(Store):
     def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
         """What stands in a folder; a blob that stands for a folder is no file beside it."""
         found: dict[str, dict[str, Any]] = {}
-        for info in super().ls(path, detail):
+        try:
+            listed = super().ls(path, detail)
+        except FileNotFoundError:
+            container = path.strip("/").partition("/")[0]
+            if self._lacks(container, path):
+                raise OSError(
+                    f"there is no container {container!r} in this account; check its name, or create it"
+                ) from None
+            raise
+        for info in listed:
             name = info["name"].rstrip("/")
             if name not in found or info["type"] == "directory":
                 found[name] = info
         return list(found.values())
+
+    def _lacks(self, container: str, path: str) -> bool:
+        """Whether there certainly is no such container: a signature may not allow to ask."""
+
+        def exists(filesystem: Any) -> bool:
+            return bool(sync(filesystem.loop, filesystem.service_client.get_container_client(container).exists))
+
+        if container != self._seen_container:
+            with contextlib.suppress(OSError):
+                if not self.ask(exists, path=path):
+                    return True
+                self._seen_container = container
+        return False
 
     def makedirs(self, path: str, exist_ok: bool = True) -> None:
         """Do nothing: a folder is there when a blob is. A container is the user's to create."""

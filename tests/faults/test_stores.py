@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -238,8 +237,7 @@ def race(url: str, options: dict[str, Any], rounds: int, begin: float, seconds: 
 @pytest.mark.parametrize("place", KINDS, indirect=True)
 def test_of_two_drivers_with_one_key_one_commits_and_both_are_right(place: Any) -> None:
     url, options = place
-    # HDFS takes half a second to close a file. CONVERTER_RACE_ROUNDS asks for more, by hand.
-    rounds, seconds = (100, 0.4) if url.startswith("abfs") else (int(os.environ.get("CONVERTER_RACE_ROUNDS", "8")), 4.0)
+    rounds, seconds = 100, 0.4
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(run_python, race, url, options, rounds, time.time() + 6, seconds) for _ in range(2)]
         one, other = (found.result() for found in both)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from converter import ConverterError, SourceError, make_delta_converter, make_parquet_converter, sweep
 from converter.sources import executor
 from converter.storage import Storage, open_storage
 from converter.stores import GivenUpError
@@ -326,6 +327,20 @@ def test_what_does_not_pass_is_an_error_at_once_and_shows_no_secret(azurite: Azu
     for part in (secret, secret.partition("sig=")[2] or secret):
         assert part not in shown
     assert ("sp=rcwdl" in str(raised.value)) == (fault in ("expired", "no permission"))
+
+
+def test_a_container_that_is_not_there_is_no_empty_folder(azurite: Azurite) -> None:
+    options = {"connection_string": azurite.connection_string}
+    url = f"{azurite.url('no-such-container')}/folder"
+    for ask in (
+        lambda: make_parquet_converter(url, storage_options=options),
+        lambda: make_delta_converter(url, storage_options=options),
+        lambda: sweep(url, storage_options=options),
+    ):
+        with pytest.raises(ConverterError, match=r"no-such-container@.*there is no container 'no-such-container'"):
+            ask()
+    with pytest.raises(SourceError, match="holds no Parquet files"):
+        make_parquet_converter(f"{azurite.url(azurite.new_container())}/folder", storage_options=options)
 
 
 def test_hdfs_that_is_paused_is_waited_for(hdfs: Hdfs) -> None:
