@@ -68,10 +68,12 @@ def cache_dir(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_reader_thread_is_left() -> Iterator[None]:
     """Reader threads end with the iteration that started them, the heartbeat with the last converter."""
+    from converter.sources.executor import CLOSING_THREAD
+
     before = set(threading.enumerate())
     yield
     for thread in threading.enumerate():
-        if thread.name == "converter-close":
+        if thread.name == CLOSING_THREAD:
             # It ends by itself, half a second after it was last needed.
             thread.join(2)
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("converter-")]

@@ -31,6 +31,7 @@ from converter.schema import DeclaredShape, FloatDtype, Schema, split_declared
 from converter.selection import Selection
 from converter.shards import find_shard
 from converter.sources.delta import find_location, read_snapshot
+from converter.sources.executor import CLOSING_THREAD
 from converter.sources.parquet import read_footers
 from converter.sources.spark import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
 from converter.statistics import ColumnStatistics, StatisticsByColumn
@@ -1125,7 +1126,8 @@ def _close_remote() -> None:
     A thread of the user's that is not over yet may still read: then the last turn must do.
     """
     ours = (threading.main_thread(), *concurrent.futures.thread._threads_queues)  # noqa: SLF001
-    if not any(thread not in ours and not thread.daemon for thread in threading.enumerate()):
+    others = [thread for thread in threading.enumerate() if thread not in ours and thread.name != CLOSING_THREAD]
+    if all(thread.daemon for thread in others):
         _close_all(is_remote=True)
 
 

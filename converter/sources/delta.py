@@ -128,8 +128,9 @@ def read_snapshot(
     # A declared shape need not be found out.
     has_lists = any(is_list(column.source.arrow_type) and column.name not in shapes for column in wanted)
     if rules_in is not None:
+        before = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
         try:
-            files.leave_closed(rules_in, wanted, plan_fields(wanted, float_dtype=float_dtype, shapes=shapes))
+            files.leave_closed(rules_in, wanted, before)
         except ValueError as error:
             raise ValueError(f"{error} (in {said})") from None
     files.look_into(wanted, has_lists=has_lists)

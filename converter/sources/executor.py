@@ -57,6 +57,7 @@ DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA = "converter.dtype", "converter.nd
 
 FINDING = "converter finding: "
 PROBE_NAME = "probe"
+CLOSING_THREAD = "converter-close"
 
 _FROZEN = "CONVERTER_FROZEN_PROCESS"
 _MAX_FREEZES = 3
@@ -524,7 +525,7 @@ def close_whole(filesystem: Any, raw: Any, path: str, num_bytes: int) -> None:
         io.IOBase.close(raw)
 
     # No daemon: the interpreter must not end while hdfs-native is about to come back to it.
-    threading.Thread(target=close, name="converter-close", daemon=False).start()
+    threading.Thread(target=close, name=CLOSING_THREAD, daemon=False).start()
     pause = 0.002
     while not is_closed.wait(pause):
         pause = min(2 * pause, 0.1)

@@ -168,7 +168,7 @@ def test_a_file_of_hdfs_is_whole_when_it_was_closed(hdfs: Hdfs, num_bytes: int) 
 
 def wait_for_closing() -> None:
     for thread in threading.enumerate():
-        if thread.name == "converter-close":
+        if thread.name == executor.CLOSING_THREAD:
             thread.join(20)
             assert not thread.is_alive()
 
