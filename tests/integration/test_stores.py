@@ -128,7 +128,8 @@ def fail() -> None:
 def new_file(hdfs: Hdfs, name: str, data: bytes) -> tuple[Any, Any]:
     from hdfs_native import WriteOptions
 
-    filesystem = executor.open_filesystem(open_storage(f"{hdfs.url}/closing").store)
+    # Not one that fsspec keeps: a forked child forgets those, and hdfs-native then waits for threads it has not.
+    filesystem = executor.open_filesystem(open_storage(f"{hdfs.url}/closing").store, skip_instance_cache=True)
     filesystem.client.mkdirs("/closing")
     file = filesystem.client.create(f"/closing/{name}", WriteOptions(overwrite=True))
     if data:
