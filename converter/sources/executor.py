@@ -529,6 +529,7 @@ def close_whole(filesystem: Any, raw: Any, path: str, num_bytes: int) -> None:
     pause = 0.002
     while not is_closed.wait(pause):
         pause = min(2 * pause, 0.1)
+        # What this question fails with says nothing of the file; the closing itself will.
         with contextlib.suppress(Exception):
             if len(client.read(path)) == num_bytes and (not can_give_up or client.recover_lease(path)):
                 return
