@@ -31,6 +31,9 @@ from converter.storage import Storage
 from converter.stores import GivenUpError
 
 _MAX_OPEN_FILES = 256
+_MAX_COMPARED_COLUMNS = 4
+"""Of a file's footer and its table's log: enough to tell files apart, at 5 µs each."""
+
 _MAX_KEPT_CHUNKS = 1 << 15
 """Of all open files: some 10 MB. Finding them anew takes 10 µs each."""
 
@@ -203,6 +206,7 @@ class OpenFile:
             parquet = pq.ParquetFile(opened if self.buffer is None else pa.BufferReader(self.buffer))
             self.metadata, schema = parquet.metadata, parquet.schema_arrow
         self.places = find_places(files.manifest, list(files.fields), schema)
+        check_bounds(self._storage, files.manifest, file, self.metadata, schema)
         self._chunks: dict[int, dict[str, Chunk | list[Array]]] = {}
         self.plain: dict[str, PlainColumn] = {}
         for name, place in self.places.items():
@@ -386,6 +390,34 @@ def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.Nativ
     opened.seek(0)
 
 
+def check_bounds(storage: Storage, manifest: Manifest, file: int, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
+    """Raise SourceChangedError if a file's footer contradicts what its table's log says of the file's numbers.
+
+    The log has no digest of a file; another one may well have as many bytes and rows, and hardly the same bounds. Those
+    of the log may be wider, or of the rows that are not deleted alone. Whole numbers are compared: a float's bounds may
+    have been rounded while they were written down.
+    """
+    columns = manifest.source_columns or {}
+    bounded = [name for name, one in columns.items() if one.least is not None and pa.types.is_integer(one.arrow_type)]
+    for name in bounded[:_MAX_COMPARED_COLUMNS]:
+        column, place = columns[name], columns[name].find(schema)
+        said = [None if one is None else one[file].as_py() for one in (column.least, column.most)]
+        if None in said or place is None or place.field.type != column.arrow_type:
+            continue
+        groups = [metadata.row_group(group).column(place.leaf) for group in range(metadata.num_row_groups)]
+        known = [one.statistics for one in groups if one.statistics is not None and one.statistics.has_min_max]
+        if not known or len(known) < len(groups):
+            continue
+        found = [min(one.min for one in known), max(one.max for one in known)]
+        if (found[0] < said[0] and found[1] < said[1]) or (found[0] > said[0] and found[1] > said[1]):
+            path = f"{storage.url}/{manifest.file_names[file]}"
+            raise SourceChangedError(
+                f"{path} has values of {name!r} from {found[0]} to {found[1]}, and from {said[0]} to {said[1]} by the "
+                f"table's log: it is another file than it was. {manifest.remedy}",
+                path=path,
+            )
+
+
 def find_places(manifest: Manifest, names: Sequence[str], schema: pa.Schema) -> dict[str, Place | None]:
     """Where a file of this schema holds the columns; None for those that it does not hold."""
     if manifest.source_columns is not None:
@@ -481,7 +513,9 @@ def opened_file(storage: Storage, manifest: Manifest, row_group: int) -> Iterato
         storage.open_parquet(manifest.file_names[file]) as opened,
     ):
         check_file(storage, manifest, file, opened)
-        yield pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+        parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+        check_bounds(storage, manifest, file, parquet.metadata, parquet.schema_arrow)
+        yield parquet
 
 
 def read_columns(

@@ -41,7 +41,8 @@ _FIELD_ID = b"PARQUET:field_id"
 class SourceColumn:
     """Where files that somebody else wrote hold a column, each perhaps in its own way.
 
-    Where the path leads nowhere a file was written before the column was added, and it is null there.
+    Where the path leads nowhere a file was written before the column was added, and it is null there; as it is where
+    the file has no type for it.
     """
 
     arrow_type: pa.DataType
@@ -81,7 +82,8 @@ class SourceColumn:
             else:
                 top = number
             if depth + 1 == len(keys):
-                return Place(leaf, top, tuple(members), found)
+                # A type of nulls alone is what pandas gives a column of a file in which it has no value.
+                return None if pa.types.is_null(found.type) else Place(leaf, top, tuple(members), found)
             if not pa.types.is_struct(found.type):
                 return None
             fields = [found.type.field(index) for index in range(found.type.num_fields)]

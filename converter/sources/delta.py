@@ -44,7 +44,7 @@ from converter.sources.parquet import (
     plan_fields,
     statistics_of,
 )
-from converter.storage import Storage, StorageOptions, open_storage
+from converter.storage import FileInfo, Storage, StorageOptions, open_storage
 
 _LOG = "_delta_log"
 _LARGE_FILE_BYTES = 32 << 20
@@ -52,6 +52,10 @@ _LARGE_FILE_BYTES = 32 << 20
 
 _MANY_VERSIONS = 1_000_000
 """deltalake looks for so many versions in some 40 ms."""
+
+_COMMIT = re.compile(r"[0-9]{20}\.json")
+_SMALL_COMMIT_BYTES = 64
+"""Below this a commit is looked at whether it holds anything but line ends."""
 
 _CHAR_METADATA = "__CHAR_VARCHAR_TYPE_STRING"
 _NUM_SAMPLES, _NUM_LIST_SAMPLES = 4, 100
@@ -103,7 +107,8 @@ def read_snapshot(
         ValueError: `columns`, `shapes` or filters name a column that does not exist.
     """
     storage = open_storage(url, storage_options, timeout_seconds)
-    table = _open(storage, version=version, timestamp=timestamp)
+    log = _read_log_folder(storage)
+    table = _open(storage, log, version=version, timestamp=timestamp)
     version = int(table.version())
     said = f"version {version} of the Delta table {storage.url}"
     remedy = (
@@ -111,7 +116,7 @@ def read_snapshot(
         f"these rows with {_copy_of(storage.url, version)} while they are there."
     )
     _check_features(table, said, storage.url, version)
-    actions = _actions(table, said, storage)
+    actions = _actions(table, said, storage, log)
     no_rows = SourceError(
         f"{said[0].upper()}{said[1:]} has no rows, so there is nothing to train on.", path=storage.url
     )
@@ -180,31 +185,39 @@ def _copy_of(url: str, version: int) -> str:
 # --- The log ----------------------------------------------------------------------------------------------------------
 
 
-def _open(storage: Storage, *, version: int | None, timestamp: dt.datetime | None) -> Any:
-    try:
-        deltalake = importlib.import_module("deltalake")
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Reading a Delta table needs deltalake: pip install 'spark-tensor-converter[delta]'."
-        ) from error
+def _read_log_folder(storage: Storage) -> Mapping[str, FileInfo]:
+    """What stands in the folder of the log, by name."""
     if not any(info.name == _LOG and info.is_directory for info in storage.list()):
         raise SourceError(
             f"{storage.url} is no Delta table: it holds no folder {_LOG}. For Parquet files say "
             "make_parquet_converter(…).",
             path=storage.url,
         )
-    for info in storage.below(_LOG).list():
-        if not info.num_bytes and re.fullmatch(r"[0-9]{20}\.json", info.name):
+    log = {info.name: info for info in storage.below(_LOG).list()}
+    for name, info in log.items():
+        is_small = info.num_bytes < _SMALL_COMMIT_BYTES and _COMMIT.fullmatch(name)
+        if is_small and not storage.below(_LOG).read(name).strip():
             # Its rows would silently be missing.
             raise SourceError(
-                f"{storage.url}/{_LOG}/{info.name} is empty: the commit of a version was cut. Restore it from a copy.",
-                path=f"{storage.url}/{_LOG}/{info.name}",
+                f"{storage.url}/{_LOG}/{name} holds no action: the commit of a version was cut. Restore it from "
+                "a copy.",
+                path=f"{storage.url}/{_LOG}/{name}",
             )
+    return log
+
+
+def _open(storage: Storage, log: Mapping[str, FileInfo], *, version: int | None, timestamp: dt.datetime | None) -> Any:
+    try:
+        deltalake = importlib.import_module("deltalake")
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Reading a Delta table needs deltalake: pip install 'spark-tensor-converter[delta]'."
+        ) from error
     place, options = storage.delta_place()
     try:
         if timestamp is not None:
             newest = deltalake.DeltaTable(place, storage_options=options)
-            version = _version_of(storage, timestamp, newest.metadata().configuration)
+            version = _version_of(storage, log, timestamp, newest.metadata().configuration)
         if version is not None and version > _MANY_VERSIONS:
             # deltalake counts up to the version that is asked for, beyond the newest as well.
             newest = deltalake.DeltaTable(place, storage_options=options)
@@ -228,7 +241,9 @@ def _open(storage: Storage, *, version: int | None, timestamp: dt.datetime | Non
         ) from storage.harmless(error)
 
 
-def _version_of(storage: Storage, timestamp: dt.datetime, configuration: Mapping[str, str]) -> int:
+def _version_of(
+    storage: Storage, log: Mapping[str, FileInfo], timestamp: dt.datetime, configuration: Mapping[str, str]
+) -> int:
     """The last version of a time or before, as Spark counts time.
 
     A commit's time stands in it where the table says so, from a version on; else it is that of its file, which never
@@ -236,9 +251,9 @@ def _version_of(storage: Storage, timestamp: dt.datetime, configuration: Mapping
     """
     # In milliseconds; a file's finer time is cut, not rounded.
     commits = {
-        int(info.name.removesuffix(".json")): math.floor(info.modified * 1000 + 1e-3)
-        for info in storage.below(_LOG).list()
-        if re.fullmatch(r"[0-9]{20}\.json", info.name)
+        int(name.removesuffix(".json")): math.floor(info.modified * 1000 + 1e-3)
+        for name, info in log.items()
+        if _COMMIT.fullmatch(name)
     }
     versions = sorted(commits)
     if not versions:
@@ -291,7 +306,7 @@ def _check_features(table: Any, said: str, url: str, version: int) -> None:
         )
 
 
-def _actions(table: Any, said: str, storage: Storage) -> pa.Table:
+def _actions(table: Any, said: str, storage: Storage, log: Mapping[str, FileInfo]) -> pa.Table:
     """The files with rows, in the order of their names, so that each who opens the version has the same order."""
     try:
         actions = pa.table(table.get_add_actions(flatten=True))
@@ -299,9 +314,29 @@ def _actions(table: Any, said: str, storage: Storage) -> pa.Table:
         raise SourceError(
             f"The log of {said} cannot be read: {_cause(storage, error)}.", path=storage.url
         ) from storage.harmless(error)
+    _check_totals(actions, said, storage, log, f"{int(table.version()):020}.crc")
     actions = actions.sort_by("path")
     # A count that is not there is not a count of none.
     return actions.filter(pc.fill_null(pc.not_equal(actions["num_records"], 0), True)).combine_chunks()
+
+
+def _check_totals(actions: pa.Table, said: str, storage: Storage, log: Mapping[str, FileInfo], name: str) -> None:
+    """Compare with what Spark noted beside a commit, if it did: a log that lost a line is a log all the same."""
+    if name not in log:
+        return
+    try:
+        noted = json.loads(storage.below(_LOG).read(name))
+        expected = int(noted["numFiles"]), int(noted["tableSizeBytes"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        # Nobody needs it; Spark does without, too.
+        return
+    found = actions.num_rows, int(pc.sum(actions["size_bytes"]).as_py() or 0)
+    if found != expected:
+        raise SourceError(
+            f"The log of {said} is damaged: its commits name {found[0]:,} files of {found[1]:,} bytes, and "
+            f"{_LOG}/{name} says {expected[0]:,} of {expected[1]:,}. Restore the log from a copy.",
+            path=f"{storage.url}/{_LOG}/{name}",
+        )
 
 
 def _columns(schema: Mapping[str, Any], mapping: str, actions: pa.Table) -> list[Column]:

@@ -416,15 +416,16 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
             spark_type = ((one.metadata or {}).get(_SPARK_TYPE) or b"").decode()
             kind, column = canonical(one.type) if not spark_type else pa.null(), found.get(name)
             said = {key.decode(): value.decode() for key, value in (one.metadata or {}).items()}
-            if column is None:
+            if column is None or _is_untyped(column):
                 source, size = SourceColumn(arrow_type=kind, path=path), _list_size(one.type)
-                found[name] = Column(name=name, source=source, said=said, list_size=size)
+                is_twice = counts[name] > 1 or (column is not None and column.is_twice)
+                found[name] = Column(
+                    name=name, source=source, said=said, list_size=size, is_twice=is_twice, type_name=spark_type
+                )
                 first_file[name] = those.first
-                found[name].is_twice = counts[name] > 1
-                found[name].type_name = spark_type
                 continue
             column.is_twice = column.is_twice or counts[name] > 1
-            if column.is_twice:
+            if column.is_twice or (pa.types.is_null(kind) and not spark_type):
                 continue
             wider = _wider(column.source.arrow_type, kind)
             here, there = ((spark_type or kind), (column.type_name or column.source.arrow_type))
@@ -443,10 +444,13 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
             column.list_size = column.list_size if column.list_size == _list_size(one.type) else None
     for those in kinds:
         # A struct in one file, and none in another.
-        types = {path: one.type for _, path, one in _flatten(those.first.schema)}
+        types = {path: one.type for _, path, one in _flatten(those.first.schema) if not pa.types.is_null(one.type)}
         structs = {path[:depth] for path in types for depth in range(1, len(path))}
-        for name, column in found.items():
+        for name, column in list(found.items()):
             path = column.source.path
+            if path in structs and _is_untyped(column):
+                del found[name]
+                continue
             cut = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in types), None)
             if column.disagreement is None and (cut is not None or path in structs):
                 here, there = ("struct", column.source.arrow_type) if cut is None else (types[cut], "struct")
@@ -455,6 +459,11 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
     for column in found.values():
         count_in(column, kinds)
     return found
+
+
+def _is_untyped(column: Column) -> bool:
+    """Whether files have no type for it: what pandas gives a column without any value."""
+    return pa.types.is_null(column.source.arrow_type) and not column.type_name
 
 
 def _disagree(url: str, file: Footer, first: Footer, name: str, said: str) -> SourceError:
@@ -557,8 +566,10 @@ def _list_size(kind: pa.DataType) -> int | None:
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """The type that holds the numbers of both exactly; None where there is none."""
-    if one == other:
+    if one == other or pa.types.is_null(other):  # Of lists none of which holds anything.
         return one
+    if pa.types.is_null(one):
+        return other
     if is_list(one) and is_list(other):
         inner = _wider(one.value_type, other.value_type)
         return None if inner is None else pa.list_(inner)

@@ -304,6 +304,32 @@ def test_a_commit_that_is_damaged_is_noticed(tmp_path: Path, content: bytes) -> 
         make_delta_converter(path)
 
 
+@pytest.mark.parametrize("content", [b"", b"\n", b"\r\n" * 7])
+def test_a_commit_of_nothing_is_noticed(tmp_path: Path, content: bytes) -> None:
+    path = five_files(tmp_path / "table")
+    commit(path, 1).write_bytes(content)
+    with pytest.raises(SourceError, match=r"00001\.json holds no action: the commit of a version was cut"):
+        make_delta_converter(path)
+
+
+def test_a_commit_that_lost_a_line_is_noticed_where_spark_noted_what_there_is(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    noted = commit(path, 4).with_suffix(".crc")
+    total = sum(file_of(path, version).stat().st_size for version in range(5))
+    noted.write_text(json.dumps({"tableSizeBytes": total, "numFiles": 5}))
+    assert ids_of(path) == list(range(50))
+    left = [action for action in actions_of(path, 2) if "add" not in action]
+    commit(path, 2).write_text("".join(json.dumps(action) + "\n" for action in left))
+    with pytest.raises(
+        SourceError, match=rf"version 4 .* is damaged: its commits name 4 files .*{noted.name} says 5 of"
+    ):
+        make_delta_converter(path)
+    assert ids_of(path, version=3) == [*range(20), *range(30, 40)]
+    for content in ("{", "[]", "{}", '{"numFiles": null, "tableSizeBytes": 1}'):
+        noted.write_text(content)
+        assert len(ids_of(path)) == 40
+
+
 @pytest.mark.parametrize("damage", ["cut", "zeros", "empty", "gone"])
 @pytest.mark.parametrize("is_cleaned", [False, True])
 def test_a_checkpoint_that_is_damaged_is_noticed(tmp_path: Path, damage: str, is_cleaned: bool) -> None:
@@ -374,6 +400,39 @@ def test_a_data_file_that_is_another_one_is_named(tmp_path: Path, swap: Any, sai
     for read in (rows_of, lambda converter: converter.where([("id", ">=", 0)])):
         with pytest.raises(SourceChangedError, match=rf"{files[1]} {said}.*It belongs to version 8"):
             read(converter)
+
+
+def test_files_that_changed_places_are_noticed_though_they_are_of_one_size(tmp_path: Path) -> None:
+    path = append_each(
+        tmp_path / "table", [{"id": range(10 * one, 10 * one + 10), "x": np.ones(10)} for one in range(9)]
+    )
+    converter = make_delta_converter(path)
+    whole = rows_of(converter, columns=["x"])
+    one, other = (path / name for name in sorted(converter._manifest.file_names)[1:3])
+    assert one.stat().st_size == other.stat().st_size
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    reads: list[Callable[[DatasetConverter], Any]] = [
+        rows_of, lambda found: rows_of(found, columns=["x"]), lambda found: found.where([("x", ">=", 0.0)]),
+    ]  # fmt: skip
+    for read in reads:
+        with pytest.raises(SourceChangedError, match=rf"{one.name} has values of 'id' from .* by the table's log"):
+            read(make_delta_converter(path))
+    # Not of what nobody wants.
+    assert rows_of(make_delta_converter(path, columns=["x"])) == whole
+
+
+def test_bounds_of_the_rows_that_are_left_are_believed(tmp_path: Path) -> None:
+    for number, bounds in enumerate(((0, 9), (-5, 90), (1, 8), (4, 4))):
+        stats = {
+            "numRecords": 10,
+            "minValues": {"id": bounds[0]},
+            "maxValues": {"id": bounds[1]},
+            "nullCount": {"id": 0},
+        }
+        path = with_vector(tmp_path / str(number), [0, 9], stats=stats)
+        assert ids_of(path) == list(range(1, 9))
 
 
 def test_a_data_file_of_no_parquet_is_named(tmp_path: Path) -> None:

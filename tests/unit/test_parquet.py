@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -338,6 +339,38 @@ def test_files_may_differ_in_what_may_be_null_and_lists_may_say_their_length(tmp
     write(tmp_path / "times", "x.parquet", {"t": pa.array([-1, -1001, 1500], pa.timestamp("ns"))})
     found = read(make_parquet_converter(tmp_path / "times"))["t"].view("int64").tolist()
     assert found == [-1, -2, 1]
+
+
+@pytest.mark.parametrize("first", ["a", "c"])
+def test_a_column_without_a_value_in_a_file_takes_its_type_from_the_others(tmp_path: Path, first: str) -> None:
+    structs = pa.array([{"x": 1, "y": "p"}, {"x": 2, "y": None}])
+    columns = {
+        "s": pa.array(["v", None]), "n": [1, 2], "f": pa.array([[1, 2], [3, 4]], pa.list_(pa.int16(), 2)),
+        "l": [[1], [2, 3]], "day": pa.array([dt.date(2026, 11, 22)] * 2), "t": structs,
+    }  # fmt: skip
+    write(tmp_path, "b.parquet", {"id": [2, 3], **columns})
+    nothing = {name: pa.nulls(2) for name in columns}
+    # pandas has a type for lists none of which holds anything.
+    write(tmp_path, f"{first}.parquet", {"id": [0, 1], **nothing, "l": pa.array([[], []], pa.list_(pa.null()))})
+    with make_parquet_converter(tmp_path) as converter:
+        found = read(converter, nulls="mask", ragged="pad")
+        rows = np.argsort(found["id"])
+        assert sorted(converter.schema.names) == ["day", "f", "id", "l", "n", "s", "t.x", "t.y"]
+        assert converter.schema["f"].shape == (2,)
+        assert found["s"][rows].tolist()[2] == "v"
+        assert found["n"][rows].tolist()[2:] == [1, 2]
+        assert found["f"][rows].tolist()[2:] == [[1, 2], [3, 4]]
+        assert found["l"][rows].tolist() == [[0, 0], [0, 0], [1, 0], [2, 3]]
+        assert found["l__length"][rows].tolist() == [0, 0, 1, 2]
+        assert found["t.x"][rows].tolist()[2:] == [1, 2]
+        for name in ("s", "n", "f", "day", "t.x", "t.y"):
+            valid = found[f"{name}__valid"][rows].tolist()
+            assert valid == [False, False, True, name not in ("s", "t.y")]
+        assert len(converter.where([("s", "=", "v")])) == 1
+        assert len(converter.where(pc.field("n").is_null())) == 2
+        assert converter.statistics["n"].null_count == 2
+    with pytest.raises(UnsupportedTypeError, match="'s'"):
+        make_parquet_converter(tmp_path / f"{first}.parquet", columns=["id", "s"])
 
 
 def test_what_is_added_takes_nobodys_name_and_no_batch_is_said(
