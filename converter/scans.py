@@ -13,7 +13,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from converter.columns import decode, ragged_values
 from converter.files import find_places, opened_file, read_columns
 from converter.manifest import Manifest, SourceColumn
 from converter.schema import Field, Schema
-from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, share_rows, split_rows
+from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, select_some, share_rows, split_rows
 from converter.sources import moments
 from converter.statistics import ColumnStatistics
 from converter.storage import Storage
@@ -40,7 +40,8 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
 }  # fmt: skip
 _OPERATORS = (*_COMPARISONS, "in", "not in")
-_MASK = "mask"
+_MAX_LISTED = 100
+_LEAST, _MOST, _MASK = "least", "most", "mask"
 
 
 def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> Selection:
@@ -53,14 +54,15 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
         ValueError, TypeError: the filters are not understood, name no column, or do not fit its type.
     """
     arrow_schema = _arrow_schema(storage, manifest)
-    expression = _expression_of(filters, manifest.schema, arrow_schema)
+    comparisons = _comparisons_of(filters, manifest.schema, arrow_schema)
+    expression = _expression_of(filters, comparisons)
     names = _named_columns(expression, manifest.schema, arrow_schema)
     may_pass_footer = None
     if _can_rule_out(filters, manifest, names):
         if manifest.source_columns is None:
             may_pass = _ruled_in(expression, storage, manifest)
         else:
-            may_pass = _ruled_in_by_log(expression, manifest, names, arrow_schema)[manifest.row_group_file]
+            may_pass = _ruled_in_by_log(expression, comparisons, manifest, names, arrow_schema)[manifest.row_group_file]
             may_pass_footer = functools.partial(_may_pass_footer, expression, manifest, names, arrow_schema)
     else:
         may_pass = np.ones(manifest.num_row_groups, np.bool_)
@@ -68,8 +70,6 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     def mask_row_group(row_group: int) -> Mask:
         num_rows = int(manifest.row_group_rows[row_group])
         already = None if manifest.selection is None else manifest.selection.mask(row_group, num_rows)
-        if not may_pass[row_group] or (already is not None and not already.any()):
-            return np.zeros(num_rows, np.bool_)
         with opened_file(storage, manifest, row_group) as parquet:
             if may_pass_footer is not None and not may_pass_footer(row_group=row_group, parquet=parquet):
                 return np.zeros(num_rows, np.bool_)
@@ -80,7 +80,9 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
             raise ValueError(f"filters: {expression} fails on row group {row_group}: {error}") from error
         return mask if already is None else mask & already
 
-    return select(list(_map_row_groups(mask_row_group, manifest)))
+    looked_into = np.flatnonzero(may_pass & (manifest.live_rows > 0)).tolist()
+    masks = dict(zip(looked_into, _map_row_groups(mask_row_group, looked_into), strict=True))
+    return select_some(np.zeros(manifest.num_row_groups, np.int64), masks)
 
 
 def rule_in_files(filters: Filters, manifest: Manifest) -> Mask:
@@ -90,11 +92,12 @@ def rule_in_files(filters: Filters, manifest: Manifest) -> Mask:
         ValueError, TypeError: as `resolve_filters`.
     """
     arrow_schema = _arrow_schema_of(manifest)
-    expression = _expression_of(filters, manifest.schema, arrow_schema)
+    comparisons = _comparisons_of(filters, manifest.schema, arrow_schema)
+    expression = _expression_of(filters, comparisons)
     names = _named_columns(expression, manifest.schema, arrow_schema)
     if not _can_rule_out(filters, manifest, names):
         return np.ones(len(manifest.file_names), np.bool_)
-    return _ruled_in_by_log(expression, manifest, names, arrow_schema)
+    return _ruled_in_by_log(expression, comparisons, manifest, names, arrow_schema)
 
 
 def split_by_rows(manifest: Manifest, bounds: Sequence[float], *, seed: int) -> list[Selection]:
@@ -133,15 +136,15 @@ def split_by_key(
         return numbers
 
     parts: list[list[Mask]] = [[] for _ in bounds]
-    for numbers in _map_row_groups(number_row_group, manifest):
+    for numbers in _map_row_groups(number_row_group, range(manifest.num_row_groups)):
         for number, masks in enumerate(parts):
             masks.append(numbers == number)
     return [select(masks) for masks in parts]
 
 
-def _map_row_groups(function: Callable[[int], Output], manifest: Manifest) -> Iterator[Output]:
+def _map_row_groups(function: Callable[[int], Output], row_groups: Iterable[int]) -> Iterator[Output]:
     threads = default_workers_count()
-    return read_ahead(function, iter(range(manifest.num_row_groups)), workers_count=threads, ahead=4 * threads)
+    return read_ahead(function, iter(row_groups), workers_count=threads, ahead=4 * threads)
 
 
 def _hash_column(column: pa.ChunkedArray, field: Field, seed: int) -> npt.NDArray[np.uint64]:
@@ -161,21 +164,32 @@ def _hash_column(column: pa.ChunkedArray, field: Field, seed: int) -> npt.NDArra
     return hashes
 
 
-def _expression_of(filters: Any, schema: Schema, arrow_schema: pa.Schema) -> pc.Expression:
-    """The filters as one expression; every name and operator is checked first."""
+class _Comparison(NamedTuple):
+    """A column, an operator and a value, as Arrow is asked for it."""
+
+    name: str
+    keeps: pc.Expression
+    """Which rows pass."""
+
+    may_keep: pc.Expression | None
+    """Whether one of several may, by the least and the largest value of them; None where that does not say it."""
+
+
+def _comparisons_of(filters: Any, schema: Schema, arrow_schema: pa.Schema) -> list[list[_Comparison]]:
+    """The filters, all of a list and any of the lists; every name and operator is checked. Empty: an expression."""
     if isinstance(filters, pc.Expression):
         if "FieldPath(" in str(filters) and not any("FieldPath(" in name for name in schema.names):
             raise ValueError(f"filters: {filters} means a column by its place; say its name.")
-        return filters
+        return []
     what = "filters must be tuples (column, operator, value) in a list, lists of them, or a pyarrow.compute expression"
     if isinstance(filters, (str, Mapping)) or not isinstance(filters, Sequence) or not filters:
         raise TypeError(f"{what}; got {filters!r}.")
     groups = [filters] if all(isinstance(one, tuple) for one in filters) else list(filters)
-    groups_of: list[pc.Expression] = []
+    found: list[list[_Comparison]] = []
     for group in groups:
         if isinstance(group, (str, tuple)) or not isinstance(group, Sequence) or not group:
             raise TypeError(f"{what}; got {filters!r}.")
-        checked: list[pc.Expression] = []
+        checked: list[_Comparison] = []
         for one in group:
             if not isinstance(one, tuple) or len(one) != 3 or not isinstance(one[0], str):
                 raise TypeError(f"{what}; got {one!r}.")
@@ -193,13 +207,21 @@ def _expression_of(filters: Any, schema: Schema, arrow_schema: pa.Schema) -> pc.
             zone = getattr(arrow_schema.field(name).type, "tz", None)
             value = [_in_zone(one, zone) for one in value] if sign in ("in", "not in") else _in_zone(value, zone)
             checked.append(_compare(name, sign, value, arrow_schema))
-        groups_of.append(functools.reduce(lambda one, other: one & other, checked))
-    return functools.reduce(lambda one, other: one | other, groups_of)
+        found.append(checked)
+    return found
 
 
-def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> pc.Expression:
+def _expression_of(filters: Any, comparisons: Sequence[Sequence[_Comparison]]) -> pc.Expression:
+    if not comparisons:
+        return filters
+    groups = [functools.reduce(operator.and_, [one.keeps for one in group]) for group in comparisons]
+    return functools.reduce(operator.or_, groups)
+
+
+def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> _Comparison:
     """One comparison, tried on no rows, so that what does not fit is said of its column."""
     kind = arrow_schema.field(name).type
+    may_keep = None
     try:
         values = list(value) if sign in ("in", "not in") else [value]
         has_none = None in values
@@ -218,11 +240,27 @@ def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> pc.Ex
         else:
             comparison = _COMPARISONS[sign](field, values[0])
         _project(comparison, arrow_schema.empty_table().select([name]))
+        if values and not has_none:
+            may_keep = _may_keep(sign, values, [_comparable(bound, kind, values)[0] for bound in (_LEAST, _MOST)])
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise ValueError(
             f"filters: column {name!r} ({kind}) cannot be compared with {sign} {value!r}: {str(error).splitlines()[0]}"
         ) from error
-    return comparison
+    return _Comparison(name, comparison, may_keep)
+
+
+def _may_keep(sign: str, values: Sequence[Any], bounds: Sequence[pc.Expression]) -> pc.Expression | None:
+    """Whether a value between bounds may compare so; None where they do not say it."""
+    least, most = bounds
+    if sign in ("<", "<="):
+        return _COMPARISONS[sign](least, values[0])
+    if sign in (">", ">="):
+        return _COMPARISONS[sign](most, values[0])
+    if sign == "!=":
+        return (least != values[0]) | (most != values[0])
+    if sign == "not in" or len(values) > _MAX_LISTED:
+        return None
+    return functools.reduce(operator.or_, [(least <= one) & (most >= one) for one in values])
 
 
 def _comparable(name: str, kind: pa.DataType, values: list[Any]) -> tuple[pc.Expression, list[Any]]:
@@ -315,9 +353,9 @@ def _arrow_schema_of(manifest: Manifest) -> pa.Schema:
 def _can_rule_out(filters: Any, manifest: Manifest, names: Sequence[str]) -> bool:
     """Whether the least and largest values of rows say that none of them passes: NaN is in no range.
 
-    Of the comparisons only these two let it pass; what an expression does with it is not known.
+    Of the comparisons only these let it pass, and a list that holds it; what an expression does with it is not known.
     """
-    lets_nan_pass = isinstance(filters, pc.Expression) or "!=" in str(filters) or "not in" in str(filters)
+    lets_nan_pass = isinstance(filters, pc.Expression) or any(one in str(filters) for one in ("!=", "not in", "nan"))
     for name in names if lets_nan_pass else ():
         known = manifest.statistics.get(name)
         if manifest.schema[name].dtype.startswith("float") and (
@@ -328,9 +366,21 @@ def _can_rule_out(filters: Any, manifest: Manifest, names: Sequence[str]) -> boo
 
 
 def _ruled_in_by_log(
-    expression: pc.Expression, manifest: Manifest, names: Sequence[str], arrow_schema: pa.Schema
+    expression: pc.Expression,
+    comparisons: Sequence[Sequence[_Comparison]],
+    manifest: Manifest,
+    names: Sequence[str],
+    arrow_schema: pa.Schema,
 ) -> Mask:
     """For each file whether a row of it may pass, by what is known of it without opening it."""
+    if comparisons:
+        # All files at once: 0.1 s for 100,000, where Arrow takes 3.5 s to weigh an expression for each.
+        groups = [
+            functools.reduce(operator.and_, [_ruled_in_by_bounds(one, manifest) for one in group])
+            for group in comparisons
+        ]
+        found: Mask = functools.reduce(operator.or_, groups)
+        return found
     columns = {name: manifest.source_columns[name] for name in names} if manifest.source_columns is not None else {}
     ranges = {
         name: [
@@ -355,6 +405,26 @@ def _ruled_in_by_log(
     may_pass = np.zeros(len(manifest.file_names), np.bool_)
     may_pass[live] = _may_pass(expression, arrow_schema, guarantees)
     return may_pass
+
+
+def _ruled_in_by_bounds(comparison: _Comparison, manifest: Manifest) -> Mask:
+    """For each file whether a value of one column may compare so."""
+    assert manifest.source_columns is not None
+    column = manifest.source_columns[comparison.name]
+    if column.values is not None:
+        # One value in each file: the comparison itself is asked, of each that there is, and of null.
+        values = pa.concat_arrays([column.values.dictionary, pa.nulls(1, column.values.dictionary.type)])
+        passes = _evaluate(comparison.keeps, pa.table({comparison.name: values.cast(column.arrow_type)}))
+        found: Mask = passes[np.asarray(pc.fill_null(column.values.indices, len(values) - 1))]
+        return found
+    if comparison.may_keep is None or column.least is None or column.most is None:
+        return np.ones(len(manifest.file_names), np.bool_)
+    try:
+        answers = _project(comparison.may_keep, pa.table({_LEAST: column.least, _MOST: column.most}))
+    except pa.ArrowException:
+        # What the bounds cannot say the rows do.
+        return np.ones(len(manifest.file_names), np.bool_)
+    return np.asarray(pc.fill_null(answers, True)).astype(np.bool_, copy=False)
 
 
 def _decoded_values(column: SourceColumn) -> pa.Array | None:

@@ -81,14 +81,14 @@ def select(masks: Sequence[Mask]) -> Selection:
     return Selection(counts=counts, starts=starts, bits=np.concatenate([np.empty(0, np.uint8), *packed]))
 
 
-def select_some(row_group_rows: npt.NDArray[np.int64], masks: Mapping[int, Mask]) -> Selection:
-    """The selection of all rows but those that the masks of a few row groups leave out.
+def select_some(counts: npt.NDArray[np.int64], masks: Mapping[int, Mask]) -> Selection:
+    """The selection of what masks say of a few row groups, and of the others by `counts` all rows, or none: 0.
 
-    >>> selection = select_some(np.array([3, 2]), {0: np.array([True, False, True])})
-    >>> selection.counts.tolist(), selection.live_rows(0).tolist(), selection.live_rows(1)
-    ([2, 2], [0, 2], None)
+    >>> selection = select_some(np.array([3, 2, 0]), {0: np.array([True, False, True])})
+    >>> selection.counts.tolist(), selection.live_rows(0).tolist(), selection.live_rows(1), selection.live_rows(2).size
+    ([2, 2, 0], [0, 2], None, 0)
     """
-    counts = row_group_rows.copy()
+    counts = counts.copy()
     lengths = np.zeros(len(counts), np.int64)
     packed: list[npt.NDArray[np.uint8]] = []
     for row_group, mask in sorted(masks.items()):

@@ -591,21 +591,23 @@ class _Files:
 
     def select(self, left: Mapping[str, Mask]) -> Selection | None:
         """The live rows, where some are deleted or not wanted. What a mask does not reach is live."""
-        closed = np.flatnonzero(self.is_closed[self.row_group_file]).tolist()
-        if not left and not closed:
+        is_closed = self.is_closed[self.row_group_file]
+        if not left and not is_closed.any():
             return None
         masks: dict[int, Mask] = {}
         folder = self.root.path().rstrip("/")
-        numbers = {_full_path(f"{folder}/{name}", is_encoded=False): number for number, name in enumerate(self.names)}
+        names = enumerate(self.names) if left else ()
+        numbers = {_full_path(f"{folder}/{name}", is_encoded=False): number for number, name in names}
         for path, kept in left.items():
-            groups = np.flatnonzero(self.row_group_file == numbers[path])
+            number = numbers[path]
+            first, behind = np.searchsorted(self.row_group_file, [number, number + 1])
             start = 0
-            for group in groups.tolist():
+            for group in range(first, behind):
                 num_rows = int(self.row_group_rows[group])
-                mask = np.ones(num_rows, np.bool_)
-                part = kept[start : start + num_rows]
-                mask[: len(part)] = part
-                masks[group] = mask
+                if not is_closed[group]:
+                    mask = np.ones(num_rows, np.bool_)
+                    part = kept[start : start + num_rows]
+                    mask[: len(part)] = part
+                    masks[group] = mask
                 start += num_rows
-        masks |= {group: np.zeros(int(self.row_group_rows[group]), np.bool_) for group in closed}
-        return select_some(self.row_group_rows, masks)
+        return select_some(np.where(is_closed, 0, self.row_group_rows), masks)

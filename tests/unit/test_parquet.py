@@ -325,6 +325,17 @@ def test_filters_compare_as_the_column_is(tmp_path: Path) -> None:
             converter.where(nothing)
 
 
+def test_a_list_that_holds_nan_finds_it_though_no_footer_does(tmp_path: Path) -> None:
+    x = np.arange(100.0)
+    x[[5, 77]] = np.nan
+    write(tmp_path, "x.parquet", {"x": x}, row_group_size=10)
+    with make_parquet_converter(tmp_path, float_dtype=None) as converter:
+        for listed, left in (([np.nan], [5, 77]), ([30.0, float("nan")], [5, 30, 77]), ([30.0], [30])):
+            part = converter.where([("x", "in", listed)])
+            np.testing.assert_array_equal(read(part)["x"], x[left])
+        assert len(converter.where([("x", "not in", [30.0])])) == 99
+
+
 def test_files_may_differ_in_what_may_be_null_and_lists_may_say_their_length(tmp_path: Path) -> None:
     for name, nullable in (("a", True), ("b", False)):
         schema = pa.schema([pa.field("id", pa.int64(), nullable=nullable)])

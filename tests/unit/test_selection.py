@@ -627,6 +627,8 @@ def test_nan_and_null_are_in_no_footer_and_yet_are_found(tmp_path: Path) -> None
             other = [row for row, value in enumerate(x) if value is not None and value != threshold]
             assert rows_that(converter, [("x", "!=", threshold)]) == other
         assert rows_that(converter, pc.field("x").is_nan()) == [1, 6, 7, 8]
+        # A list holds what is in it.
+        assert rows_that(converter, [("x", "in", [NAN])]) == [1, 6, 7, 8]
         assert rows_that(converter, pc.field("n").is_null()) == [3, 9, 10, 11]
         assert rows_that(converter, pc.field("n").is_null() | (pc.field("n") == 8)) == [3, 7, 9, 10, 11]
         assert rows_that(converter, [("n", "!=", 5), ("x", "<", 8.5)]) == [0, 2, 5]
