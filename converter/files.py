@@ -450,8 +450,7 @@ def constant_column(manifest: Manifest, name: str, file: int, num_rows: int) -> 
     column = manifest.source_columns[name]
     if column.values is None:
         return pa.chunked_array([pa.nulls(num_rows, column.arrow_type)])
-    value = pa.scalar(column.values[file].as_py(), column.arrow_type)
-    return pa.chunked_array([pa.repeat(value, num_rows)])
+    return pa.chunked_array([pa.repeat(column.values[file].value.cast(column.arrow_type), num_rows)])
 
 
 def rows_changed(storage: Storage, manifest: Manifest, row_group: int, num_rows: int) -> SourceChangedError:

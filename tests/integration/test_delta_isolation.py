@@ -65,7 +65,7 @@ def serve_spark(folder: str) -> int:
     """Execute what comes through a socket until it is closed; returns how many statements there were."""
     from converter import start_local_spark
 
-    conf = golden_tables._CONF | {"spark.sql.warehouse.dir": f"{folder}/warehouse"}
+    conf = golden_tables.CONF | {"spark.sql.warehouse.dir": f"{folder}/warehouse"}
     spark = start_local_spark("isolation", master="local[2]", conf=conf)
     calls = {"statement": run_statement, "name": open_by_name}
     count = 0

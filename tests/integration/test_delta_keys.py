@@ -17,7 +17,7 @@ def start_spark(folder: str) -> Any:
     from converter import start_local_spark
 
     return start_local_spark(
-        "keys", master="local[2]", conf=golden_tables._CONF | {"spark.sql.warehouse.dir": f"{folder}/warehouse"}
+        "keys", master="local[2]", conf=golden_tables.CONF | {"spark.sql.warehouse.dir": f"{folder}/warehouse"}
     )
 
 

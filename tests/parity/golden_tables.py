@@ -32,7 +32,7 @@ PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 INDEX = "index.json"
 _THREADS = 2
 
-_CONF = {
+CONF = {
     "spark.jars.packages": PACKAGE,
     # They are among pyspark's jars.
     "spark.jars.excludes": ",".join(
@@ -1002,7 +1002,7 @@ def make_tables(root: str, names: list[str] | None = None) -> dict[str, Any]:
 
     started = time.monotonic()
     warehouse = {"spark.sql.warehouse.dir": str(Path(root) / "warehouse")}
-    spark = start_local_spark("golden tables", master="local[2]", conf=_CONF | warehouse)
+    spark = start_local_spark("golden tables", master="local[2]", conf=CONF | warehouse)
     _say(f"Spark has started ({time.monotonic() - started:.1f} s)")
     try:
         with ThreadPoolExecutor(_THREADS) as pool:
