@@ -8,6 +8,7 @@ cache. What Arrow must decode is decoded for all such columns at once.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +20,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from converter.columns import Array, Decoded, Nulls, check_fill, decode, floor_times, has_fill, null_error
-from converter.errors import ConverterError, ReadError, SourceChangedError
+from converter.columns import (
+    Array,
+    Decoded,
+    Nulls,
+    check_fill,
+    decode,
+    floor_times,
+    gregorian_days,
+    has_fill,
+    null_error,
+)
+from converter.errors import ConverterError, ReadError, SourceChangedError, SourceError
 from converter.local_cache import LocalCache, piece_name
 from converter.manifest import Manifest, Place
 from converter.pages import Chunk, PlainColumn, find_plain_column
@@ -31,6 +42,11 @@ from converter.storage import Storage
 from converter.stores import GivenUpError
 
 _MAX_OPEN_FILES = 256
+_DATETIME_NOTE, _INT96_NOTE = b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"
+_SPARK_VERSION = b"org.apache.spark.version"
+_FIRST_SAME_TIME = dt.datetime(1900, 1, 1)  # noqa: DTZ001 (of UTC, as Arrow counts)
+"""From here on both calendars, and all offsets of time zones, are the same."""
+
 _MAX_COMPARED_COLUMNS = 4
 """Of a file's footer and its table's log: enough to tell files apart, at 5 µs each."""
 
@@ -210,9 +226,10 @@ class OpenFile:
         self._chunks: dict[int, dict[str, Chunk | list[Array]]] = {}
         self.plain: dict[str, PlainColumn] = {}
         for name, place in self.places.items():
-            found = None if place is None else find_plain_column(self.metadata, place, files.fields[name])
-            if found is not None:
-                self.plain[name] = found
+            if place is not None and not is_julian(self.metadata, place):
+                found = find_plain_column(self.metadata, place, files.fields[name])
+                if found is not None:
+                    self.plain[name] = found
 
     @property
     def num_kept_chunks(self) -> int:
@@ -440,8 +457,37 @@ def read_places(parquet: pq.ParquetFile, indices: Sequence[int], places: Sequenc
         for member in place.members:
             # With the nulls of the struct around it.
             column = pc.struct_field(column, [column.type.get_field_index(member)])
-        found.append(column)
+        found.append(_in_todays_calendar(column, parquet.metadata, place))
     return found
+
+
+def is_julian(metadata: pq.FileMetaData, place: Place) -> bool:
+    """Whether a file counts old dates or times of a column by the Julian calendar, as Spark 2 and its LEGACY mode do.
+
+    What it notes of that: `DataSourceUtils.datetimeRebaseSpec` in Spark's sources.
+    """
+    kind, stored = place.field.type, metadata.schema.column(place.leaf)
+    is_int96 = stored.physical_type == "INT96"
+    if not (pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and (kind.tz or is_int96))):
+        return False
+    noted = metadata.metadata or {}
+    return (_INT96_NOTE if is_int96 else _DATETIME_NOTE) in noted or noted.get(_SPARK_VERSION, b"").startswith(b"2.")
+
+
+def _in_todays_calendar(column: pa.ChunkedArray, metadata: pq.FileMetaData, place: Place) -> pa.ChunkedArray:
+    if not is_julian(metadata, place):
+        return column
+    if pa.types.is_date(column.type):
+        return gregorian_days(column)
+    # The offsets of time zones differ, too, before they were agreed on.
+    if pc.any(pc.less(floor_times(column).cast(pa.timestamp("us")), pa.scalar(_FIRST_SAME_TIME))).as_py():
+        name = place.field.name
+        raise SourceError(
+            f"Column {name!r} has times before 1900 which Spark wrote by the calendar of its LEGACY mode; here they "
+            "would be others. Leave it out with columns=…, or read it with Spark and convert the DataFrame.",
+            column=name,
+        )
+    return column
 
 
 def constant_column(manifest: Manifest, name: str, file: int, num_rows: int) -> pa.ChunkedArray:

@@ -23,7 +23,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from converter.columns import decode, ragged_values
-from converter.files import find_places, opened_file, read_columns
+from converter.files import find_places, is_julian, opened_file, read_columns
 from converter.manifest import Manifest, SourceColumn
 from converter.schema import Field, Schema
 from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, select_some, share_rows, split_rows
@@ -457,7 +457,7 @@ def _may_pass_footer(
     known = []
     for name, place in find_places(manifest, names, parquet.schema_arrow).items():
         column = manifest.source_columns[name]
-        if index < 0 or place is None or place.field.type != column.arrow_type:
+        if index < 0 or place is None or place.field.type != column.arrow_type or is_julian(parquet.metadata, place):
             continue
         found = parquet.metadata.row_group(index).column(place.leaf).statistics
         if found is not None and found.has_min_max and found.has_null_count:

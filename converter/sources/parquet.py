@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.errors import SourceError
-from converter.manifest import Manifest, SourceColumn
+from converter.manifest import Manifest, SourceColumn, count_leaves
 from converter.schema import DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
 from converter.sources import executor
 from converter.statistics import ColumnStatistics
@@ -313,18 +313,32 @@ def _kind_of(parquet: pq.ParquetFile, last: list[_Kind]) -> _Kind:
             return known
     # Without what pandas or Spark noted beside the columns, but with the types that only Spark has.
     types = _spark_types(noted)
+    columns = [stored.column(leaf) for leaf in range(metadata.num_columns)]
     schema = pa.schema(
         [
             one.with_nullable(True)
             if one.name not in types
             else pa.field(one.name, one.type, metadata=(one.metadata or {}) | {_SPARK_TYPE: types[one.name].encode()})
-            for one in parquet.schema_arrow
+            for one in _with_text(parquet.schema_arrow, columns)
         ]
     )
-    columns = [stored.column(leaf) for leaf in range(metadata.num_columns)]
     levels = [(column.max_definition_level > 0, column.max_repetition_level > 0) for column in columns]
     last[:] = [_Kind(stored, noted, schema, levels)]
     return last[0]
+
+
+def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterator[pa.Field]:
+    """The columns of a file, those of ENUM as the text that they are; to Arrow they are bytes."""
+    leaves = iter(columns)
+
+    def with_text(one: pa.Field) -> pa.Field:
+        if pa.types.is_struct(one.type):
+            return one.with_type(pa.struct([with_text(one.type.field(index)) for index in range(one.type.num_fields)]))
+        first, *_ = [next(leaves, None) for _ in range(count_leaves(one.type))]
+        is_enum = first is not None and first.logical_type.type == "ENUM" and _is_bytes(one.type)
+        return one.with_type(pa.string()) if is_enum else one
+
+    yield from map(with_text, schema)
 
 
 def _read_footer(storage: Storage, last: list[_Kind], name: str) -> Footer:
