@@ -848,7 +848,9 @@ def make_parquet_converter(
     Footers are read, rows are not. The files are taken in the order of their names.
 
     Args:
-        url_or_urls: a folder, a file, or several of them. What begins with `_` or `.` is left out.
+        url_or_urls: a folder, a file, a pattern (`sales/*/day-?.parquet`), or several of them. What begins with `_` or
+            `.` is left out; `year=2026` in a folder's name is a column. Files may lack a column, have no value in it,
+            or hold it as a narrower number.
         columns: the columns to take; None for all.
         float_dtype: as in `make_spark_converter`; narrowed while reading.
         shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. A binary
@@ -860,8 +862,8 @@ def make_parquet_converter(
         timeout_seconds: how long a remote store may be out of reach before that is an error.
 
     Raises:
-        SourceError: there are no files or no rows, files differ in their columns, or it is a Delta table, whose files
-            also hold rows that were deleted.
+        SourceError: there are no files or no rows, two files hold a column as types of which none is wide enough, or
+            it is a Delta table, whose files also hold rows that were deleted.
         UnsupportedTypeError: columns have no tensor form; all of them are named.
         ValueError, TypeError: an option has a value it cannot have.
     """
