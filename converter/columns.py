@@ -98,6 +98,8 @@ def _decode_variable(array: pa.Array, field: Field, fill: Any, stored: pa.Field 
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         column = {"kind": "tensor", "dtype": field.dtype, "ndim": field.ragged_ndim, "shape": None}
         encoded = executor.encode(array, column)
+        if encoded.get("finding", {}).get("kind") == "null_element":
+            raise _null_element_error(field)
         if "finding" in encoded:
             raise pa.ArrowInvalid(f"column {field.name!r} has lists that make no tensor")
         array = executor.as_binary(encoded, fixed=None)
@@ -162,7 +164,14 @@ def _cast(array: pa.Array, field: Field) -> pa.Array:
         # Days of before the column was widened.
         array = pc.cast(array, pa.timestamp("us"))
     if field.dtype == "datetime64[us]" and pa.types.is_timestamp(array.type) and array.type.unit != "us":
-        array = pc.cast(array, pa.timestamp("us", array.type.tz), safe=False)
+        try:
+            array = pc.cast(array, pa.timestamp("us", array.type.tz))
+        except pa.ArrowInvalid as error:
+            raise SourceError(
+                f"Column {field.name!r} has times that microseconds cannot count ({error}). Leave it out with "
+                "columns=…, or replace them with Spark, and convert the DataFrame.",
+                column=field.name,
+            ) from error
     if pa.types.is_temporal(array.type):
         return array.view(wanted)
     return pc.cast(array, wanted, safe=False)
@@ -272,12 +281,16 @@ def _flat_list(array: pa.Array, field: Field) -> pa.Array:
             )
         level = level.flatten()
         if level.null_count:
-            raise NullValueError(
-                f"Column {field.name!r} has arrays with null elements, which no tensor can hold. Replace them with "
-                "Spark, and convert the DataFrame.",
-                column=field.name,
-            )
+            raise _null_element_error(field)
     return level
+
+
+def _null_element_error(field: Field) -> NullValueError:
+    return NullValueError(
+        f"Column {field.name!r} has arrays with null elements, which no tensor can hold. Replace them with Spark, and "
+        "convert the DataFrame.",
+        column=field.name,
+    )
 
 
 def check_fill(field: Field, value: Any) -> Any:

@@ -125,7 +125,8 @@ class DatasetConverter:
             _holdings.add(holding)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (borrow_files, (self._storage, self._manifest))
+        # Another machine may have its own copy of the files, written at another time.
+        return (borrow_files, (self._storage, replace(self._manifest, file_times=None)))
 
     def __len__(self) -> int:
         return self._manifest.num_live_rows
@@ -869,7 +870,8 @@ def make_parquet_converter(
     """
     if isinstance(url_or_urls, (str, os.PathLike)):
         url_or_urls = [url_or_urls]
-    if not isinstance(url_or_urls, Sequence) or not url_or_urls:
+    are_paths = isinstance(url_or_urls, Sequence) and all(isinstance(one, (str, os.PathLike)) for one in url_or_urls)
+    if not are_paths or not url_or_urls:
         raise TypeError(f"make_parquet_converter needs a path or URL, or a list of them, got {url_or_urls!r}.")
     _check_source_options(columns, shapes, float_dtype)
     urls = [os.fspath(url) for url in url_or_urls]

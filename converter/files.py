@@ -47,9 +47,6 @@ _SPARK_VERSION = b"org.apache.spark.version"
 _FIRST_SAME_TIME = dt.datetime(1900, 1, 1)  # noqa: DTZ001 (of UTC, as Arrow counts)
 """From here on both calendars, and all offsets of time zones, are the same."""
 
-_MAX_COMPARED_COLUMNS = 4
-"""Of a file's footer and its table's log: enough to tell files apart, at 5 µs each."""
-
 _MAX_KEPT_CHUNKS = 1 << 15
 """Of all open files: some 10 MB. Finding them anew takes 10 µs each."""
 
@@ -381,10 +378,13 @@ class RowGroup:
                 is_foreign=files.manifest.source_columns is not None,
             )
             self._decoded[name] = decoded
-            if decoded.valid is not None and files.nulls != "mask" and not has_fill(files.nulls, field):
+            is_masked = files.nulls == "mask" and field.has_nulls
+            if decoded.valid is not None and not is_masked and not has_fill(files.nulls, field):
                 selection = files.manifest.selection
                 live = None if selection is None else selection.live_rows(self._number)
                 num_nulls = int((~(decoded.valid if live is None else decoded.valid[live])).sum())
+                if num_nulls and files.nulls == "mask":
+                    raise pa.ArrowInvalid(f"column {name!r} holds nulls where none were counted")
                 if num_nulls:
                     raise null_error(field, count=num_nulls)
 
@@ -405,6 +405,9 @@ def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.Nativ
             path=path,
         )
     opened.seek(0)
+    written = storage.time_ns(manifest.file_names[file]) if manifest.file_times is not None else None
+    if manifest.file_times is not None and written != manifest.file_times[file]:
+        raise SourceChangedError(f"{path} was written again since it was looked at. {manifest.remedy}", path=path)
 
 
 def check_bounds(storage: Storage, manifest: Manifest, file: int, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
@@ -414,10 +417,8 @@ def check_bounds(storage: Storage, manifest: Manifest, file: int, metadata: pq.F
     of the log may be wider, or of the rows that are not deleted alone. Whole numbers are compared: a float's bounds may
     have been rounded while they were written down.
     """
-    columns = manifest.source_columns or {}
-    bounded = [name for name, one in columns.items() if one.least is not None and pa.types.is_integer(one.arrow_type)]
-    for name in bounded[:_MAX_COMPARED_COLUMNS]:
-        column, place = columns[name], columns[name].find(schema)
+    for name, column in manifest.compared_columns.items():
+        place = column.find(schema)
         said = [None if one is None else one[file].as_py() for one in (column.least, column.most)]
         if None in said or place is None or place.field.type != column.arrow_type:
             continue
@@ -495,6 +496,12 @@ def constant_column(manifest: Manifest, name: str, file: int, num_rows: int) -> 
     assert manifest.source_columns is not None
     column = manifest.source_columns[name]
     if column.values is None:
+        if column.null_counts is not None and column.null_counts[file].as_py() == 0:
+            raise SourceChangedError(
+                f"{manifest.file_names[file]} has no column {name!r}, of which the table's log says that it holds no "
+                f"null there. {manifest.remedy}",
+                path=manifest.file_names[file],
+            )
         return pa.chunked_array([pa.nulls(num_rows, column.arrow_type)])
     return pa.chunked_array([pa.repeat(column.values[file].value.cast(column.arrow_type), num_rows)])
 

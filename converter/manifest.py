@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,9 @@ class SourceColumn:
     field_ids: tuple[int, ...] = ()
     """The same as the numbers that the files give their columns, where a table goes by those; else empty."""
 
+    ignores_case: bool = False
+    """Whether a file may write the names in other cases."""
+
     values: pa.DictionaryArray | None = None
     """The one value that it has in each file, where that is said elsewhere: in a file's name, or in a log."""
 
@@ -71,10 +74,9 @@ class SourceColumn:
         keys = self.field_ids or self.path
         leaf, fields, members, top = 0, list(schema), [], -1
         for depth, key in enumerate(keys):
-            names = [_field_id(one) if self.field_ids else one.name for one in fields]
-            if key not in names:
+            number = self._number_of(key, fields)
+            if number is None:
                 return None
-            number = names.index(key)
             leaf += sum(count_leaves(one.type) for one in fields[:number])
             found = fields[number]
             if depth:
@@ -88,6 +90,15 @@ class SourceColumn:
                 return None
             fields = [found.type.field(index) for index in range(found.type.num_fields)]
         return None
+
+    def _number_of(self, key: Any, fields: Sequence[pa.Field]) -> int | None:
+        names = [_field_id(one) if self.field_ids else one.name for one in fields]
+        if key in names:
+            return names.index(key)
+        if not self.ignores_case or self.field_ids:
+            return None
+        alike = [number for number, name in enumerate(names) if str(name).casefold() == str(key).casefold()]
+        return alike[0] if len(alike) == 1 else None
 
 
 class Place(NamedTuple):
@@ -167,6 +178,12 @@ class Manifest:
 
     source_columns: Mapping[str, SourceColumn] | None = None
     """Where somebody else's files hold each column; None where they are ours, and hold the columns in their order."""
+
+    compared_columns: Mapping[str, SourceColumn] = field(default_factory=dict)
+    """Columns of whole numbers whose bounds in each file are known: another file in its place has others."""
+
+    file_times: npt.NDArray[np.int64] | None = None
+    """When each file was written last, in ns, by this machine's clock of local files; None where nobody asked."""
 
     row_group_index: npt.NDArray[np.int64] | None = None
     """For each row group its number within its file, or -1 where it is the whole file, whose footer nobody has read;

@@ -281,6 +281,10 @@ class Storage:
         found = os.stat(self.path(name))
         return found.st_size, found.st_dev, found.st_ino, found.st_mtime_ns
 
+    def time_ns(self, name: str) -> int | None:
+        """When a local file was written last; None for a remote one. Raises FileNotFoundError."""
+        return os.stat(self.path(name)).st_mtime_ns if self.is_local else None
+
     def read_part(self, name: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
         """Some bytes of a remote file, in one request. Raises FileNotFoundError, and OSError as `Store.ask`."""
         found: Data = self._filesystem.read_range(self.path(name), start, end, given_up)

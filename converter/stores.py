@@ -59,6 +59,7 @@ _AZURE_SCHEMES = ("abfs", "abfss", "az")
 _AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
 _AZURE_SCOPE = "https://storage.azure.com/.default"
 _AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
+_PASSWORD = re.compile(r"://[^/@:\s]*:[^/@\s]*@")
 _FSSPEC_OPTIONS = {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop"}
 """What every filesystem of fsspec takes."""
 
@@ -141,7 +142,8 @@ class Store:
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)
         said = "" if last is None else f", and said at last: {self.without_secrets(_text(last))}"
         raise TimeoutError(
-            f"{path} could not be reached for {self.timeout_seconds:g} seconds (timeout_seconds){said}"
+            self.without_secrets(f"{path} could not be reached for {self.timeout_seconds:g} seconds (timeout_seconds)")
+            + said
         ) from self.harmless(last)
 
     def passes(self, error: BaseException) -> bool:
@@ -157,7 +159,7 @@ class Store:
         return any(kind.__name__ in _PASSING_KINDS for kind in type(error).__mro__)
 
     def _named(self, error: Exception, path: str) -> OSError:
-        text = f"{path}: {self.without_secrets(_text(error))}"
+        text = self.without_secrets(f"{path}: {_text(error)}")
         status = getattr(error, "status_code", None)
         if status in _REFUSED_STATUS:
             return PermissionError(text)
@@ -178,7 +180,7 @@ class Store:
         """A text in which whatever the options hold that nobody may see is replaced."""
         for secret in _secrets_in(self.options):
             text = text.replace(secret, "***")
-        return text
+        return _PASSWORD.sub("://***@", text)
 
     # What Storage asks for.
 

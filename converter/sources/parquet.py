@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import decimal
 import fnmatch
 import functools
 import hashlib
@@ -23,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
@@ -44,7 +45,8 @@ DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _DELTA_LOG = "_delta_log"
 _FOOTER_THREADS = 8
 _MAGIC_BYTES = 8
-_GLOB = re.compile(r"[*?\[]")
+_MAX_DIGITS = 38
+_GLOB, _BRACES = re.compile(r"[*?\[{]"), re.compile(r"\{([^{}]*)\}")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"NaN|[+-]?(Infinity|([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][+-]?[0-9]+)?)")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -79,6 +81,9 @@ class Footer:
     """For each column of values of lists how many of them a row has, and how many are left over, by row group."""
 
     footer_crc32: int
+    time_ns: int | None
+    """When it was written last, if it is a local one."""
+
     digest: str
 
     @property
@@ -156,6 +161,7 @@ def read_footers(
         file_names=tuple(file.name for file in files),
         file_bytes=np.array([file.num_bytes for file in files], np.int64),
         file_footers=np.array([file.footer_crc32 for file in files], np.int64),
+        file_times=_times_of(files),
         row_group_file=np.repeat(np.arange(len(files)), [len(file.row_group_rows) for file in files]).astype(np.int64),
         row_group_rows=rows,
         row_group_bytes=np.concatenate([file.row_group_bytes for file in files]),
@@ -168,20 +174,34 @@ def read_footers(
     )
 
 
+def _times_of(files: Sequence[Footer]) -> npt.NDArray[np.int64] | None:
+    times = [file.time_ns for file in files if file.time_ns is not None]
+    return np.array(times, np.int64) if len(times) == len(files) else None
+
+
 def _find_files(
     urls: Sequence[str], storage_options: StorageOptions | None, timeout_seconds: float
 ) -> tuple[Storage, dict[str, dict[str, str | None]]]:
     """The folder above all files, and their names below it, in the order of the names, each with its partition."""
     places: list[tuple[Storage, list[str]]] = []
-    for url in urls:
-        fixed, pattern = _split_glob(url)
-        place = open_storage(fixed, storage_options, timeout_seconds)
+    left = list(urls)
+    while left:
+        url = left.pop(0)
+        place, pattern = open_storage(url, storage_options, timeout_seconds), ""
+        # Whoever named a folder `run[1]` means that one.
+        if _GLOB.search(url) and not place.is_at_a_file and not place.list():
+            if braces := _BRACES.search(url):
+                before, behind = url[: braces.start()], url[braces.end() :]
+                left = [f"{before}{one}{behind}" for one in braces[1].split(",")] + left
+                continue
+            fixed, pattern = _split_glob(url)
+            place = open_storage(fixed, storage_options, timeout_seconds)
         _refuse_delta(place)
         if place.is_at_a_file:
             folder = place.above(posixpath.dirname(place.path()))
             names = [posixpath.basename(place.path())]
         else:
-            folder, names = place, sorted(_walk(place, pattern))
+            folder, names = place, sorted(set(_walk(place, pattern)))
         if not names:
             of = f" of {pattern}" if pattern else ""
             raise SourceError(f"{place.url} holds no Parquet files{of} (names that end with .parquet).", path=place.url)
@@ -197,8 +217,6 @@ def _find_files(
 
 def _split_glob(url: str) -> tuple[str, str]:
     """The part of a URL before the first name with a wildcard, and the rest."""
-    if not _GLOB.search(url):
-        return url, ""
     parts = url.split("/")
     first = next(index for index, part in enumerate(parts) if _GLOB.search(part))
     return "/".join(parts[:first]) or ("/" if url.startswith("/") else "."), "/".join(parts[first:])
@@ -207,9 +225,12 @@ def _split_glob(url: str) -> tuple[str, str]:
 def _walk(folder: Storage, pattern: str = "") -> Iterator[str]:
     """The Parquet files below a folder; what begins with `_` or `.` is no data, as Spark sees it.
 
-    A folder that a pattern ends at is taken whole.
+    A folder that a pattern ends at is taken whole; `**` is any number of folders, none included.
     """
     first, _, rest = pattern.partition("/")
+    is_any = first == "**"
+    if is_any:
+        yield from _walk(folder, rest)
     for info in folder.list():
         if info.name == _DELTA_LOG and info.is_directory:
             raise _is_delta(folder)
@@ -218,8 +239,9 @@ def _walk(folder: Storage, pattern: str = "") -> Iterator[str]:
         if is_hidden or (first and not fnmatch.fnmatchcase(info.name, first)):
             continue
         if info.is_directory:
-            yield from (f"{info.name}/{name}" for name in _walk(folder.below(info.name), rest))
-        elif not rest and info.name.endswith((".parquet", ".parq")):
+            below = pattern if is_any else rest
+            yield from (f"{info.name}/{name}" for name in _walk(folder.below(info.name), below))
+        elif not rest and not is_any and info.name.endswith((".parquet", ".parq")):
             yield info.name
 
 
@@ -280,6 +302,9 @@ def _typed(texts: Sequence[str | None]) -> pa.Array:
         bits = max((number if number >= 0 else ~number).bit_length() for number in numbers if number is not None)
         if bits < 64:
             return pa.array(numbers, pa.int32() if bits < 32 else pa.int64())
+        if (digits := max(len(str(abs(number))) for number in numbers if number is not None)) <= _MAX_DIGITS:
+            exact = [None if number is None else decimal.Decimal(number) for number in numbers]
+            return pa.array(exact, pa.decimal128(digits, 0))
     if present and all(_NUMBER.fullmatch(text) for text in present):
         return pa.array([None if text is None else float(text) for text in texts], pa.float64())
     if present and all(_DAY.fullmatch(text) for text in present):
@@ -344,6 +369,8 @@ def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterato
 def _read_footer(storage: Storage, last: list[_Kind], name: str) -> Footer:
     path = f"{storage.url}/{name}"
     try:
+        # Before: what is written meanwhile has a later one.
+        time_ns = storage.time_ns(name)
         with storage.open_parquet(name) as opened:
             num_bytes = opened.size()
             parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
@@ -354,16 +381,15 @@ def _read_footer(storage: Storage, last: list[_Kind], name: str) -> Footer:
             digest = hashlib.sha256(opened.read(length)).hexdigest()
             crc = executor.footer_crc32(opened)
             kind = _kind_of(parquet, last)
-            return _footer_of(parquet, kind, name=name, num_bytes=num_bytes, footer_crc32=crc, digest=digest)
+            said = {"name": name, "num_bytes": num_bytes, "footer_crc32": crc, "time_ns": time_ns, "digest": digest}
+            return _footer_of(parquet, kind, **said)
     except FileNotFoundError as error:
         raise SourceError(f"{path} is not there.", path=path) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SourceError(f"{path} is no Parquet file that can be read: {error}", path=path) from error
 
 
-def _footer_of(
-    parquet: pq.ParquetFile, kind: _Kind, *, name: str, num_bytes: int, footer_crc32: int, digest: str
-) -> Footer:
+def _footer_of(parquet: pq.ParquetFile, kind: _Kind, **said: Any) -> Footer:
     metadata = parquet.metadata
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     nulls = np.zeros(metadata.num_columns, np.int64)
@@ -390,16 +416,13 @@ def _footer_of(
         # Of lists it counts those within them as well.
         nulls[leaf] = total if is_known and not (is_list and total) else -1
     return Footer(
-        name=name,
-        num_bytes=num_bytes,
         schema=kind.schema,
         row_group_rows=np.array([group.num_rows for group in groups], np.int64),
         row_group_bytes=np.array([group.total_byte_size for group in groups], np.int64),
         leaf_nulls=nulls,
         leaf_bytes=sizes,
         list_lengths=lengths,
-        footer_crc32=footer_crc32,
-        digest=digest,
+        **said,
     )
 
 
@@ -440,6 +463,13 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
                 continue
             column.is_twice = column.is_twice or counts[name] > 1
             if column.is_twice or (pa.types.is_null(kind) and not spark_type):
+                continue
+            if path != column.source.path:
+                one_of, other_of = (".".join(f"[{part}]" for part in each) for each in (path, column.source.path))
+                said_there = f"{name!r} is {one_of}, and {other_of} there"
+                column.disagreement = column.disagreement or _disagree(
+                    url, those.first, first_file[name], name, said_there
+                )
                 continue
             wider = _wider(column.source.arrow_type, kind)
             here, there = ((spark_type or kind), (column.type_name or column.source.arrow_type))

@@ -306,7 +306,7 @@ TABLES: dict[str, Table] = {
         versions=2,
         folder="odd %20 folder, žluť=🐟 + 50%",
         # deltalake undoes the encoding of a path twice.
-        unreadable=dict.fromkeys(range(2), "cannot be opened"),
+        unreadable=dict.fromkeys(range(2), "takes for an encoded sign"),
         filters=(("s", "==", "row 7"),),
     ),
     "converted from parquet": Table(

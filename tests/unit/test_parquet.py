@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -255,7 +256,7 @@ def test_bad_options_are_named(tmp_path: Path, options: Any, kind: Any, match: s
 
 
 def test_no_path_is_refused() -> None:
-    for value in ([], None, 5, {}):
+    for value in ([], None, 5, {}, [5], [b"x"], b"x"):
         with pytest.raises(TypeError, match="make_parquet_converter needs a path"):
             make_parquet_converter(value)  # type: ignore[arg-type]
 
@@ -323,6 +324,71 @@ def test_filters_compare_as_the_column_is(tmp_path: Path) -> None:
     for nothing in ([("zero", "not in", [0.0])], [("some", "not in", [None, 3])], [("some", "=", None)]):
         with pytest.raises(SourceError, match="No row of"):
             converter.where(nothing)
+
+
+def test_a_file_that_was_written_again_is_noticed_though_its_footer_is_the_same(tmp_path: Path) -> None:
+    file = write(tmp_path, "a.parquet", {"id": [1, 2, 5]})
+    converter = make_parquet_converter(tmp_path)
+    copy = pickle.loads(pickle.dumps(converter))
+    before, content_before = file.stat(), file.read_bytes()
+    write(tmp_path, "a.parquet", {"id": [1, 4, 5]})
+    assert len(file.read_bytes()) == len(content_before)
+    for look in (read, lambda one: one.where([("id", ">", 0)]), lambda one: one.statistics):
+        with pytest.raises(SourceChangedError, match=r"a\.parquet was written again since it was looked at"):
+            look(converter)
+    file.write_bytes(content_before)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert read(converter)["id"].tolist() == [1, 2, 5]
+    # Elsewhere the same files may have been written at another time.
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert read(copy)["id"].tolist() == [1, 2, 5]
+
+
+def test_a_column_and_a_member_of_one_name_in_two_files_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "0.parquet", {"id": [0, 1], "a.b": [7, 8]})
+    write(tmp_path, "1.parquet", {"id": [2, 3], "a": [{"b": 1}, {"b": 2}]})
+    with pytest.raises(
+        SourceError, match=r"1\.parquet has other columns than .*0\.parquet: 'a\.b' is \[a\]\.\[b\], and"
+    ):
+        make_parquet_converter(tmp_path)
+    assert len(make_parquet_converter(tmp_path, columns=["id"])) == 4
+
+
+def test_patterns_name_folders_at_any_depth_and_of_a_choice_and_a_name_is_itself(tmp_path: Path) -> None:
+    for number, name in enumerate(("run[1]/a", "run1/a", "g/0", "g/x/1", "g/x/y/2", "g/.hidden/3", "{a,b}/c", "{a}/c")):
+        write((tmp_path / name).parent, f"{Path(name).name}.parquet", {"id": [number]})
+    for pattern, rows in (
+        ("run[1]", [0]), ("run[12]", [1]), ("run[1]/*.parquet", [1]), ("g/**/*.parquet", [2, 3, 4]),
+        ("g/**", [2, 3, 4]),
+        ("g/**/y", [4]), ("g/**/x/**/2.parquet", [4]), ("{run1,g/x/y}", [1, 4]), ("g/{0,x/1}.parquet", [2, 3]),
+        ("{a,b}", [6]), ("{g}/?.parquet", [2]), ("{a,b}*", [6]),
+    ):  # fmt: skip
+        if pattern == "{a,b}*":
+            with pytest.raises(SourceError, match="holds no Parquet files"):
+                make_parquet_converter(tmp_path / pattern)
+            continue
+        assert sorted(read(make_parquet_converter(tmp_path / pattern))["id"].tolist()) == rows, pattern
+
+
+def test_partitions_of_numbers_beyond_64_bits_stay_apart(tmp_path: Path) -> None:
+    for last in (0, 1):
+        write(tmp_path / f"p=1234567890123456789{last}", "a.parquet", {"id": [last]})
+    converter = make_parquet_converter(tmp_path)
+    assert len(converter.where([("p", "=", decimal.Decimal(12345678901234567890))])) == 1
+
+
+def test_times_that_microseconds_cannot_count_are_named(tmp_path: Path) -> None:
+    write(tmp_path, "a.parquet", {"t": pa.array([0, 2**62, None], pa.timestamp("ms"))})
+    converter = make_parquet_converter(tmp_path)
+    with pytest.raises(SourceError, match="Column 't' has times that microseconds cannot count"):
+        read(converter, nulls="mask")
+
+
+@pytest.mark.parametrize("shapes", [None, {"x": None}, {"x": (2,)}])
+def test_null_elements_are_said_whatever_the_shape(tmp_path: Path, shapes: Any) -> None:
+    write(tmp_path, "a.parquet", {"x": [[1, None], [2]]})
+    with pytest.raises((NullValueError, SourceError), match=r"null elements|row of 1 values"):
+        read(make_parquet_converter(tmp_path, shapes=shapes), ragged="pad", nulls="mask")
 
 
 def test_a_list_that_holds_nan_finds_it_though_no_footer_does(tmp_path: Path) -> None:
