@@ -69,12 +69,13 @@ def cache_dir(tmp_path: Path) -> Path:
 def no_reader_thread_is_left() -> Iterator[None]:
     """Reader threads end with the iteration that started them, the heartbeat with the last converter."""
     from converter.sources.executor import CLOSING_THREAD
+    from converter.stores import REQUEST_THREAD
 
     before = set(threading.enumerate())
     yield
     for thread in threading.enumerate():
-        if thread.name == CLOSING_THREAD:
-            # It ends by itself, half a second after it was last needed.
-            thread.join(2)
+        if thread.name in (CLOSING_THREAD, REQUEST_THREAD):
+            # It ends by itself: half a second after it was last needed, or when its store is back.
+            thread.join(5)
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("converter-")]
     assert not left, f"threads left behind: {left}"

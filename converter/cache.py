@@ -44,7 +44,7 @@ import platformdirs
 from converter.errors import CacheCorruptError, CacheError, CacheNotConfiguredError, CacheNotOwnedError
 from converter.manifest import DATA_FILE, Manifest
 from converter.storage import FileInfo, Storage, StorageOptions, open_storage
-from converter.stores import TIMEOUT_SECONDS
+from converter.stores import TIMEOUT_SECONDS, shown_url
 
 logger = logging.getLogger(__name__)
 
@@ -195,11 +195,13 @@ def open_root(
     try:
         parent = open_storage(cache_dir, storage_options, timeout_seconds)
     except ImportError as error:
-        raise CacheError(f"cache_dir={cache_dir!r} cannot be used: {error}", path=cache_dir) from error
+        shown = shown_url(cache_dir)
+        raise CacheError(f"cache_dir={shown!r} cannot be used: {error}", path=shown) from error
     except ValueError as error:
         if not cache_dir.strip():
             raise
-        raise CacheError(f"cache_dir={cache_dir!r} cannot be used: {error}", path=cache_dir) from error
+        shown = shown_url(cache_dir)
+        raise CacheError(f"cache_dir={shown!r} cannot be used: {error}", path=shown) from error
     if parent.url.startswith("memory:"):
         raise CacheError(
             f"cache_dir={parent.url!r} is in this process's memory, which no executor sees. Give a path or a URL that "
@@ -238,7 +240,8 @@ def find_root(
     if root.size(_OWNER) is not None:
         return root
     if root.is_at_a_file:
-        raise CacheError(f"{cache_dir} is a file, where a directory was expected.", path=cache_dir)
+        shown = shown_url(cache_dir)
+        raise CacheError(f"{shown} is a file, where a directory was expected.", path=shown)
     if any(not _PASSING.fullmatch(info.name) for info in root.list()) and root.size(_OWNER) is None:
         raise _not_owned(root)
     return None
@@ -259,8 +262,9 @@ def open_entry(
         committed = root.meanwhile(lambda: load(root, key))
         if root.size(_OWNER) is not None:
             return root, key, committed()
+    shown = shown_url(url)
     raise CacheNotOwnedError(
-        f"{url} is not a cache entry: expected <cache_dir>/{DIRECTORY}/<key>, as converter.url names it.", path=url
+        f"{shown} is not a cache entry: expected <cache_dir>/{DIRECTORY}/<key>, as converter.url names it.", path=shown
     )
 
 

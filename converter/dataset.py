@@ -16,11 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
 from converter import cache, identity
 from converter.columns import Nulls, Ragged
-from converter.errors import CacheError, SourceError
+from converter.errors import CacheError, ConverterError, SourceError
 from converter.forecast import LoaderPlan, describe_plan
 from converter.frameworks.numpy import BatchReader, takes_generator
 from converter.local_cache import find_local_root, remove_unheld
@@ -31,12 +30,11 @@ from converter.schema import DeclaredShape, FloatDtype, Schema, split_declared
 from converter.selection import Selection
 from converter.shards import find_shard
 from converter.sources.delta import find_location, read_snapshot
-from converter.sources.executor import CLOSING_THREAD
 from converter.sources.parquet import read_footers
 from converter.sources.spark import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
 from converter.statistics import ColumnStatistics, StatisticsByColumn
 from converter.storage import Storage, StorageOptions
-from converter.stores import TIMEOUT_SECONDS, check_timeout
+from converter.stores import TIMEOUT_SECONDS, check_timeout, shown_url
 from converter.windows import (
     LENGTH_SUFFIX,
     VALID_SUFFIX,
@@ -54,6 +52,9 @@ if TYPE_CHECKING:
     from converter.frameworks.torch import TorchDataLoader
 
 logger = logging.getLogger(__name__)
+
+_HURRY_SECONDS = 5.0
+"""How long a store that is away is waited for once something else went wrong."""
 
 _MAX_SWEPT = 64
 """Entries that a conversion looks at when it cleans up: each costs a listing."""
@@ -203,7 +204,18 @@ class DatasetConverter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(delete=self._holding.delete_on_exit and self._is_owner)
+        root, delete = self._holding.root, self._holding.delete_on_exit and self._is_owner
+        if root is None or error is None:
+            self._close(delete=delete)
+            return
+        # Who was interrupted, or whose store is away, is not kept for another `timeout_seconds`.
+        hurries = isinstance(error, ConverterError) or not isinstance(error, Exception)
+        try:
+            with root.hurried(_HURRY_SECONDS) if hurries else contextlib.nullcontext():
+                self._close(delete=delete)
+        except (OSError, CacheError) as failure:
+            # The first error is the one to be seen.
+            logger.warning("Could not let go of %s: %s; sweep(…) removes what is left.", self.url, failure)
 
     def delete(self) -> None:
         """Remove the cache entry: at once if nobody else uses it, else when the last one lets go.
@@ -969,10 +981,7 @@ def _named_store_errors(url: str, kind: type[SourceError | CacheError] = SourceE
     try:
         yield
     except OSError as error:
-        parts = urlsplit(url)
-        # Before the sign stands a container, elsewhere a user, maybe with a password.
-        place = parts.netloc if parts.scheme.startswith("abfs") else parts.netloc.rpartition("@")[2]
-        shown = f"{parts.scheme}://{place}{parts.path}" if parts.netloc else url
+        shown = shown_url(url)
         raise kind(f"{shown} cannot be read: {error}.", path=shown) from error
 
 
@@ -1130,7 +1139,7 @@ def _close_remote() -> None:
     A thread of the user's that is not over yet may still read: then the last turn must do.
     """
     ours = (threading.main_thread(), *concurrent.futures.thread._threads_queues)  # noqa: SLF001
-    others = [thread for thread in threading.enumerate() if thread not in ours and thread.name != CLOSING_THREAD]
+    others = [thread for thread in threading.enumerate() if thread not in ours]
     if all(thread.daemon for thread in others):
         _close_all(is_remote=True)
 

@@ -141,7 +141,13 @@ class LocalCache:
     def _fetching(self, name: str, given_up: threading.Event | None) -> Iterator[None]:
         """Be the one on this host who fetches a piece."""
         number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _NUM_LOCKS
-        lock = os.open(os.path.join(self._folder, f".lock-{number}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            lock = os.open(os.path.join(self._folder, f".lock-{number}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            # Full of files, or the folder is gone: then each fetches for itself.
+            self._say_full(f"{error.strerror or error}")
+            yield
+            return
         try:
             while True:
                 try:
@@ -195,6 +201,22 @@ class LocalCache:
         if not self._is_full:
             self._is_full = True
             logger.warning("%s is full (%s): what does not fit is fetched each time.", self.root, why)
+
+
+def open_local_cache(directory: str, fingerprint: str, max_bytes: int | None) -> LocalCache | None:
+    """The pieces of a dataset on this host; None, and a warning, where the disk is full already.
+
+    Raises:
+        CacheNotOwnedError, CacheError: as `LocalCache`.
+    """
+    try:
+        return LocalCache(directory, fingerprint, max_bytes)
+    except (CacheError, OSError) as error:
+        cause = error.__cause__ if isinstance(error, CacheError) else error
+        if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        logger.warning("%s is full (%s): everything is fetched each time.", directory, cause.strerror or cause)
+        return None
 
 
 def piece_name(kind: str, number: int, content: object) -> str:

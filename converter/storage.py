@@ -19,7 +19,7 @@ import posixpath
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
@@ -157,6 +157,18 @@ class Storage:
     def path(self, *names: str) -> str:
         """The path of a name, as the filesystem knows it."""
         return posixpath.join(self._root, *names)
+
+    @contextlib.contextmanager
+    def hurried(self, timeout_seconds: float) -> Iterator[None]:
+        """Wait no longer than this for a remote store meanwhile."""
+        before = 0.0 if self.is_local else self._filesystem.timeout_seconds
+        if not self.is_local:
+            self._filesystem.timeout_seconds = min(before, timeout_seconds)
+        try:
+            yield
+        finally:
+            if not self.is_local:
+                self._filesystem.timeout_seconds = before
 
     def make_directory(self) -> None:
         """Create this directory and those above it; does nothing where it exists."""

@@ -19,6 +19,7 @@ import inspect
 import os
 import random
 import re
+import socket
 import ssl
 import threading
 import time
@@ -53,12 +54,15 @@ _PASSING_KINDS = {"ServiceRequestError", "ServiceResponseError", "IncompleteRead
 _PASSING_SIGNS = ("DataTransferError", "All DataNodes failed", "Connection", "SafeModeException", "StandbyException")
 """In what hdfs-native says; it has no classes for them."""
 
+REQUEST_THREAD = "converter-request"
 _MAX_KEPT_READERS = 256
 _MAX_TEXT = 300
 _AZURE_SCHEMES = ("abfs", "abfss", "az")
 _AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
 _AZURE_SCOPE = "https://storage.azure.com/.default"
+_AZURE_CREDENTIALS = ("connection_string", "account_key", "sas_token", "credential", "client_secret")
 _AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
+_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
 _PASSWORD = re.compile(r"://[^/@:\s]*:[^/@\s]*@")
 _FSSPEC_OPTIONS = {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop"}
 """What every filesystem of fsspec takes."""
@@ -78,6 +82,9 @@ class Store:
 
     keeps_answers = True
     """Whether an answer cannot be lost on its way."""
+
+    is_native = False
+    """Whether its client waits in code of its own, which must not come back while the interpreter ends."""
 
     survives_fork = True
     """Whether a forked child may open its own where its parent has one."""
@@ -122,7 +129,8 @@ class Store:
         last: BaseException | None = None
         while True:
             try:
-                return Request(lambda: request(self.filesystem())).answer(deadline=deadline, given_up=given_up)
+                asked = Request(lambda: request(self.filesystem()), is_native=self.is_native)
+                return asked.answer(deadline=deadline, given_up=given_up)
             except (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, GivenUpError):
                 raise
             except _NoAnswerError:
@@ -140,11 +148,15 @@ class Store:
             else:
                 time.sleep(wait)
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)
-        said = "" if last is None else f", and said at last: {self.without_secrets(_text(last))}"
+        said = self._why_silent() if last is None else f", and said at last: {self.without_secrets(_text(last))}"
         raise TimeoutError(
             self.without_secrets(f"{path} could not be reached for {self.timeout_seconds:g} seconds (timeout_seconds)")
             + said
         ) from self.harmless(last)
+
+    def _why_silent(self) -> str:
+        """What can be said of a store that gave no answer at all."""
+        return ""
 
     def passes(self, error: BaseException) -> bool:
         """Whether the same request may be answered a little later."""
@@ -180,7 +192,7 @@ class Store:
         """A text in which whatever the options hold that nobody may see is replaced."""
         for secret in _secrets_in(self.options):
             text = text.replace(secret, "***")
-        return _PASSWORD.sub("://***@", text)
+        return _QUERY.sub(r"\1?***", _PASSWORD.sub("://***@", text))
 
     # What Storage asks for.
 
@@ -267,6 +279,7 @@ class HdfsStore(Store):
     """HDFS through hdfs-native: no JVM, no libhdfs."""
 
     keeps_answers = survives_fork = False
+    is_native = True
     _used_by: int | None = None
 
     def __init__(self, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
@@ -278,6 +291,16 @@ class HdfsStore(Store):
         return super().passes(error) or (
             isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _PASSING_SIGNS)
         )
+
+    def _why_silent(self) -> str:
+        # hdfs-native goes on trying by itself, and does not say why it must.
+        host, port = self.options.get("host"), self.options.get("port")
+        if host is not None and port is not None:
+            try:
+                socket.create_connection((str(host), int(port)), timeout=1).close()
+            except OSError as error:
+                return f": {host}:{port} says {error.strerror or error}"
+        return ""
 
     def _open(self) -> Any:
         # Its threads are the process's, and a forked child that used them would wait for ever.
@@ -374,13 +397,20 @@ class AzureStore(Store):
     """The last one that was there."""
 
     def _open(self) -> Any:
-        filesystem = super()._open()
+        try:
+            filesystem = super()._open()
+        except (ValueError, TypeError, AttributeError) as error:
+            raise self._unusable(error) from None
         # Azure's own patience begins with 15 seconds, knows no deadline, and hides that a put was tried before.
         policy = getattr(getattr(filesystem.service_client, "_config", None), "retry_policy", None)
         for name in ("total_retries", "connect_retries", "read_retries", "status_retries"):
             if hasattr(policy, name):
                 setattr(policy, name, 0)
         return filesystem
+
+    def _unusable(self, error: Exception) -> OSError:
+        names = ", ".join(sorted(set(self.options) & set(_AZURE_CREDENTIALS))) or "no credential"
+        return OSError(f"storage_options ({names}) cannot be used: {self.without_secrets(_text(error))}")
 
     def delta_options(self) -> dict[str, str]:
         """The options by the names that deltalake has for them; of a provider of tokens one token."""
@@ -403,6 +433,8 @@ class AzureStore(Store):
         return found
 
     def _named(self, error: Exception, path: str) -> OSError:
+        if type(error).__name__ == "AzureSigningError":
+            return self._unusable(error)
         found = super()._named(error, path)
         by_connection = "SharedAccessSignature" in str(self.options.get("connection_string"))
         if isinstance(found, PermissionError) and (by_connection or "sas_token" in self.options):
@@ -473,30 +505,56 @@ def check_timeout(timeout_seconds: Any) -> float:
 
 def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:
     """The store that a URL names, the path in it, and the URL as it may be shown."""
+    # Hadoop takes both forms.
+    url = re.sub(r"^(hdfs|viewfs):/(?=[^/])", r"\1:///", url)
+    shown = shown_url(url).rstrip("/")
     if "://" not in url:
-        raise ValueError(f"{url!r} is no URL that this version knows: write scheme://…, file:… or a local path.")
-    parts = urlsplit(url)
-    if parts.scheme in _AZURE_SCHEMES or (parts.scheme == "https" and _AZURE_HOST.fullmatch(parts.netloc)):
+        raise ValueError(f"{shown!r} is no URL that this version knows: write scheme://…, file:… or a local path.")
+    scheme, netloc, path = _split_url(url)
+    if scheme in _AZURE_SCHEMES or (scheme == "https" and _AZURE_HOST.fullmatch(netloc)):
         return _open_azure(url, options, timeout_seconds)
-    # User information and queries of a URL can be secrets, and URLs are shown.
-    host = parts.netloc.rpartition("@")[2]
-    shown = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
-    if parts.scheme in ("hdfs", "viewfs"):
+    if scheme in ("hdfs", "viewfs"):
+        if re.search(r"[?#]", path):
+            # It would look into the folder that is named before the sign.
+            raise ValueError(f"{shown} has a ? or # in its path, which hdfs-native cannot read. Rename the folder.")
         _require("hdfs_native", shown, "hdfs")
-        found = {"host": parts.hostname, "port": parts.port} | dict(options)
-        if parts.username:
-            found.setdefault("user", parts.username)
-        root = parts.path.rstrip("/") or "/"
-        return HdfsStore(found, protocol=parts.scheme, timeout_seconds=timeout_seconds), root, shown
+        place = urlsplit(f"//{netloc}")
+        found = {"host": place.hostname, "port": place.port} | dict(options)
+        if place.username:
+            found.setdefault("user", place.username)
+        return HdfsStore(found, protocol=scheme, timeout_seconds=timeout_seconds), path.rstrip("/") or "/", shown
     try:
-        fsspec.get_filesystem_class(parts.scheme)
+        fsspec.get_filesystem_class(scheme)
     except ImportError as error:
         raise MissingDependencyError(f"{shown} needs a filesystem that is not installed: {error}") from error
     except ValueError as error:
         raise ValueError(f"{shown} names no filesystem that fsspec knows: {error}") from error
     filesystem, root = fsspec.core.url_to_fs(url, **options)
-    store = Store(dict(filesystem.storage_options), protocol=parts.scheme, timeout_seconds=timeout_seconds)
+    store = Store(dict(filesystem.storage_options), protocol=scheme, timeout_seconds=timeout_seconds)
     return store, root.rstrip("/") or "/", shown
+
+
+def _split_url(url: str) -> tuple[str, str, str]:
+    """Scheme, place and path; to Hadoop and to stores of objects `#` and `?` are signs like any."""
+    scheme, _, rest = url.partition("://")
+    netloc, sign, path = rest.partition("/")
+    return scheme.lower(), netloc, sign + path
+
+
+def shown_url(url: str) -> str:
+    """A URL as it may be shown: user information and queries can be secrets.
+
+    >>> shown_url("s3://key:secret@bucket/a"), shown_url("https://host/c?sig=secret"), shown_url("hdfs://h/a#b")
+    ('s3://bucket/a', 'https://host/c', 'hdfs://h/a#b')
+    """
+    if "://" not in url:
+        return url
+    scheme, netloc, path = _split_url(url)
+    if scheme not in ("hdfs", "viewfs"):
+        path = re.sub(r"\?.*=.*", "", path)
+    # Before the sign stands a container of Azure's, elsewhere a user, maybe with a password.
+    place = netloc if scheme in _AZURE_SCHEMES else netloc.rpartition("@")[2]
+    return f"{scheme}://{place}{path}"
 
 
 def _open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:
@@ -560,6 +618,11 @@ def parse_azure_url(url: str) -> AzurePlace:
     >>> place.container, place.path, place.account, place.host
     ('data', 'a/b', 'lake', 'lake.dfs.core.windows.net')
     """
+    if re.search(r"[?#]", url):
+        raise ValueError(
+            f"{re.split('[?#]', url)[0]} goes on with a ? or #, which a URL of Azure's does not have here. Give a "
+            "signature as storage_options={'sas_token': …}; in the https form write a # of a name as %23."
+        )
     parts = urlsplit(url)
     path = unquote(parts.path).strip("/") if parts.scheme == "https" else parts.path.strip("/")
     if parts.scheme == "https":
@@ -619,11 +682,14 @@ class _NoAnswerError(Exception):
 class Request(Generic[Result]):
     """A call in a thread of its own, which is left behind where nobody waits for its answer."""
 
-    def __init__(self, call: Callable[[], Result]) -> None:
+    def __init__(self, call: Callable[[], Result], *, is_native: bool = False) -> None:
         self._done = threading.Event()
         self._found: list[Result] = []
         self._failed: list[BaseException] = []
-        threading.Thread(target=self._run, args=(call,), name="converter-request", daemon=True).start()
+        if is_native:
+            executor.start_beside(lambda: self._run(call), REQUEST_THREAD)
+        else:
+            threading.Thread(target=self._run, args=(call,), name=REQUEST_THREAD, daemon=True).start()
 
     def _run(self, call: Callable[[], Result]) -> None:
         try:
@@ -660,7 +726,18 @@ def _is_secret(name: str, value: Any) -> bool:
     """Whether an option must not be seen; a callable or an object of azure-identity gives secrets, and holds none."""
     if isinstance(value, Mapping):
         return any(_is_secret(inner, one) for inner, one in value.items())
+    if _held_secrets(value):
+        return True
     return isinstance(value, (str, bytes)) and any(word in name.lower() for word in _SECRET_WORDS)
+
+
+def _held_secrets(value: Any) -> list[str]:
+    """What azure-core's credentials of one key or signature hold: they are no providers."""
+    if not type(value).__module__.startswith("azure.core."):
+        return []
+    found = [getattr(value, "signature", None), getattr(value, "key", None)]
+    found.append(getattr(getattr(value, "named_key", None), "key", None))
+    return [one for one in found if isinstance(one, str)]
 
 
 def _secrets_in(options: Mapping[str, Any]) -> list[str]:
@@ -669,11 +746,15 @@ def _secrets_in(options: Mapping[str, Any]) -> list[str]:
     for name, value in options.items():
         if isinstance(value, Mapping):
             found += _secrets_in(value)
-        elif isinstance(value, str) and _is_secret(name, value):
-            found += [value, value.removeprefix("?")]
+            continue
+        texts = _held_secrets(value)
+        if isinstance(value, (str, bytes)) and _is_secret(name, value):
+            texts.append(value.decode(errors="replace") if isinstance(value, bytes) else value)
+        for text in texts:
+            found += [text, text.removeprefix("?")]
             # A connection string's parts, a signature's fields.
-            for part in value.replace("?", "&").replace(";", "&").split("&"):
+            for part in text.replace("?", "&").replace(";", "&").split("&"):
                 key, is_pair, inner = part.partition("=")
                 if is_pair and any(word in key.lower() for word in (*_SECRET_WORDS, "sig")):
-                    found.append(inner)
+                    found += [inner, unquote(inner)]
     return sorted({one for one in found if len(one) > 3}, key=len, reverse=True)

@@ -40,7 +40,7 @@ from converter.columns import (
 )
 from converter.errors import ReadError, SourceError
 from converter.files import DataFiles, RowGroup
-from converter.local_cache import LocalCache
+from converter.local_cache import open_local_cache
 from converter.manifest import Manifest
 from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
 from converter.ranges import Fetched
@@ -170,7 +170,7 @@ class BatchSource:
         """The data files for `runs`: what keeps them over epochs need not map them anew, a third of the reading."""
         cache = None
         if self.local_cache_dir is not None and not self.storage.is_local:
-            cache = LocalCache(self.local_cache_dir, self.manifest.fingerprint, self.local_cache_bytes)
+            cache = open_local_cache(self.local_cache_dir, self.manifest.fingerprint, self.local_cache_bytes)
         return DataFiles(
             self.storage,
             self.manifest,

@@ -140,7 +140,7 @@ def finish(process: subprocess.Popen[str], *, seconds: float = 120) -> Any:
     return json.loads(output.splitlines()[-1])
 
 
-def wait_until(claim: Callable[[], Any], *, seconds: float = 90) -> None:
+def wait_until(claim: Callable[[], Any], *, seconds: float = 240) -> None:
     """Return once `claim` holds; fail if it does not in time."""
     deadline = time.monotonic() + seconds
     while not claim():

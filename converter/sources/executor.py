@@ -17,6 +17,7 @@ read at 1.4), of varying length as BINARY, scalars as themselves.
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import gc
@@ -58,6 +59,11 @@ DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA = "converter.dtype", "converter.nd
 FINDING = "converter finding: "
 PROBE_NAME = "probe"
 CLOSING_THREAD = "converter-close"
+_LAST_WAIT_SECONDS = 5.0
+
+_LEAST_BLOCK_BYTES = 128 << 20
+_BLOCK_STEP_BYTES = 1 << 20
+"""Hadoop's default, and what NameNodes ask of a block's size at least."""
 
 _FROZEN = "CONVERTER_FROZEN_PROCESS"
 _MAX_FREEZES = 3
@@ -146,7 +152,7 @@ def make_probe(
             pass
         try:
             filesystem = open_filesystem(store)
-            file = _open_new(filesystem, directory, PROBE_NAME)
+            file = _open_new(filesystem, directory, PROBE_NAME, num_bytes=0)
             num_bytes = file.write(b"reached")
             close_whole(filesystem, file, f"{directory}/{PROBE_NAME}", num_bytes)
             answer = {"pyarrow": pa.__version__}
@@ -238,7 +244,9 @@ def _write(
         if file is None:
             name = f"part-{partition:05d}-{attempt:08x}-{len(reports):04d}.parquet"
             codecs = _choose_codecs(table) if spec["compression"] == "auto" else spec["compression"]
-            file = _open_file(spec, name, _with_shapes(table.schema, layout, columns), codecs)
+            # What is written at last is all that there is; else the file ends with a row group beyond its size.
+            expected = table.nbytes if num_rows is None else spec["file_bytes"] + 2 * spec["row_group_bytes"]
+            file = _open_file(spec, name, _with_shapes(table.schema, layout, columns), codecs, expected)
         _write_row_group(file, table.slice(0, num_rows))
         pending = [table.slice(num_rows)] if num_rows is not None and num_rows < table.num_rows else []
         pending_rows, pending_bytes = sum(part.num_rows for part in pending), sum(part.nbytes for part in pending)
@@ -486,14 +494,51 @@ def token_expiry(token: str) -> int:
     return int(time.time()) + 600
 
 
-def _open_new(filesystem: Any, directory: str, name: str) -> Any:
-    """A new file, to be written from its beginning to its end."""
+def _open_new(filesystem: Any, directory: str, name: str, *, num_bytes: int) -> Any:
+    """A new file, to be written from its beginning to its end; of about so many bytes, or fewer.
+
+    On HDFS it is one block: hdfs-native gives a file up when the NameNode is not told of a block before the next but
+    one begins, which happens where DataNodes have much to do.
+    """
     if filesystem is None:
         os.makedirs(directory, exist_ok=True)
         return open(os.path.join(directory, name), "wb", buffering=0)
-    if filesystem.protocol in ("hdfs", "viewfs"):
-        filesystem.makedirs(directory, exist_ok=True)
-    return filesystem.open(f"{directory}/{name}", "wb")
+    if not is_hdfs(filesystem):
+        return filesystem.open(f"{directory}/{name}", "wb")
+    filesystem.makedirs(directory, exist_ok=True)
+    block_bytes = max(_LEAST_BLOCK_BYTES, -(-num_bytes // _BLOCK_STEP_BYTES) * _BLOCK_STEP_BYTES)
+    return filesystem.open(f"{directory}/{name}", "wb", block_size=block_bytes)
+
+
+def is_hdfs(filesystem: Any) -> bool:
+    """Whether it is hdfs-native's."""
+    return getattr(filesystem, "protocol", None) in ("hdfs", "viewfs")
+
+
+def start_beside(call: Callable[[], None], name: str) -> None:
+    """Start a thread that may hang in hdfs-native. Nobody waits for it but the interpreter's end, for some seconds.
+
+    Not for ever, because the NameNode may not come back; but a thread that comes back from there while the
+    interpreter ends takes the process down (Python unwinds it through Rust, which aborts).
+    """
+
+    def run() -> None:
+        try:
+            call()
+        finally:
+            atexit.unregister(wait)
+
+    def wait() -> None:
+        _ends.append(time.monotonic() + _LAST_WAIT_SECONDS)
+        thread.join(max(0.0, _ends[0] - time.monotonic()))
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    atexit.register(wait)
+    thread.start()
+
+
+_ends: list[float] = []
+"""When the interpreter's end has waited long enough, once it waits."""
 
 
 def close_whole(filesystem: Any, raw: Any, path: str, num_bytes: int) -> None:
@@ -505,7 +550,7 @@ def close_whole(filesystem: Any, raw: Any, path: str, num_bytes: int) -> None:
     instead of 510 to 540. (Not before: a lease given up while the last block is on its way lets the NameNode recover
     that block, and the file is lost to its writer.)
     """
-    if not num_bytes or getattr(filesystem, "protocol", None) not in ("hdfs", "viewfs"):
+    if not num_bytes or not is_hdfs(filesystem):
         raw.close()
         return
     client = filesystem.client
@@ -524,8 +569,7 @@ def close_whole(filesystem: Any, raw: Any, path: str, num_bytes: int) -> None:
         # Else Python closes it again when it is forgotten, and waits for a NameNode that may be gone by then.
         io.IOBase.close(raw)
 
-    # No daemon: the interpreter must not end while hdfs-native is about to come back to it.
-    threading.Thread(target=close, name=CLOSING_THREAD, daemon=False).start()
+    start_beside(close, CLOSING_THREAD)
     pause = 0.002
     while not is_closed.wait(pause):
         pause = min(2 * pause, 0.1)
@@ -563,10 +607,12 @@ def _choose_codecs(table: pa.Table) -> dict[str, str]:
     }
 
 
-def _open_file(spec: dict[str, Any], name: str, schema: pa.Schema, codecs: str | dict[str, str]) -> dict[str, Any]:
+def _open_file(
+    spec: dict[str, Any], name: str, schema: pa.Schema, codecs: str | dict[str, str], num_bytes: int
+) -> dict[str, Any]:
     """A new Parquet file that counts and digests what passes; a dict, because a class would not travel."""
     filesystem = open_filesystem(spec["store"])
-    raw = _open_new(filesystem, spec["directory"], name)
+    raw = _open_new(filesystem, spec["directory"], name, num_bytes=num_bytes)
     file: dict[str, Any] = {"name": name, "directory": spec["directory"], "filesystem": filesystem, "raw": raw}
     file |= {"bytes": 0, "crc": 0}
 
@@ -727,6 +773,9 @@ def _discard(file: dict[str, Any] | None, reports: list[dict[str, Any]], spec: d
         if hasattr(file["raw"], "blocksize"):
             # fsspec's: closing it would finish the file.
             file["raw"].closed = True
+        elif is_hdfs(file["filesystem"]):
+            # Closing it would wait for blocks that nobody wants.
+            io.IOBase.close(file["raw"])
         else:
             file["raw"].close()
         file["is_discarded"] = True
@@ -736,7 +785,9 @@ def _discard(file: dict[str, Any] | None, reports: list[dict[str, Any]], spec: d
         _let_go_of_writer(file)
         reports = [*reports, file]
     for report in reports:
-        _remove(open_filesystem(spec["store"]), spec["directory"], report["name"])
+        # Why the files are discarded is to be heard; who sweeps removes what could not be removed.
+        with contextlib.suppress(Exception):
+            _remove(open_filesystem(spec["store"]), spec["directory"], report["name"])
 
 
 def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:

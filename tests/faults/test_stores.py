@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -15,9 +16,12 @@ from pyspark.sql import SparkSession
 
 import converter
 from converter import CacheError, DatasetConverter, ReadError, cache, make_spark_converter
+from converter.sources import executor
 from converter.storage import open_storage
+from converter.stores import TIMEOUT_SECONDS
 from tests.faults.small_entries import write_data
-from tests.known_rows import run_python, start_python, wait_until
+from tests.known_rows import finish, run_python, start_python, wait_until
+from tests.servers.hdfs import SMALL_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from tests.servers.azurite import Azurite
@@ -106,6 +110,64 @@ def test_a_namenode_that_is_paused_delays_writing_and_reading(spark: SparkSessio
         hdfs.namenode.resume()
         pausing.join()
     assert left(place) == [".owner"]
+
+
+def create_while_the_namenode_hangs(url: str, namenode: int) -> list[str]:
+    """In a process of its own: a small file whose closing the NameNode does not answer."""
+    store = open_storage(url, timeout_seconds=2)
+    store.make_directory()
+    close_whole = executor.close_whole
+
+    def hang_and_close(*arguments: Any) -> None:
+        os.kill(namenode, signal.SIGSTOP)
+        close_whole(*arguments)
+
+    executor.close_whole = hang_and_close
+    with pytest.raises(TimeoutError, match="could not be reached for 2 seconds"):
+        store.put_if_absent("file", b"content")
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("converter-"))
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
+def test_an_interpreter_ends_while_the_namenode_hangs_or_comes_back(hdfs: Hdfs, place: Any, is_back: bool) -> None:
+    try:
+        with start_python(create_while_the_namenode_hangs, place[0], hdfs.namenode.pid) as process:
+            if is_back:
+                # While the interpreter's end waits for what is under way.
+                timer = threading.Timer(4, hdfs.namenode.resume)
+                timer.start()
+                timer.join()
+            assert executor.CLOSING_THREAD in finish(process, seconds=60)
+    finally:
+        hdfs.namenode.resume()
+    # Whole or not at all.
+    store = open_storage(place[0])
+    assert store.size("file") in (None, len(b"content"))
+
+
+@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
+def test_what_ends_a_block_is_seen_though_the_namenode_hangs(spark: SparkSession, hdfs: Hdfs, place: Any) -> None:
+    made = convert(spark, place)
+    begin = time.monotonic()
+    try:
+        hdfs.namenode.pause()
+        with pytest.raises(KeyboardInterrupt), made:
+            raise KeyboardInterrupt
+    finally:
+        hdfs.namenode.resume()
+    assert time.monotonic() - begin < TIMEOUT_SECONDS / 2
+
+
+@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
+def test_a_file_on_hdfs_is_one_block(spark: SparkSession, hdfs: Hdfs, place: Any) -> None:
+    with convert(spark, place, writer="executors") as made:
+        client = executor.open_filesystem(made._storage.store, skip_instance_cache=True).client
+        files = [client.get_file_info(made._storage.path(name)) for name in made._manifest.file_names]
+    assert len(files) == 2
+    for file in files:
+        assert file.length <= file.blocksize
+        assert file.blocksize > SMALL_BLOCK_BYTES
 
 
 @pytest.mark.parametrize("place", ["hdfs"], indirect=True)

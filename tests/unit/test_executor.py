@@ -634,6 +634,14 @@ def test_a_disk_that_refuses_a_write_leaves_no_file(tmp_path: Path, monkeypatch:
         write_one(tmp_path, WIDE, wide_batch(range(10_000)), row_group_bytes=64 << 10)
     assert files(tmp_path) == []
 
+    def refuse(*_: Any) -> None:
+        raise PermissionError("and nothing can be removed")
+
+    # The first error is the one to be seen.
+    monkeypatch.setattr(executor, "_remove", refuse)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_one(tmp_path, WIDE, wide_batch(range(10_000)), row_group_bytes=64 << 10)
+
 
 def test_a_disk_that_takes_a_write_in_parts_gets_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (straight,) = write_one(tmp_path / "a", WIDE, wide_batch(range(1000)))

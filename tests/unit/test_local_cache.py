@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from converter import sweep
+from converter import local_cache, sweep
 from converter.errors import CacheError, CacheNotOwnedError
-from converter.local_cache import DIRECTORY, LocalCache, open_local_root, remove_unheld
+from converter.local_cache import DIRECTORY, LocalCache, open_local_cache, open_local_root, remove_unheld
 from converter.stores import GivenUpError
 
 ONE, TWO = "fingerprint one", "fingerprint two"
@@ -157,6 +158,35 @@ def fetch():
     os.kill(os.getpid(), signal.SIGKILL)
 cache.get(sys.argv[3], [3], fetch)
 """
+
+
+def test_a_folder_that_somebody_removes_costs_no_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = LocalCache(str(tmp_path), ONE, None)
+    fetch = Fetch(b"one")
+    get(cache, fetch)
+    shutil.rmtree(tmp_path / DIRECTORY)
+    assert [get(cache, fetch) for _ in range(3)] == [[b"one"]] * 3
+    assert fetch.count == 4
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("call", ["makedirs", "open"])
+def test_a_disk_that_is_full_already_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    open_local_root(str(tmp_path))
+
+    def refuse(path: object, *arguments: object, **options: object) -> int:
+        if str(path).startswith(str(tmp_path)):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(path, *arguments, **options)
+
+    original = getattr(os, call)
+    monkeypatch.setattr(local_cache.os, call, refuse)
+    assert open_local_cache(str(tmp_path), ONE, None) is None
+    assert "is full (No space left on device): everything is fetched each time" in caplog.text
+    monkeypatch.undo()
+    assert open_local_cache(str(tmp_path), ONE, None) is not None
 
 
 def test_a_process_that_is_killed_leaves_no_lock_and_no_half_piece(tmp_path: Path) -> None:

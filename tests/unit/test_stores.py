@@ -12,11 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from azure.core.credentials import AccessToken
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.core.pipeline import PipelineContext, PipelineRequest, PipelineResponse
 from azure.core.pipeline.policies import AsyncBearerTokenCredentialPolicy
 from azure.core.rest import HttpRequest
 
+from converter import CacheError, cache
 from converter.sources import executor
 from converter.storage import open_storage
 from converter.stores import (
@@ -76,6 +77,63 @@ def test_a_url_without_an_account_says_where_one_may_be_named(monkeypatch: pytes
 def test_a_url_that_is_none_of_azures_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"names no container|is no host of Azure"):
         open_store(url, ACCOUNT, 5)
+
+
+@pytest.mark.parametrize("url", [
+    "https://lake.blob.core.windows.net/data/a?sp=rl&sig=hidden", f"abfss://{LAKE}/a?sig=hidden", f"abfss://{LAKE}/a#b",
+    "hdfs://host:1/a#b", "hdfs://host:1/a?sig=hidden",
+])  # fmt: skip
+def test_a_sign_that_would_cut_a_path_is_refused(url: str) -> None:
+    """`/a#b` is another folder than `/a`, and to sweep the one is not to sweep the other."""
+    with pytest.raises(ValueError, match=r"a \? or #") as caught:
+        open_store(url, {}, 1)
+    assert "hidden" not in str(caught.value).replace("sig=hidden has a", "")
+
+
+@pytest.mark.parametrize("url", [
+    "https://lake.blob.core.windows.net/data/a?sp=rl&sig=hidden", "s3x://key:hidden@bucket/a", "hdfs://u:hidden@host:no/x",
+    "nothing-like-it:/x/hidden@y",
+])  # fmt: skip
+def test_what_a_url_hides_is_in_no_error(url: str) -> None:
+    for call in (lambda: cache.open_root(url, {}), lambda: cache.open_entry(f"{url}/{'0' * 16}-{'0' * 16}")):
+        with pytest.raises((CacheError, ValueError)) as caught:
+            call()
+        error: BaseException | None = caught.value
+        while error is not None and "://" in url:
+            assert "hidden" not in f"{error} {error.args} {getattr(error, 'path', '')}"
+            error = error.__cause__ or error.__context__
+
+
+def test_what_a_library_says_of_a_url_is_told_without_its_secrets() -> None:
+    store = Store({}, protocol="https")
+    said = "https://user:hidden@host/a?sig=hidden&b=1 and abfs://data@lake/a, 'http://host/b?hidden'"
+    assert store.without_secrets(said) == "https://***@host/a?*** and abfs://data@lake/a, 'http://host/b?***'"
+
+
+@pytest.mark.parametrize("credential", [AzureSasCredential("sig=hid%2Bden"), AzureNamedKeyCredential("lake", "hidden")])
+def test_what_holds_a_key_is_no_provider(credential: Any) -> None:
+    storage = open_storage(f"abfss://{LAKE}/a", {"credential": credential})
+    assert b"hid" not in pickle.dumps(storage)
+    assert "hid" not in storage.without_secrets("hid%2Bden hid+den" if "Sas" in str(type(credential)) else "hidden")
+
+
+@pytest.mark.parametrize("option", ["connection_string", "account_key"])
+@pytest.mark.parametrize("value", ["garbage", b"garbage", "x"])
+def test_a_credential_that_is_none_is_named(option: str, value: Any) -> None:
+    storage = open_storage(f"abfss://{LAKE}/a", {option: value}, 1)
+    with pytest.raises(OSError, match=rf"storage_options \({option}\) cannot be used") as caught:
+        storage.size("a")
+    assert "garbage" not in str(caught.value)
+
+
+def test_who_refuses_to_be_called_is_named() -> None:
+    store = HdfsStore({"host": "127.0.0.1", "port": 1}, protocol="hdfs")
+    assert store._why_silent() == ": 127.0.0.1:1 says Connection refused"
+
+
+def test_hadoops_short_form_is_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, root, shown = open_store("hdfs:/a/b", {}, 1)
+    assert (root, shown) == ("/a/b", "hdfs:///a/b")
 
 
 def test_a_url_of_hdfs_has_a_host_or_none() -> None:
