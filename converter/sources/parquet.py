@@ -16,6 +16,7 @@ import decimal
 import fnmatch
 import functools
 import hashlib
+import itertools
 import json
 import math
 import posixpath
@@ -38,6 +39,7 @@ from converter.schema import DeclaredShape, Field, Schema, dtype_of, raise_unsup
 from converter.sources import executor
 from converter.statistics import ColumnStatistics
 from converter.storage import Storage, StorageOptions, open_storage
+from converter.stores import shown_url
 
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """How Hive, and Spark, call the folder of rows whose partition column is null."""
@@ -184,28 +186,14 @@ def _find_files(
 ) -> tuple[Storage, dict[str, dict[str, str | None]]]:
     """The folder above all files, and their names below it, in the order of the names, each with its partition."""
     places: list[tuple[Storage, list[str]]] = []
-    left = list(urls)
-    while left:
-        url = left.pop(0)
-        place, pattern = open_storage(url, storage_options, timeout_seconds), ""
-        # Whoever named a folder `run[1]` means that one.
-        if _GLOB.search(url) and not place.is_at_a_file and not place.list():
-            if braces := _BRACES.search(url):
-                before, behind = url[: braces.start()], url[braces.end() :]
-                left = [f"{before}{one}{behind}" for one in braces[1].split(",")] + left
-                continue
-            fixed, pattern = _split_glob(url)
-            place = open_storage(fixed, storage_options, timeout_seconds)
-        _refuse_delta(place)
-        if place.is_at_a_file:
-            folder = place.above(posixpath.dirname(place.path()))
-            names = [posixpath.basename(place.path())]
-        else:
-            folder, names = place, sorted(set(_walk(place, pattern)))
-        if not names:
-            of = f" of {pattern}" if pattern else ""
-            raise SourceError(f"{place.url} holds no Parquet files{of} (names that end with .parquet).", path=place.url)
-        places.append((folder, names))
+    for url in urls:
+        found_there = _files_of(url, storage_options, timeout_seconds)
+        # Of a choice `{a,b}` one may be missing.
+        if not any(names for _, names in found_there):
+            nowhere = found_there[0][0].url
+            of = f" of {shown_url(url)}" if _GLOB.search(url) else ""
+            raise SourceError(f"{nowhere} holds no Parquet files{of} (names that end with .parquet).", path=nowhere)
+        places += [(folder, names) for folder, names in found_there if names]
     common = posixpath.commonpath([folder.path() for folder, _ in places])
     found: dict[str, dict[str, str | None]] = {}
     for folder, names in places:
@@ -213,6 +201,30 @@ def _find_files(
         for name in names:
             found[posixpath.normpath(posixpath.join(below, name))] = _partition_of(name)
     return places[0][0].above(common), found
+
+
+def _files_of(
+    url: str, storage_options: StorageOptions | None, timeout_seconds: float
+) -> list[tuple[Storage, list[str]]]:
+    """The folders that a URL names, and the names of files below each: several of them for a choice `{a,b}`."""
+    is_glob, pattern = _GLOB.search(url) is not None and not url.startswith(("http://", "https://")), ""
+    # Whoever named a folder `run[1]` means that one; elsewhere a path ends at a question mark.
+    if not is_glob or "://" not in url or "?" not in url:
+        place = open_storage(url, storage_options, timeout_seconds)
+        is_glob = is_glob and not place.is_at_a_file and not place.list()
+    if is_glob:
+        if braces := _BRACES.search(url):
+            before, behind = url[: braces.start()], url[braces.end() :]
+            found = [
+                _files_of(f"{before}{one}{behind}", storage_options, timeout_seconds) for one in braces[1].split(",")
+            ]
+            return list(itertools.chain.from_iterable(found))
+        fixed, pattern = _split_glob(url)
+        place = open_storage(fixed, storage_options, timeout_seconds)
+    _refuse_delta(place)
+    if place.is_at_a_file:
+        return [(place.above(posixpath.dirname(place.path())), [posixpath.basename(place.path())])]
+    return [(place, sorted(set(_walk(place, pattern))))]
 
 
 def _split_glob(url: str) -> tuple[str, str]:

@@ -415,8 +415,9 @@ def test_a_token_for_a_container_is_enough_to_read_what_is_in_it(spark: SparkSes
     storage.put_if_absent("x.parquet", table.getvalue())
     endpoint = f"BlobEndpoint=http://127.0.0.1:{azurite.port}/{azurite.account}"
     options = {"connection_string": f"{endpoint};SharedAccessSignature={azurite.sas(container, permission='rl')}"}
-    with make_parquet_converter(url, storage_options=options) as made:
-        assert len(made) == 3
+    for place in (url, f"{url}/?.parquet", f"{url}/{{x,y}}.parquet", f"{azurite.url(container)}/deep/**/[x].parquet"):
+        with make_parquet_converter(place, storage_options=options) as made:
+            assert len(made) == 3
 
 
 def test_the_account_of_a_url_is_that_of_its_connection_string(azurite: Azurite) -> None:

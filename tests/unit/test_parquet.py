@@ -360,7 +360,7 @@ def test_patterns_name_folders_at_any_depth_and_of_a_choice_and_a_name_is_itself
     for pattern, rows in (
         ("run[1]", [0]), ("run[12]", [1]), ("run[1]/*.parquet", [1]), ("g/**/*.parquet", [2, 3, 4]),
         ("g/**", [2, 3, 4]),
-        ("g/**/y", [4]), ("g/**/x/**/2.parquet", [4]), ("{run1,g/x/y}", [1, 4]), ("g/{0,x/1}.parquet", [2, 3]),
+        ("g/**/y", [4]), ("g/**/x/**/2.parquet", [4]), ("{run1,no,g/x/y}", [1, 4]), ("g/{0,x/1}.parquet", [2, 3]),
         ("{a,b}", [6]), ("{g}/?.parquet", [2]), ("{a,b}*", [6]),
     ):  # fmt: skip
         if pattern == "{a,b}*":
