@@ -25,6 +25,7 @@ import inspect
 import io
 import json
 import os
+import queue
 import threading
 import time
 import zlib
@@ -58,7 +59,10 @@ DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA = "converter.dtype", "converter.nd
 
 FINDING = "converter finding: "
 PROBE_NAME = "probe"
-CLOSING_THREAD = "converter-close"
+CLOSING_THREAD, WRITING_THREAD = "converter-close", "converter-write"
+_PIECES_AHEAD, _PIECE_BYTES = 8, 4 << 20
+"""Of a remote file what may wait to be written, beside the row group that is encoded."""
+
 _LAST_WAIT_SECONDS = 5.0
 
 _LEAST_BLOCK_BYTES = 128 << 20
@@ -616,6 +620,9 @@ def _open_file(
     file: dict[str, Any] = {"name": name, "directory": spec["directory"], "filesystem": filesystem, "raw": raw}
     file |= {"bytes": 0, "crc": 0}
 
+    if filesystem is not None:
+        file["write"], file["finish"], file["stop"] = _write_behind(raw)
+
     class Sink:
         """Counts bytes and keeps a running CRC-32, which costs a tenth of the write (sha256: a half)."""
 
@@ -630,8 +637,7 @@ def _open_file(
             if "footer" in file:
                 file["footer"].write(data)
             if filesystem is not None:
-                # hdfs-native takes a memoryview number by number: 0.1 GB/s, and of bytes 0.5.
-                raw.write(bytes(data))
+                file["write"](data)
                 return len(data)
             view = memoryview(data).cast("B")
             while view:  # An unbuffered file may take only a part.
@@ -675,11 +681,54 @@ def _open_file(
             metadata_collector=footers,
         )
     except BaseException:
-        raw.close()
-        _remove(filesystem, spec["directory"], name)
+        _discard(file, [], spec)
         raise
     file |= {"rows": [], "row_group_bytes": [], "digests": [], "nulls": dict.fromkeys(schema.names, 0)}
     return file
+
+
+def _write_behind(raw: Any) -> tuple[Callable[[Any], None], Callable[[], None], Callable[[], None]]:
+    """Write a remote file in a thread of its own: what hands it bytes, what waits until all are written, what gives up.
+
+    Meanwhile the next rows are fetched and encoded: 200 MB of binary to HDFS in 1.50 s instead of 1.76 on two cores.
+    """
+    pieces: queue.Queue[bytes | None] = queue.Queue(_PIECES_AHEAD)
+    failed: list[BaseException] = []
+    is_stopped = threading.Event()
+
+    def run() -> None:
+        while (piece := pieces.get()) is not None and not is_stopped.is_set():
+            # What comes after an error is dropped, so that nobody waits for room.
+            if not failed:
+                try:
+                    raw.write(piece)
+                except BaseException as error:  # noqa: BLE001 (raised where the next piece is handed over)
+                    failed.append(error)
+
+    def write(data: Any) -> None:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), _PIECE_BYTES):
+            if failed:
+                raise failed[0]
+            # hdfs-native takes a memoryview number by number: 0.1 GB/s, and of bytes 0.5.
+            pieces.put(bytes(view[start : start + _PIECE_BYTES]))
+
+    def finish() -> None:
+        pieces.put(None)
+        thread.join()
+        if failed:
+            raise failed[0]
+
+    def stop() -> None:
+        is_stopped.set()
+        # Nobody waits for a store that hangs.
+        with contextlib.suppress(queue.Full):
+            pieces.put(None, timeout=_LAST_WAIT_SECONDS)
+        thread.join(_LAST_WAIT_SECONDS)
+
+    thread = threading.Thread(target=run, name=WRITING_THREAD, daemon=True)
+    thread.start()
+    return write, finish, stop
 
 
 def _max_rows_per_page() -> dict[str, int]:
@@ -701,6 +750,8 @@ def _write_row_group(file: dict[str, Any], table: pa.Table) -> None:
 def _close_file(file: dict[str, Any]) -> dict[str, Any]:
     file["footer"] = io.BytesIO()
     file["writer"].close()
+    if "finish" in file:
+        file["finish"]()
     close_whole(file["filesystem"], file["raw"], f"{file['directory']}/{file['name']}", file["bytes"])
     _let_go_of_writer(file)
     return {
@@ -770,6 +821,8 @@ def _as_number(value: Any) -> float:
 def _discard(file: dict[str, Any] | None, reports: list[dict[str, Any]], spec: dict[str, Any]) -> None:
     """Remove everything this task wrote: nobody will hear of it."""
     if file is not None:
+        if "stop" in file:
+            file["stop"]()
         if hasattr(file["raw"], "blocksize"):
             # fsspec's: closing it would finish the file.
             file["raw"].closed = True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import gc
 import json
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +22,7 @@ from converter.schema import Field
 from converter.sources import executor
 from converter.sources.moments import from_json, mean_of
 from converter.sources.spark_schema import SparkColumn
+from tests.known_rows import wait_until
 from tests.unit.known_tables import ALL, ID, RAGGED, SCALARS, TENSORS, Column, make_spec, record_batch, write
 
 VECTOR_TYPE = pa.struct(
@@ -641,6 +644,63 @@ def test_a_disk_that_refuses_a_write_leaves_no_file(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(executor, "_remove", refuse)
     with pytest.raises(OSError, match="No space left on device"):
         write_one(tmp_path, WIDE, wide_batch(range(10_000)), row_group_bytes=64 << 10)
+
+
+class Slow:
+    """A remote file that takes its time, fails from so many bytes on, or hangs."""
+
+    def __init__(self, *, fails_at: int = 1 << 60, hangs: bool = False) -> None:
+        self.fails_at, self.hangs, self.taken = fails_at, hangs, bytearray()
+        self.is_released = threading.Event()
+
+    def write(self, piece: bytes) -> int:
+        time.sleep(0.001)
+        if self.hangs:
+            self.is_released.wait()
+        if len(self.taken) + len(piece) > self.fails_at:
+            raise OSError(28, "No space left on device")
+        self.taken += piece
+        return len(piece)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 1000, 1 << 20])
+def test_what_is_written_behind_arrives_in_its_order(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
+    monkeypatch.setattr(executor, "_PIECE_BYTES", piece_bytes)
+    parts = [bytes([number]) * (number * 7 % 50) for number in range(60)]
+    raw = Slow()
+    write, finish, _ = executor._write_behind(raw)
+    for part in parts:
+        write(pa.py_buffer(part) if len(part) % 2 else part)
+    finish()
+    assert raw.taken == b"".join(parts)
+
+
+def test_what_fails_behind_is_raised_before() -> None:
+    raw = Slow(fails_at=5)
+    write, finish, _ = executor._write_behind(raw)
+
+    def write_on() -> None:
+        while True:
+            write(b"abc")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        write_on()
+    with pytest.raises(OSError, match="No space left on device"):
+        finish()
+    assert raw.taken == b"abc"
+
+
+def test_who_gives_up_waits_for_no_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "_LAST_WAIT_SECONDS", 0.1)
+    raw = Slow(hangs=True)
+    write, _, stop = executor._write_behind(raw)
+    for _ in range(executor._PIECES_AHEAD):
+        write(b"abc")
+    stop()
+    raw.is_released.set()
+    # What waited is dropped, and the thread ends.
+    wait_until(lambda: executor.WRITING_THREAD not in [thread.name for thread in threading.enumerate()])
+    assert raw.taken in (b"", b"abc")
 
 
 def test_a_disk_that_takes_a_write_in_parts_gets_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
