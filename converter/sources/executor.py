@@ -61,7 +61,7 @@ FINDING = "converter finding: "
 PROBE_NAME = "probe"
 CLOSING_THREAD, WRITING_THREAD = "converter-close", "converter-write"
 _PIECES_AHEAD, _PIECE_BYTES = 8, 4 << 20
-"""Of a remote file what may wait to be written, beside the row group that is encoded."""
+"""Of a file on HDFS what may wait to be written, beside the row group that is encoded."""
 
 _LAST_WAIT_SECONDS = 5.0
 
@@ -620,8 +620,11 @@ def _open_file(
     file: dict[str, Any] = {"name": name, "directory": spec["directory"], "filesystem": filesystem, "raw": raw}
     file |= {"bytes": 0, "crc": 0}
 
-    if filesystem is not None:
+    if is_hdfs(filesystem):
         file["write"], file["finish"], file["stop"] = _write_behind(raw)
+    elif filesystem is not None:
+        # adlfs has blocks of its own, and sends them itself.
+        file["write"] = lambda data: raw.write(bytes(data))
 
     class Sink:
         """Counts bytes and keeps a running CRC-32, which costs a tenth of the write (sha256: a half)."""
@@ -688,7 +691,7 @@ def _open_file(
 
 
 def _write_behind(raw: Any) -> tuple[Callable[[Any], None], Callable[[], None], Callable[[], None]]:
-    """Write a remote file in a thread of its own: what hands it bytes, what waits until all are written, what gives up.
+    """Write a file in a thread of its own: what hands it bytes, what waits until all are written, what gives up.
 
     Meanwhile the next rows are fetched and encoded: 200 MB of binary to HDFS in 1.50 s instead of 1.76 on two cores.
     """
