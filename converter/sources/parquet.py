@@ -191,8 +191,8 @@ def _find_files(
         # Of a choice `{a,b}` one may be missing.
         if not any(names for _, names in found_there):
             nowhere = found_there[0][0].url
-            of = f" of {shown_url(url)}" if _GLOB.search(url) else ""
-            raise SourceError(f"{nowhere} holds no Parquet files{of} (names that end with .parquet).", path=nowhere)
+            nothing = f"{shown_url(url)} matches" if _GLOB.search(url) else f"{nowhere} holds"
+            raise SourceError(f"{nothing} no Parquet files (names that end with .parquet).", path=nowhere)
         places += [(folder, names) for folder, names in found_there if names]
     common = posixpath.commonpath([folder.path() for folder, _ in places])
     found: dict[str, dict[str, str | None]] = {}

@@ -385,9 +385,11 @@ def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
     """Let an executor write one small file, and see whether the driver finds it."""
     probe = executor.make_probe(directory.path(), directory.store)
     try:
-        row = session.range(1).mapInArrow(probe, executor.REPORT_SCHEMA).collect()[0]
+        # In one partition: Azure refuses one of two that write the same blob at the same time.
+        rows = session.range(0, 1, 1, 1).mapInArrow(probe, executor.REPORT_SCHEMA).collect()
     except Exception as error:  # noqa: BLE001 (whatever it is, executors that fail here would fail later)
         return "lists", f"the executors cannot run pyarrow ({directory.without_secrets(short_cause(error))})"
+    [row] = rows
     answer = json.loads(row["report"])
     if int(answer["pyarrow"].partition(".")[0]) < LEAST_PYARROW:
         return "lists", f"the executors have pyarrow {answer['pyarrow']}, and {LEAST_PYARROW} is needed"
