@@ -56,6 +56,7 @@ _MANY_VERSIONS = 1_000_000
 
 _COMMIT = re.compile(r"[0-9]{20}\.json")
 _CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.")
+_TOTALS = re.compile(r"[0-9]{20}\.crc")
 _SMALL_COMMIT_BYTES = 128
 """Below this a commit is looked at whether it says anything."""
 
@@ -217,10 +218,16 @@ def _read_log_folder(storage: Storage) -> Mapping[str, FileInfo]:
     return {info.name: info for info in storage.below(_LOG).list()}
 
 
+def _first_replayed(log: Mapping[str, FileInfo], version: int) -> int:
+    """The version behind the last checkpoint: from there on commits are read."""
+    return 1 + max(
+        (int(name[:20]) for name in log if _CHECKPOINT.match(name) and int(name[:20]) <= version), default=-1
+    )
+
+
 def _check_commits(storage: Storage, log: Mapping[str, FileInfo], version: int) -> None:
     """Refuse a log in which a commit between the last checkpoint and this version says nothing."""
-    checkpoints = [int(name[:20]) for name in log if _CHECKPOINT.match(name) and int(name[:20]) <= version]
-    first = max(checkpoints, default=-1) + 1
+    first = _first_replayed(log, version)
     for name, info in log.items():
         if (
             not _COMMIT.fullmatch(name)
@@ -345,21 +352,30 @@ def _actions(table: Any, said: str, storage: Storage, log: Mapping[str, FileInfo
         raise SourceError(
             f"The log of {said} cannot be read: {_cause(storage, error)}.", path=storage.url
         ) from storage.harmless(error)
-    _check_totals(actions, said, storage, log, f"{int(table.version()):020}.crc")
+    _check_totals(actions, said, storage, log, int(table.version()))
     actions = actions.sort_by("path")
     # A count that is not there is not a count of none.
     return actions.filter(pc.fill_null(pc.not_equal(actions["num_records"], 0), True)).combine_chunks()
 
 
-def _check_totals(actions: pa.Table, said: str, storage: Storage, log: Mapping[str, FileInfo], name: str) -> None:
-    """Compare with what Spark noted beside a commit, if it did: a log that lost a line is a log all the same."""
-    if name not in log or log[name].is_directory:
+def _check_totals(actions: pa.Table, said: str, storage: Storage, log: Mapping[str, FileInfo], version: int) -> None:
+    """Compare with what Spark noted beside a commit, if it did: a log that lost a line is a log all the same.
+
+    Other writers note nothing; then the newest version before theirs that Spark wrote is compared.
+    """
+    noted_at = max(
+        (int(name[:20]) for name in log if _TOTALS.fullmatch(name) and int(name[:20]) <= version), default=-1
+    )
+    if noted_at < min(version, _first_replayed(log, version)):
         return
+    name = f"{noted_at:020}.crc"
     try:
         noted = json.loads(storage.below(_LOG).read(name))
         expected = int(noted["numFiles"]), int(noted["tableSizeBytes"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        # Nobody needs it; Spark does without, too.
+        if noted_at < version:
+            said += f" (as of version {noted_at})"
+            actions = pa.table(_open(storage, log, version=noted_at, timestamp=None).get_add_actions(flatten=True))
+    except Exception:  # noqa: BLE001 (nobody needs it; Spark does without, too)
         return
     found = actions.num_rows, int(pc.sum(actions["size_bytes"]).as_py() or 0)
     if found != expected:
@@ -426,8 +442,13 @@ def _columns(schema: Mapping[str, Any], mapping: str, actions: pa.Table) -> list
 
 
 def _comparable_columns(columns: Sequence[Column]) -> dict[str, SourceColumn]:
-    """A few columns of whole numbers whose bounds the log knows, whether they are wanted or not."""
-    found = [one for one in columns if one.source.least is not None and pa.types.is_integer(one.source.arrow_type)]
+    """A few columns whose bounds the log knows, whether they are wanted or not; days may be beyond Python's."""
+    found = [
+        one
+        for kinds in ((pa.types.is_integer,), (pa.types.is_floating, pa.types.is_string))
+        for one in columns
+        if one.source.least is not None and any(is_kind(one.source.arrow_type) for is_kind in kinds)
+    ]
     return {column.name: column.source for column in found[:_MAX_COMPARED_COLUMNS]}
 
 

@@ -412,6 +412,23 @@ def test_a_commit_that_lost_a_line_is_noticed_where_spark_noted_what_there_is(tm
     assert len(ids_of(path)) == 40
 
 
+def test_a_lost_line_is_noticed_behind_another_writers_version(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    noted = commit(path, 3).with_suffix(".crc")
+    total = sum(file_of(path, version).stat().st_size for version in range(4))
+    noted.write_text(json.dumps({"tableSizeBytes": total, "numFiles": 4}))
+    assert ids_of(path) == list(range(50))
+    left = [action for action in actions_of(path, 2) if "add" not in action]
+    commit(path, 2).write_text("".join(json.dumps(action) + "\n" for action in left))
+    with pytest.raises(SourceError, match=rf"version 4 .*\(as of version 3\) is damaged: .*{noted.name} says 4 of"):
+        make_delta_converter(path)
+    assert len(ids_of(path, version=2)) == 20
+    # Behind a checkpoint the commits are not read, and need not be there.
+    DeltaTable(str(path)).create_checkpoint()
+    append(path, {"id": [50]})
+    assert len(ids_of(path)) == 41
+
+
 @pytest.mark.parametrize("damage", ["cut", "zeros", "empty", "gone"])
 @pytest.mark.parametrize("is_cleaned", [False, True])
 def test_a_checkpoint_that_is_damaged_is_noticed(tmp_path: Path, damage: str, is_cleaned: bool) -> None:
@@ -484,21 +501,34 @@ def test_a_data_file_that_is_another_one_is_named(tmp_path: Path, swap: Any, sai
             read(converter)
 
 
-def test_files_that_changed_places_are_noticed_though_they_are_of_one_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "key",
+    [
+        np.arange(90),
+        np.linspace(-3, 7, 90),
+        np.linspace(0, 1, 90).astype(np.float32),
+        [f"row {number:02}" for number in range(90)],
+        [f"{number:02} of a text that is longer than what a log keeps, 日本" for number in range(90)],
+    ],
+    ids=["integers", "doubles", "floats", "texts", "long-texts"],
+)
+def test_files_that_changed_places_are_noticed_though_they_are_of_one_size(tmp_path: Path, key: Any) -> None:
     path = append_each(
-        tmp_path / "table", [{"id": range(10 * one, 10 * one + 10), "x": np.ones(10)} for one in range(9)]
+        tmp_path / "table", [{"key": key[10 * one : 10 * one + 10], "x": np.ones(10)} for one in range(9)]
     )
     files = sorted(path.glob("*.parquet"), key=lambda file: (file.stat().st_size, file.name))
     one, other = next(pair for pair in itertools.pairwise(files) if len({one.stat().st_size for one in pair}) == 1)
-    kept = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(kept)
     reads: list[Callable[[DatasetConverter], Any]] = [
         rows_of, lambda found: rows_of(found, columns=["x"]), lambda found: found.where([("x", ">=", 0.0)]),
     ]  # fmt: skip
     for read in reads:
+        read(make_delta_converter(path))
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    for read in reads:
         for columns in (None, ["x"]):
-            with pytest.raises(SourceChangedError, match=r"has values of 'id' from .* by the table's log") as caught:
+            with pytest.raises(SourceChangedError, match=r"has values of 'key' from .* by the table's log") as caught:
                 read(make_delta_converter(path, columns=columns))
             assert str(caught.value.path).endswith((one.name, other.name))
 
