@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Only where there is more than the tests in `tests/unit`, which start no Java."""
+    if any("unit" not in item.path.parts for item in session.items):
+        from tests.servers.java import make_java_start_quickly
+
+        make_java_start_quickly()
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Classic Spark on two cores, in the time zone that shows confusions of time zones."""
