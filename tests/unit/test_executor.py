@@ -663,9 +663,9 @@ class Slow:
         return len(piece)
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 1000, 1 << 20])
-def test_what_is_written_behind_arrives_in_its_order(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
-    monkeypatch.setattr(executor, "_PIECE_BYTES", piece_bytes)
+@pytest.mark.parametrize("waiting_bytes", [1, 1000, 1 << 20])
+def test_what_is_written_behind_arrives_in_its_order(monkeypatch: pytest.MonkeyPatch, waiting_bytes: int) -> None:
+    monkeypatch.setattr(executor, "_WAITING_BYTES", waiting_bytes)
     parts = [bytes([number]) * (number * 7 % 50) for number in range(60)]
     raw = Slow()
     write, finish, _ = executor._write_behind(raw)
@@ -673,6 +673,28 @@ def test_what_is_written_behind_arrives_in_its_order(monkeypatch: pytest.MonkeyP
         write(pa.py_buffer(part) if len(part) % 2 else part)
     finish()
     assert raw.taken == b"".join(parts)
+
+
+def test_a_store_that_is_slower_than_the_encoder_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "_WAITING_BYTES", 6)
+    raw = Slow(hangs=True)
+    write, finish, _ = executor._write_behind(raw)
+    written: list[bytes] = []
+
+    def write_all() -> None:
+        for number in range(9):
+            write(bytes([number]) * 3)
+            written.append(b"")
+        finish()
+
+    encoder = threading.Thread(target=write_all)
+    encoder.start()
+    wait_until(lambda: len(written) == 2)
+    encoder.join(0.05)
+    assert len(written) == 2
+    raw.is_released.set()
+    encoder.join(60)
+    assert raw.taken == b"".join(bytes([number]) * 3 for number in range(9))
 
 
 def test_what_fails_behind_is_raised_before() -> None:
@@ -694,7 +716,7 @@ def test_who_gives_up_waits_for_no_store_that_hangs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(executor, "_LAST_WAIT_SECONDS", 0.1)
     raw = Slow(hangs=True)
     write, _, stop = executor._write_behind(raw)
-    for _ in range(executor._PIECES_AHEAD):
+    for _ in range(8):
         write(b"abc")
     stop()
     raw.is_released.set()
