@@ -364,7 +364,7 @@ def test_patterns_name_folders_at_any_depth_and_of_a_choice_and_a_name_is_itself
         ("{a,b}", [6]), ("{g}/?.parquet", [2]), ("{a,b}*", [6]),
     ):  # fmt: skip
         if pattern == "{a,b}*":
-            with pytest.raises(SourceError, match="holds no Parquet files"):
+            with pytest.raises(SourceError, match="matches no Parquet files"):
                 make_parquet_converter(tmp_path / pattern)
             continue
         assert sorted(read(make_parquet_converter(tmp_path / pattern))["id"].tolist()) == rows, pattern
