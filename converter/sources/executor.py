@@ -73,6 +73,9 @@ _FROZEN = "CONVERTER_FROZEN_PROCESS"
 _MAX_FREEZES = 3
 _FEW_OBJECTS = 10_000
 
+_MAX_HEADER_BYTES = 64 << 10
+"""A page's header holds, of statistics, at most 4 kB each."""
+
 _MAX_PAGE_BYTES = 1 << 30
 """A page's size is a number of 32 bits."""
 
@@ -627,7 +630,10 @@ def _open_file(
         file["write"] = lambda data: raw.write(bytes(data))
 
     class Sink:
-        """Counts bytes and keeps a running CRC-32, which costs a tenth of the write (sha256: a half)."""
+        """Counts bytes and keeps a running CRC-32, of headers and small pages alone.
+
+        A large page's own CRC-32 stands in the header before it, and once more would cost a tenth of the write.
+        """
 
         closed = False
 
@@ -636,7 +642,8 @@ def _open_file(
                 # A discarded file's writer ends with a footer that nobody wants.
                 return len(data)
             file["bytes"] += len(data)
-            file["crc"] = zlib.crc32(data, file["crc"])
+            if len(data) <= _MAX_HEADER_BYTES:
+                file["crc"] = zlib.crc32(data, file["crc"])
             if "footer" in file:
                 file["footer"].write(data)
             if filesystem is not None:

@@ -776,6 +776,22 @@ def test_one_other_value_is_another_digest(tmp_path: Path, changed: int) -> None
     assert one[0]["rows"] == two[0]["rows"]
 
 
+@pytest.mark.parametrize("compression", ["none", "zstd", "auto"])
+@pytest.mark.parametrize("row", [0, 19_999])
+def test_one_other_number_in_a_large_page_is_another_digest(tmp_path: Path, row: int, compression: str) -> None:
+    rows = wide_batch(range(20_000))
+    assert rows.nbytes > 10 * executor._MAX_HEADER_BYTES
+    numbers = rows.flatten().to_numpy().copy()
+    numbers[row * 16] += 0.5
+    other = pa.FixedSizeListArray.from_arrays(pa.array(numbers), 16).cast(rows.type)
+    one, same, two = (
+        write_one(tmp_path / name, WIDE, array, compression=compression)[0]["digests"]
+        for name, array in (("a", rows), ("b", rows), ("c", other))
+    )
+    assert one == same
+    assert one != two
+
+
 def test_every_row_group_has_its_digest(tmp_path: Path) -> None:
     (report,) = write_one(tmp_path, WIDE, wide_batch(range(10_000)), row_group_bytes=2560 * ROW_BYTES)
     assert len(report["digests"]) == len(report["rows"]) == len(report["row_group_bytes"]) > 3
