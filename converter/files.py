@@ -462,8 +462,22 @@ def read_places(parquet: pq.ParquetFile, indices: Sequence[int], places: Sequenc
         for member in place.members:
             # With the nulls of the struct around it.
             column = pc.struct_field(column, [column.type.get_field_index(member)])
+        column = pa.chunked_array([_without_views(chunk) for chunk in column.chunks]) if column.chunks else column
         found.append(_in_todays_calendar(column, parquet.metadata, place))
     return found
+
+
+def _without_views(array: pa.Array) -> pa.Array:
+    """Views of lists as lists, whose values lie side by side; Arrow's own cast loses values where there are nulls."""
+    is_large = pa.types.is_large_list_view(array.type)
+    if not is_large and not pa.types.is_list_view(array.type):
+        return array
+    values = _without_views(array.flatten())
+    sizes = np.asarray(pc.fill_null(pc.list_value_length(array), 0))
+    ends = np.cumsum(sizes, dtype=np.int64)
+    offsets = pa.array(np.concatenate([[0], ends]), pa.int64() if is_large else pa.int32())
+    kind = pa.LargeListArray if is_large else pa.ListArray
+    return kind.from_arrays(offsets, values, mask=pc.is_null(array) if array.null_count else None)
 
 
 def is_julian(metadata: pq.FileMetaData, place: Place) -> bool:

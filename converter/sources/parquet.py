@@ -613,7 +613,11 @@ def canonical(kind: pa.DataType) -> pa.DataType:
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether it is a list in any of its forms."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    types = pa.types
+    return bool(
+        types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        or types.is_list_view(kind) or types.is_large_list_view(kind)
+    )  # fmt: skip
 
 
 def _list_size(kind: pa.DataType) -> int | None:

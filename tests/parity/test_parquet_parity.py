@@ -123,7 +123,9 @@ def some_decimals(*, nulls: bool = True) -> dict[str, pa.Array]:
 def lists(*, nulls: bool = True) -> dict[str, pa.Array]:
     flat: list[list[Any]] = [[1, 2, 3], [], [4], [5, 6]]
     found = {name: repeat(flat, kind, nulls=nulls)
-             for name, kind in (("list", pa.list_(pa.int32())), ("large", pa.large_list(pa.int32())))}  # fmt: skip
+             for name, kind in (("list", pa.list_(pa.int32())), ("large", pa.large_list(pa.int32())),
+                                ("view", pa.list_view(pa.int32())), ("large view", pa.large_list_view(pa.int64())),
+             )}  # fmt: skip
     found["fixed"] = repeat([[1, 2], [3, 4], [5, 6]], pa.list_(pa.float32(), 2), nulls=nulls)
     for kind in ("int8", "int64", "uint8", "uint16", "uint32", "float16", "float32", "float64", "bool"):
         arrow = pa.bool_() if kind == "bool" else getattr(pa, kind)()
@@ -136,6 +138,7 @@ def lists(*, nulls: bool = True) -> dict[str, pa.Array]:
     nested: list[Any] = [[[1, 2], [3, 4]], [[5], [6], [7]], [[8, 9, 10]]]
     found["nested"] = repeat(nested, pa.list_(pa.list_(pa.int16())), nulls=nulls)
     found["nested large"] = repeat(nested, pa.large_list(pa.list_(pa.float64())), nulls=nulls)
+    found["nested views"] = repeat(nested, pa.list_view(pa.large_list_view(pa.float64())), nulls=nulls)
     found["nested fixed"] = repeat([[[1, 2]], [[3, 4], [5, 6]]], pa.list_(pa.list_(pa.int32(), 2)), nulls=nulls)
     found["deep"] = repeat([[[[1, 2]], [[3, 4]]], [[[5]]]], pa.list_(pa.list_(pa.list_(pa.float32()))), nulls=nulls)
     return found
@@ -400,9 +403,6 @@ REFUSED: dict[str, Callable[[], pa.Array]] = {
     "list of dates": lambda: pa.array([[dt.date(2026, 1, 1)], []]),
     "list of structs": lambda: pa.array([[{"a": 1}], []]),
     "list of maps": lambda: pa.array([[[("a", 1)]], []], pa.list_(pa.map_(pa.string(), pa.int32()))),
-    # Arrow's cast of them to lists loses values.
-    "list view": lambda: pa.array([[1], [2]], pa.list_view(pa.int32())),
-    "large list view": lambda: pa.array([[1], [2]], pa.large_list_view(pa.int32())),
     "bytes of one length": lambda: pa.array([b"abc", b"def"], pa.binary(3)),
     "json": lambda: pa.array(["{}", "null"], pa.json_()),
     "uuid": lambda: pa.array([b"0123456789abcdef"] * 2, pa.uuid()),
