@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Only where there is more than the tests in `tests/unit`, which start no Java."""
-    if any("unit" not in item.path.parts for item in session.items):
+    """Only where there is more than doctests and the tests in `tests/unit`, which start no Java."""
+    folders = {item.path.relative_to(session.config.rootpath).parts[:2] for item in session.items}
+    if any(folder[0] == "tests" and folder[1] != "unit" for folder in folders):
         from tests.servers.java import make_java_start_quickly
 
         make_java_start_quickly()
