@@ -462,7 +462,8 @@ def read_places(parquet: pq.ParquetFile, indices: Sequence[int], places: Sequenc
         for member in place.members:
             # With the nulls of the struct around it.
             column = pc.struct_field(column, [column.type.get_field_index(member)])
-        column = pa.chunked_array([_without_views(chunk) for chunk in column.chunks]) if column.chunks else column
+        if column.chunks and (pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type)):
+            column = pa.chunked_array([_without_views(chunk) for chunk in column.chunks])
         found.append(_in_todays_calendar(column, parquet.metadata, place))
     return found
 
