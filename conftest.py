@@ -1,4 +1,4 @@
-"""One local Spark session, one HDFS and one Azurite for all tests that ask for them, and a cache directory for each."""
+"""One local Spark session and one server of each kind for all tests that ask for them, and a cache directory for each."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from tests.servers.azurite import Azurite, SlowAzurite
     from tests.servers.hdfs import Hdfs
+    from tests.servers.s3 import S3
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -55,6 +56,15 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
     from tests.servers.azurite import start_azurite
 
     with start_azurite(tmp_path_factory.mktemp("azurite")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """A store that speaks S3; each test makes buckets of its own."""
+    from tests.servers.s3 import start_s3
+
+    with start_s3(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 

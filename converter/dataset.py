@@ -127,7 +127,8 @@ class DatasetConverter:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another machine may have its own copy of the files, written at another time.
-        return (borrow_files, (self._storage, replace(self._manifest, file_times=None)))
+        stamps = None if self._storage.is_local else self._manifest.file_stamps
+        return (borrow_files, (self._storage, replace(self._manifest, file_stamps=stamps)))
 
     def __len__(self) -> int:
         return self._manifest.num_live_rows

@@ -117,7 +117,19 @@ class DataFiles:
         fetched = at_once(lambda item: self._fetch_part(*item, given_up), wanted)
         for (number, (start, _)), data in zip(wanted, fetched, strict=True):
             parts[number].append((start, data))
+        self._check_stamps(numbers, given_up)
         return {number: Fetched(found) for number, found in parts.items()}
+
+    def _check_stamps(self, numbers: Sequence[int], given_up: threading.Event | None) -> None:
+        """Raise SourceChangedError if a file from which row groups were just fetched was written again before that."""
+        if self.manifest.file_stamps is None:
+            return
+
+        def check(number: int) -> None:
+            with named_read_errors(self.storage, self.manifest, number):
+                check_stamp(self.storage, self.manifest, int(self.manifest.row_group_file[number]), given_up)
+
+        at_once(check, list({int(self.manifest.row_group_file[number]): number for number in numbers}.values()))
 
     def _fetch_kept(self, cache: LocalCache, number: int, given_up: threading.Event | None) -> Fetched:
         """A row group's bytes, from this host's disk if they were fetched before."""
@@ -126,7 +138,9 @@ class DataFiles:
         name = piece_name("rows", number, (ranges, None if footers is None else int(footers[file])))
 
         def fetch() -> list[Data]:
-            return at_once(lambda part: self._fetch_part(number, part, given_up), ranges)
+            parts = at_once(lambda part: self._fetch_part(number, part, given_up), ranges)
+            self._check_stamps([number], given_up)
+            return parts
 
         parts = cache.get(name, [end - start for start, end in ranges], fetch, given_up)
         return Fetched([(start, part) for (start, _), part in zip(ranges, parts, strict=True)])
@@ -145,6 +159,7 @@ class DataFiles:
             name = self.manifest.file_names[int(self.manifest.row_group_file[number])]
             data = self.storage.read_part(name, *part, given_up)
             if len(data) != part[1] - part[0]:
+                self._check_stamps([number], given_up)
                 raise OSError(f"{len(data)} bytes came where {part[1] - part[0]} were asked for")
             return data
 
@@ -408,8 +423,19 @@ def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.Nativ
             path=path,
         )
     opened.seek(0)
-    written = storage.time_ns(manifest.file_names[file]) if manifest.file_times is not None else None
-    if manifest.file_times is not None and written != manifest.file_times[file]:
+    if storage.is_local:
+        check_stamp(storage, manifest, file)
+
+
+def check_stamp(storage: Storage, manifest: Manifest, file: int, given_up: threading.Event | None = None) -> None:
+    """Raise SourceChangedError if a file was written again since it was looked at.
+
+    Behind a network that is a request of its own, made once the bytes are there: it says what they were.
+    """
+    if manifest.file_stamps is None:
+        return
+    path = f"{storage.url}/{manifest.file_names[file]}"
+    if storage.look(manifest.file_names[file], given_up)[1] != manifest.file_stamps[file]:
         raise SourceChangedError(f"{path} was written again since it was looked at. {manifest.remedy}", path=path)
 
 
@@ -421,14 +447,24 @@ def check_bounds(storage: Storage, manifest: Manifest, file: int, metadata: pq.F
     """
     for name, column in manifest.compared_columns.items():
         place = column.find(schema)
-        said = [None if one is None else one[file].as_py() for one in (column.least, column.most)]
-        if None in said or place is None or place.field.type != column.arrow_type:
+        if place is None or place.field.type != column.arrow_type or is_julian(metadata, place):
             continue
+        # Days may be beyond Python's.
+        is_counted = pa.types.is_temporal(column.arrow_type)
+        bounds = [None if one is None else one[file] for one in (column.least, column.most)]
+        said = [None if one is None else one.value if is_counted else one.as_py() for one in bounds]
         groups = [metadata.row_group(group).column(place.leaf) for group in range(metadata.num_row_groups)]
-        known = [one.statistics for one in groups if one.statistics is not None and one.statistics.has_min_max]
-        if not known or len(known) < len(groups):
+        known = [
+            one.statistics
+            for one in groups
+            if one.statistics is not None and one.statistics.has_min_max and one.physical_type != "INT96"
+        ]
+        if None in said or not known or len(known) < len(groups):
             continue
-        found = [min(one.min for one in known), max(one.max for one in known)]
+        found = [
+            min(one.min_raw if is_counted else one.min for one in known),
+            max(one.max_raw if is_counted else one.max for one in known),
+        ]
         if isinstance(found[0], str) and any(len(one.encode()) >= _CUT_TEXT_BYTES for one in found):
             continue
         if (found[0] < said[0] and found[1] < said[1]) or (found[0] > said[0] and found[1] > said[1]):
@@ -587,6 +623,8 @@ def opened_file(storage: Storage, manifest: Manifest, row_group: int) -> Iterato
         parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
         check_bounds(storage, manifest, file, parquet.metadata, parquet.schema_arrow)
         yield parquet
+        if not storage.is_local:
+            check_stamp(storage, manifest, file)
 
 
 def read_columns(

@@ -182,8 +182,8 @@ class Manifest:
     compared_columns: Mapping[str, SourceColumn] = field(default_factory=dict)
     """Columns of whole numbers whose bounds in each file are known: another file in its place has others."""
 
-    file_times: npt.NDArray[np.int64] | None = None
-    """When each file was written last, in ns, by this machine's clock of local files; None where nobody asked."""
+    file_stamps: npt.NDArray[np.int64] | None = None
+    """For each file a number that is another one once it is written again (`Storage.look`); None where nobody asked."""
 
     row_group_index: npt.NDArray[np.int64] | None = None
     """For each row group its number within its file, or -1 where it is the whole file, whose footer nobody has read;

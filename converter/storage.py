@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
 import os
 import posixpath
 import re
@@ -293,9 +294,20 @@ class Storage:
         found = os.stat(self.path(name))
         return found.st_size, found.st_dev, found.st_ino, found.st_mtime_ns
 
-    def time_ns(self, name: str) -> int | None:
-        """When a local file was written last; None for a remote one. Raises FileNotFoundError."""
-        return os.stat(self.path(name)).st_mtime_ns if self.is_local else None
+    def look(self, name: str, given_up: threading.Event | None = None) -> tuple[int, int | None]:
+        """A file's size, and its stamp: a number that is another one once the file is written again.
+
+        Of a local file its time in ns, else what the store says of the content (ETag) or of the time; None where it
+        says neither. Raises FileNotFoundError.
+        """
+        if self.is_local:
+            found = os.stat(self.path(name))
+            return found.st_size, found.st_mtime_ns
+        self._filesystem.invalidate_cache(self._root)
+        info = self._filesystem.info(self.path(name), given_up=given_up)
+        said = next((info[key] for key in ("etag", "ETag") if info.get(key)), None) or _modified(info)
+        digest = hashlib.sha256(str(said).encode()).digest()
+        return int(info["size"]), int.from_bytes(digest[:8], "big", signed=True) if said else None
 
     def read_part(self, name: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
         """Some bytes of a remote file, in one request. Raises FileNotFoundError, and OSError as `Store.ask`."""
@@ -403,5 +415,6 @@ def _create_on_databricks(path: str, data: bytes) -> bool:
 
 def _modified(info: Mapping[str, Any]) -> float:
     """When a file was written last; each filesystem of fsspec has its own word for it."""
-    value = next((info[name] for name in ("mtime", "last_modified", "modified", "created") if info.get(name)), 0.0)
+    names = ("mtime", "last_modified", "LastModified", "modified", "created")
+    value = next((info[name] for name in names if info.get(name)), 0.0)
     return float(value.timestamp() if hasattr(value, "timestamp") else value)

@@ -80,9 +80,6 @@ class GivenUpError(OSError):
 class Store:
     """An fsspec filesystem that is asked with patience; the names of methods are fsspec's."""
 
-    keeps_answers = True
-    """Whether an answer cannot be lost on its way."""
-
     is_native = False
     """Whether its client waits in code of its own, which must not come back while the interpreter ends."""
 
@@ -93,6 +90,8 @@ class Store:
         self.options, self.protocol, self.timeout_seconds = dict(options), protocol, timeout_seconds
         self._opened: tuple[int, Any] | None = None
         self._opening = threading.Lock()
+        # Of this process's own memory nothing is lost, and threads are kept apart by a lock of ours.
+        self._keeps_answers = self._creates_exclusively = protocol == "memory"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.protocol!r})"
@@ -204,9 +203,9 @@ class Store:
         """What stands in a directory."""
         return self.ask(lambda filesystem: list(filesystem.ls(path, detail=detail)), path=path)
 
-    def info(self, path: str) -> dict[str, Any]:
+    def info(self, path: str, given_up: threading.Event | None = None) -> dict[str, Any]:
         """Size and kind of a file."""
-        return self.ask(lambda filesystem: dict(filesystem.info(path)), path=path)
+        return self.ask(lambda filesystem: dict(filesystem.info(path)), path=path, given_up=given_up)
 
     def isfile(self, path: str) -> bool:
         """Whether a file stands there."""
@@ -235,20 +234,37 @@ class Store:
             self.ask(lambda filesystem: self._create(filesystem, path, data), path=path)
         except FileExistsError:
             # Of an earlier attempt, ours or the client's own, the answer alone may be lost.
-            return not self.keeps_answers and self.cat_file(path) == data
+            return not self._keeps_answers and self.cat_file(path) == data
         return True
 
     def _create(self, filesystem: Any, path: str, data: bytes) -> None:
         # fsspec's memory store looks first and creates then; between threads a lock makes that one step.
         with _in_process:
-            try:
-                file = filesystem.open(path, "xb")
-            except ValueError as error:
-                raise OSError(
-                    f"{self.protocol} cannot create a file only where there is none ({error}), which a commit needs"
-                ) from error
-            with file:
-                file.write(data)
+            if not self._creates_exclusively:
+                self._try_exclusively(filesystem, f"{path}.{uuid.uuid4().hex}.tmp")
+            self._create_exclusively(filesystem, path, data)
+
+    def _try_exclusively(self, filesystem: Any, path: str) -> None:
+        """Make sure of it once: fsspec takes the mode "x" also for stores that then write over what is there."""
+        self._create_exclusively(filesystem, path, b"first")
+        try:
+            self._create_exclusively(filesystem, path, b"second")
+        except FileExistsError:
+            self._creates_exclusively = True
+        finally:
+            filesystem.rm_file(path)
+        if not self._creates_exclusively:
+            raise OSError(f"{self.protocol} creates a file also where there is one, so that a commit could be lost")
+
+    def _create_exclusively(self, filesystem: Any, path: str, data: bytes) -> None:
+        try:
+            file = filesystem.open(path, "xb")
+        except (ValueError, NotImplementedError) as error:
+            raise OSError(
+                f"{self.protocol} cannot create a file only where there is none ({error}), which a commit needs"
+            ) from error
+        with file:
+            file.write(data)
 
     def renew(self, path: str) -> None:
         """Let a file's time be now, without creating it; raises FileNotFoundError where it is gone."""
@@ -278,7 +294,7 @@ _S3_NAMES = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "tok
 class HdfsStore(Store):
     """HDFS through hdfs-native: no JVM, no libhdfs."""
 
-    keeps_answers = survives_fork = False
+    survives_fork = False
     is_native = True
     _used_by: int | None = None
 
@@ -384,6 +400,10 @@ class HdfsStore(Store):
         """What stands in a directory; its times in seconds, as everywhere."""
         return [_with_mtime(info) for info in super().ls(path, detail)]
 
+    def info(self, path: str, given_up: threading.Event | None = None) -> dict[str, Any]:
+        """Size, kind and time of a file."""
+        return _with_mtime(super().info(path, given_up))
+
     def renew(self, path: str) -> None:
         """Append nothing: the NameNode then notes its own time."""
         self.ask(lambda filesystem: filesystem.client.append(path).close(), path=path)
@@ -392,7 +412,6 @@ class HdfsStore(Store):
 class AzureStore(Store):
     """Azure's blobs through adlfs, on flat and hierarchical accounts."""
 
-    keeps_answers = False
     _seen_container = ""
     """The last one that was there."""
 

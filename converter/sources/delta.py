@@ -63,6 +63,13 @@ _SMALL_COMMIT_BYTES = 128
 _MAX_COMPARED_COLUMNS = 4
 """Enough to tell files apart, at 5 µs a file each."""
 
+_NUM_LOOKED_AT = 100
+"""Of how many files bounds are counted, to find the columns that tell files apart."""
+
+_COMPARABLE: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_integer, pa.types.is_temporal, pa.types.is_floating, pa.types.is_string, pa.types.is_decimal,
+)  # fmt: skip
+
 _CHAR_METADATA = "__CHAR_VARCHAR_TYPE_STRING"
 _NUM_SAMPLES, _NUM_LIST_SAMPLES = 4, 100
 """How many footers are read to say how large files are in memory, and to say whether lists have one length."""
@@ -442,14 +449,16 @@ def _columns(schema: Mapping[str, Any], mapping: str, actions: pa.Table) -> list
 
 
 def _comparable_columns(columns: Sequence[Column]) -> dict[str, SourceColumn]:
-    """A few columns whose bounds the log knows, whether they are wanted or not; days may be beyond Python's."""
-    found = [
-        one
-        for kinds in ((pa.types.is_integer,), (pa.types.is_floating, pa.types.is_string))
-        for one in columns
-        if one.source.least is not None and any(is_kind(one.source.arrow_type) for is_kind in kinds)
-    ]
-    return {column.name: column.source for column in found[:_MAX_COMPARED_COLUMNS]}
+    """The columns whose bounds, which the log knows, tell files apart best, whether they are wanted or not."""
+    found: list[tuple[int, Column]] = []
+    for is_kind in _COMPARABLE:
+        for column in columns:
+            bounds = [one for one in (column.source.least, column.source.most) if one is not None]
+            if len(bounds) == 2 and is_kind(column.source.arrow_type):
+                some = _spread(np.arange(len(bounds[0])), _NUM_LOOKED_AT)
+                found.append((sum(pc.count_distinct(one.take(some)).as_py() for one in bounds), column))
+    found.sort(key=lambda one: -one[0])
+    return {column.name: column.source for _, column in found[:_MAX_COMPARED_COLUMNS]}
 
 
 def _arrow_type(kind: Any) -> pa.DataType:

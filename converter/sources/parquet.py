@@ -83,8 +83,8 @@ class Footer:
     """For each column of values of lists how many of them a row has, and how many are left over, by row group."""
 
     footer_crc32: int
-    time_ns: int | None
-    """When it was written last, if it is a local one."""
+    stamp: int | None
+    """`Storage.look`."""
 
     digest: str
 
@@ -163,7 +163,7 @@ def read_footers(
         file_names=tuple(file.name for file in files),
         file_bytes=np.array([file.num_bytes for file in files], np.int64),
         file_footers=np.array([file.footer_crc32 for file in files], np.int64),
-        file_times=_times_of(files),
+        file_stamps=_stamps_of(files),
         row_group_file=np.repeat(np.arange(len(files)), [len(file.row_group_rows) for file in files]).astype(np.int64),
         row_group_rows=rows,
         row_group_bytes=np.concatenate([file.row_group_bytes for file in files]),
@@ -176,9 +176,9 @@ def read_footers(
     )
 
 
-def _times_of(files: Sequence[Footer]) -> npt.NDArray[np.int64] | None:
-    times = [file.time_ns for file in files if file.time_ns is not None]
-    return np.array(times, np.int64) if len(times) == len(files) else None
+def _stamps_of(files: Sequence[Footer]) -> npt.NDArray[np.int64] | None:
+    stamps = [file.stamp for file in files if file.stamp is not None]
+    return np.array(stamps, np.int64) if len(stamps) == len(files) else None
 
 
 def _find_files(
@@ -381,9 +381,9 @@ def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterato
 def _read_footer(storage: Storage, last: list[_Kind], name: str) -> Footer:
     path = f"{storage.url}/{name}"
     try:
-        # Before: what is written meanwhile has a later one.
-        time_ns = storage.time_ns(name)
-        with storage.open_parquet(name) as opened:
+        # Before: what is written meanwhile has another one.
+        num_bytes, stamp = storage.look(name)
+        with storage.open_parquet(name, num_bytes) as opened:
             num_bytes = opened.size()
             parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
             opened.seek(num_bytes - _MAGIC_BYTES)
@@ -393,7 +393,7 @@ def _read_footer(storage: Storage, last: list[_Kind], name: str) -> Footer:
             digest = hashlib.sha256(opened.read(length)).hexdigest()
             crc = executor.footer_crc32(opened)
             kind = _kind_of(parquet, last)
-            said = {"name": name, "num_bytes": num_bytes, "footer_crc32": crc, "time_ns": time_ns, "digest": digest}
+            said = {"name": name, "num_bytes": num_bytes, "footer_crc32": crc, "stamp": stamp, "digest": digest}
             return _footer_of(parquet, kind, **said)
     except FileNotFoundError as error:
         raise SourceError(f"{path} is not there.", path=path) from error

@@ -24,6 +24,7 @@ from tests.unit.test_storage import StorageContract
 if TYPE_CHECKING:
     from tests.servers.azurite import Azurite, BlobAccount, SlowAzurite
     from tests.servers.hdfs import Hdfs
+    from tests.servers.s3 import S3
 
 
 def blobs(account: BlobAccount, *, timeout_seconds: float = 20, **options: Any) -> Storage:
@@ -54,6 +55,16 @@ class TestAzure(StorageContract):
         storage = open_storage(url, {"connection_string": azurite.connection_string})
         storage.delete_directory_if_empty()
         assert storage.put_if_absent("a", b"1")
+
+
+class TestS3(StorageContract):
+    @pytest.fixture
+    def storage(self, s3: S3, monkeypatch: pytest.MonkeyPatch) -> Storage:
+        # For whoever opens the place anew.
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3.options["endpoint_url"])
+        return open_storage(f"{s3.url(s3.new_bucket())}/some/folder", s3.options, 20)
 
 
 # Races -------------------------------------------------------------------------------

@@ -35,16 +35,19 @@ from converter import (
 )
 from converter.errors import SourceChangedError
 from converter.local_spark import find_java_home
-from converter.storage import open_storage
+from converter.storage import Storage, open_storage
 from tests.integration.test_stores import wait_for_requests
 from tests.known_rows import assert_same, concatenate, known_rows, known_values, run_python
 
 if TYPE_CHECKING:
     from tests.servers.azurite import Azurite, BlobAccount, SlowAzurite
     from tests.servers.hdfs import Hdfs
+    from tests.servers.s3 import S3
 
 NUM_ROWS = 500
 KINDS = ("hdfs", "azure")
+
+everywhere = pytest.mark.parametrize("place", [*KINDS, "s3"], indirect=True)
 
 
 class Place:
@@ -75,10 +78,14 @@ def on_azure(account: BlobAccount) -> Place:
 def place(request: pytest.FixtureRequest) -> Place:
     if request.param == "azure":
         return on_azure(request.getfixturevalue("azurite"))
+    if request.param == "s3":
+        s3: S3 = request.getfixturevalue("s3")
+        return Place(f"{s3.url(s3.new_bucket())}/cache", s3.options)
     hdfs: Hdfs = request.getfixturevalue("hdfs")
     return Place(f"{hdfs.url}/{abs(hash(request.node.name))}", {})
 
 
+@everywhere
 def test_every_row_is_there_and_nothing_is_left(spark: SparkSession, place: Place) -> None:
     with place.convert(known_rows(spark, NUM_ROWS, partitions=3), row_group_bytes=1 << 18) as made:
         assert made.url.startswith(f"{place.url}/converter-v1/")
@@ -418,6 +425,57 @@ def test_a_token_for_a_container_is_enough_to_read_what_is_in_it(spark: SparkSes
     for place in (url, f"{url}/?.parquet", f"{url}/{{x,y}}.parquet", f"{azurite.url(container)}/deep/**/[x].parquet"):
         with make_parquet_converter(place, storage_options=options) as made:
             assert len(made) == 3
+
+
+def put_table(storage: Storage, name: str, ids: list[int]) -> None:
+    """One row group of plain pages: files of other numbers have the same size and the same footer."""
+    table, content = pa.table({"id": pa.array(ids, pa.int64())}), io.BytesIO()
+    pq.write_table(table, content, compression="none", use_dictionary=False, write_statistics=False)
+    storage.delete_file(name)
+    assert storage.put_if_absent(name, content.getvalue())
+
+
+@everywhere
+def test_a_file_that_was_written_again_is_noticed_though_its_footer_is_the_same(place: Place, tmp_path: Path) -> None:
+    storage = open_storage(place.url, place.options)
+    storage.make_directory()
+    put_table(storage, "a.parquet", [1, 2, 3])
+    put_table(storage, "b.parquet", [4, 5, 6])
+
+    def rows_of(made: DatasetConverter, **options: Any) -> list[int]:
+        with made.make_batch_reader(batch_size=2, **options) as reader:
+            found: list[int] = concatenate(list(reader))["id"].tolist()
+            return found
+
+    with make_parquet_converter(place.url, storage_options=place.options) as made:
+        kept = {"local_cache_dir": tmp_path / "kept"}
+        assert rows_of(made) == rows_of(made, **kept) == [1, 2, 3, 4, 5, 6]
+        with made.make_batch_reader(batch_size=2) as reader:
+            assert len(list(reader)) == 3
+            put_table(storage, "b.parquet", [4, 7, 6])
+            # The reader's footers and connections are of before.
+            with pytest.raises(SourceChangedError, match=r"b\.parquet was written again since it was looked at"):
+                list(reader)
+        for look in (rows_of, lambda one: one.where([("id", ">", 0)]), lambda one: one.statistics):
+            with pytest.raises(SourceChangedError, match=r"b\.parquet was written again since it was looked at"):
+                look(made)
+        # What this host keeps is of the rows that were looked at.
+        assert rows_of(made, **kept) == [1, 2, 3, 4, 5, 6]
+        copy = run_python(rows_elsewhere, pickle.dumps(made).hex(), made._storage.options)
+        assert copy.endswith("b.parquet was written again since it was looked at. Make the converter again.")
+    with make_parquet_converter(place.url, storage_options=place.options) as made:
+        assert rows_of(made) == [1, 2, 3, 4, 7, 6]
+
+
+def rows_elsewhere(pickled: str, options: dict[str, Any]) -> str:
+    copy: DatasetConverter = pickle.loads(bytes.fromhex(pickled))
+    copy._storage.lend(options)
+    with copy.make_batch_reader(batch_size=2) as reader:
+        try:
+            list(reader)
+        except SourceChangedError as error:
+            return str(error)
+    return ""
 
 
 def test_the_account_of_a_url_is_that_of_its_connection_string(azurite: Azurite) -> None:

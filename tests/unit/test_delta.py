@@ -501,6 +501,11 @@ def test_a_data_file_that_is_another_one_is_named(tmp_path: Path, swap: Any, sai
             read(converter)
 
 
+def two_of_one_size(path: Path) -> tuple[Path, Path]:
+    files = sorted(path.glob("*.parquet"), key=lambda file: (file.stat().st_size, file.name))
+    return next(pair for pair in itertools.pairwise(files) if len({one.stat().st_size for one in pair}) == 1)
+
+
 @pytest.mark.parametrize(
     "key",
     [
@@ -509,15 +514,30 @@ def test_a_data_file_that_is_another_one_is_named(tmp_path: Path, swap: Any, sai
         np.linspace(0, 1, 90).astype(np.float32),
         [f"row {number:02}" for number in range(90)],
         [f"{number:02} of a text that is longer than what a log keeps, 日本" for number in range(90)],
+        np.arange(90).astype("datetime64[D]"),
+        pa.array(range(0, 9 * 10**16, 10**15), pa.timestamp("us", "UTC")),
+        pa.array(range(0, 9 * 10**16, 10**15), pa.timestamp("us")),
+        pa.array([decimal.Decimal(number) / 4 for number in range(90)], pa.decimal128(9, 2)),
+        pa.array([decimal.Decimal(number) / 4 for number in range(90)], pa.decimal128(30, 2)),
     ],
-    ids=["integers", "doubles", "floats", "texts", "long-texts"],
+    ids=[
+        "integers",
+        "doubles",
+        "floats",
+        "texts",
+        "long-texts",
+        "days",
+        "times",
+        "local-times",
+        "decimals",
+        "long-decimals",
+    ],
 )
 def test_files_that_changed_places_are_noticed_though_they_are_of_one_size(tmp_path: Path, key: Any) -> None:
     path = append_each(
         tmp_path / "table", [{"key": key[10 * one : 10 * one + 10], "x": np.ones(10)} for one in range(9)]
     )
-    files = sorted(path.glob("*.parquet"), key=lambda file: (file.stat().st_size, file.name))
-    one, other = next(pair for pair in itertools.pairwise(files) if len({one.stat().st_size for one in pair}) == 1)
+    one, other = two_of_one_size(path)
     reads: list[Callable[[DatasetConverter], Any]] = [
         rows_of, lambda found: rows_of(found, columns=["x"]), lambda found: found.where([("x", ">=", 0.0)]),
     ]  # fmt: skip
@@ -531,6 +551,17 @@ def test_files_that_changed_places_are_noticed_though_they_are_of_one_size(tmp_p
             with pytest.raises(SourceChangedError, match=r"has values of 'key' from .* by the table's log") as caught:
                 read(make_delta_converter(path, columns=columns))
             assert str(caught.value.path).endswith((one.name, other.name))
+
+
+def test_files_are_told_apart_by_the_columns_that_differ(tmp_path: Path) -> None:
+    alike = {f"size{number}": np.full(10, number) for number in range(6)}
+    path = append_each(tmp_path / "table", [alike | {"x": np.linspace(one, one + 1, 10)} for one in range(9)])
+    one, other = two_of_one_size(path)
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    with pytest.raises(SourceChangedError, match=r"has values of 'x' from"):
+        rows_of(make_delta_converter(path))
 
 
 def test_bounds_of_the_rows_that_are_left_are_believed(tmp_path: Path) -> None:

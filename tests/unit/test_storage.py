@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,22 @@ class StorageContract:
         storage.delete_file("a")
         assert storage.put_if_absent("a", b"second")
         assert storage.read("a") == b"second"
+
+    def test_a_file_that_is_written_again_has_another_stamp(self, storage: Storage) -> None:
+        storage.make_directory()
+        storage.put_if_absent("a", b"same")
+        seen = storage.look("a")
+        assert seen[0] == 4
+        assert seen[1] is not None
+        assert storage.look("a") == self.open(storage.url).look("a") == seen
+        storage.delete_file("a")
+        with pytest.raises(FileNotFoundError):
+            storage.look("a")
+        # HDFS counts milliseconds.
+        time.sleep(0.005)
+        storage.put_if_absent("a", b"sane")
+        assert storage.look("a")[0] == 4
+        assert storage.look("a")[1] not in (None, seen[1])
 
     def test_exactly_one_of_eight_racing_puts_wins_and_is_whole(self, storage: Storage) -> None:
         storage.make_directory()

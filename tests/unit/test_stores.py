@@ -9,13 +9,15 @@ import pickle
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.core.pipeline import PipelineContext, PipelineRequest, PipelineResponse
 from azure.core.pipeline.policies import AsyncBearerTokenCredentialPolicy
 from azure.core.rest import HttpRequest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from converter import CacheError, cache
 from converter.sources import executor
@@ -227,6 +229,30 @@ def test_what_hangs_is_left_behind() -> None:
     for thread in threading.enumerate():
         if thread.name == "converter-request":
             thread.join(10)
+
+
+class Careless(MemoryFileSystem):  # type: ignore[misc]
+    """A store that takes the mode "x" and does not mind what is there, as fsspec's FTP does."""
+
+    protocol = "careless"
+    store: ClassVar[dict[str, Any]] = {}
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        return super()._open(path, mode.replace("x", "w"), **options)
+
+
+def test_a_store_that_writes_over_what_is_there_is_refused() -> None:
+    fsspec.register_implementation("careless", Careless, clobber=True)
+    storage = open_storage("careless://x/cache", timeout_seconds=5)
+    for _ in range(2):
+        with pytest.raises(OSError, match="careless creates a file also where there is one, so that a commit could be"):
+            storage.put_if_absent("a", b"1")
+    assert storage.list() == []
+
+
+def test_a_store_that_is_only_read_is_named() -> None:
+    with pytest.raises(OSError, match="https cannot create a file only where there is none"):
+        open_storage("https://localhost:1/x", timeout_seconds=5).put_if_absent("a", b"1")
 
 
 # Secrets
