@@ -1,4 +1,4 @@
-"""One local Spark session and one server of each kind for all tests that ask for them, and a cache directory for each."""
+"""One Spark session and one server of each kind for all tests that ask for them, and a cache directory for each."""
 
 from __future__ import annotations
 
