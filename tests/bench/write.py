@@ -6,9 +6,9 @@
 
 Frames, from Parquet sources, in local[2]: tab = 2 M rows of a long and 40 floats, emb = 200 k rows of a long, a
 float[512] of incompressible values and a label, img = 20 k rows of 10 kB of binary. Each pair is run in turns (A B A B
-…) after one warm-up of both, with the disk's buffers flushed before each run; the median of each is compared. "Without
-statistics" and "without digest" are the same conversion with that part of the executors' work left out, and in brackets
-what the whole takes against it. Prints Markdown.
+…) after one warm-up of both, with the disk's buffers flushed and the JVM's garbage collected before each run; the
+median of each is compared. "Without statistics" and "without digest" are the same conversion with that part of the
+executors' work left out, and in brackets what the whole takes against it. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -68,11 +68,19 @@ def in_turns(ways: dict[str, Callable[[], None]], repeats: int) -> dict[str, flo
     for turn in range(repeats + 1):
         for name, run in ways.items():
             os.sync()
+            collect_garbage()
             start = time.perf_counter()
             run()
             if turn:
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def collect_garbage() -> None:
+    """Let no way pay for what another one has left in the JVM."""
+    session = SparkSession.getActiveSession()
+    assert session is not None
+    session._jvm.System.gc()
 
 
 def convert(df: DataFrame, folder: str) -> None:

@@ -145,7 +145,8 @@ class Hdfs:
             self.leave_safe_mode()
 
     def _command(self, *arguments: str) -> list[str]:
-        return [self._java, *_JAVA_OPTIONS, "-cp", self._class_path, *arguments]
+        # Jetty's folders stay where it is killed.
+        return [self._java, *_JAVA_OPTIONS, f"-Djava.io.tmpdir={self.logs}", "-cp", self._class_path, *arguments]
 
     def _admin(self, *arguments: str) -> None:
         """Run one of Hadoop's programs to its end."""
