@@ -9,8 +9,8 @@ columns that it makes a fifth smaller, on a local disk no
 compression. HDFS has Hadoop's own block size, and one replica.
 
 Write: classic Spark, local[2], from Parquet sources, in turns (A B C A B C …) after one of each that does not count,
-with the disk's buffers flushed and the JVM's garbage collected before each; the whole of `make_spark_converter` with the
-`delete` of its entry, beside `df.write.parquet` to the same HDFS.
+with the disk's buffers flushed and the JVM's garbage collected before each; the whole of `make_spark_converter` with
+the `delete` of its entry, beside `df.write.parquet` to the same HDFS.
 
 Read: "raw" asks hdfs-native for the same byte ranges of the same files in the order of an epoch of ours, with as many
 threads, and drops what it gets; it opens each file once an epoch, and undoes no compression.
