@@ -241,7 +241,7 @@ def test_an_epoch_survives_a_store_that_goes_and_comes_back(spark: SparkSession,
         found = []
         for number, batch in enumerate(reader):
             found.append(batch["id"])
-            if number % 20 == 5:
+            if number % 80 == 5:
                 slow_azurite.proxy.fail_next(3, status=503)
                 slow_azurite.proxy.reset_next(2)
         assert np.concatenate(found).tolist() == list(range(200_000))
