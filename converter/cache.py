@@ -726,7 +726,7 @@ def _is_dead(entry: Storage, info: FileInfo, *, now: float) -> bool:
     if now - info.modified > 3 * RENEW_SECONDS:
         return True
     sign = _read_sign(entry, info.name) or {}
-    if sign.get("host") != _host():
+    if sign.get("host") != this_host():
         return False
     pid = sign.get("pid")
     return not isinstance(pid, int) or _process_start(pid) != sign.get("process_start")
@@ -746,7 +746,7 @@ def _read_sign(entry: Storage, name: str) -> dict[str, Any] | None:
 def _sign_of_life(attempt_id: str, application_id: str) -> bytes:
     sign = {
         "attempt": attempt_id,
-        "host": _host(),
+        "host": this_host(),
         "pid": os.getpid(),
         "process_start": _process_start(os.getpid()),
         "application_id": application_id,
@@ -755,7 +755,7 @@ def _sign_of_life(attempt_id: str, application_id: str) -> bytes:
     return json.dumps(sign).encode()
 
 
-def _host() -> str:
+def this_host() -> str:
     """This machine and process namespace: within one, process numbers can be compared."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):

@@ -126,9 +126,7 @@ class DatasetConverter:
             _holdings.add(holding)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another machine may have its own copy of the files, written at another time.
-        stamps = None if self._storage.is_local else self._manifest.file_stamps
-        return (borrow_files, (self._storage, replace(self._manifest, file_stamps=stamps)))
+        return (borrow_files, (self._storage, self._manifest, cache.this_host()))
 
     def __len__(self) -> int:
         return self._manifest.num_live_rows
@@ -1056,8 +1054,11 @@ def _sweep_a_little(root: Storage) -> None:
         )
 
 
-def borrow_files(storage: Storage, manifest: Manifest) -> DatasetConverter:
-    """The converter of files that somebody else holds."""
+def borrow_files(storage: Storage, manifest: Manifest, host: str | None = None) -> DatasetConverter:
+    """The converter of files that somebody else holds; `host` is where it was pickled."""
+    if storage.is_local and host not in (None, cache.this_host()):
+        # Another machine may have its own copy of the files, written at another time.
+        manifest = replace(manifest, file_stamps=None)
     return DatasetConverter(storage=storage, manifest=manifest, holding=_Holding(), is_owner=False)
 
 

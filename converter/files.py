@@ -134,8 +134,11 @@ class DataFiles:
     def _fetch_kept(self, cache: LocalCache, number: int, given_up: threading.Event | None) -> Fetched:
         """A row group's bytes, from this host's disk if they were fetched before."""
         ranges = self._ranges(number)
-        footers, file = self.manifest.file_footers, int(self.manifest.row_group_file[number])
-        name = piece_name("rows", number, (ranges, None if footers is None else int(footers[file])))
+        file = int(self.manifest.row_group_file[number])
+        known = [
+            None if one is None else int(one[file]) for one in (self.manifest.file_footers, self.manifest.file_stamps)
+        ]
+        name = piece_name("rows", number, (ranges, *known))
 
         def fetch() -> list[Data]:
             parts = at_once(lambda part: self._fetch_part(number, part, given_up), ranges)
@@ -206,8 +209,10 @@ class DataFiles:
                 return found
         try:
             opened = OpenFile(self, file, given_up)
-        except (ConverterError, pa.ArrowException):
+        except (ConverterError, pa.ArrowException, ValueError):
             if self._local_cache is None or not self._local_cache.remove("footer", [file]):
+                if not self.storage.is_local:
+                    check_stamp(self.storage, self.manifest, file, given_up)
                 raise
             opened = OpenFile(self, file, given_up)
         with self._lock:

@@ -355,7 +355,12 @@ def _can_rule_out(filters: Any, manifest: Manifest, names: Sequence[str]) -> boo
 
     Of the comparisons only these let it pass, and a list that holds it; what an expression does with it is not known.
     """
-    lets_nan_pass = isinstance(filters, pc.Expression) or any(one in str(filters) for one in ("!=", "not in", "nan"))
+    try:
+        said = str(filters)
+    except OverflowError:
+        # A day of Arrow's that is beyond Python's.
+        said = "nan"
+    lets_nan_pass = isinstance(filters, pc.Expression) or any(one in said for one in ("!=", "not in", "nan"))
     for name in names if lets_nan_pass else ():
         known = manifest.statistics.get(name)
         if manifest.schema[name].dtype.startswith("float") and (

@@ -30,7 +30,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from converter.errors import CacheError
 from converter.ranges import Data, PartialFile
-from converter.stores import TIMEOUT_SECONDS, Request, open_store
+from converter.stores import TIMEOUT_SECONDS, Request, open_store, shown_url
 
 Result = TypeVar("Result")
 
@@ -87,6 +87,12 @@ class Storage:
     def is_local(self) -> bool:
         """Whether files are ordinary ones on this machine, so that they can be mapped into memory."""
         return isinstance(self._filesystem, LocalFileSystem)
+
+    def is_beside(self, other: Storage) -> bool:
+        """Whether another directory is on the same filesystem."""
+        if self.is_local or other.is_local:
+            return self.is_local and other.is_local
+        return bool(self.store == other.store)
 
     @property
     def store(self) -> dict[str, Any] | None:
@@ -201,7 +207,8 @@ class Storage:
 
     def size(self, name: str) -> int | None:
         """Bytes of a file now, or None if there is none."""
-        self._filesystem.invalidate_cache(self._root)
+        # Of the file's own folder: a client may answer from what it has listed there.
+        self._filesystem.invalidate_cache(posixpath.dirname(self.path(name)))
         try:
             info = self._filesystem.info(self.path(name))
         except (FileNotFoundError, NotADirectoryError):
@@ -303,9 +310,11 @@ class Storage:
         if self.is_local:
             found = os.stat(self.path(name))
             return found.st_size, found.st_mtime_ns
-        self._filesystem.invalidate_cache(self._root)
+        self._filesystem.invalidate_cache(posixpath.dirname(self.path(name)))
         info = self._filesystem.info(self.path(name), given_up=given_up)
-        said = next((info[key] for key in ("etag", "ETag") if info.get(key)), None) or _modified(info)
+        etag = next((str(info[key]) for key in ("etag", "ETag") if info.get(key)), "")
+        # Stores quote it in one answer and not in another.
+        said = etag.removeprefix("W/").strip('"') or _modified(info)
         digest = hashlib.sha256(str(said).encode()).digest()
         return int(info["size"]), int.from_bytes(digest[:8], "big", signed=True) if said else None
 
@@ -349,6 +358,10 @@ def open_storage(
     if storage_options is not None and not isinstance(storage_options, Mapping):
         # Its kind alone is said: its content may be a secret.
         raise TypeError(f"storage_options must be a dict of keyword arguments, got a {type(storage_options).__name__}.")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*::", text) and "://" in text:
+        raise ValueError(
+            f"{shown_url(text)} is a chain of filesystems, which is not supported. Name one of them alone."
+        )
     if text.startswith("dbfs:"):
         path = python_path_of(text)
     elif text.startswith("file:"):

@@ -47,6 +47,9 @@ _MAX_PAUSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
+_PASSING_CODES = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
+"""Of S3; the last two mean that somebody else is changing the same object."""
+
 _REFUSED_STATUS = {401, 403}
 _PASSING_KINDS = {"ServiceRequestError", "ServiceResponseError", "IncompleteReadError", "ClientConnectionError"}
 """Of azure-core and aiohttp, which need not be there."""
@@ -57,13 +60,14 @@ _PASSING_SIGNS = ("DataTransferError", "All DataNodes failed", "Connection", "Sa
 REQUEST_THREAD = "converter-request"
 _MAX_KEPT_READERS = 256
 _MAX_TEXT = 300
+_OBJECT_SCHEMES = ("s3", "s3a", "gs", "gcs")
 _AZURE_SCHEMES = ("abfs", "abfss", "az")
 _AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
 _AZURE_SCOPE = "https://storage.azure.com/.default"
 _AZURE_CREDENTIALS = ("connection_string", "account_key", "sas_token", "credential", "client_secret")
 _AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
 _QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
-_PASSWORD = re.compile(r"://[^/@:\s]*:[^/@\s]*@")
+_PASSWORD = re.compile(r"://[^/@:\s]*:([^/@\s]*)@")
 _FSSPEC_OPTIONS = {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop"}
 """What every filesystem of fsspec takes."""
 
@@ -130,8 +134,10 @@ class Store:
             try:
                 asked = Request(lambda: request(self.filesystem()), is_native=self.is_native)
                 return asked.answer(deadline=deadline, given_up=given_up)
-            except (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, GivenUpError):
+            except (FileNotFoundError, FileExistsError, NotADirectoryError, GivenUpError):
                 raise
+            except PermissionError as error:
+                raise self._named(error, path) from self.harmless(error)
             except _NoAnswerError:
                 break
             except Exception as error:  # noqa: BLE001 (each client has errors of its own)
@@ -164,15 +170,17 @@ class Store:
         if any(isinstance(one, ssl.SSLCertVerificationError) for one in _chain(error)):
             # Who does not trust the store's certificate now will not trust it later.
             return False
-        status = getattr(error, "status_code", None)
-        if isinstance(status, int):
+        if (code := _aws_code(error)) is not None and code in _PASSING_CODES:
+            return True
+        status = _status(error)
+        if status is not None:
             return status in _PASSING_STATUS
         return any(kind.__name__ in _PASSING_KINDS for kind in type(error).__mro__)
 
     def _named(self, error: Exception, path: str) -> OSError:
         text = self.without_secrets(f"{path}: {_text(error)}")
-        status = getattr(error, "status_code", None)
-        if status in _REFUSED_STATUS:
+        status = _status(error)
+        if isinstance(error, PermissionError) or status in _REFUSED_STATUS:
             return PermissionError(text)
         return FileNotFoundError(text) if status == 404 else OSError(text)
 
@@ -239,7 +247,7 @@ class Store:
 
     def _create(self, filesystem: Any, path: str, data: bytes) -> None:
         # fsspec's memory store looks first and creates then; between threads a lock makes that one step.
-        with _in_process:
+        with _in_process if self.protocol == "memory" else contextlib.nullcontext():
             if not self._creates_exclusively:
                 self._try_exclusively(filesystem, f"{path}.{uuid.uuid4().hex}.tmp")
             self._create_exclusively(filesystem, path, data)
@@ -247,14 +255,16 @@ class Store:
     def _try_exclusively(self, filesystem: Any, path: str) -> None:
         """Make sure of it once: fsspec takes the mode "x" also for stores that then write over what is there."""
         self._create_exclusively(filesystem, path, b"first")
+        is_exclusive = False
         try:
             self._create_exclusively(filesystem, path, b"second")
         except FileExistsError:
-            self._creates_exclusively = True
+            is_exclusive = True
         finally:
             filesystem.rm_file(path)
-        if not self._creates_exclusively:
+        if not is_exclusive:
             raise OSError(f"{self.protocol} creates a file also where there is one, so that a commit could be lost")
+        self._creates_exclusively = True
 
     def _create_exclusively(self, filesystem: Any, path: str, data: bytes) -> None:
         try:
@@ -409,6 +419,40 @@ class HdfsStore(Store):
         self.ask(lambda filesystem: filesystem.client.append(path).close(), path=path)
 
 
+class ObjectStore(Store):
+    """S3 and its like: a folder is there when an object is, and a bucket is the user's to create."""
+
+    def ask(self, request: Callable[[Any], Result], *, path: str, given_up: threading.Event | None = None) -> Result:
+        """As every store's, but a bucket that is missing is named."""
+        try:
+            return super().ask(request, path=path, given_up=given_up)
+        except FileNotFoundError as error:
+            if _aws_code(error) != "NoSuchBucket":
+                raise
+            bucket = path.strip("/").partition("/")[0]
+            raise OSError(f"there is no bucket {bucket!r}; check its name, or create it") from self.harmless(error)
+
+    def makedirs(self, path: str, exist_ok: bool = True) -> None:
+        """Do nothing; s3fs would create a bucket, or fail where it may not."""
+
+    def renew(self, path: str) -> None:
+        """Write the object's metadata again, which fails where it is gone."""
+
+        def renew(filesystem: Any) -> None:
+            if hasattr(filesystem, "setxattr"):
+                filesystem.setxattr(path, renewed="true")
+            else:
+                filesystem.setxattrs(path, renewed="true")
+
+        self.ask(renew, path=path)
+
+    def _named(self, error: Exception, path: str) -> OSError:
+        found = super()._named(error, path)
+        if _status(error) == 400 and not isinstance(found, (PermissionError, FileNotFoundError)):
+            return OSError(f"{found} (S3 also answers so to credentials that have expired)")
+        return found
+
+
 class AzureStore(Store):
     """Azure's blobs through adlfs, on flat and hierarchical accounts."""
 
@@ -542,6 +586,11 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
         if place.username:
             found.setdefault("user", place.username)
         return HdfsStore(found, protocol=scheme, timeout_seconds=timeout_seconds), path.rstrip("/") or "/", shown
+    if "::" in url:
+        raise ValueError(f"{shown} has a :: in it, which fsspec takes for a chain of filesystems. Rename the folder.")
+    if scheme in _OBJECT_SCHEMES and re.search(r"[?#]", path):
+        # fsspec's filesystems do not agree on what such a sign means, and what is shown must be where things are.
+        raise ValueError(f"{shown} goes on with a ? or #, which is not supported here. Rename the folder.")
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
@@ -549,7 +598,8 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
     except ValueError as error:
         raise ValueError(f"{shown} names no filesystem that fsspec knows: {error}") from error
     filesystem, root = fsspec.core.url_to_fs(url, **options)
-    store = Store(dict(filesystem.storage_options), protocol=scheme, timeout_seconds=timeout_seconds)
+    kind = ObjectStore if scheme in _OBJECT_SCHEMES else Store
+    store = kind(dict(filesystem.storage_options), protocol=scheme, timeout_seconds=timeout_seconds)
     return store, root.rstrip("/") or "/", shown
 
 
@@ -694,6 +744,31 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def _status(error: BaseException) -> int | None:
+    """What HTTP's status was, where a client tells."""
+    for one in _chain(error):
+        for status in (getattr(one, "status_code", None), _aws_answer(one).get("HTTPStatusCode")):
+            if isinstance(status, int):
+                return status
+    return None
+
+
+def _aws_code(error: BaseException) -> str | None:
+    """S3's own word for what went wrong."""
+    for one in _chain(error):
+        code = _aws_answer(one).get("Code")
+        if code is not None:
+            return str(code)
+    return None
+
+
+def _aws_answer(error: BaseException) -> Mapping[str, Any]:
+    response = getattr(error, "response", None)
+    if not isinstance(response, Mapping):
+        return {}
+    return {**response.get("ResponseMetadata", {}), **response.get("Error", {})}
+
+
 class _NoAnswerError(Exception):
     """A request hangs."""
 
@@ -747,6 +822,9 @@ def _is_secret(name: str, value: Any) -> bool:
         return any(_is_secret(inner, one) for inner, one in value.items())
     if _held_secrets(value):
         return True
+    if isinstance(value, str) and _PASSWORD.search(value):
+        # User and password of an endpoint or a proxy.
+        return True
     return isinstance(value, (str, bytes)) and any(word in name.lower() for word in _SECRET_WORDS)
 
 
@@ -770,7 +848,7 @@ def _secrets_in(options: Mapping[str, Any]) -> list[str]:
         if isinstance(value, (str, bytes)) and _is_secret(name, value):
             texts.append(value.decode(errors="replace") if isinstance(value, bytes) else value)
         for text in texts:
-            found += [text, text.removeprefix("?")]
+            found += [text, text.removeprefix("?"), *_PASSWORD.findall(text)]
             # A connection string's parts, a signature's fields.
             for part in text.replace("?", "&").replace(";", "&").split("&"):
                 key, is_pair, inner = part.partition("=")

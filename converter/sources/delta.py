@@ -503,6 +503,9 @@ def _bound(actions: pa.Table, name: str, arrow_type: pa.DataType) -> Any:
     if pa.types.is_decimal(arrow_type) and arrow_type.precision > _EXACT_DIGITS:
         # deltalake writes them as doubles, so that a bound may lie within the values.
         number = pc.cast(found, pa.float64())
+        if arrow_type.scale == 0:
+            # Of what 64 bits do not hold it writes the largest number that they do.
+            number = pc.if_else(pc.less(pc.abs(number), 0.999 * 2.0**63), number, None)
         slack = pc.add(pc.multiply(pc.abs(number), 2.0**-50), 10.0**-arrow_type.scale)
         moved = pc.subtract(number, slack) if name.startswith("min.") else pc.add(number, slack)
         with contextlib.suppress(pa.ArrowException):

@@ -194,6 +194,13 @@ def _find_files(
             nothing = f"{shown_url(url)} matches" if _GLOB.search(url) else f"{nowhere} holds"
             raise SourceError(f"{nothing} no Parquet files (names that end with .parquet).", path=nowhere)
         places += [(folder, names) for folder, names in found_there if names]
+    for folder, _ in places:
+        if not folder.is_beside(places[0][0]):
+            raise SourceError(
+                f"{places[0][0].url} and {folder.url} are on two stores. Make a converter of each, or put the files on "
+                "one.",
+                path=folder.url,
+            )
     common = posixpath.commonpath([folder.path() for folder, _ in places])
     found: dict[str, dict[str, str | None]] = {}
     for folder, names in places:

@@ -299,7 +299,7 @@ def test_garbage_among_the_signs_of_life_stops_nobody_and_goes_when_it_is_old(
 @pytest.mark.parametrize("pid", [2**63, -1, 0, 2**22 + 1, True, 1.5, "1", None])
 def test_an_impossible_process_number_on_this_host_is_a_dead_one(pid: object, entry: Path, cache_dir: Path) -> None:
     attempt_id = json.loads((entry / "manifest.json").read_bytes())["files"]["name"][0][5:37]
-    sign = {"attempt": attempt_id, "host": protocol._host(), "pid": pid, "process_start": "1"}
+    sign = {"attempt": attempt_id, "host": protocol.this_host(), "pid": pid, "process_start": "1"}
     (entry / f"lease-{HEX}.json").write_text(json.dumps(sign))
     sweep(cache_dir)
     assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}

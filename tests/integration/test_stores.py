@@ -67,6 +67,14 @@ class TestS3(StorageContract):
         return open_storage(f"{s3.url(s3.new_bucket())}/some/folder", s3.options, 20)
 
 
+def test_a_bucket_that_is_missing_is_named_and_not_made(s3: S3) -> None:
+    storage = open_storage("s3://no-such-bucket/cache", s3.options, timeout_seconds=10)
+    storage.make_directory()
+    for ask in (storage.list, lambda: storage.put_if_absent("a", b"1"), lambda: storage.read("a")):
+        with pytest.raises(OSError, match="there is no bucket 'no-such-bucket'; check its name, or create it"):
+            ask()
+
+
 # Races -------------------------------------------------------------------------------
 
 
@@ -229,8 +237,9 @@ def test_hdfs_says_that_it_does_not_work_in_a_forked_process(hdfs: Hdfs) -> None
     assert storage.read("a") == b"1"
 
 
-def test_a_time_is_renewed_without_creating_anything(azurite: Azurite, hdfs: Hdfs) -> None:
-    for storage in (blobs(azurite), open_storage(f"{hdfs.url}/renew")):
+def test_a_time_is_renewed_without_creating_anything(azurite: Azurite, hdfs: Hdfs, s3: S3) -> None:
+    in_bucket = open_storage(f"{s3.url(s3.new_bucket())}/renew", s3.options)
+    for storage in (blobs(azurite), open_storage(f"{hdfs.url}/renew"), in_bucket):
         storage.make_directory()
         storage.put_if_absent("a", b"1")
         (before,) = (info.modified for info in storage.list())

@@ -564,6 +564,26 @@ def test_files_are_told_apart_by_the_columns_that_differ(tmp_path: Path) -> None
         rows_of(make_delta_converter(path))
 
 
+@pytest.mark.parametrize("precision", [20, 38])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_decimals_that_64_bits_do_not_hold_are_found(tmp_path: Path, precision: int, sign: int) -> None:
+    # deltalake writes the largest number of 64 bits as their bound.
+    values = [decimal.Decimal(sign * number) for number in (1, 93 * 10**17, 93 * 10**17 + 10**15, 9 * 10**19)]
+    rows = {"part": [0, 1, 2, 3], "v": pa.array(values, pa.decimal128(precision, 0))}
+    write_deltalake(tmp_path / "table", pa.table(rows), partition_by=["part"])
+    converter = make_delta_converter(tmp_path / "table")
+    assert len(rows_of(converter)["v"]) == 4
+    for value in values:
+        for sign_of, wanted in (("=", 1), ("<=", sum(one <= value for one in values))):
+            assert len(converter.where([("v", sign_of, value)])) == wanted
+
+
+def test_a_day_beyond_pythons_can_be_asked_for(tmp_path: Path) -> None:
+    days = pa.array([2932897, 0], pa.int32()).cast(pa.date32())
+    write_deltalake(tmp_path / "table", pa.table({"day": days}))
+    assert len(make_delta_converter(tmp_path / "table").where([("day", "=", days[0])])) == 1
+
+
 def test_bounds_of_the_rows_that_are_left_are_believed(tmp_path: Path) -> None:
     for number, bounds in enumerate(((0, 9), (-5, 90), (1, 8), (4, 4))):
         stats = {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import io
 import os
 import pickle
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +25,7 @@ from converter import (
     SourceChangedError,
     SourceError,
     UnsupportedTypeError,
+    cache,
     make_parquet_converter,
 )
 from tests.known_rows import concatenate
@@ -326,22 +329,64 @@ def test_filters_compare_as_the_column_is(tmp_path: Path) -> None:
             converter.where(nothing)
 
 
-def test_a_file_that_was_written_again_is_noticed_though_its_footer_is_the_same(tmp_path: Path) -> None:
+def put(url: str, ids: list[int]) -> None:
+    """A file of plain pages: others of as many numbers have the same size and the same footer."""
+    content = io.BytesIO()
+    pq.write_table(pa.table({"id": ids}), content, compression="none", use_dictionary=False, write_statistics=False)
+    fsspec.filesystem("memory").pipe_file(url.removeprefix("memory:/"), content.getvalue())
+
+
+def test_what_a_host_keeps_is_of_the_file_that_was_looked_at(tmp_path: Path) -> None:
+    put("memory://kept/day=1/a.parquet", [1, 2, 5])
+    with make_parquet_converter("memory://kept") as before:
+        assert read(before, local_cache_dir=tmp_path)["id"].tolist() == [1, 2, 5]
+        put("memory://kept/day=1/a.parquet", [1, 4, 5])
+        with make_parquet_converter("memory://kept") as after:
+            assert read(after, local_cache_dir=tmp_path)["id"].tolist() == [1, 4, 5]
+            assert read(after)["id"].tolist() == [1, 4, 5]
+        assert read(before, local_cache_dir=tmp_path)["id"].tolist() == [1, 2, 5]
+        with pytest.raises(SourceChangedError, match=r"a\.parquet was written again since it was looked at"):
+            read(before)
+
+
+@pytest.mark.parametrize("num_rows", [2, 5000])
+def test_a_remote_file_of_another_size_is_no_damaged_one(tmp_path: Path, num_rows: int) -> None:
+    put(f"memory://size{num_rows}/a.parquet", list(range(3000)))
+    with make_parquet_converter(f"memory://size{num_rows}") as converter:
+        put(f"memory://size{num_rows}/a.parquet", list(range(num_rows)))
+        for look in (read, lambda one: read(one, local_cache_dir=tmp_path), lambda one: one.statistics):
+            with pytest.raises(SourceChangedError, match=r"a\.parquet "):
+                look(converter)
+
+
+def test_files_of_two_stores_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "a.parquet", {"id": [1, 2]})
+    put(f"memory:/{tmp_path}/a.parquet", [3, 4])
+    for urls in ([str(tmp_path), f"memory:/{tmp_path}"], [f"memory:/{tmp_path}", str(tmp_path)]):
+        with pytest.raises(SourceError, match=r"are on two stores\. Make a converter of each"):
+            make_parquet_converter(urls)
+
+
+def test_a_file_that_was_written_again_is_noticed_though_its_footer_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = write(tmp_path, "a.parquet", {"id": [1, 2, 5]})
     converter = make_parquet_converter(tmp_path)
-    copy = pickle.loads(pickle.dumps(converter))
+    pickled = pickle.dumps(converter)
     before, content_before = file.stat(), file.read_bytes()
     write(tmp_path, "a.parquet", {"id": [1, 4, 5]})
     assert len(file.read_bytes()) == len(content_before)
     for look in (read, lambda one: one.where([("id", ">", 0)]), lambda one: one.statistics):
-        with pytest.raises(SourceChangedError, match=r"a\.parquet was written again since it was looked at"):
-            look(converter)
+        for one in (converter, pickle.loads(pickled)):
+            with pytest.raises(SourceChangedError, match=r"a\.parquet was written again since it was looked at"):
+                look(one)
     file.write_bytes(content_before)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert read(converter)["id"].tolist() == [1, 2, 5]
     # Elsewhere the same files may have been written at another time.
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert read(copy)["id"].tolist() == [1, 2, 5]
+    monkeypatch.setattr(cache, "this_host", lambda: "another")
+    assert read(pickle.loads(pickled))["id"].tolist() == [1, 2, 5]
 
 
 def test_a_column_and_a_member_of_one_name_in_two_files_are_refused(tmp_path: Path) -> None:

@@ -70,6 +70,20 @@ class StorageContract:
         assert storage.look("a")[0] == 4
         assert storage.look("a")[1] not in (None, seen[1])
 
+    def test_a_file_below_a_folder_that_was_listed_is_asked_for_anew(self, storage: Storage) -> None:
+        below = storage.below("day=1")
+        below.make_directory()
+        below.put_if_absent("a", b"same")
+        assert [info.name for info in below.list()] == ["a"]
+        seen = storage.look("day=1/a")
+        assert self.open(storage.url).look("day=1/a") == seen
+        time.sleep(0.005)
+        other = self.open(storage.url).below("day=1")
+        other.delete_file("a")
+        other.put_if_absent("a", b"longer")
+        assert storage.look("day=1/a")[0] == storage.size("day=1/a") == 6
+        assert storage.look("day=1/a")[1] != seen[1]
+
     def test_exactly_one_of_eight_racing_puts_wins_and_is_whole(self, storage: Storage) -> None:
         storage.make_directory()
         interval = sys.getswitchinterval()

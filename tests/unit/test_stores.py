@@ -26,6 +26,7 @@ from converter.stores import (
     AzureStore,
     GivenUpError,
     HdfsStore,
+    ObjectStore,
     Store,
     check_timeout,
     open_store,
@@ -231,6 +232,48 @@ def test_what_hangs_is_left_behind() -> None:
             thread.join(10)
 
 
+class ClientError(Exception):
+    """As botocore's, which s3fs hides behind an OSError."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(code)
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "passes"),
+    [
+        (503, "SlowDown", True),
+        (500, "InternalError", True),
+        (409, "ConditionalRequestConflict", True),
+        (409, "BucketNotEmpty", False),
+        (403, "AccessDenied", False),
+        (400, "Bad Request", False),
+    ],
+)
+def test_what_s3_says_is_known_behind_an_error_of_s3fs(status: int, code: str, passes: bool) -> None:
+    def request(_: Any) -> None:
+        try:
+            raise ClientError(status, code)
+        except ClientError as error:
+            raise OSError(16, "Service Unavailable") from error
+
+    begin = time.monotonic()
+    with pytest.raises(OSError, match="place") as caught:
+        ObjectStore({}, protocol="memory", timeout_seconds=0.3).ask(request, path="place")
+    assert isinstance(caught.value, TimeoutError) == passes
+    assert isinstance(caught.value, PermissionError) == (status == 403)
+    assert time.monotonic() - begin < 3
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/a?b=c/d", "gs://bucket/a#b", "s3://bucket/a::b", "simplecache::memory://a"]
+)
+def test_a_name_that_would_be_another_place_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"Rename the folder|is a chain of filesystems"):
+        open_storage(url)
+
+
 class Careless(MemoryFileSystem):  # type: ignore[misc]
     """A store that takes the mode "x" and does not mind what is there, as fsspec's FTP does."""
 
@@ -271,6 +314,8 @@ SAS = "?sv=2024-01-01&sp=r&sig=c2lnbmF0dXJl%3D"
         ({"connection_string": CONNECTION}, ["a2V5LW9mLXRoZS1sYWtl"]),
         ({"client_secret": "hunter22", "tenant_id": "t"}, ["hunter22"]),
         ({"client_kwargs": {"aws_secret_access_key": "hunter22"}}, ["hunter22"]),
+        ({"endpoint_url": "https://user:hunter22@host"}, ["hunter22"]),
+        ({"config_kwargs": {"proxies": {"http": "http://user:hunter22@proxy:1"}}}, ["hunter22"]),
     ],
 )
 def test_no_secret_is_told_or_pickled(options: dict[str, Any], secrets: list[str]) -> None:
