@@ -312,7 +312,7 @@ class Storage:
             return found.st_size, found.st_mtime_ns
         self._filesystem.invalidate_cache(posixpath.dirname(self.path(name)))
         info = self._filesystem.info(self.path(name), given_up=given_up)
-        etag = next((str(info[key]) for key in ("etag", "ETag") if info.get(key)), "")
+        etag = next((str(info[key]) for key in ("etag", "ETag", "Last-Modified") if info.get(key)), "")
         # Stores quote it in one answer and not in another.
         said = etag.removeprefix("W/").strip('"') or _modified(info)
         digest = hashlib.sha256(str(said).encode()).digest()

@@ -27,11 +27,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import fsspec
 import pyarrow as pa
 from fsspec.asyn import sync
+from fsspec.implementations.dirfs import DirFileSystem
 
 from converter.errors import MissingDependencyError
 from converter.ranges import Data
@@ -60,6 +61,7 @@ _PASSING_SIGNS = ("DataTransferError", "All DataNodes failed", "Connection", "Sa
 REQUEST_THREAD = "converter-request"
 _MAX_KEPT_READERS = 256
 _MAX_TEXT = 300
+_HTTP_SCHEMES = ("http", "https")
 _OBJECT_SCHEMES = ("s3", "s3a", "gs", "gcs")
 _AZURE_SCHEMES = ("abfs", "abfss", "az")
 _AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
@@ -419,6 +421,37 @@ class HdfsStore(Store):
         self.ask(lambda filesystem: filesystem.client.append(path).close(), path=path)
 
 
+class HttpStore(Store):
+    """A web server, which is only read: paths begin behind its name."""
+
+    def __init__(self, host: str, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float) -> None:
+        super().__init__(options, protocol=protocol, timeout_seconds=timeout_seconds)
+        self._host = host
+
+    def _open(self) -> Any:
+        return DirFileSystem(path=f"{self.protocol}://{self._host}", fs=super()._open())
+
+    def ask(self, request: Callable[[Any], Result], *, path: str, given_up: threading.Event | None = None) -> Result:
+        """As every store's, with errors that name the host."""
+        return super().ask(request, path=f"{self.protocol}://{self._host}/{path}", given_up=given_up)
+
+    def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
+        """What a server's page of a folder links to."""
+        return [info | {"name": unquote(info["name"])} for info in super().ls(quote(path), detail)]
+
+    def info(self, path: str, given_up: threading.Event | None = None) -> dict[str, Any]:
+        """Size and kind of a file."""
+        return super().info(quote(path), given_up)
+
+    def cat_file(self, path: str, given_up: threading.Event | None = None) -> bytes:
+        """The bytes of a file."""
+        return super().cat_file(quote(path), given_up)
+
+    def read_range(self, path: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
+        """A part of a file, in one request."""
+        return super().read_range(quote(path), start, end, given_up)
+
+
 class ObjectStore(Store):
     """S3 and its like: a folder is there when an object is, and a bucket is the user's to create."""
 
@@ -588,7 +621,7 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
         return HdfsStore(found, protocol=scheme, timeout_seconds=timeout_seconds), path.rstrip("/") or "/", shown
     if "::" in url:
         raise ValueError(f"{shown} has a :: in it, which fsspec takes for a chain of filesystems. Rename the folder.")
-    if scheme in _OBJECT_SCHEMES and re.search(r"[?#]", path):
+    if scheme in (*_OBJECT_SCHEMES, *_HTTP_SCHEMES) and re.search(r"[?#]", path):
         # fsspec's filesystems do not agree on what such a sign means, and what is shown must be where things are.
         raise ValueError(f"{shown} goes on with a ? or #, which is not supported here. Rename the folder.")
     try:
@@ -597,6 +630,9 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
         raise MissingDependencyError(f"{shown} needs a filesystem that is not installed: {error}") from error
     except ValueError as error:
         raise ValueError(f"{shown} names no filesystem that fsspec knows: {error}") from error
+    if scheme in _HTTP_SCHEMES:
+        web = HttpStore(netloc, options, protocol=scheme, timeout_seconds=timeout_seconds)
+        return web, unquote(path).strip("/"), shown
     filesystem, root = fsspec.core.url_to_fs(url, **options)
     kind = ObjectStore if scheme in _OBJECT_SCHEMES else Store
     store = kind(dict(filesystem.storage_options), protocol=scheme, timeout_seconds=timeout_seconds)

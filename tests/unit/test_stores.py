@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import json
+import os
 import pickle
 import threading
 import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.core.pipeline import PipelineContext, PipelineRequest, PipelineResponse
@@ -19,7 +25,7 @@ from azure.core.pipeline.policies import AsyncBearerTokenCredentialPolicy
 from azure.core.rest import HttpRequest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from converter import CacheError, cache
+from converter import CacheError, SourceChangedError, SourceError, cache, make_parquet_converter
 from converter.sources import executor
 from converter.storage import open_storage
 from converter.stores import (
@@ -272,6 +278,61 @@ def test_what_s3_says_is_known_behind_an_error_of_s3fs(status: int, code: str, p
 def test_a_name_that_would_be_another_place_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"Rename the folder|is a chain of filesystems"):
         open_storage(url)
+
+
+class RangeHandler(SimpleHTTPRequestHandler):
+    """A web server that lists folders, and answers with parts of files."""
+
+    def do_GET(self) -> None:
+        path, wanted = Path(self.translate_path(self.path)), self.headers.get("Range", "")
+        if not path.is_file() or not wanted:
+            return super().do_GET()
+        first, last = wanted.removeprefix("bytes=").split("-")
+        content = path.read_bytes()[int(first) : int(last) + 1]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+        return None
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def test_files_of_a_web_server_are_read(tmp_path: Path) -> None:
+    for day in (1, 2):
+        (tmp_path / f"table/day={day}/at=a%20b").mkdir(parents=True)
+        pq.write_table(pa.table({"id": [day, day + 10]}), tmp_path / f"table/day={day}/at=a%20b/ä b.parquet")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(RangeHandler, directory=str(tmp_path)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/table"
+        for name, rows in (("/day=1/at=a%2520b/%C3%A4%20b.parquet", [1, 11]), ("", [1, 11, 2, 12])):
+            with make_parquet_converter(url + name, timeout_seconds=10) as converter:
+                assert converter.url.startswith(url)
+                with converter.make_batch_reader(batch_size=4) as reader:
+                    batch = next(iter(reader))
+                assert batch["id"].tolist() == rows
+                if not name:
+                    assert batch["day"].tolist() == [1, 1, 2, 2]
+                    assert batch["at"].tolist() == ["a b"] * 4
+        with make_parquet_converter(url, timeout_seconds=10) as converter:
+            # Its times have seconds.
+            os.utime(tmp_path / "table/day=2/at=a%20b/ä b.parquet", (0, 0))
+            with (
+                pytest.raises(SourceChangedError, match=rf"{url}/day=2/at=a%20b/ä b.parquet was written again"),
+                converter.make_batch_reader(batch_size=4) as reader,
+            ):
+                list(reader)
+        with pytest.raises(SourceError, match=f"{url}/nowhere"):
+            make_parquet_converter(f"{url}/nowhere", timeout_seconds=10)
+        with pytest.raises(CacheError, match=f"{url}.* cannot"):
+            cache.open_root(url, None, 10)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class Careless(MemoryFileSystem):  # type: ignore[misc]
