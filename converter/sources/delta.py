@@ -74,6 +74,10 @@ _CHAR_METADATA = "__CHAR_VARCHAR_TYPE_STRING"
 _NUM_SAMPLES, _NUM_LIST_SAMPLES = 4, 100
 """How many footers are read to say how large files are in memory, and to say whether lists have one length."""
 
+_MINUTE_US = 60_000_000
+_LAST_ODD_OFFSET_US = 3 * 365 * 86_400_000_000
+"""Liberia's clocks were 44 minutes and 30 seconds behind until January 1972, the last with seconds (tz database)."""
+
 _EXACT_DIGITS = 15
 """A decimal of so many digits is the same after it was a double."""
 
@@ -511,8 +515,13 @@ def _bound(actions: pa.Table, name: str, arrow_type: pa.DataType) -> Any:
         with contextlib.suppress(pa.ArrowException):
             return pc.cast(moved, arrow_type)
         return None
-    if pa.types.is_timestamp(arrow_type) and name.startswith("max."):
-        return pc.cast(pc.add(pc.cast(found, pa.int64()), 999), arrow_type)
+    if pa.types.is_timestamp(arrow_type):
+        micros, is_least = pc.cast(found, pa.int64()), name.startswith("min.")
+        if arrow_type.tz is not None:
+            # Some writers cut the seconds off the offset of a zone, which had some before its clocks were agreed on.
+            slack = pc.if_else(pc.less(micros, _LAST_ODD_OFFSET_US), -_MINUTE_US if is_least else _MINUTE_US, 0)
+            micros = pc.add(micros, slack)
+        return pc.cast(micros if is_least else pc.add(micros, 999), arrow_type)
     return found
 
 

@@ -41,6 +41,7 @@ from tests.known_rows import concatenate, run_python
 Rows = dict[str, list[Any]]
 FAR = dt.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=dt.timezone.utc)
 BEGINNING = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+LATER = dt.datetime(1980, 1, 1, tzinfo=dt.timezone.utc)
 MICROSECOND = dt.timedelta(microseconds=1)
 KEY = base64.b64encode(b"a key that nobody may see").decode()
 
@@ -564,6 +565,24 @@ def test_files_are_told_apart_by_the_columns_that_differ(tmp_path: Path) -> None
         rows_of(make_delta_converter(path))
 
 
+def test_bounds_whose_zone_lost_its_seconds_lose_no_row(tmp_path: Path) -> None:
+    path, at = tmp_path / "table", dt.datetime(1850, 1, 1, 11, 6, 32, tzinfo=dt.timezone.utc)
+    write_deltalake(path, pa.table({"at": pa.array([at, None], pa.timestamp("us", "UTC"))}))
+    entry = path / "_delta_log" / f"{0:020}.json"
+    lines = [json.loads(line) for line in entry.read_text().splitlines()]
+    for line in lines:
+        if "add" in line:
+            stats = json.loads(line["add"]["stats"])
+            # In Berlin, then 53 minutes and 28 seconds ahead.
+            stats |= {bounds: {"at": "1850-01-01T12:00:00.000+00:53"} for bounds in ("minValues", "maxValues")}
+            line["add"]["stats"] = json.dumps(stats)
+    entry.write_text("\n".join(map(json.dumps, lines)))
+    converter = make_delta_converter(path)
+    assert len(rows_of(converter, nulls={"at": 0})["at"]) == 2
+    for sign in ("=", "<=", ">="):
+        assert len(converter.where([("at", sign, at)])) == 1
+
+
 @pytest.mark.parametrize("precision", [20, 38])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_decimals_that_64_bits_do_not_hold_are_found(tmp_path: Path, precision: int, sign: int) -> None:
@@ -736,9 +755,10 @@ def test_files_of_other_partitions_are_never_opened(tmp_path: Path, few_samples:
 
 
 def test_files_beyond_the_bounds_in_the_log_are_never_opened(tmp_path: Path, few_samples: None) -> None:
+    # When no clock's offset had seconds any more.
     tables = [
-        {"id": [0], "x": [1.0], "s": ["a" * 300], "t": pa.array([BEGINNING - MICROSECOND], pa.timestamp("us", "UTC"))},
-        {"id": [1], "x": [2.0], "s": ["b" * 300], "t": pa.array([BEGINNING + 999 * MICROSECOND],
+        {"id": [0], "x": [1.0], "s": ["a" * 300], "t": pa.array([LATER - MICROSECOND], pa.timestamp("us", "UTC"))},
+        {"id": [1], "x": [2.0], "s": ["b" * 300], "t": pa.array([LATER + 999 * MICROSECOND],
                                                                pa.timestamp("us", "UTC"))},
         {"id": [2], "x": [-5.0], "s": ["z" * 300], "t": pa.array([FAR], pa.timestamp("us", "UTC"))},
     ]  # fmt: skip
@@ -749,8 +769,8 @@ def test_files_beyond_the_bounds_in_the_log_are_never_opened(tmp_path: Path, few
             ([("x", "<", 1.5)], [0, 2]),
             ([("s", ">", "c")], [2]),
             ([("s", "<", "aaaa")], []),
-            ([("t", ">", BEGINNING + dt.timedelta(milliseconds=1))], [2]),
-            ([("t", "<", BEGINNING)], [0]),
+            ([("t", ">", LATER + dt.timedelta(milliseconds=1))], [2]),
+            ([("t", "<", LATER)], [0]),
             ([("id", ">", 0), ("x", ">", 0)], [1]),
         ]
     ):
