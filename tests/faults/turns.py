@@ -576,7 +576,7 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache, "_heartbeat", Heartbeat())
-        patch.setattr(cache, "_host", lambda: process().host)
+        patch.setattr(cache, "this_host", lambda: process().host)
         patch.setattr(cache, "_process_start", process_start)
         patch.setattr(cache, "os", _Module(os, getpid=lambda: process().number))
         patch.setattr(cache, "time", _Module(time, sleep=_do_nothing))
