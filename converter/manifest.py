@@ -180,7 +180,7 @@ class Manifest:
     """Where somebody else's files hold each column; None where they are ours, and hold the columns in their order."""
 
     compared_columns: Mapping[str, SourceColumn] = field(default_factory=dict)
-    """Columns of whole numbers whose bounds in each file are known: another file in its place has others."""
+    """Columns whose bounds in each file are known: another file in its place has others."""
 
     file_stamps: npt.NDArray[np.int64] | None = None
     """For each file a number that is another one once it is written again (`Storage.look`); None where nobody asked."""
