@@ -81,7 +81,7 @@ class Storage:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.is_local:
             return (open_storage, (self.url,))
-        return (open_storage, (self.url, self._filesystem.open_options, self._filesystem.timeout_seconds))
+        return _open_at, (self.url, self._root, self._filesystem.open_options, self._filesystem.timeout_seconds)
 
     @property
     def is_local(self) -> bool:
@@ -138,11 +138,11 @@ class Storage:
         """Whether a file stands where this directory, or one above it, would be."""
         path = self._root
         while path and path != posixpath.dirname(path):
-            if not posixpath.dirname(path) and not self.is_local:
+            if not posixpath.dirname(path) and not self.is_local and self._filesystem.has_containers:
                 # A container or a bucket, of which a token for what is in it may not even ask.
                 return False
-            if self._filesystem.isfile(path):
-                return True
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                return bool(self._filesystem.info(path)["type"] == "file")
             path = posixpath.dirname(path)
         return False
 
@@ -376,6 +376,12 @@ def open_storage(
     if is_on_databricks(root):
         _check_mount(text, root)
     return Storage(LocalFileSystem(), root, "file://" + quote(root))
+
+
+def _open_at(url: str, root: str, options: StorageOptions, timeout_seconds: float) -> Storage:
+    """A remote directory again: what is shown of a web server's is not encoded, so that its path must be said."""
+    store, _, _ = open_store(url, options, timeout_seconds)
+    return Storage(store, root, url)
 
 
 _DATABRICKS_MOUNTS = ("/dbfs/", "/Volumes/")

@@ -48,10 +48,14 @@ _MAX_PAUSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
+_STATUS_NAMES = {"ClientResponseError": "status", "HttpError": "code"}
+"""Where aiohttp and gcsfs say it; all others as `status_code`."""
+
 _PASSING_CODES = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
 """Of S3; the last two mean that somebody else is changing the same object."""
 
 _REFUSED_STATUS = {401, 403}
+_GONE_STATUS = {404, 410}
 _PASSING_KINDS = {"ServiceRequestError", "ServiceResponseError", "IncompleteReadError", "ClientConnectionError"}
 """Of azure-core and aiohttp, which need not be there."""
 
@@ -62,7 +66,8 @@ REQUEST_THREAD = "converter-request"
 _MAX_KEPT_READERS = 256
 _MAX_TEXT = 300
 _HTTP_SCHEMES = ("http", "https")
-_OBJECT_SCHEMES = ("s3", "s3a", "gs", "gcs")
+_GOOGLE_SCHEMES = ("gs", "gcs")
+_OBJECT_SCHEMES = ("s3", "s3a", *_GOOGLE_SCHEMES)
 _AZURE_SCHEMES = ("abfs", "abfss", "az")
 _AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
 _AZURE_SCOPE = "https://storage.azure.com/.default"
@@ -91,6 +96,9 @@ class Store:
 
     survives_fork = True
     """Whether a forked child may open its own where its parent has one."""
+
+    has_containers = True
+    """Whether the first name of a path without a leading slash is a container's or a bucket's."""
 
     def __init__(self, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.options, self.protocol, self.timeout_seconds = dict(options), protocol, timeout_seconds
@@ -217,13 +225,6 @@ class Store:
         """Size and kind of a file."""
         return self.ask(lambda filesystem: dict(filesystem.info(path)), path=path, given_up=given_up)
 
-    def isfile(self, path: str) -> bool:
-        """Whether a file stands there."""
-        try:
-            return bool(self.info(path)["type"] == "file")
-        except FileNotFoundError:
-            return False
-
     def makedirs(self, path: str, exist_ok: bool = True) -> None:
         """Create a directory and those above it."""
         self.ask(lambda filesystem: filesystem.makedirs(path, exist_ok=exist_ok), path=path)
@@ -297,6 +298,9 @@ class Store:
             with contextlib.suppress(OSError):
                 self.ask(lambda filesystem: filesystem.rmdir(path), path=path)
 
+
+_GOOGLE_NAMES = {"token": "google_service_account", "endpoint_url": "google_base_url"}
+"""How deltalake calls what gcsfs calls so."""
 
 _S3_NAMES = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token",
              "endpoint_url": "aws_endpoint_url"}  # fmt: skip
@@ -424,6 +428,8 @@ class HdfsStore(Store):
 class HttpStore(Store):
     """A web server, which is only read: paths begin behind its name."""
 
+    has_containers = False
+
     def __init__(self, host: str, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float) -> None:
         super().__init__(options, protocol=protocol, timeout_seconds=timeout_seconds)
         self._host = host
@@ -433,15 +439,28 @@ class HttpStore(Store):
 
     def ask(self, request: Callable[[Any], Result], *, path: str, given_up: threading.Event | None = None) -> Result:
         """As every store's, with errors that name the host."""
-        return super().ask(request, path=f"{self.protocol}://{self._host}/{path}", given_up=given_up)
+
+        def answer(filesystem: Any) -> Result:
+            try:
+                return request(filesystem)
+            except FileNotFoundError as error:
+                # To fsspec's client each file is missing whose size it was not told.
+                cause = error.__cause__
+                if not isinstance(cause, Exception) or _status(cause) in _GONE_STATUS:
+                    raise
+                raise cause from None
+
+        return super().ask(answer, path=f"{self.protocol}://{self._host}/{path}", given_up=given_up)
 
     def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
         """What a server's page of a folder links to."""
         return [info | {"name": unquote(info["name"])} for info in super().ls(quote(path), detail)]
 
     def info(self, path: str, given_up: threading.Event | None = None) -> dict[str, Any]:
-        """Size and kind of a file."""
-        return super().info(quote(path), given_up)
+        """Size and kind of a file; what is answered with a page is a folder."""
+        found = super().info(quote(path), given_up)
+        is_page = found.get("mimetype") == "text/html" or str(found.get("url", "")).endswith("/")
+        return found | {"type": "directory" if is_page else "file"}
 
     def cat_file(self, path: str, given_up: threading.Event | None = None) -> bytes:
         """The bytes of a file."""
@@ -449,7 +468,13 @@ class HttpStore(Store):
 
     def read_range(self, path: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
         """A part of a file, in one request."""
-        return super().read_range(quote(path), start, end, given_up)
+        found = super().read_range(quote(path), start, end, given_up)
+        if len(found) > end - start:
+            raise OSError(
+                f"{self.protocol}://{self._host} answers with whole files where a part is asked for (it ignores "
+                "Range:), which would fetch each file many times. Copy the files to a disk, or choose another server."
+            )
+        return found
 
 
 class ObjectStore(Store):
@@ -462,8 +487,27 @@ class ObjectStore(Store):
         except FileNotFoundError as error:
             if _aws_code(error) != "NoSuchBucket":
                 raise
-            bucket = path.strip("/").partition("/")[0]
-            raise OSError(f"there is no bucket {bucket!r}; check its name, or create it") from self.harmless(error)
+            raise self._no_bucket(path) from self.harmless(error)
+
+    def _no_bucket(self, path: str) -> OSError:
+        bucket = path.strip("/").partition("/")[0]
+        return OSError(f"there is no bucket {bucket!r}; check its name, or create it")
+
+    def create(self, path: str, data: bytes) -> bool:
+        """As every store's; what is not found then is the bucket."""
+        try:
+            return super().create(path, data)
+        except FileNotFoundError as error:
+            raise self._no_bucket(path) from self.harmless(error)
+
+    def delta_options(self) -> dict[str, str]:
+        """The options by the names that deltalake has for them; to each cloud they are others."""
+        if self.protocol not in _GOOGLE_SCHEMES:
+            return super().delta_options()
+        options = {_GOOGLE_NAMES.get(name, name): value for name, value in self.options.items()}
+        if options.get("google_service_account") == "anon":
+            options = options | {"google_service_account": None, "google_skip_signature": "true"}
+        return {name: value for name, value in options.items() if isinstance(value, str)}
 
     def makedirs(self, path: str, exist_ok: bool = True) -> None:
         """Do nothing; s3fs would create a bucket, or fail where it may not."""
@@ -481,7 +525,14 @@ class ObjectStore(Store):
 
     def _named(self, error: Exception, path: str) -> OSError:
         found = super()._named(error, path)
-        if _status(error) == 400 and not isinstance(found, (PermissionError, FileNotFoundError)):
+        if str(error).startswith("Forbidden: "):
+            # gcsfs has no status for it.
+            return PermissionError(str(found))
+        if (
+            self.protocol not in _GOOGLE_SCHEMES
+            and _status(error) == 400
+            and not isinstance(found, (PermissionError, FileNotFoundError))
+        ):
             return OSError(f"{found} (S3 also answers so to credentials that have expired)")
         return found
 
@@ -621,7 +672,8 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
         return HdfsStore(found, protocol=scheme, timeout_seconds=timeout_seconds), path.rstrip("/") or "/", shown
     if "::" in url:
         raise ValueError(f"{shown} has a :: in it, which fsspec takes for a chain of filesystems. Rename the folder.")
-    if scheme in (*_OBJECT_SCHEMES, *_HTTP_SCHEMES) and re.search(r"[?#]", path):
+    named = unquote(path) if scheme in _HTTP_SCHEMES else path
+    if scheme in (*_OBJECT_SCHEMES, *_HTTP_SCHEMES) and re.search(r"[?#]", named):
         # fsspec's filesystems do not agree on what such a sign means, and what is shown must be where things are.
         raise ValueError(f"{shown} goes on with a ? or #, which is not supported here. Rename the folder.")
     try:
@@ -632,7 +684,8 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
         raise ValueError(f"{shown} names no filesystem that fsspec knows: {error}") from error
     if scheme in _HTTP_SCHEMES:
         web = HttpStore(netloc, options, protocol=scheme, timeout_seconds=timeout_seconds)
-        return web, unquote(path).strip("/"), shown
+        # Names below are put behind it as they are.
+        return web, named.strip("/"), unquote(shown)
     filesystem, root = fsspec.core.url_to_fs(url, **options)
     kind = ObjectStore if scheme in _OBJECT_SCHEMES else Store
     store = kind(dict(filesystem.storage_options), protocol=scheme, timeout_seconds=timeout_seconds)
@@ -783,7 +836,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _status(error: BaseException) -> int | None:
     """What HTTP's status was, where a client tells."""
     for one in _chain(error):
-        for status in (getattr(one, "status_code", None), _aws_answer(one).get("HTTPStatusCode")):
+        name = _STATUS_NAMES.get(type(one).__name__, "status_code")
+        for status in (getattr(one, name, None), _aws_answer(one).get("HTTPStatusCode")):
             if isinstance(status, int):
                 return status
     return None

@@ -204,7 +204,8 @@ def _find_files(
     common = posixpath.commonpath([folder.path() for folder, _ in places])
     found: dict[str, dict[str, str | None]] = {}
     for folder, names in places:
-        below = posixpath.relpath(folder.path(), common)
+        # A web server's own folder has no name.
+        below = posixpath.relpath(posixpath.join("/", folder.path()), posixpath.join("/", common))
         for name in names:
             found[posixpath.normpath(posixpath.join(below, name))] = _partition_of(name)
     return places[0][0].above(common), found

@@ -10,6 +10,7 @@ import os
 import pickle
 import threading
 import time
+from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from azure.core.pipeline.policies import AsyncBearerTokenCredentialPolicy
 from azure.core.rest import HttpRequest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from converter import CacheError, SourceChangedError, SourceError, cache, make_parquet_converter
+from converter import CacheError, DatasetConverter, SourceChangedError, SourceError, cache, make_parquet_converter
 from converter.sources import executor
 from converter.storage import open_storage
 from converter.stores import (
@@ -272,8 +273,51 @@ def test_what_s3_says_is_known_behind_an_error_of_s3fs(status: int, code: str, p
     assert time.monotonic() - begin < 3
 
 
+class HttpError(Exception):
+    """As gcsfs has it."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("no")
+        self.code = code
+
+
 @pytest.mark.parametrize(
-    "url", ["s3://bucket/a?b=c/d", "gs://bucket/a#b", "s3://bucket/a::b", "simplecache::memory://a"]
+    ("error", "kind"),
+    [
+        (HttpError(503), TimeoutError),
+        (HttpError(429), TimeoutError),
+        (HttpError(401), PermissionError),
+        (OSError("Forbidden: b/bucket/o/a"), PermissionError),
+        (HttpError(404), FileNotFoundError),
+        (HttpError(400), OSError),
+    ],
+)
+def test_what_google_says_is_known(error: Exception, kind: type[OSError]) -> None:
+    def request(_: Any) -> None:
+        raise error
+
+    with pytest.raises(OSError, match="place") as caught:
+        ObjectStore({}, protocol="memory", timeout_seconds=0.3).ask(request, path="place")
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options", "expected"),
+    [
+        ("gs", {"token": "/keys/a.json", "project": "p"}, {"google_service_account": "/keys/a.json", "project": "p"}),
+        ("gcs", {"token": "anon", "endpoint_url": "http://h"},
+         {"google_skip_signature": "true", "google_base_url": "http://h"}),
+        ("s3", {"token": "t", "endpoint_url": "http://h", "anon": True},
+         {"aws_session_token": "t", "aws_endpoint_url": "http://h"}),
+    ],
+)  # fmt: skip
+def test_deltalake_is_told_the_same(protocol: str, options: dict[str, Any], expected: dict[str, str]) -> None:
+    assert ObjectStore(options, protocol=protocol).delta_options() == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://bucket/a?b=c/d", "https://host/a%23b", "gs://bucket/a#b", "s3://bucket/a::b", "simplecache::memory://a"],
 )
 def test_a_name_that_would_be_another_place_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"Rename the folder|is a chain of filesystems"):
@@ -283,9 +327,26 @@ def test_a_name_that_would_be_another_place_is_refused(url: str) -> None:
 class RangeHandler(SimpleHTTPRequestHandler):
     """A web server that lists folders, and answers with parts of files."""
 
+    has_ranges: ClassVar[bool] = True
+    num_busy: ClassVar[int] = 0
+
+    def is_busy(self) -> bool:
+        """Whether this request is refused for now."""
+        if type(self).num_busy:
+            type(self).num_busy -= 1
+            self.send_error(503)
+            return True
+        return False
+
+    def do_HEAD(self) -> None:
+        if not self.is_busy():
+            super().do_HEAD()
+
     def do_GET(self) -> None:
         path, wanted = Path(self.translate_path(self.path)), self.headers.get("Range", "")
-        if not path.is_file() or not wanted:
+        if self.is_busy():
+            return None
+        if not path.is_file() or not wanted or not self.has_ranges:
             return super().do_GET()
         first, last = wanted.removeprefix("bytes=").split("-")
         content = path.read_bytes()[int(first) : int(last) + 1]
@@ -299,40 +360,83 @@ class RangeHandler(SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_files_of_a_web_server_are_read(tmp_path: Path) -> None:
-    for day in (1, 2):
-        (tmp_path / f"table/day={day}/at=a%20b").mkdir(parents=True)
-        pq.write_table(pa.table({"id": [day, day + 10]}), tmp_path / f"table/day={day}/at=a%20b/ä b.parquet")
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A web server of a folder; its URL."""
+    monkeypatch.setattr(RangeHandler, "num_busy", 0)
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(RangeHandler, directory=str(tmp_path)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}/table"
-        for name, rows in (("/day=1/at=a%2520b/%C3%A4%20b.parquet", [1, 11]), ("", [1, 11, 2, 12])):
-            with make_parquet_converter(url + name, timeout_seconds=10) as converter:
-                assert converter.url.startswith(url)
-                with converter.make_batch_reader(batch_size=4) as reader:
-                    batch = next(iter(reader))
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def first_batch(converter: DatasetConverter) -> dict[str, Any]:
+    with converter.make_batch_reader(batch_size=4) as reader:
+        return dict(next(iter(reader)))
+
+
+def test_files_of_a_web_server_are_read(tmp_path: Path, web: str) -> None:
+    for day in (1, 2):
+        (tmp_path / f"table/day={day}/at=a%20b").mkdir(parents=True)
+        pq.write_table(pa.table({"id": [day, day + 10]}), tmp_path / f"table/day={day}/at=a%20b/ä b.parquet")
+    url = f"{web}/table"
+    encoded = "/day=1/at=a%2520b"
+    for name, rows in (
+        (f"{encoded}/%C3%A4%20b.parquet", [1, 11]),
+        (encoded, [1, 11]),
+        (f"{encoded}/", [1, 11]),
+        ("", [1, 11, 2, 12]),
+    ):
+        with make_parquet_converter(url + name, timeout_seconds=10) as converter:
+            assert converter.url == url + ("/day=1/at=a%20b" if name else "")
+            # Another process finds the same place.
+            for one in (converter, pickle.loads(pickle.dumps(converter))):
+                batch = first_batch(one)
                 assert batch["id"].tolist() == rows
                 if not name:
                     assert batch["day"].tolist() == [1, 1, 2, 2]
                     assert batch["at"].tolist() == ["a b"] * 4
+    with make_parquet_converter(url, timeout_seconds=10) as converter:
+        # Its times have seconds.
+        os.utime(tmp_path / "table/day=2/at=a%20b/ä b.parquet", (0, 0))
+        with (
+            pytest.raises(SourceChangedError, match=rf"{url}/day=2/at=a%20b/ä b.parquet was written again"),
+            converter.make_batch_reader(batch_size=4) as reader,
+        ):
+            list(reader)
+    with pytest.raises(SourceError, match=f"{url}/nowhere"):
+        make_parquet_converter(f"{url}/nowhere", timeout_seconds=10)
+    with pytest.raises(CacheError, match=f"{url}.* cannot"):
+        cache.open_root(url, None, 10)
+
+
+def test_a_web_servers_own_folder_is_read(tmp_path: Path, web: str) -> None:
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "a.parquet")
+    for url in (web, f"{web}/", f"{web}/a.parquet"):
         with make_parquet_converter(url, timeout_seconds=10) as converter:
-            # Its times have seconds.
-            os.utime(tmp_path / "table/day=2/at=a%20b/ä b.parquet", (0, 0))
-            with (
-                pytest.raises(SourceChangedError, match=rf"{url}/day=2/at=a%20b/ä b.parquet was written again"),
-                converter.make_batch_reader(batch_size=4) as reader,
-            ):
-                list(reader)
-        with pytest.raises(SourceError, match=f"{url}/nowhere"):
-            make_parquet_converter(f"{url}/nowhere", timeout_seconds=10)
-        with pytest.raises(CacheError, match=f"{url}.* cannot"):
-            cache.open_root(url, None, 10)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+            assert first_batch(converter)["id"].tolist() == [1, 2]
+
+
+def test_a_web_server_that_is_busy_is_asked_again(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "a.parquet")
+    for num_busy in range(1, 6):
+        monkeypatch.setattr(RangeHandler, "num_busy", num_busy)
+        with make_parquet_converter(web, timeout_seconds=30) as converter:
+            assert first_batch(converter)["id"].tolist() == [1, 2]
+        assert RangeHandler.num_busy == 0
+    monkeypatch.setattr(RangeHandler, "num_busy", 10_000)
+    with pytest.raises(SourceError, match=r"could not be reached for 0.5 seconds .* 503"):
+        make_parquet_converter(f"{web}/a.parquet", timeout_seconds=0.5)
+
+
+def test_a_web_server_without_ranges_is_refused(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"id": range(100_000)}), tmp_path / "a.parquet")
+    monkeypatch.setattr(RangeHandler, "has_ranges", False)
+    with pytest.raises(SourceError, match=r"answers with whole files where a part is asked for"):
+        make_parquet_converter(web, timeout_seconds=10)
 
 
 class Careless(MemoryFileSystem):  # type: ignore[misc]
