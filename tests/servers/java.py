@@ -7,7 +7,6 @@ within a test: with two test processes on two cores the first one alone saves a 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -54,7 +53,7 @@ def make_java_start_quickly() -> None:
 
 def _archive_option() -> str:
     """The option that names an archive of Spark's classes, made once for this Java and these jars; empty without."""
-    with contextlib.suppress(Exception):
+    try:
         import pyspark
 
         from converter.local_spark import find_java_home
@@ -63,8 +62,12 @@ def _archive_option() -> str:
         version = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
         known = f"{_USE_SPARK} {_OPTIONS} {java} {version} {jars} {jars.stat().st_mtime_ns}"
         folder = fetched(f"classes-{hashlib.sha256(known.encode()).hexdigest()[:16]}", _make_archive)
-        return f"-XX:SharedArchiveFile={folder / _ARCHIVE} {_QUIETLY}"
-    return ""
+    except Exception as error:  # noqa: BLE001 (the tests can do without)
+        # Also subprocess' errors, with what Java said.
+        said = (getattr(error, "stderr", None) or str(error))[-500:]
+        print(f"Java will start slowly, without an archive of Spark's classes: {said}", file=sys.stderr)
+        return ""
+    return f"-XX:SharedArchiveFile={folder / _ARCHIVE} {_QUIETLY}"
 
 
 def _make_archive(folder: Path) -> None:

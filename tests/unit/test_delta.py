@@ -392,14 +392,19 @@ def test_a_filter_on_a_column_that_is_left_out_says_so(tmp_path: Path) -> None:
         make_delta_converter(path, columns=["id"], filters=[("x", "=", 2)])
 
 
+def lose_files(path: Path, version: int) -> None:
+    """Take the lines that name files out of a commit."""
+    left = [action for action in actions_of(path, version) if "add" not in action]
+    commit(path, version).write_text("".join(json.dumps(action) + "\n" for action in left))
+
+
 def test_a_commit_that_lost_a_line_is_noticed_where_spark_noted_what_there_is(tmp_path: Path) -> None:
     path = five_files(tmp_path / "table")
     noted = commit(path, 4).with_suffix(".crc")
     total = sum(file_of(path, version).stat().st_size for version in range(5))
     noted.write_text(json.dumps({"tableSizeBytes": total, "numFiles": 5}))
     assert ids_of(path) == list(range(50))
-    left = [action for action in actions_of(path, 2) if "add" not in action]
-    commit(path, 2).write_text("".join(json.dumps(action) + "\n" for action in left))
+    lose_files(path, 2)
     with pytest.raises(
         SourceError, match=rf"version 4 .* is damaged: its commits name 4 files .*{noted.name} says 5 of"
     ):
@@ -419,8 +424,7 @@ def test_a_lost_line_is_noticed_behind_another_writers_version(tmp_path: Path) -
     total = sum(file_of(path, version).stat().st_size for version in range(4))
     noted.write_text(json.dumps({"tableSizeBytes": total, "numFiles": 4}))
     assert ids_of(path) == list(range(50))
-    left = [action for action in actions_of(path, 2) if "add" not in action]
-    commit(path, 2).write_text("".join(json.dumps(action) + "\n" for action in left))
+    lose_files(path, 2)
     with pytest.raises(SourceError, match=rf"version 4 .*\(as of version 3\) is damaged: .*{noted.name} says 4 of"):
         make_delta_converter(path)
     assert len(ids_of(path, version=2)) == 20
