@@ -25,7 +25,16 @@ from converter.frameworks.numpy import BatchReader, takes_generator
 from converter.local_cache import find_local_root, remove_unheld
 from converter.manifest import Manifest
 from converter.plan import DEFAULT_WINDOW_GROUPS, UNEVEN, Shard, Shuffle, Uneven, check_integer, default_window_rows
-from converter.scans import Filters, resolve_filters, rule_in_files, scan_statistics, split_by_key, split_by_rows
+from converter.scans import (
+    Filters,
+    list_values,
+    resolve_filters,
+    rule_in_files,
+    say_filters,
+    scan_statistics,
+    split_by_key,
+    split_by_rows,
+)
 from converter.schema import DeclaredShape, FloatDtype, Schema, split_declared
 from converter.selection import Selection
 from converter.shards import find_shard
@@ -559,7 +568,7 @@ class DatasetConverter:
     def _resolve(self, filters: Filters) -> Selection:
         found = resolve_filters(self._storage, self._manifest, filters)
         if not found.num_rows:
-            raise SourceError(f"No row of {self.url} passes the filters {filters}.")
+            raise SourceError(f"No row of {self.url} passes the filters {say_filters(filters)}.")
         return found
 
     def _part(self, selection: Selection) -> DatasetConverter:
@@ -958,6 +967,7 @@ def make_delta_converter(
     if timestamp is not None and timestamp.tzinfo is None:
         timestamp = timestamp.replace(tzinfo=dt.timezone.utc)
     _check_source_options(columns, shapes, float_dtype)
+    filters = None if filters is None else list_values(filters)
     with _named_store_errors(name):
         storage, manifest = read_snapshot(
             name if spark is None else find_location(spark, name),

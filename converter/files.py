@@ -440,7 +440,8 @@ def check_stamp(storage: Storage, manifest: Manifest, file: int, given_up: threa
     if manifest.file_stamps is None:
         return
     path = f"{storage.url}/{manifest.file_names[file]}"
-    if storage.look(manifest.file_names[file], given_up)[1] != manifest.file_stamps[file]:
+    # 0: the store says none.
+    if (storage.look(manifest.file_names[file], given_up)[1] or 0) != manifest.file_stamps[file]:
         raise SourceChangedError(f"{path} was written again since it was looked at. {manifest.remedy}", path=path)
 
 
@@ -612,7 +613,9 @@ def named_read_errors(storage: Storage, manifest: Manifest, row_group: int) -> I
 
 
 @contextlib.contextmanager
-def opened_file(storage: Storage, manifest: Manifest, row_group: int) -> Iterator[pq.ParquetFile]:
+def opened_file(
+    storage: Storage, manifest: Manifest, row_group: int, given_up: threading.Event | None = None
+) -> Iterator[pq.ParquetFile]:
     """The open file of a row group; what goes wrong inside is named.
 
     Raises:
@@ -622,14 +625,14 @@ def opened_file(storage: Storage, manifest: Manifest, row_group: int) -> Iterato
     file = int(manifest.row_group_file[row_group])
     with (
         named_read_errors(storage, manifest, row_group),
-        storage.open_parquet(manifest.file_names[file]) as opened,
+        storage.open_parquet(manifest.file_names[file], given_up=given_up) as opened,
     ):
         check_file(storage, manifest, file, opened)
         parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
         check_bounds(storage, manifest, file, parquet.metadata, parquet.schema_arrow)
         yield parquet
         if not storage.is_local:
-            check_stamp(storage, manifest, file)
+            check_stamp(storage, manifest, file, given_up)
 
 
 def read_columns(

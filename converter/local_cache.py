@@ -211,6 +211,10 @@ def open_local_cache(directory: str, fingerprint: str, max_bytes: int | None) ->
     """
     try:
         return LocalCache(directory, fingerprint, max_bytes)
+    except PermissionError as error:
+        raise CacheError(
+            f"local_cache_dir={directory!r} is another user's: {error}. Choose a folder of your own.", path=directory
+        ) from error
     except (CacheError, OSError) as error:
         cause = error.__cause__ if isinstance(error, CacheError) else error
         if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -272,7 +276,8 @@ def remove_unheld(root: str, *, until_bytes: int = -1, dry_run: bool = False) ->
     for entry in sorted(folders, key=lambda entry: entry.stat().st_mtime):
         if used <= until_bytes:
             break
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+        # Another user's is theirs to remove.
+        with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError):
             held = os.open(os.path.join(entry.path, ".held"), os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -128,6 +128,8 @@ def count_leaves(kind: pa.DataType) -> int:
     >>> count_leaves(pa.struct({"a": pa.int32(), "b": pa.list_(pa.float32())}))
     2
     """
+    if isinstance(kind, pa.BaseExtensionType):
+        return count_leaves(kind.storage_type)
     return sum(count_leaves(kind.field(index).type) for index in range(kind.num_fields)) if kind.num_fields else 1
 
 

@@ -12,7 +12,9 @@ import functools
 import math
 import operator
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -53,10 +55,11 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     Raises:
         ValueError, TypeError: the filters are not understood, name no column, or do not fit its type.
     """
+    filters = list_values(filters)
     arrow_schema = _arrow_schema(storage, manifest)
     comparisons = _comparisons_of(filters, manifest.schema, arrow_schema)
     expression = _expression_of(filters, comparisons)
-    names = _named_columns(expression, manifest.schema, arrow_schema)
+    names = _named_columns(expression, comparisons, manifest.schema, arrow_schema)
     may_pass_footer = None
     if _can_rule_out(filters, manifest, names):
         if manifest.source_columns is None:
@@ -67,22 +70,54 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     else:
         may_pass = np.ones(manifest.num_row_groups, np.bool_)
 
-    def mask_row_group(row_group: int) -> Mask:
+    def mask_row_group(row_group: int, given_up: threading.Event) -> Mask:
         num_rows = int(manifest.row_group_rows[row_group])
         already = None if manifest.selection is None else manifest.selection.mask(row_group, num_rows)
-        with opened_file(storage, manifest, row_group) as parquet:
+        with opened_file(storage, manifest, row_group, given_up) as parquet:
             if may_pass_footer is not None and not may_pass_footer(row_group=row_group, parquet=parquet):
                 return np.zeros(num_rows, np.bool_)
             table = read_columns(storage, manifest, row_group, names, parquet)
         try:
             mask = _evaluate(expression, table)
         except pa.ArrowException as error:
-            raise ValueError(f"filters: {expression} fails on row group {row_group}: {error}") from error
+            raise ValueError(f"filters: {say_filters(expression)} fails on row group {row_group}: {error}") from error
         return mask if already is None else mask & already
 
     looked_into = np.flatnonzero(may_pass & (manifest.live_rows > 0)).tolist()
     masks = dict(zip(looked_into, _map_row_groups(mask_row_group, looked_into), strict=True))
     return select_some(np.zeros(manifest.num_row_groups, np.int64), masks)
+
+
+def list_values(filters: Filters) -> Filters:
+    """The same filters with lists for what `in` and `not in` are given, which may be read once only.
+
+    >>> list_values([("day", "in", iter([1, 2])), ("x", ">", 0)])
+    [('day', 'in', [1, 2]), ('x', '>', 0)]
+    """
+    if not isinstance(filters, (list, tuple)):
+        return filters
+    found: list[Any] = []
+    for one in filters:
+        if isinstance(one, (list, tuple)) and one and not isinstance(one[0], str):
+            found.append(list_values(one))
+        elif isinstance(one, tuple) and len(one) == 3 and one[1] in ("in", "not in") and _is_many(one[2]):
+            found.append((*one[:2], list(one[2])))
+        else:
+            found.append(one)
+    return found if isinstance(filters, list) else tuple(found)
+
+
+def say_filters(filters: Any) -> str:
+    """Filters as a message shows them."""
+    try:
+        return str(filters)
+    except (UnicodeDecodeError, OverflowError):
+        # Arrow cuts long texts within a sign, and knows days beyond Python's.
+        return "given"
+
+
+def _is_many(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes))
 
 
 def rule_in_files(filters: Filters, manifest: Manifest) -> Mask:
@@ -94,7 +129,7 @@ def rule_in_files(filters: Filters, manifest: Manifest) -> Mask:
     arrow_schema = _arrow_schema_of(manifest)
     comparisons = _comparisons_of(filters, manifest.schema, arrow_schema)
     expression = _expression_of(filters, comparisons)
-    names = _named_columns(expression, manifest.schema, arrow_schema)
+    names = _named_columns(expression, comparisons, manifest.schema, arrow_schema)
     if not _can_rule_out(filters, manifest, names):
         return np.ones(len(manifest.file_names), np.bool_)
     return _ruled_in_by_log(expression, comparisons, manifest, names, arrow_schema)
@@ -124,8 +159,8 @@ def split_by_key(
 ) -> list[Selection]:
     """The live rows, each in the part that the hash of its key falls into, so that no key is in two parts."""
 
-    def number_row_group(row_group: int) -> npt.NDArray[np.int64]:
-        with opened_file(storage, manifest, row_group) as parquet:
+    def number_row_group(row_group: int, given_up: threading.Event) -> npt.NDArray[np.int64]:
+        with opened_file(storage, manifest, row_group, given_up) as parquet:
             column = read_columns(storage, manifest, row_group, [field.name], parquet).column(0)
             hashes = _hash_column(column, field, seed)
         # The upper 53 bits, so that as a float they are exact.
@@ -142,9 +177,16 @@ def split_by_key(
     return [select(masks) for masks in parts]
 
 
-def _map_row_groups(function: Callable[[int], Output], row_groups: Iterable[int]) -> Iterator[Output]:
-    threads = default_workers_count()
-    return read_ahead(function, iter(row_groups), workers_count=threads, ahead=4 * threads)
+def _map_row_groups(function: Callable[[int, threading.Event], Output], row_groups: Iterable[int]) -> Iterator[Output]:
+    """What `function` says of each, told when nobody waits for it any more."""
+    threads, given_up = default_workers_count(), threading.Event()
+    return read_ahead(
+        lambda row_group: function(row_group, given_up),
+        iter(row_groups),
+        workers_count=threads,
+        ahead=4 * threads,
+        given_up=given_up,
+    )
 
 
 def _hash_column(column: pa.ChunkedArray, field: Field, seed: int) -> npt.NDArray[np.uint64]:
@@ -178,7 +220,7 @@ class _Comparison(NamedTuple):
 def _comparisons_of(filters: Any, schema: Schema, arrow_schema: pa.Schema) -> list[list[_Comparison]]:
     """The filters, all of a list and any of the lists; every name and operator is checked. Empty: an expression."""
     if isinstance(filters, pc.Expression):
-        if "FieldPath(" in str(filters) and not any("FieldPath(" in name for name in schema.names):
+        if "FieldPath(" in say_filters(filters) and not any("FieldPath(" in name for name in schema.names):
             raise ValueError(f"filters: {filters} means a column by its place; say its name.")
         return []
     what = "filters must be tuples (column, operator, value) in a list, lists of them, or a pyarrow.compute expression"
@@ -198,7 +240,7 @@ def _comparisons_of(filters: Any, schema: Schema, arrow_schema: pa.Schema) -> li
                 raise ValueError(f"filters: {schema.explain_missing(name)}")
             if sign not in _OPERATORS:
                 raise ValueError(f"filters: {sign!r} is no operator; use one of {', '.join(_OPERATORS)}.")
-            if sign in ("in", "not in") and (isinstance(value, (str, bytes)) or not isinstance(value, Iterable)):
+            if sign in ("in", "not in") and not _is_many(value):
                 raise TypeError(f"filters: {name!r} {sign} needs a list of values, got {value!r}.")
             if schema[name].shape != ():
                 raise ValueError(
@@ -224,8 +266,9 @@ def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> _Comp
     may_keep = None
     try:
         values = list(value) if sign in ("in", "not in") else [value]
-        has_none = None in values
-        field, values = _comparable(name, kind, [one for one in values if one is not None])
+        has_none = any(one is None for one in values)
+        sign, values = _fitting(sign, kind, [one for one in values if one is not None])
+        field, values = _comparable(name, kind, values)
         if sign in ("in", "not in"):
             plain = [one.as_py() if isinstance(one, pa.Scalar) else one for one in values]
             listed = values[0].type if values and isinstance(values[0], pa.Scalar) else kind
@@ -249,6 +292,38 @@ def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> _Comp
     return _Comparison(name, comparison, may_keep)
 
 
+def _fitting(sign: str, kind: pa.DataType, values: list[Any]) -> tuple[str, list[Any]]:
+    """The same comparison with values that the column could hold, where there is one."""
+    values = [one.item() if isinstance(one, np.generic) else one for one in values]
+    is_listed = sign in ("in", "not in")
+    if pa.types.is_integer(kind) and any(isinstance(one, float) for one in values):
+        return _fitting_integers(sign, kind, values)
+    if pa.types.is_decimal(kind) and not is_listed:
+        # Of a whole number Arrow takes the type, which is wide.
+        return sign, [Decimal(one) if type(one) is int else one for one in values]
+    if pa.types.is_date(kind) and is_listed:
+        days = [one.date() if isinstance(one, dt.datetime) and one.time() == dt.time() else one for one in values]
+        return sign, [one for one in days if not isinstance(one, dt.datetime)]
+    return sign, values
+
+
+def _fitting_integers(sign: str, kind: pa.DataType, values: list[Any]) -> tuple[str, list[Any]]:
+    """What floats mean to whole numbers: made floats, large ones would be others."""
+    bits = kind.bit_width - pa.types.is_signed_integer(kind)
+    least, most = (-(2**bits) if pa.types.is_signed_integer(kind) else 0), 2**bits - 1
+    whole = [int(one) if isinstance(one, float) and one.is_integer() else one for one in values]
+    held = [one for one in whole if not isinstance(one, float) and (not isinstance(one, int) or least <= one <= most)]
+    if sign in ("in", "not in") or held:
+        return sign, held
+    value = values[0]
+    if sign in ("=", "==", "!=") or math.isnan(value):
+        # It equals none, and of NaN nothing is less or more.
+        return ("not in" if sign == "!=" else "in"), []
+    if value < least:
+        return (">=" if sign[0] == ">" else "<"), [least]
+    return (">" if sign[0] == ">" else "<="), [min(math.floor(value), most) if math.isfinite(value) else most]
+
+
 def _may_keep(sign: str, values: Sequence[Any], bounds: Sequence[pc.Expression]) -> pc.Expression | None:
     """Whether a value between bounds may compare so; None where they do not say it."""
     least, most = bounds
@@ -269,17 +344,15 @@ def _comparable(name: str, kind: pa.DataType, values: list[Any]) -> tuple[pc.Exp
     A float is rounded as the column was: what was a double equals the double that it was made from.
     """
     field = pc.field(name)
-    values = [one.item() if isinstance(one, np.generic) else one for one in values]
     are_numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in values)
     if pa.types.is_floating(kind) and are_numbers:
         numbers = [float(one) for one in values]
         # Behind the others, for lists: both zeros are equal, but to a list not the same.
         zeros = [0.0, -0.0] if 0.0 in numbers else []
         return field, [pa.scalar(one, kind) for one in (*numbers, *zeros)]
-    if pa.types.is_integer(kind) and any(isinstance(one, float) for one in values) and are_numbers:
-        if all(float(one).is_integer() and abs(one) < 2**63 for one in values):
-            return field, [int(one) for one in values]
-        return field.cast(pa.float64()), [pa.scalar(float(one), pa.float64()) for one in values]
+    if pa.types.is_uint64(kind) and all(type(one) is int and 0 <= one < 2**64 for one in values):
+        # Elsewhere Arrow finds a type that holds both.
+        return field, [pa.scalar(one, kind) for one in values]
     return field, values
 
 
@@ -294,12 +367,19 @@ def _in_zone(value: Any, zone: str | None) -> Any:
     return known if zone is not None else known.astimezone(dt.timezone.utc).replace(tzinfo=None)
 
 
-def _named_columns(expression: pc.Expression, schema: Schema, arrow_schema: pa.Schema) -> list[str]:
-    """The columns that an expression needs, found by leaving out one after the other.
+def _named_columns(
+    expression: pc.Expression,
+    comparisons: Sequence[Sequence[_Comparison]],
+    schema: Schema,
+    arrow_schema: pa.Schema,
+) -> list[str]:
+    """The columns that filters need; those of an expression are found by leaving out one after the other.
 
     Raises:
         ValueError, TypeError: it does not fit the columns.
     """
+    if comparisons:
+        return list(dict.fromkeys(one.name for group in comparisons for one in group))
     empty = arrow_schema.empty_table()
     try:
         result = _project(expression, empty).type
@@ -308,10 +388,12 @@ def _named_columns(expression: pc.Expression, schema: Schema, arrow_schema: pa.S
         said = schema.explain_missing(missing[1]) if missing else str(error).splitlines()[0]
         raise ValueError(f"filters: {said}") from error
     if result != pa.bool_():
-        raise TypeError(f"filters must say yes or no of each row; {expression} gives {result}.")
-    text = str(expression)
-    # What a name's text does not even stand in is not meant; the rest is tried.
-    names = [field.name for field in schema if field.name in text]
+        raise TypeError(f"filters must say yes or no of each row; {say_filters(expression)} gives {result}.")
+    names = list(schema.names)
+    with contextlib.suppress(UnicodeDecodeError):
+        # What a name's text does not even stand in is not meant; the rest is tried.
+        text = str(expression)
+        names = [name for name in names if name in text]
     for name in list(names):
         fewer = [one for one in names if one != name]
         try:
@@ -355,12 +437,12 @@ def _can_rule_out(filters: Any, manifest: Manifest, names: Sequence[str]) -> boo
 
     Of the comparisons only these let it pass, and a list that holds it; what an expression does with it is not known.
     """
-    try:
-        said = str(filters)
-    except OverflowError:
-        # A day of Arrow's that is beyond Python's.
-        said = "nan"
-    lets_nan_pass = isinstance(filters, pc.Expression) or any(one in said for one in ("!=", "not in", "nan"))
+    if isinstance(filters, pc.Expression):
+        lets_nan_pass = True
+    else:
+        groups = [filters] if all(isinstance(one, tuple) for one in filters) else filters
+        asked = [one for group in groups for one in group]
+        lets_nan_pass = any(sign in ("!=", "not in") or _has_nan(value) for _, sign, value in asked)
     for name in names if lets_nan_pass else ():
         known = manifest.statistics.get(name)
         if manifest.schema[name].dtype.startswith("float") and (
@@ -368,6 +450,15 @@ def _can_rule_out(filters: Any, manifest: Manifest, names: Sequence[str]) -> boo
         ):
             return False
     return True
+
+
+def _has_nan(value: Any) -> bool:
+    return any(_is_nan(one) for one in (value if _is_many(value) else [value]))
+
+
+def _is_nan(value: Any) -> bool:
+    value = value.as_py() if isinstance(value, (pa.FloatScalar, pa.DoubleScalar, pa.HalfFloatScalar)) else value
+    return isinstance(value, (float, np.floating)) and math.isnan(value)
 
 
 def _ruled_in_by_log(
@@ -495,13 +586,13 @@ def _ruled_in(expression: pc.Expression, storage: Storage, manifest: Manifest) -
     # Imported late: it brings pandas, where that is installed.
     import pyarrow.dataset as ds
 
-    may_pass = np.ones(manifest.num_row_groups, np.bool_)
+    may_pass, given_up = np.ones(manifest.num_row_groups, np.bool_), threading.Event()
 
     def look(file: int) -> None:
         groups = np.flatnonzero(manifest.row_group_file == file)
         with (
-            opened_file(storage, manifest, int(groups[0])) as parquet,
-            storage.open_parquet(manifest.file_names[file]) as opened,
+            opened_file(storage, manifest, int(groups[0]), given_up) as parquet,
+            storage.open_parquet(manifest.file_names[file], given_up=given_up) as opened,
         ):
             fragment = ds.ParquetFileFormat().make_fragment(opened)
             try:
@@ -513,7 +604,7 @@ def _ruled_in(expression: pc.Expression, storage: Storage, manifest: Manifest) -
 
     files = iter(np.unique(manifest.row_group_file).tolist())
     threads = default_workers_count()
-    for _ in read_ahead(look, files, workers_count=threads, ahead=4 * threads):
+    for _ in read_ahead(look, files, workers_count=threads, ahead=4 * threads, given_up=given_up):
         pass
     return may_pass
 

@@ -78,11 +78,6 @@ class Storage:
     def __repr__(self) -> str:
         return f"Storage({self.url!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.is_local:
-            return (open_storage, (self.url,))
-        return _open_at, (self.url, self._root, self._filesystem.open_options, self._filesystem.timeout_seconds)
-
     @property
     def is_local(self) -> bool:
         """Whether files are ordinary ones on this machine, so that they can be mapped into memory."""
@@ -92,7 +87,7 @@ class Storage:
         """Whether another directory is on the same filesystem."""
         if self.is_local or other.is_local:
             return self.is_local and other.is_local
-        return bool(self.store == other.store)
+        return bool(self.store == other.store and self._filesystem.host == other._filesystem.host)
 
     @property
     def store(self) -> dict[str, Any] | None:
@@ -114,6 +109,15 @@ class Storage:
         options: dict[str, str] = self._filesystem.delta_options()
         return self.url, options
 
+    def path_of(self, url: str) -> str | None:
+        """The path of an encoded URL, or of an absolute path, on this filesystem; None where it is on another one."""
+        if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", url):
+            return unquote(url)
+        if self.is_local:
+            return unquote(re.sub(r"^file:(//[^/]*)?", "", url)) if url.startswith("file:") else None
+        found: str | None = self._filesystem.path_of(unquote(url))
+        return found
+
     def lend(self, options: StorageOptions) -> None:
         """Give a copy that came without its secrets the options that it lacks."""
         if not self.is_local:
@@ -134,6 +138,11 @@ class Storage:
         return found if isinstance(found, BaseException) else error
 
     @property
+    def has_folders(self) -> bool:
+        """Whether it can be listed; of a web server only files are known that are named."""
+        return self.is_local or bool(self._filesystem.has_folders)
+
+    @property
     def is_at_a_file(self) -> bool:
         """Whether a file stands where this directory, or one above it, would be."""
         path = self._root
@@ -142,7 +151,12 @@ class Storage:
                 # A container or a bucket, of which a token for what is in it may not even ask.
                 return False
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                return bool(self._filesystem.info(path)["type"] == "file")
+                info = self._filesystem.info(path)
+                # Stores of objects may have an empty one that stands for a folder.
+                is_mark = not info["size"] and not self.is_local and bool(self.at(path).list())
+                return bool(info["type"] == "file") and not is_mark
+            if not self.has_folders:
+                return False
             path = posixpath.dirname(path)
         return False
 
@@ -156,9 +170,20 @@ class Storage:
         url = posixpath.join(self.url, *(quote(name) for name in names) if self.is_local else names)
         return Storage(self._filesystem, self.path(*names), url)
 
-    def above(self, path: str) -> Storage:
-        """The directory at `path`, as the filesystem knows it: one above this one, or this one."""
-        url = "file://" + quote(path) if self.is_local else self.url.removesuffix(self._root.removeprefix(path))
+    def at(self, path: str) -> Storage:
+        """The directory at `path`, as the filesystem knows it."""
+        if self.is_local:
+            return Storage(self._filesystem, path, "file://" + quote(path))
+        if f"{self._root}/".startswith(posixpath.join(path, "")):
+            url = self.url.removesuffix(self._root.removeprefix(path))
+        elif self._root.startswith("/"):
+            url = self.url.removesuffix(self._root) + path
+        else:
+            # In front stands the container's or the bucket's name, here and in the URL.
+            own, _, below_own = self._root.partition("/")
+            other, _, below = path.partition("/")
+            first = self.url.removesuffix(below_own).rstrip("/").replace(f"://{own}", f"://{other}", 1)
+            url = f"{first}/{below}" if below else first
         return Storage(self._filesystem, path, url)
 
     def path(self, *names: str) -> str:
@@ -191,8 +216,8 @@ class Storage:
             found = self._filesystem.ls(self._root, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        if [info for info in found if str(info["name"]).rstrip("/") == self._root and info["type"] == "file"]:
-            return []
+        # A file's own name, or an object that stands for this folder.
+        found = [info for info in found if str(info["name"]).rstrip("/") != self._root]
         infos = [
             FileInfo(
                 name=posixpath.basename(str(info["name"]).rstrip("/")),
@@ -205,12 +230,13 @@ class Storage:
         ]
         return sorted(infos, key=lambda info: info.name)
 
-    def size(self, name: str) -> int | None:
+    def size(self, name: str, given_up: threading.Event | None = None) -> int | None:
         """Bytes of a file now, or None if there is none."""
         # Of the file's own folder: a client may answer from what it has listed there.
         self._filesystem.invalidate_cache(posixpath.dirname(self.path(name)))
+        waiting = {} if self.is_local else {"given_up": given_up}
         try:
-            info = self._filesystem.info(self.path(name))
+            info = self._filesystem.info(self.path(name), **waiting)
         except (FileNotFoundError, NotADirectoryError):
             return None
         return int(info["size"]) if info["type"] == "file" else None
@@ -335,7 +361,7 @@ class Storage:
         if self.is_local:
             return pa.memory_map(self.path(name))
         if num_bytes is None:
-            num_bytes = self.size(name)
+            num_bytes = self.size(name, given_up)
             if num_bytes is None:
                 raise FileNotFoundError(self.path(name))
         fetch = functools.partial(self.read_part, name, given_up=given_up)
@@ -376,12 +402,6 @@ def open_storage(
     if is_on_databricks(root):
         _check_mount(text, root)
     return Storage(LocalFileSystem(), root, "file://" + quote(root))
-
-
-def _open_at(url: str, root: str, options: StorageOptions, timeout_seconds: float) -> Storage:
-    """A remote directory again: what is shown of a web server's is not encoded, so that its path must be said."""
-    store, _, _ = open_store(url, options, timeout_seconds)
-    return Storage(store, root, url)
 
 
 _DATABRICKS_MOUNTS = ("/dbfs/", "/Volumes/")

@@ -48,6 +48,9 @@ _MAX_PAUSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
+_FIRST_BAD_STATUS = 400
+"""Below, what went wrong is the body, which may be cut."""
+
 _STATUS_NAMES = {"ClientResponseError": "status", "HttpError": "code"}
 """Where aiohttp and gcsfs say it; all others as `status_code`."""
 
@@ -56,7 +59,8 @@ _PASSING_CODES = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", "O
 
 _REFUSED_STATUS = {401, 403}
 _GONE_STATUS = {404, 410}
-_PASSING_KINDS = {"ServiceRequestError", "ServiceResponseError", "IncompleteReadError", "ClientConnectionError"}
+_PASSING_KINDS = {"ServiceRequestError", "ServiceResponseError", "IncompleteReadError", "ClientConnectionError",
+                  "ClientPayloadError"}  # fmt: skip
 """Of azure-core and aiohttp, which need not be there."""
 
 _PASSING_SIGNS = ("DataTransferError", "All DataNodes failed", "Connection", "SafeModeException", "StandbyException")
@@ -67,7 +71,8 @@ _MAX_KEPT_READERS = 256
 _MAX_TEXT = 300
 _HTTP_SCHEMES = ("http", "https")
 _GOOGLE_SCHEMES = ("gs", "gcs")
-_OBJECT_SCHEMES = ("s3", "s3a", *_GOOGLE_SCHEMES)
+_S3_SCHEMES = ("s3", "s3a")
+_OBJECT_SCHEMES = (*_S3_SCHEMES, *_GOOGLE_SCHEMES)
 _AZURE_SCHEMES = ("abfs", "abfss", "az")
 _AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
 _AZURE_SCOPE = "https://storage.azure.com/.default"
@@ -78,10 +83,9 @@ _PASSWORD = re.compile(r"://[^/@:\s]*:([^/@\s]*)@")
 _FSSPEC_OPTIONS = {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop"}
 """What every filesystem of fsspec takes."""
 
-_SECRET_WORDS = (
-    "key", "token", "secret", "password", "passwd", "pwd", "credential", "connection_string", "signature",
-    "authorization",
-)  # fmt: skip
+_SECRET_NAME = re.compile(
+    r"key|token|secret|pass|pwd|credential|connection_string|signature|auth(?!ority)|cookie|header|sas", re.IGNORECASE
+)
 
 
 class GivenUpError(OSError):
@@ -100,6 +104,12 @@ class Store:
     has_containers = True
     """Whether the first name of a path without a leading slash is a container's or a bucket's."""
 
+    has_folders = True
+    """Whether what is in a folder can be asked."""
+
+    host: str | None = None
+    """Whose paths these are, where the options do not say it."""
+
     def __init__(self, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.options, self.protocol, self.timeout_seconds = dict(options), protocol, timeout_seconds
         self._opened: tuple[int, Any] | None = None
@@ -109,6 +119,13 @@ class Store:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.protocol!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process: no secret, and nothing that is open."""
+        return {**self.__dict__, "options": self.open_options, "_opened": None, "_opening": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state, _opening=threading.Lock())
 
     def filesystem(self) -> Any:
         """This process's own filesystem; opening it may ask the network."""
@@ -123,7 +140,12 @@ class Store:
 
     def delta_options(self) -> dict[str, str]:
         """The options by the names that deltalake has for them; those that are no texts are for fsspec alone."""
-        return {_S3_NAMES.get(name, name): str(value) for name, value in self.options.items() if isinstance(value, str)}
+        return {name: value for name, value in self.options.items() if isinstance(value, str)}
+
+    def path_of(self, url: str) -> str | None:
+        """The path of a URL on this filesystem; None where it is on another one."""
+        scheme, netloc, path = _split_url(url)
+        return f"/{netloc}{path}" if scheme == self.protocol else None
 
     def _open(self) -> Any:
         return executor.open_filesystem({"protocol": self.protocol, "options": self.options}, skip_instance_cache=True)
@@ -155,8 +177,11 @@ class Store:
                     raise self._named(error, path) from self.harmless(error)
                 last = error
             wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 (so that many who were throttled do not come back at once)
-            if time.monotonic() + wait > deadline:
+            left = deadline - time.monotonic()
+            if left < _FIRST_PAUSE_SECONDS:
                 break
+            # So that it is asked until the end, also where the next pause would be behind it.
+            wait = min(wait, left / 2)
             if given_up is not None:
                 if given_up.wait(wait):
                     raise GivenUpError(f"{path} is not wanted any more")
@@ -183,7 +208,7 @@ class Store:
         if (code := _aws_code(error)) is not None and code in _PASSING_CODES:
             return True
         status = _status(error)
-        if status is not None:
+        if status is not None and status >= _FIRST_BAD_STATUS:
             return status in _PASSING_STATUS
         return any(kind.__name__ in _PASSING_KINDS for kind in type(error).__mro__)
 
@@ -303,7 +328,7 @@ _GOOGLE_NAMES = {"token": "google_service_account", "endpoint_url": "google_base
 """How deltalake calls what gcsfs calls so."""
 
 _S3_NAMES = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token",
-             "endpoint_url": "aws_endpoint_url"}  # fmt: skip
+             "endpoint_url": "aws_endpoint_url", "region_name": "aws_region"}  # fmt: skip
 """How deltalake calls what s3fs calls so."""
 
 
@@ -323,6 +348,14 @@ class HdfsStore(Store):
         return super().passes(error) or (
             isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _PASSING_SIGNS)
         )
+
+    def path_of(self, url: str) -> str | None:
+        """The path of a URL on this filesystem; without a cluster's name it is this one."""
+        scheme, netloc, path = _split_url(url)
+        place = urlsplit(f"//{netloc}")
+        known = self.options.get("host"), self.options.get("port")
+        is_here = scheme == self.protocol and (not netloc or (place.hostname, place.port) == known)
+        return path if is_here else None
 
     def _why_silent(self) -> str:
         # hdfs-native goes on trying by itself, and does not say why it must.
@@ -426,16 +459,17 @@ class HdfsStore(Store):
 
 
 class HttpStore(Store):
-    """A web server, which is only read: paths begin behind its name."""
+    """A web server, of which files are read that are named: paths begin behind its name."""
 
     has_containers = False
+    has_folders = False
 
     def __init__(self, host: str, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float) -> None:
         super().__init__(options, protocol=protocol, timeout_seconds=timeout_seconds)
-        self._host = host
+        self.host = host
 
     def _open(self) -> Any:
-        return DirFileSystem(path=f"{self.protocol}://{self._host}", fs=super()._open())
+        return DirFileSystem(path=f"{self.protocol}://{self.host}", fs=super()._open())
 
     def ask(self, request: Callable[[Any], Result], *, path: str, given_up: threading.Event | None = None) -> Result:
         """As every store's, with errors that name the host."""
@@ -450,17 +484,23 @@ class HttpStore(Store):
                     raise
                 raise cause from None
 
-        return super().ask(answer, path=f"{self.protocol}://{self._host}/{path}", given_up=given_up)
+        return super().ask(answer, path=f"{self.protocol}://{self.host}/{path}", given_up=given_up)
 
-    def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
-        """What a server's page of a folder links to."""
-        return [info | {"name": unquote(info["name"])} for info in super().ls(quote(path), detail)]
+    def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:  # noqa: ARG002 (the name is fsspec's)
+        """Refuse: a page of links need not name each file, and nobody would notice."""
+        raise OSError(
+            f"{self.protocol}://{self.host}/{path} is on a web server, which has no folders that could be listed; "
+            "name each file, in a list"
+        )
 
     def info(self, path: str, given_up: threading.Event | None = None) -> dict[str, Any]:
-        """Size and kind of a file; what is answered with a page is a folder."""
+        """Size of a file."""
         found = super().info(quote(path), given_up)
-        is_page = found.get("mimetype") == "text/html" or str(found.get("url", "")).endswith("/")
-        return found | {"type": "directory" if is_page else "file"}
+        if found.get("mimetype") == "text/html" or str(found.get("url", "")).endswith("/"):
+            raise FileNotFoundError(f"{self.protocol}://{self.host}/{path} is a page")
+        if found.get("size") is None:
+            raise OSError(f"{self.protocol}://{self.host}/{path}: the server does not say how long it is")
+        return found
 
     def cat_file(self, path: str, given_up: threading.Event | None = None) -> bytes:
         """The bytes of a file."""
@@ -471,7 +511,7 @@ class HttpStore(Store):
         found = super().read_range(quote(path), start, end, given_up)
         if len(found) > end - start:
             raise OSError(
-                f"{self.protocol}://{self._host} answers with whole files where a part is asked for (it ignores "
+                f"{self.protocol}://{self.host} answers with whole files where a part is asked for (it ignores "
                 "Range:), which would fetch each file many times. Copy the files to a disk, or choose another server."
             )
         return found
@@ -502,12 +542,23 @@ class ObjectStore(Store):
 
     def delta_options(self) -> dict[str, str]:
         """The options by the names that deltalake has for them; to each cloud they are others."""
-        if self.protocol not in _GOOGLE_SCHEMES:
-            return super().delta_options()
-        options = {_GOOGLE_NAMES.get(name, name): value for name, value in self.options.items()}
-        if options.get("google_service_account") == "anon":
-            options = options | {"google_service_account": None, "google_skip_signature": "true"}
-        return {name: value for name, value in options.items() if isinstance(value, str)}
+        is_google = self.protocol in _GOOGLE_SCHEMES
+        names = _GOOGLE_NAMES if is_google else _S3_NAMES
+        said = {**self.options, **dict(self.options.get("client_kwargs") or {})}
+        found = {names.get(name, name): value for name, value in said.items() if isinstance(value, str)}
+        if found.get("google_service_account") == "anon":
+            del found["google_service_account"]
+        if said.get("anon") is True or (is_google and said.get("token") == "anon"):
+            found["google_skip_signature" if is_google else "aws_skip_signature"] = "true"
+        if any(value.startswith("http://") for value in found.values()):
+            found["allow_http"] = "true"
+        return found
+
+    def path_of(self, url: str) -> str | None:
+        """The path of a URL on this filesystem, with the bucket; the protocols of one store are one."""
+        scheme, bucket, path = _split_url(url)
+        known = next(one for one in (_GOOGLE_SCHEMES, _S3_SCHEMES) if self.protocol in one)
+        return f"{bucket}{path}" if scheme in known else None
 
     def makedirs(self, path: str, exist_ok: bool = True) -> None:
         """Do nothing; s3fs would create a bucket, or fail where it may not."""
@@ -579,6 +630,15 @@ class AzureStore(Store):
             found["bearer_token"] = token if isinstance(token, str) else str(token[0])
         return found
 
+    def path_of(self, url: str) -> str | None:
+        """The path of a URL on this account, with the container."""
+        try:
+            place = parse_azure_url(url)
+        except ValueError:
+            return None
+        known = self.options.get("account_name") or _account_in(self.options)
+        return None if place.account and known and place.account != known else f"{place.container}/{place.path}"
+
     def _named(self, error: Exception, path: str) -> OSError:
         if type(error).__name__ == "AzureSigningError":
             return self._unusable(error)
@@ -601,11 +661,25 @@ class AzureStore(Store):
                     f"there is no container {container!r} in this account; check its name, or create it"
                 ) from None
             raise
+        if [(info["name"].strip("/"), info["size"]) for info in listed] == [(path.strip("/"), 0)] and self._hides(path):
+            raise OSError(f"{path} is an empty blob, which hides the folder of its name from adlfs. Delete the blob.")
         for info in listed:
             name = info["name"].rstrip("/")
             if name not in found or info["type"] == "directory":
                 found[name] = info
         return list(found.values())
+
+    def _hides(self, path: str) -> bool:
+        """Whether blobs are in the folder of a blob's name."""
+        container, _, name = path.strip("/").partition("/")
+
+        async def is_any(filesystem: Any) -> bool:
+            below = filesystem.service_client.get_container_client(container).list_blobs(name_starts_with=f"{name}/")
+            async for _ in below:
+                return True
+            return False
+
+        return self.ask(lambda filesystem: bool(sync(filesystem.loop, is_any, filesystem)), path=path)
 
     def _lacks(self, container: str, path: str) -> bool:
         """Whether there certainly is no such container: a signature may not allow to ask."""
@@ -665,12 +739,16 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
             # It would look into the folder that is named before the sign.
             raise ValueError(f"{shown} has a ? or # in its path, which hdfs-native cannot read. Rename the folder.")
         _require("hdfs_native", shown, "hdfs")
+        # As Hadoop does.
+        path = re.sub("/{2,}", "/", path)
+        shown = f"{scheme}://{netloc.rpartition('@')[2]}{path}".rstrip("/")
         place = urlsplit(f"//{netloc}")
         found = {"host": place.hostname, "port": place.port} | dict(options)
         if place.username:
             found.setdefault("user", place.username)
         return HdfsStore(found, protocol=scheme, timeout_seconds=timeout_seconds), path.rstrip("/") or "/", shown
-    if "::" in url:
+    _check_names(path, shown)
+    if "::" in path:
         raise ValueError(f"{shown} has a :: in it, which fsspec takes for a chain of filesystems. Rename the folder.")
     named = unquote(path) if scheme in _HTTP_SCHEMES else path
     if scheme in (*_OBJECT_SCHEMES, *_HTTP_SCHEMES) and re.search(r"[?#]", named):
@@ -682,6 +760,11 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
         raise MissingDependencyError(f"{shown} needs a filesystem that is not installed: {error}") from error
     except ValueError as error:
         raise ValueError(f"{shown} names no filesystem that fsspec knows: {error}") from error
+    if scheme in _HTTP_SCHEMES and "@" in netloc:
+        raise ValueError(
+            f"{shown} has a user's name or password in it, which errors would show. Give them as "
+            'storage_options={"client_kwargs": {"auth": aiohttp.BasicAuth(…)}}.'
+        )
     if scheme in _HTTP_SCHEMES:
         web = HttpStore(netloc, options, protocol=scheme, timeout_seconds=timeout_seconds)
         # Names below are put behind it as they are.
@@ -715,6 +798,12 @@ def shown_url(url: str) -> str:
     return f"{scheme}://{place}{path}"
 
 
+def _check_names(path: str, shown: str) -> None:
+    """Refuse what one program takes for one slash, and another for a folder without a name."""
+    if "//" in path.rstrip("/"):
+        raise ValueError(f"{shown} has a folder without a name (//), which is not supported here. Rename the folder.")
+
+
 def _open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:
     place = parse_azure_url(url)
     found = dict(options)
@@ -726,6 +815,7 @@ def _open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) ->
         )
     host = place.host or f"{account}.dfs.core.windows.net"
     shown = f"{place.scheme}://{place.container}@{host}/{place.path}".rstrip("/")
+    _check_names(place.path, shown)
     _require("adlfs", shown, "azure")
     said = _account_in(found)
     if place.account is not None and said is not None and said != place.account:
@@ -909,13 +999,16 @@ def _text(error: BaseException) -> str:
 def _is_secret(name: str, value: Any) -> bool:
     """Whether an option must not be seen; a callable or an object of azure-identity gives secrets, and holds none."""
     if isinstance(value, Mapping):
-        return any(_is_secret(inner, one) for inner, one in value.items())
+        return any(_is_secret(str(inner), one) for inner, one in value.items())
+    if isinstance(value, (list, tuple)):
+        # Such as aiohttp's BasicAuth.
+        return any(_is_secret(name, one) for one in value)
     if _held_secrets(value):
         return True
     if isinstance(value, str) and _PASSWORD.search(value):
         # User and password of an endpoint or a proxy.
         return True
-    return isinstance(value, (str, bytes)) and any(word in name.lower() for word in _SECRET_WORDS)
+    return isinstance(value, (str, bytes)) and _SECRET_NAME.search(name) is not None
 
 
 def _held_secrets(value: Any) -> list[str]:
@@ -931,17 +1024,22 @@ def _secrets_in(options: Mapping[str, Any]) -> list[str]:
     """The texts among options that nobody may see, the longest first."""
     found: list[str] = []
     for name, value in options.items():
+        if isinstance(value, (list, tuple)):
+            for one in value:
+                found += _secrets_in(one if isinstance(one, Mapping) else {name: one})
+            continue
         if isinstance(value, Mapping):
-            found += _secrets_in(value)
+            found += _secrets_in({str(inner): one for inner, one in value.items()})
             continue
         texts = _held_secrets(value)
         if isinstance(value, (str, bytes)) and _is_secret(name, value):
             texts.append(value.decode(errors="replace") if isinstance(value, bytes) else value)
         for text in texts:
-            found += [text, text.removeprefix("?"), *_PASSWORD.findall(text)]
+            # Of "Bearer …" also what stands behind it.
+            found += [text, text.removeprefix("?"), text.rpartition(" ")[2], *_PASSWORD.findall(text)]
             # A connection string's parts, a signature's fields.
             for part in text.replace("?", "&").replace(";", "&").split("&"):
                 key, is_pair, inner = part.partition("=")
-                if is_pair and any(word in key.lower() for word in (*_SECRET_WORDS, "sig")):
+                if is_pair and (_SECRET_NAME.search(key) or "sig" in key.lower()):
                     found += [inner, unquote(inner)]
     return sorted({one for one in found if len(one) > 3}, key=len, reverse=True)

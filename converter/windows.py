@@ -168,9 +168,20 @@ class BatchSource:
 
     def open_files(self) -> DataFiles:
         """The data files for `runs`: what keeps them over epochs need not map them anew, a third of the reading."""
-        cache = None
-        if self.local_cache_dir is not None and not self.storage.is_local:
-            cache = open_local_cache(self.local_cache_dir, self.manifest.fingerprint, self.local_cache_bytes)
+        cache, manifest = None, self.manifest
+        is_ours_or_of_a_log = manifest.source_columns is None or manifest.version is not None
+        if self.local_cache_dir is None or self.storage.is_local:
+            pass
+        elif is_ours_or_of_a_log or (manifest.file_stamps is not None and manifest.file_stamps.all()):
+            # With the place: what is known of files, their footers, may be the same in two.
+            content = f"{self.storage.url} {manifest.fingerprint}"
+            cache = open_local_cache(self.local_cache_dir, content, self.local_cache_bytes)
+        else:
+            logger.warning(
+                "%s does not say when its files were written, so that what is kept could be of older ones: "
+                "local_cache_dir is not used.",
+                self.storage.url,
+            )
         return DataFiles(
             self.storage,
             self.manifest,

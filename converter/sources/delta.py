@@ -21,14 +21,15 @@ import math
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from converter.errors import MissingDependencyError, SourceChangedError, SourceError
 from converter.manifest import Manifest, SourceColumn
@@ -51,11 +52,20 @@ _LOG = "_delta_log"
 _LARGE_FILE_BYTES = 32 << 20
 """A file above this is read row group by row group, for which its footer must be read beforehand."""
 
+_MAX_ROWS = 2**36
+"""More than a file has: of as many rows masks alone are 64 GB."""
+
 _MANY_VERSIONS = 1_000_000
 """deltalake looks for so many versions in some 40 ms."""
 
+_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
 _COMMIT = re.compile(r"[0-9]{20}\.json")
 _CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.")
+_SIDECARS = "_sidecars"
+_TIME_BOUND = re.compile(r"add\.stats_parsed\.(?:min|max)Values\.(.*)")
+_MOST_US = 2**63 // 1000
+"""What 64 bits hold of nanoseconds: to the year 2262, and back to 1677."""
+
 _TOTALS = re.compile(r"[0-9]{20}\.crc")
 _SMALL_COMMIT_BYTES = 128
 """Below this a commit is looked at whether it says anything."""
@@ -141,7 +151,9 @@ def read_snapshot(
     if not actions.num_rows:
         raise no_rows
     mapping = str(table.metadata().configuration.get("delta.columnMapping.mode", "none"))
-    columns_of = _columns(json.loads(table.schema().to_json()), mapping, actions)
+    described = table.schema().to_json()
+    wrapped = _wrapped_bounds(storage, log, version) if '"timestamp"' in described else set()
+    columns_of = _columns(json.loads(described), mapping, actions, wrapped)
     counts = Counter(column.name for column in columns_of)
     for column in columns_of:
         column.is_twice = counts[column.name] > 1
@@ -284,10 +296,36 @@ def _open(storage: Storage, log: Mapping[str, FileInfo], *, version: int | None,
                 latest = deltalake.DeltaTable(place, storage_options=options).version()
                 known = f" Its latest version is {latest}; of old ones the log may have been cleaned up."
         raise SourceError(
-            f"The Delta table {storage.url} cannot be opened{asked}: {_cause(storage, error)}.{known} What deltalake "
+            f"The Delta table {storage.url} cannot be opened{asked}: {_cause(storage, error)}."
+            f"{_damaged_in(storage, log, version)}{known} What deltalake "
             "cannot open Spark may: convert a DataFrame of it with make_spark_converter.",
             path=storage.url,
         ) from storage.harmless(error)
+
+
+def _damaged_in(storage: Storage, log: Mapping[str, FileInfo], version: int | None) -> str:
+    """Which files that make a version are none that can be read, as part of a message; deltalake does not name them."""
+    newest = max((int(name[:20]) for name in log if _COMMIT.fullmatch(name)), default=-1)
+    version = newest if version is None else min(version, newest)
+    first, folder, found = _first_replayed(log, version), storage.below(_LOG), []
+    for name in log:
+        is_commit = _COMMIT.fullmatch(name) is not None and first <= int(name[:20]) <= version
+        if not is_commit and not (_CHECKPOINT.match(name) and int(name[:20]) == first - 1):
+            continue
+        try:
+            if name.endswith(".json"):
+                said = [json.loads(line) for line in folder.read(name).splitlines() if line.strip()]
+                if not all(isinstance(one, dict) and all(isinstance(x, dict) for x in one.values()) for one in said):
+                    found.append(name)
+            else:
+                with contextlib.closing(folder.open_parquet(name)) as source:
+                    pq.ParquetFile(source)
+        except (ValueError, pa.ArrowException):
+            found.append(name)
+        except OSError:
+            # The store has been said to be at fault already.
+            break
+    return f" Damaged: {', '.join(f'{_LOG}/{name}' for name in found)}." if found else ""
 
 
 def _version_of(
@@ -361,10 +399,16 @@ def _actions(table: Any, said: str, storage: Storage, log: Mapping[str, FileInfo
         actions = pa.table(table.get_add_actions(flatten=True))
     except Exception as error:  # noqa: BLE001 (deltalake has errors of several kinds for one cause)
         raise SourceError(
-            f"The log of {said} cannot be read: {_cause(storage, error)}.", path=storage.url
+            f"The log of {said} cannot be read: {_cause(storage, error)}.{_damaged_in(storage, log, table.version())}",
+            path=storage.url,
         ) from storage.harmless(error)
     _check_totals(actions, said, storage, log, int(table.version()))
     actions = actions.sort_by("path")
+    counts = actions["num_records"]
+    # What no file holds is no count; the footer says it then.
+    is_likely = pc.and_(pc.greater_equal(counts, 0), pc.less(counts, _MAX_ROWS))
+    place = actions.column_names.index("num_records")
+    actions = actions.set_column(place, "num_records", pc.if_else(is_likely, counts, None))
     # A count that is not there is not a count of none.
     return actions.filter(pc.fill_null(pc.not_equal(actions["num_records"], 0), True)).combine_chunks()
 
@@ -397,8 +441,60 @@ def _check_totals(actions: pa.Table, said: str, storage: Storage, log: Mapping[s
         )
 
 
-def _columns(schema: Mapping[str, Any], mapping: str, actions: pa.Table) -> list[Column]:
+def _wrapped_bounds(storage: Storage, log: Mapping[str, FileInfo], version: int) -> set[str] | None:
+    """The columns of which deltalake's bounds are others than the checkpoint's; None: it cannot be read.
+
+    Spark writes bounds of times there as INT96, which deltalake reads as nanoseconds: the year 9999 becomes 1816.
+    """
+    newest = _first_replayed(log, version) - 1
+    names = [name for name in log if _CHECKPOINT.match(name) and int(name[:20]) == newest]
+    folder = storage.below(_LOG)
+    found: set[str] = set()
+    try:
+        for name in names:
+            if name.endswith(".json"):
+                lines = [json.loads(line) for line in folder.read(name).splitlines() if line.strip()]
+                sidecars = [line["sidecar"]["path"] for line in lines if line.get("sidecar")]
+            else:
+                sidecars = _look_for_wrapped(folder, name, found)
+            for one in sidecars:
+                _look_for_wrapped(folder.below(_SIDECARS), posixpath.basename(unquote(one)), found)
+    except Exception:  # noqa: BLE001 (then nothing is known of them; whether it can be read is deltalake's to say)
+        return None
+    return found
+
+
+def _look_for_wrapped(folder: Storage, name: str, found: set[str]) -> list[str]:
+    """Add the columns whose bounds of times 64 bits do not hold; the other files that a checkpoint names."""
+    with contextlib.closing(folder.open_parquet(name)) as source:
+        checkpoint = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+        leaves = [checkpoint.schema.column(place) for place in range(len(checkpoint.schema))]
+        times = [one.path for one in leaves if one.physical_type == "INT96" and _TIME_BOUND.fullmatch(one.path)]
+        for path, values in _leaves_of(checkpoint.read(columns=times)) if times else ():
+            micros = pc.abs(pc.cast(values, pa.int64()))
+            known = _TIME_BOUND.fullmatch(path)
+            if known and (pc.max(micros).as_py() or 0) >= _MOST_US:
+                found.add(known[1])
+        if "sidecar" not in checkpoint.schema_arrow.names:
+            return []
+        sidecars = checkpoint.read(columns=["sidecar.path"])["sidecar"]
+        return [one["path"] for one in pc.drop_null(sidecars).to_pylist() if one["path"] is not None]
+
+
+def _leaves_of(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
     """The columns with the members of structs in the struct's place."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_struct(column.type):
+            members = {field.name: pc.struct_field(column, place) for place, field in enumerate(column.type)}
+            yield from ((f"{name}.{below}", values) for below, values in _leaves_of(pa.table(members)))
+        else:
+            yield name, column
+
+
+def _columns(
+    schema: Mapping[str, Any], mapping: str, actions: pa.Table, wrapped: Collection[str] | None
+) -> list[Column]:
+    """The columns with the members of structs in the struct's place; bounds in `wrapped` (None: all) are not known."""
     found: list[Column] = []
     num_files = actions.num_rows
 
@@ -429,14 +525,15 @@ def _columns(schema: Mapping[str, Any], mapping: str, actions: pa.Table) -> list
         key = ".".join(path)
         nulls = _array(actions, f"null_count.{key}")
         # Its bounds were written as floats are, 0.1 say, which a double is not.
-        was_float = any(change.get("fromType") == "float" for change in metadata.get("delta.typeChanges") or ())
+        is_unknown = any(change.get("fromType") == "float" for change in metadata.get("delta.typeChanges") or ())
+        is_unknown |= kind == "timestamp" and (wrapped is None or key in wrapped)
         source = SourceColumn(
             arrow_type=arrow_type,
             path=path,
             field_ids=ids,
             ignores_case=True,
-            least=None if was_float else _bound(actions, f"min.{key}", arrow_type),
-            most=None if was_float else _bound(actions, f"max.{key}", arrow_type),
+            least=None if is_unknown else _bound(actions, f"min.{key}", arrow_type),
+            most=None if is_unknown else _bound(actions, f"max.{key}", arrow_type),
             null_counts=nulls,
         )
         is_counted = nulls is not None and not nulls.null_count
@@ -534,7 +631,10 @@ def _deleted(table: Any, storage: Storage, said: str, version: int, remedy: str)
         found: dict[str, Mask] = {}
         for batch in reader:
             for path, kept in zip(batch.column("filepath").to_pylist(), batch.column("selection_vector"), strict=True):
-                found[_full_path(path)] = np.asarray(kept.values.to_numpy(zero_copy_only=False), np.bool_)
+                # By its path in the store, by which it is the same file however it was named.
+                found[(storage.path_of(path) or path).strip("/")] = np.asarray(
+                    kept.values.to_numpy(zero_copy_only=False), np.bool_
+                )
     except Exception as error:  # noqa: BLE001 (deltalake has errors of several kinds for one cause)
         if "not found" in str(error).lower():
             # VACUUM removes them as it does data files, also where newer versions go on with the data file.
@@ -551,32 +651,21 @@ def _deleted(table: Any, storage: Storage, said: str, version: int, remedy: str)
     return found
 
 
-def _full_path(place: str, *, is_encoded: bool = True) -> str:
-    """A file's path within its store, by which it is the same file however it was named."""
-    parts = urlsplit(place) if is_encoded else None
-    path = place if parts is None else unquote(parts.path)
-    if parts is not None and "@" in parts.netloc:
-        # Azure: the container stands before the host.
-        path = f"{parts.netloc.partition('@')[0]}{path}"
-    return path.strip("/")
-
-
 # --- The files --------------------------------------------------------------------------------------------------------
 
 
 def _place_files(storage: Storage, paths: Sequence[str], said: str) -> tuple[Storage, list[str]]:
     """The folder above all of the files, and their names below it; a shallow clone names files of another table."""
-    if not any("://" in path or path.startswith(("/", "file:")) for path in paths):
+    if not any(_ABSOLUTE.match(path) for path in paths):
         return storage, [unquote(path) for path in paths]
     full = []
     for path in paths:
-        parts = urlsplit(path)
-        if parts.scheme and parts.scheme not in ("file", urlsplit(storage.url).scheme):
+        found = storage.path_of(path) if _ABSOLUTE.match(path) else posixpath.join(storage.path(), unquote(path))
+        if found is None:
             raise SourceError(f"{said[0].upper()}{said[1:]} has files on another store: {path}.", path=storage.url)
-        is_absolute = bool(parts.scheme) or path.startswith("/")
-        full.append(unquote(parts.path) if is_absolute else posixpath.join(storage.path(), unquote(path)))
+        full.append(found)
     common = posixpath.commonpath([posixpath.dirname(path) for path in full])
-    return storage.above(common), [posixpath.relpath(path, common) for path in full]
+    return storage.at(common), [posixpath.relpath(path, common) for path in full]
 
 
 def _spread(numbers: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
@@ -677,7 +766,7 @@ class _Files:
         masks: dict[int, Mask] = {}
         folder = self.root.path().rstrip("/")
         names = enumerate(self.names) if left else ()
-        numbers = {_full_path(f"{folder}/{name}", is_encoded=False): number for number, name in names}
+        numbers = {f"{folder}/{name}".strip("/"): number for number, name in names}
         for path, kept in left.items():
             number = numbers[path]
             first, behind = np.searchsorted(self.row_group_file, [number, number + 1])

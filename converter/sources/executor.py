@@ -440,12 +440,22 @@ def open_filesystem(store: dict[str, Any] | None, **more: Any) -> Any:
         # hdfs-native takes a user from the environment alone, and so for the whole process.
         if user is not None and os.environ.setdefault("HADOOP_USER_NAME", str(user)) != str(user):
             raise ValueError(f"the user {user} is not the one of HADOOP_USER_NAME, and a process can be one of them")
-        return made(**options)
+        found = made(**options)
+        # Its own takes what follows a `;`, `?` or `#` off a path.
+        found._strip_protocol = _plain_path  # type: ignore[method-assign]  # noqa: SLF001
+        return found
     import fsspec
 
     if callable(options.get("credential")) or hasattr(options.get("credential"), "get_token"):
         options = options | {"credential": _async_credential(options["credential"])}
     return fsspec.filesystem(store["protocol"], **options)
+
+
+def _plain_path(path: Any) -> str:
+    """A path on HDFS as it is, of a URL the part behind the cluster's name."""
+    _, is_url, rest = str(path).partition("://")
+    path = "/" + rest.partition("/")[2] if is_url else str(path)
+    return path.rstrip("/") or "/"
 
 
 def _async_credential(provider: Any) -> Any:

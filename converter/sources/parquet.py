@@ -21,6 +21,7 @@ import json
 import math
 import posixpath
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -177,8 +178,8 @@ def read_footers(
 
 
 def _stamps_of(files: Sequence[Footer]) -> npt.NDArray[np.int64] | None:
-    stamps = [file.stamp for file in files if file.stamp is not None]
-    return np.array(stamps, np.int64) if len(stamps) == len(files) else None
+    stamps = np.array([file.stamp or 0 for file in files], np.int64)
+    return stamps if stamps.any() else None
 
 
 def _find_files(
@@ -208,7 +209,7 @@ def _find_files(
         below = posixpath.relpath(posixpath.join("/", folder.path()), posixpath.join("/", common))
         for name in names:
             found[posixpath.normpath(posixpath.join(below, name))] = _partition_of(name)
-    return places[0][0].above(common), found
+    return places[0][0].at(common), found
 
 
 def _files_of(
@@ -231,7 +232,13 @@ def _files_of(
         place = open_storage(fixed, storage_options, timeout_seconds)
     _refuse_delta(place)
     if place.is_at_a_file:
-        return [(place.above(posixpath.dirname(place.path())), [posixpath.basename(place.path())])]
+        return [(place.at(posixpath.dirname(place.path())), [posixpath.basename(place.path())])]
+    if not place.has_folders:
+        raise SourceError(
+            f"{place.url} is not there, or is a page. A web server has no folders that could be listed: name each "
+            "file, in a list.",
+            path=place.url,
+        )
     return [(place, sorted(set(_walk(place, pattern))))]
 
 
@@ -268,10 +275,12 @@ def _walk(folder: Storage, pattern: str = "") -> Iterator[str]:
 def _refuse_delta(place: Storage) -> None:
     """Refuse a Delta table's folder, or one within it: the files alone would bring deleted rows back."""
     path = place.path()
-    while True:
-        folder = place.above(path)
-        if any(info.name == _DELTA_LOG and info.is_directory for info in folder.list()):
-            raise _is_delta(folder)
+    while place.has_folders:
+        folder = place.at(path)
+        # A file may be read where its folder, or one above, may not be listed.
+        with contextlib.suppress(PermissionError):
+            if any(info.name == _DELTA_LOG and info.is_directory for info in folder.list()):
+                raise _is_delta(folder)
         if posixpath.dirname(path) in (path, ""):
             return
         path = posixpath.dirname(path)
@@ -336,8 +345,14 @@ def _typed(texts: Sequence[str | None]) -> pa.Array:
 def look_at(storage: Storage, names: Sequence[str]) -> list[Footer]:
     """The footers of files, in order, read at once."""
     last: list[_Kind] = []
+    given_up = threading.Event()
     with ThreadPoolExecutor(_FOOTER_THREADS, thread_name_prefix="converter-footers") as pool:
-        return list(pool.map(functools.partial(_read_footer, storage, last), names))
+        try:
+            return list(pool.map(functools.partial(_read_footer, storage, last, given_up), names))
+        except BaseException:
+            # Also of Ctrl-C: else the pool waits for whoever waits for the store.
+            given_up.set()
+            raise
 
 
 class _Kind(NamedTuple):
@@ -386,12 +401,12 @@ def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterato
     yield from map(with_text, schema)
 
 
-def _read_footer(storage: Storage, last: list[_Kind], name: str) -> Footer:
+def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event, name: str) -> Footer:
     path = f"{storage.url}/{name}"
     try:
         # Before: what is written meanwhile has another one.
-        num_bytes, stamp = storage.look(name)
-        with storage.open_parquet(name, num_bytes) as opened:
+        num_bytes, stamp = storage.look(name, given_up)
+        with storage.open_parquet(name, num_bytes, given_up) as opened:
             num_bytes = opened.size()
             parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
             opened.seek(num_bytes - _MAGIC_BYTES)
@@ -616,7 +631,8 @@ def canonical(kind: pa.DataType) -> pa.DataType:
         return pa.list_(canonical(kind.value_type))
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz and "UTC")
-    return _WIDER.get(kind, kind)
+    # What somebody registered with Arrow need not have a hash.
+    return kind if isinstance(kind, pa.BaseExtensionType) else _WIDER.get(kind, kind)
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import multiprocessing
 import os
 import pickle
@@ -10,11 +11,25 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import s3fs
+from azure.storage.blob import BlobClient
+from deltalake import DeltaTable, write_deltalake
 
-from converter import ConverterError, SourceError, make_delta_converter, make_parquet_converter, sweep
+from converter import (
+    ConverterError,
+    DatasetConverter,
+    SourceError,
+    make_delta_converter,
+    make_parquet_converter,
+    sweep,
+)
 from converter.sources import executor
 from converter.storage import Storage, open_storage
 from converter.stores import GivenUpError
@@ -73,6 +88,84 @@ def test_a_bucket_that_is_missing_is_named_and_not_made(s3: S3) -> None:
     for ask in (storage.list, lambda: storage.put_if_absent("a", b"1"), lambda: storage.read("a")):
         with pytest.raises(OSError, match="there is no bucket 'no-such-bucket'; check its name, or create it"):
             ask()
+
+
+def put_rows(storage: Storage, name: str, ids: list[int]) -> None:
+    content = io.BytesIO()
+    pq.write_table(pa.table({"id": ids}), content)
+    assert storage.put_if_absent(name, content.getvalue())
+
+
+def rows_of(converter: DatasetConverter) -> list[int]:
+    with converter, converter.make_batch_reader(batch_size=100) as reader:
+        return sorted(number for batch in reader for number in batch["id"].tolist())
+
+
+def test_objects_that_stand_for_folders_hide_no_file(s3: S3) -> None:
+    # As S3's console and Hadoop make them.
+    storage = open_storage(f"{s3.url(s3.new_bucket())}/table", s3.options, 20)
+    for number in (1, 2):
+        put_rows(storage.below(f"x={number}"), "a.parquet", [number])
+    store = s3fs.S3FileSystem(**s3.options, skip_instance_cache=True)
+    store.touch(f"{storage.path()}/", truncate=True)
+    store.touch(f"{storage.path('x=1')}/", truncate=True)
+    assert rows_of(make_parquet_converter(storage.url, storage_options=s3.options)) == [1, 2]
+    assert rows_of(make_parquet_converter(f"{storage.url}/x=1", storage_options=s3.options)) == [1]
+
+
+def test_a_blob_that_hides_a_folder_is_named(azurite: Azurite) -> None:
+    options = {"connection_string": azurite.connection_string}
+    container = azurite.new_container()
+    storage = open_storage(f"{azurite.url(container)}/table", options, 20)
+    for number in (1, 2):
+        put_rows(storage.below(f"x={number}"), "a.parquet", [number])
+    for name in ("table/x=1", "table"):
+        with BlobClient.from_connection_string(azurite.connection_string, container, name) as blob:
+            blob.upload_blob(b"")
+        with pytest.raises(SourceError, match=rf"{container}/{name} is an empty blob, which hides the folder"):
+            make_parquet_converter(storage.url, storage_options=options)
+
+
+def test_a_folder_without_a_name_is_refused(s3: S3, azurite: Azurite) -> None:
+    for url in (f"{s3.url(s3.new_bucket())}/a//b", f"{azurite.url(azurite.new_container())}/a//b"):
+        with pytest.raises(ValueError, match=r"a folder without a name \(//\)"):
+            open_storage(url, {"account_key": azurite.key})
+
+
+def test_names_on_hdfs_are_taken_as_they_are(hdfs: Hdfs) -> None:
+    storage = open_storage(f"{hdfs.url}/names", timeout_seconds=20)
+    for number, name in enumerate(("c=z", "c=a;b", "c=a")):
+        storage.below(name).make_directory()
+        put_rows(storage.below(name), "f;1.parquet", [number])
+    assert storage.below("c=a;b").size("f;1.parquet")
+    # Hadoop takes several slashes for one.
+    for url in (storage.url, f"{hdfs.url}//names", f"{hdfs.url}//names//"):
+        converter = make_parquet_converter(url)
+        assert converter.url == storage.url
+        assert rows_of(converter) == [0, 1, 2]
+    storage.below("c=a;b").delete_tree()
+    assert [info.name for info in storage.list()] == ["c=a", "c=z"]
+
+
+@pytest.mark.parametrize("kind", ["beside", "all elsewhere", "another bucket"])
+def test_a_shallow_clone_on_s3_names_files_of_other_folders(s3: S3, tmp_path: Path, kind: str) -> None:
+    bucket, other = s3.new_bucket(), s3.new_bucket()
+    for number in range(2):
+        write_deltalake(tmp_path / "table", pa.table({"id": [number]}), mode="append")
+    if kind != "beside":
+        DeltaTable(tmp_path / "table").delete("id = 1")
+    store = s3fs.S3FileSystem(**s3.options, skip_instance_cache=True)
+    moved = f"{other if kind == 'another bucket' else bucket}/origin of it"
+    commit = tmp_path / "table/_delta_log/00000000000000000000.json"
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    for add in (action["add"] for action in actions if "add" in action):
+        store.put_file(str(tmp_path / "table" / add["path"]), f"{moved}/{add['path']}")
+        add["path"] = f"s3a://{quote(moved)}/{add['path']}"
+    commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    store.put(f"{tmp_path}/table/", f"{bucket}/deep/clone/", recursive=True)
+    converter = make_delta_converter(f"s3://{bucket}/deep/clone", storage_options=s3.options)
+    assert converter.url == f"s3://{bucket}" if kind == "beside" else f"s3://{moved}"
+    assert rows_of(converter) == ([0, 1] if kind == "beside" else [0])
 
 
 # Races -------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ Spark runs in a Python of its own, in the time zone that shows confusions of tim
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import re
@@ -113,6 +114,10 @@ def _some(expression: str, name: str, *, missing: int = 2) -> str:
     return f"IF(id % 5 = {missing}, NULL, {expression}) AS `{name}`"
 
 
+_FAR_TIMES = """
+    IF(id % 3 = 1, TIMESTAMP'9999-12-31 00:00:00', timestamp_seconds(1577836800 + id * 8640000)) AS valid_to,
+    IF(id % 3 = 2, TIMESTAMP'1500-01-01 00:00:00', TIMESTAMP'2000-01-01 00:00:00') AS began, struct(valid_to) AS time
+"""
 _SPECIAL = "CASE id % 7 WHEN 3 THEN 'NaN' WHEN 4 THEN '-Infinity' WHEN 5 THEN '-0.0' ELSE id / 7 END"
 _EVERY_TYPE = ",\n".join(
     (
@@ -754,6 +759,33 @@ TABLES: dict[str, Table] = {
         conf={"spark.databricks.delta.checkpoint.partSize": "4"},
         filters=(("p", ">", 2),),
         evidence=(r"00003\.checkpoint\.0000000001\.00000000\d\d\.parquet",),
+    ),
+    "times beyond nanoseconds": Table(
+        steps=(
+            _create(f"SELECT id, {_FAR_TIMES} FROM range(0, 4, 1, 2)", properties="delta.checkpointInterval = 1"),
+            f"INSERT INTO $table SELECT id, {_FAR_TIMES} FROM range(4, 6)",
+            f"INSERT INTO $table SELECT id, {_FAR_TIMES} FROM range(6, 8)",
+        ),
+        versions=3,
+        filters=(("valid_to", ">=", dt.datetime(2020, 6, 1, tzinfo=dt.timezone.utc)),),
+        evidence=(r"00002\.checkpoint\.parquet",),
+    ),
+    "times beyond nanoseconds, checkpoints of the second kind": Table(
+        steps=(
+            _create(f"SELECT id, {_FAR_TIMES} FROM range(0, 4, 1, 2)",
+                    properties="delta.checkpointInterval = 1, delta.checkpointPolicy = 'v2'"),
+            f"INSERT INTO $table SELECT id, {_FAR_TIMES} FROM range(4, 6)",
+            "SET spark.databricks.delta.checkpointV2.topLevelFileFormat=parquet",
+            f"INSERT INTO $table SELECT id, {_FAR_TIMES} FROM range(6, 8)",
+        ),
+        versions=3,
+        # The files' footers have bounds then, which the log's must not contradict.
+        conf={
+            "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+            "spark.databricks.delta.checkpointV2.topLevelFileFormat": "json",
+        },
+        filters=(("began", "<", dt.datetime(1600, 1, 1, tzinfo=dt.timezone.utc)),),
+        evidence=(r"_sidecars/", r"00001\.checkpoint\..*\.json", r"00002\.checkpoint\..*\.parquet"),
     ),
     "checkpoints of the second kind": Table(
         steps=(

@@ -7,18 +7,22 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import s3fs
 
 from converter import DatasetConverter, SourceError, UnsupportedTypeError, make_delta_converter
 from converter.sources import delta
 from tests.known_rows import concatenate
 from tests.parity.conftest import MAKE_SECONDS
 from tests.parity.golden_tables import TABLES, folder_of, rows_of
+
+if TYPE_CHECKING:
+    from tests.servers.s3 import S3
 
 # The first test waits for all tables.
 pytestmark = pytest.mark.timeout(MAKE_SECONDS + 60)
@@ -262,6 +266,16 @@ def test_shuffled_shards_cover_the_rows_once(golden: dict[str, Any], name: str) 
 
     with open_table(path) as converter:
         assert_same_multiset(concatenate(list(batches(converter))), expected_rows(golden, name, newest))
+
+
+@pytest.mark.parametrize("name", ["vectors", "mapped, checkpointed, with vectors", "times beyond nanoseconds"])
+def test_a_table_on_s3_has_the_same_rows(golden: dict[str, Any], s3: S3, name: str) -> None:
+    bucket, newest = s3.new_bucket(), TABLES[name].versions - 1
+    store = s3fs.S3FileSystem(**s3.options, skip_instance_cache=True)
+    store.put(f"{path_of(golden, name)}/", f"{bucket}/deep/table/", recursive=True)
+    url, expected = f"s3://{bucket}/deep/table", expected_rows(golden, name, newest)
+    with open_table(url, storage_options=s3.options, **kept_columns(golden, name, newest)) as converter:
+        assert_same_rows(converter, expected)
 
 
 def test_a_table_is_never_changed(golden: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import datetime as dt
 import decimal
 import itertools
 import json
+import math
 import pickle
 import shutil
 import struct
@@ -301,7 +302,9 @@ def test_a_missing_beginning_is_noticed(tmp_path: Path) -> None:
 def test_a_commit_that_is_damaged_is_noticed(tmp_path: Path, content: bytes) -> None:
     path = five_files(tmp_path / "table")
     commit(path, 1).write_bytes(content)
-    with pytest.raises(SourceError, match=r"table cannot be opened: .*[Jj]son"):
+    with pytest.raises(
+        SourceError, match=r"table cannot be opened: .*[Jj]son.* Damaged: _delta_log/0{19}1\.json\. What deltalake"
+    ):
         make_delta_converter(path)
 
 
@@ -449,7 +452,10 @@ def test_a_checkpoint_that_is_damaged_is_noticed(tmp_path: Path, damage: str, is
     checkpoint.write_bytes({"cut": whole[:500], "zeros": bytes(len(whole))}.get(damage, b""))
     if damage == "gone":
         checkpoint.unlink()
-    with pytest.raises(SourceError, match="table cannot be opened"):
+    with pytest.raises(
+        SourceError,
+        match="table cannot be opened" + ("" if damage == "gone" else f".* Damaged: _delta_log/{checkpoint.name}"),
+    ):
         make_delta_converter(path)
 
 
@@ -955,6 +961,24 @@ def test_a_log_that_counts_wrongly_is_noticed(tmp_path: Path) -> None:
     change_commit(path, 1, lambda action: action.get("add", {}).update({"stats": '{"numRecords": 11}'}))
     with pytest.raises(SourceChangedError, match=r"has 10 rows instead of 11"):
         rows_of(make_delta_converter(path))
+
+
+@pytest.mark.parametrize("count", [-1, -3, 10**15])
+def test_a_count_that_cannot_be_is_none(tmp_path: Path, count: int) -> None:
+    path = five_files(tmp_path / "table")
+    change_commit(path, 1, lambda action: action.get("add", {}).update({"stats": json.dumps({"numRecords": count})}))
+    assert ids_of(path) == list(range(50))
+    assert_filtered(path, [("id", ">=", 15)], range(15, 50))
+
+
+def test_nan_in_a_list_is_found_in_what_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    write_deltalake(path, pa.table({"id": [0, 1], "x": [5.0, math.nan]}))
+    write_deltalake(path, pa.table({"id": [2, 3], "x": [1.0, 7.0]}), mode="append")
+    many = [float(number) for number in range(100, 200)] + [math.nan, 1.0] + [9.0] * 100
+    for listed in (many, iter(many), pa.array(many), np.array(many)):
+        assert sorted(ids_of(path, filters=[("x", "in", listed)])) == [1, 2]
+    assert sorted(ids_of(path, filters=[("x", "not in", iter([5.0, 7.0]))])) == [1, 2]
 
 
 def test_large_files_are_read_row_group_by_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from converter import (
     cache,
     make_parquet_converter,
 )
+from converter.storage import FileInfo, Storage
 from tests.known_rows import concatenate
 
 TIMES = np.array(["1969-12-31T23:59:59.999999", "2026-11-21T01:02:03", "9999-01-01"], "datetime64[us]").tolist()
@@ -519,3 +520,80 @@ def test_a_stack_says_which_integers_may_be_rounded(tmp_path: Path, caplog: pyte
     for stack in ({3: ["i"]}, {"s": [1]}, {"": ["i"]}):
         with pytest.raises(TypeError, match="stack: "):
             converter.make_batch_reader(stack=stack)
+
+
+def lists(columns: dict[str, Any]) -> dict[str, list[Any]]:
+    return {name: column.tolist() for name, column in columns.items()}
+
+
+class Pair(pa.ExtensionType):  # type: ignore[misc]
+    """Two numbers, without a hash, as pyarrow's own class of it leaves it."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.struct([("a", pa.int64()), ("b", pa.int64())]), "tests.pair")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Pair:
+        return cls()
+
+
+def test_columns_behind_one_of_a_registered_type_are_theirs(tmp_path: Path) -> None:
+    pa.register_extension_type(Pair())
+    try:
+        pairs = pa.StructArray.from_arrays([pa.array([1, 2]), pa.array([3, 4])], ["a", "b"])
+        table = pa.table({"pair": pa.ExtensionArray.from_storage(Pair(), pairs), "z": [7, 8], "w": [70, 80]})
+        pq.write_table(table, tmp_path / "a.parquet")
+        with make_parquet_converter(tmp_path, columns=["z", "w"]) as converter:
+            assert lists(read(converter)) == {"z": [7, 8], "w": [70, 80]}
+            assert lists(read(converter.where([("w", ">", 75)]))) == {"z": [8], "w": [80]}
+    finally:
+        pa.unregister_extension_type("tests.pair")
+
+
+def test_filters_of_kinds_that_arrow_does_not_compare(tmp_path: Path) -> None:
+    columns = {
+        "id": [0, 1, 2],
+        "price": pa.array([decimal.Decimal("1.50"), decimal.Decimal("2.00"), decimal.Decimal("3.25")]),
+        "day": [dt.date(2020, 1, 1), dt.date(2020, 1, 2), dt.date(2020, 1, 3)],
+        "text": ["日本" * 20, "ü" * 65, "z"],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    noon = dt.datetime(2020, 1, 2, 12, tzinfo=dt.timezone.utc)
+    with make_parquet_converter(tmp_path) as converter:
+        for filters, expected in (
+            ([("price", ">", 1)], [0, 1, 2]),
+            ([("price", "==", 2)], [1]),
+            ([("price", "<=", 2)], [0, 1]),
+            ([("day", "in", [noon, dt.date(2020, 1, 3)])], [2]),
+            ([("day", "in", [noon.replace(hour=0)])], [1]),
+            ([("day", "not in", [noon])], [0, 1, 2]),
+            ([("text", "in", ["日本" * 20])], [0]),
+            ([("text", "not in", ["日本" * 20, "ü" * 65])], [2]),
+            (pc.field("text").isin(["ü" * 65]), [1]),
+        ):
+            assert read(converter.where(filters))["id"].tolist() == expected, filters
+        with pytest.raises(SourceError, match=r"No row of .* passes the filters given"):
+            converter.where(pc.field("text").isin(["本" * 90]))
+
+
+def test_a_file_is_read_where_its_folder_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
+    (tmp_path / "below").mkdir()
+    pq.write_table(pa.table({"id": [2]}), tmp_path / "below/b.parquet")
+    whole = Storage.list
+
+    def refuse(self: Storage) -> list[FileInfo]:
+        # Root may list everything.
+        if self.path() == str(tmp_path):
+            raise PermissionError(13, "Permission denied", self.path())
+        return whole(self)
+
+    monkeypatch.setattr(Storage, "list", refuse)
+    for place, ids in (("a.parquet", [1]), ("below", [2]), ("below/b.parquet", [2])):
+        with make_parquet_converter(tmp_path / place) as converter:
+            assert read(converter)["id"].tolist() == ids
+    with pytest.raises(SourceError, match="Permission denied"):
+        make_parquet_converter(tmp_path)

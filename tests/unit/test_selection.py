@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 import itertools
 import json
 import math
@@ -1062,3 +1063,37 @@ def test_a_part_of_a_manifest_without_statistics_is_the_same(numbers: DatasetCon
     bare = borrow_files(numbers._storage, dataclasses.replace(numbers._manifest, statistics={}))
     assert rows_of(bare.where(FILTER)) == LEFT
     assert bare.where(FILTER).statistics["id"].max == max(LEFT)
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64()], ids=str)
+def test_whole_numbers_are_compared_with_floats_exactly(kind: pa.DataType) -> None:
+    bits, is_signed = kind.bit_width, pa.types.is_signed_integer(kind)
+    least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
+    known = {least, least + 1, 0, 1, 2, most - 1, most, *({2**53, 2**53 + 1} if bits == 64 else ())}
+    rows = pa.table({"x": pa.array(sorted(known), kind)})
+    bounds = pa.table({"least": rows["x"], "most": rows["x"]})
+    for value in (0.5, -0.5, 1.0, 1.5, float(least), float(most), most + 0.5, least - 0.5, 2.0**53, 1e300, -1e300,
+                  math.inf, -math.inf, math.nan):  # fmt: skip
+        compared: dict[str, Callable[[int], bool]] = {
+            sign: functools.partial(lambda compare, one, value: compare(one, value), compare, value=value)
+            for sign, compare in scans._COMPARISONS.items()
+        }
+        compared["in"] = lambda one, value=value: one in (value, 1, 2.0)
+        compared["not in"] = lambda one, value=value: one not in (value, 1, 2.0)
+        for sign, passes in compared.items():
+            asked = [value, 1, 2.0] if "in" in sign else value
+            comparison = scans._compare("x", sign, asked, rows.schema)
+            expected = [passes(one) for one in sorted(known)]
+            assert scans._project(comparison.keeps, rows).to_pylist() == expected, (sign, value)
+            if comparison.may_keep is not None:
+                may_pass = scans._project(comparison.may_keep, bounds).to_pylist()
+                assert all(may for may, does in zip(may_pass, expected, strict=True) if does), (sign, value)
+
+
+def test_lists_of_filters_are_read_once_only() -> None:
+    filters = [[("x", "in", iter([1, 2])), ("y", "==", "in")], [("z", "not in", (one for one in "ab"))]]
+    found = scans.list_values(filters)
+    assert found == [[("x", "in", [1, 2]), ("y", "==", "in")], [("z", "not in", ["a", "b"])]]
+    assert scans.list_values(found) == found
+    for strange in ("x > 1", None, 5, [("x", "in", "text")], [("x", ">")], []):
+        assert scans.list_values(strange) == strange  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from converter import CacheError, DatasetConverter, SourceChangedError, SourceError, cache, make_parquet_converter
 from converter.sources import executor
+from converter.sources.parquet import look_at
 from converter.storage import open_storage
 from converter.stores import (
     AzureStore,
@@ -306,9 +308,11 @@ def test_what_google_says_is_known(error: Exception, kind: type[OSError]) -> Non
     [
         ("gs", {"token": "/keys/a.json", "project": "p"}, {"google_service_account": "/keys/a.json", "project": "p"}),
         ("gcs", {"token": "anon", "endpoint_url": "http://h"},
-         {"google_skip_signature": "true", "google_base_url": "http://h"}),
-        ("s3", {"token": "t", "endpoint_url": "http://h", "anon": True},
-         {"aws_session_token": "t", "aws_endpoint_url": "http://h"}),
+         {"google_skip_signature": "true", "google_base_url": "http://h", "allow_http": "true"}),
+        ("s3", {"token": "t", "endpoint_url": "https://h"},
+         {"aws_session_token": "t", "aws_endpoint_url": "https://h"}),
+        ("s3", {"anon": True, "client_kwargs": {"endpoint_url": "http://h", "region_name": "r"}},
+         {"aws_endpoint_url": "http://h", "aws_region": "r", "aws_skip_signature": "true", "allow_http": "true"}),
     ],
 )  # fmt: skip
 def test_deltalake_is_told_the_same(protocol: str, options: dict[str, Any], expected: dict[str, str]) -> None:
@@ -328,7 +332,13 @@ class RangeHandler(SimpleHTTPRequestHandler):
     """A web server that lists folders, and answers with parts of files."""
 
     has_ranges: ClassVar[bool] = True
+    has_times: ClassVar[bool] = True
     num_busy: ClassVar[int] = 0
+    num_cut: ClassVar[int] = 0
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword != "Last-Modified" or self.has_times:
+            super().send_header(keyword, value)
 
     def is_busy(self) -> bool:
         """Whether this request is refused for now."""
@@ -353,6 +363,10 @@ class RangeHandler(SimpleHTTPRequestHandler):
         self.send_response(206)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+        if type(self).num_cut:
+            type(self).num_cut -= 1
+            content = content[: len(content) // 2]
+            self.close_connection = True
         self.wfile.write(content)
         return None
 
@@ -364,6 +378,7 @@ class RangeHandler(SimpleHTTPRequestHandler):
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A web server of a folder; its URL."""
     monkeypatch.setattr(RangeHandler, "num_busy", 0)
+    monkeypatch.setattr(RangeHandler, "num_cut", 0)
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(RangeHandler, directory=str(tmp_path)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -379,52 +394,48 @@ def first_batch(converter: DatasetConverter) -> dict[str, Any]:
 
 
 def test_files_of_a_web_server_are_read(tmp_path: Path, web: str) -> None:
+    urls = []
     for day in (1, 2):
         (tmp_path / f"table/day={day}/at=a%20b").mkdir(parents=True)
         pq.write_table(pa.table({"id": [day, day + 10]}), tmp_path / f"table/day={day}/at=a%20b/ä b.parquet")
-    url = f"{web}/table"
-    encoded = "/day=1/at=a%2520b"
-    for name, rows in (
-        (f"{encoded}/%C3%A4%20b.parquet", [1, 11]),
-        (encoded, [1, 11]),
-        (f"{encoded}/", [1, 11]),
-        ("", [1, 11, 2, 12]),
-    ):
-        with make_parquet_converter(url + name, timeout_seconds=10) as converter:
-            assert converter.url == url + ("/day=1/at=a%20b" if name else "")
+        urls.append(f"{web}/table/day={day}/at=a%2520b/%C3%A4%20b.parquet")
+    for wanted, folder, rows in ((urls[:1], "/day=1/at=a%20b", [1, 11]), (urls, "", [1, 11, 2, 12])):
+        with make_parquet_converter(wanted, timeout_seconds=10) as converter:
+            assert converter.url == f"{web}/table{folder}"
             # Another process finds the same place.
             for one in (converter, pickle.loads(pickle.dumps(converter))):
-                batch = first_batch(one)
-                assert batch["id"].tolist() == rows
-                if not name:
-                    assert batch["day"].tolist() == [1, 1, 2, 2]
-                    assert batch["at"].tolist() == ["a b"] * 4
-    with make_parquet_converter(url, timeout_seconds=10) as converter:
+                assert first_batch(one)["id"].tolist() == rows
+    with make_parquet_converter(urls, timeout_seconds=10) as converter:
         # Its times have seconds.
         os.utime(tmp_path / "table/day=2/at=a%20b/ä b.parquet", (0, 0))
         with (
-            pytest.raises(SourceChangedError, match=rf"{url}/day=2/at=a%20b/ä b.parquet was written again"),
+            pytest.raises(SourceChangedError, match=rf"{web}/table/day=2/at=a%20b/ä b.parquet was written again"),
             converter.make_batch_reader(batch_size=4) as reader,
         ):
             list(reader)
-    with pytest.raises(SourceError, match=f"{url}/nowhere"):
-        make_parquet_converter(f"{url}/nowhere", timeout_seconds=10)
-    with pytest.raises(CacheError, match=f"{url}.* cannot"):
-        cache.open_root(url, None, 10)
+    for place in ("/table", "/table/", "", "/nowhere.parquet"):
+        with pytest.raises(SourceError, match=rf"{web}{place.rstrip('/')} is not there, or is a page.* name each file"):
+            make_parquet_converter(web + place, timeout_seconds=10)
+    with pytest.raises(CacheError, match=f"{web}/table.* cannot"):
+        cache.open_root(f"{web}/table", None, 10)
+    with pytest.raises(ValueError, match="has a user's name or password in it") as caught:
+        make_parquet_converter(web.replace("//", "//me:hidden@"))
+    assert "hidden" not in str(caught.value)
 
 
-def test_a_web_servers_own_folder_is_read(tmp_path: Path, web: str) -> None:
+def test_two_web_servers_are_two_stores(tmp_path: Path, web: str) -> None:
     pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "a.parquet")
-    for url in (web, f"{web}/", f"{web}/a.parquet"):
-        with make_parquet_converter(url, timeout_seconds=10) as converter:
-            assert first_batch(converter)["id"].tolist() == [1, 2]
+    with pytest.raises(SourceError, match="are on two stores"):
+        make_parquet_converter([f"{web}/a.parquet", f"{web.replace('127.0.0.1', 'localhost')}/a.parquet"])
+    with make_parquet_converter(f"{web}/a.parquet") as converter:
+        assert first_batch(converter)["id"].tolist() == [1, 2]
 
 
 def test_a_web_server_that_is_busy_is_asked_again(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "a.parquet")
     for num_busy in range(1, 6):
         monkeypatch.setattr(RangeHandler, "num_busy", num_busy)
-        with make_parquet_converter(web, timeout_seconds=30) as converter:
+        with make_parquet_converter(f"{web}/a.parquet", timeout_seconds=30) as converter:
             assert first_batch(converter)["id"].tolist() == [1, 2]
         assert RangeHandler.num_busy == 0
     monkeypatch.setattr(RangeHandler, "num_busy", 10_000)
@@ -432,11 +443,56 @@ def test_a_web_server_that_is_busy_is_asked_again(tmp_path: Path, web: str, monk
         make_parquet_converter(f"{web}/a.parquet", timeout_seconds=0.5)
 
 
+def test_a_body_that_is_cut_is_asked_for_again(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"id": range(1000)}), tmp_path / "a.parquet")
+    monkeypatch.setattr(RangeHandler, "num_cut", 3)
+    with make_parquet_converter(f"{web}/a.parquet", timeout_seconds=30) as converter:
+        assert first_batch(converter)["id"].tolist() == [0, 1, 2, 3]
+    assert RangeHandler.num_cut == 0
+
+
 def test_a_web_server_without_ranges_is_refused(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"id": range(100_000)}), tmp_path / "a.parquet")
     monkeypatch.setattr(RangeHandler, "has_ranges", False)
     with pytest.raises(SourceError, match=r"answers with whole files where a part is asked for"):
-        make_parquet_converter(web, timeout_seconds=10)
+        make_parquet_converter(f"{web}/a.parquet", timeout_seconds=10)
+
+
+def test_what_is_kept_of_one_place_is_not_read_at_another(
+    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Of plain pages without statistics: the footers, sizes and times are the same.
+    for name, ids in (("train", [1, 2]), ("val", [3, 4])):
+        (tmp_path / name).mkdir()
+        table = pa.table({"id": pa.array(ids, pa.int64())})
+        pq.write_table(table, tmp_path / name / "a.parquet", write_statistics=False, use_dictionary=False)
+        os.utime(tmp_path / name / "a.parquet", (1_700_000_000, 1_700_000_000))
+    kept = tmp_path / "kept"
+
+    def rows_of(name: str) -> list[int]:
+        with (
+            make_parquet_converter(f"{web}/{name}/a.parquet", timeout_seconds=10) as converter,
+            converter.make_batch_reader(batch_size=4, local_cache_dir=kept) as reader,
+        ):
+            found: list[int] = next(iter(reader))["id"].tolist()
+            return found
+
+    assert [rows_of("train"), rows_of("val"), rows_of("train")] == [[1, 2], [3, 4], [1, 2]]
+    assert len([file for file in kept.rglob("rows-*") if file.is_file()]) == 2
+    # Of a server that does not tell when a file was written nothing is kept.
+    monkeypatch.setattr(RangeHandler, "has_times", False)
+    assert rows_of("val") == [3, 4]
+    assert "local_cache_dir is not used" in caplog.text
+
+
+def test_an_interrupt_ends_the_reading_of_footers(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RangeHandler, "num_busy", 10_000)
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    storage = open_storage(web, None, 60)
+    with pytest.raises(KeyboardInterrupt):
+        look_at(storage, ["a.parquet"])
+    assert time.monotonic() - begin < 30
 
 
 class Careless(MemoryFileSystem):  # type: ignore[misc]
