@@ -26,6 +26,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -232,9 +233,13 @@ def piece_name(kind: str, number: int, content: object) -> str:
     return f"{kind}-{number}-{hashlib.sha256(repr(content).encode()).hexdigest()[:16]}"
 
 
+def _plain_path(directory: str) -> str:
+    return unquote(directory.removeprefix("file://")) if directory.startswith("file://") else directory
+
+
 def open_local_root(directory: str) -> str:
     """Our own subdirectory of a user's directory, made and marked where it is missing."""
-    directory = directory.removeprefix("file://")
+    directory = _plain_path(directory)
     if not directory or "://" in directory:
         raise ValueError(f"local_cache_dir must be a folder of this machine, got {directory!r}.")
     root = os.path.join(os.path.abspath(os.path.expanduser(directory)), DIRECTORY)
@@ -263,7 +268,7 @@ def open_local_root(directory: str) -> str:
 
 def find_local_root(directory: str) -> str | None:
     """Our own subdirectory of a local directory if there is one; makes nothing."""
-    root = os.path.join(os.path.abspath(os.path.expanduser(directory.removeprefix("file://"))), DIRECTORY)
+    root = os.path.join(os.path.abspath(os.path.expanduser(_plain_path(directory))), DIRECTORY)
     return root if os.path.isfile(os.path.join(root, _OWNER)) else None
 
 

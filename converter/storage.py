@@ -392,6 +392,8 @@ def open_storage(
         path = python_path_of(text)
     elif text.startswith("file:"):
         path = unquote(re.sub(r"^file:(//[^/]*)?", "", text))
+        if not path:
+            raise ValueError(f"{text!r} names no folder: write file:///…, or a path.")
     elif re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         store, root, shown = open_store(text, dict(storage_options or {}), timeout_seconds)
         return Storage(store, root, shown)

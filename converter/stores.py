@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -120,12 +121,12 @@ class Store:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.protocol!r})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What travels to another process: no secret, and nothing that is open."""
-        return {**self.__dict__, "options": self.open_options, "_opened": None, "_opening": None}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state, _opening=threading.Lock())
+    def __reduce__(self) -> tuple[Any, ...]:
+        # No secret travels, and nothing that is open.
+        named: dict[str, Any] = {"protocol": self.protocol, "timeout_seconds": self.timeout_seconds}
+        if self.host is not None:
+            named["host"] = self.host
+        return functools.partial(type(self), **named), (self.open_options,)
 
     def filesystem(self) -> Any:
         """This process's own filesystem; opening it may ask the network."""
@@ -464,7 +465,7 @@ class HttpStore(Store):
     has_containers = False
     has_folders = False
 
-    def __init__(self, host: str, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float) -> None:
+    def __init__(self, options: Mapping[str, Any], *, host: str, protocol: str, timeout_seconds: float) -> None:
         super().__init__(options, protocol=protocol, timeout_seconds=timeout_seconds)
         self.host = host
 
@@ -766,7 +767,7 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
             'storage_options={"client_kwargs": {"auth": aiohttp.BasicAuth(…)}}.'
         )
     if scheme in _HTTP_SCHEMES:
-        web = HttpStore(netloc, options, protocol=scheme, timeout_seconds=timeout_seconds)
+        web = HttpStore(options, host=netloc, protocol=scheme, timeout_seconds=timeout_seconds)
         # Names below are put behind it as they are.
         return web, named.strip("/"), unquote(shown)
     filesystem, root = fsspec.core.url_to_fs(url, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import shutil
@@ -18,7 +19,14 @@ import pytest
 
 from converter import local_cache, sweep
 from converter.errors import CacheError, CacheNotOwnedError
-from converter.local_cache import DIRECTORY, LocalCache, open_local_cache, open_local_root, remove_unheld
+from converter.local_cache import (
+    DIRECTORY,
+    LocalCache,
+    find_local_root,
+    open_local_cache,
+    open_local_root,
+    remove_unheld,
+)
 from converter.stores import GivenUpError
 
 ONE, TWO = "fingerprint one", "fingerprint two"
@@ -258,3 +266,33 @@ def test_a_directory_of_others_is_left_alone(tmp_path: Path) -> None:
 def test_a_local_cache_is_a_folder_of_this_machine(directory: str) -> None:
     with pytest.raises(ValueError, match="local_cache_dir must be a folder of this machine"):
         open_local_root(directory)
+
+
+def test_a_folder_is_named_by_a_path_or_an_encoded_url(tmp_path: Path) -> None:
+    (tmp_path / "a b").mkdir()
+    assert open_local_root((tmp_path / "a b").as_uri()) == str(tmp_path / "a b" / DIRECTORY)
+    assert find_local_root(str(tmp_path / "a b")) == find_local_root((tmp_path / "a b").as_uri()) is not None
+
+
+def test_another_users_rows_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        with_pieces = LocalCache(str(tmp_path), name, None)
+        with_pieces.get("rows-0-0000000000000000", [4], lambda: [b"rows"])
+        del with_pieces
+    root = open_local_root(str(tmp_path))
+    first, _ = (entry.path for entry in os.scandir(root) if entry.is_dir())
+    whole = os.open
+
+    def refuse(path: str, *arguments: int, **options: int) -> int:
+        # Root may open everything.
+        if path == os.path.join(first, ".held"):
+            raise PermissionError(13, "Permission denied", path)
+        return whole(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    num_files, _ = remove_unheld(root)
+    assert num_files > 0
+    assert [entry.path for entry in os.scandir(root) if entry.is_dir()] == [first]
+    name = next(name for name in ("one", "two") if hashlib.sha256(name.encode()).hexdigest()[:32] in first)
+    with pytest.raises(CacheError, match=r"is another user's: .*Permission denied.* Choose a folder of your own"):
+        open_local_cache(str(tmp_path), name, None)

@@ -495,6 +495,29 @@ def test_an_interrupt_ends_the_reading_of_footers(web: str, monkeypatch: pytest.
     assert time.monotonic() - begin < 30
 
 
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("https://account.blob.core.windows.net/c/tr%231", {"account_key": "aGlkZGVuLXRleHQ="}),
+        ("https://host/a%2523b/c%20d", {"client_kwargs": {"auth": ("me", "hidden-text")}}),
+        ("https://host/a", {"headers": {"Cookie": "hidden-text"}}),
+        ("https://host/a", {"headers": [("X-Mine", "hidden-text")]}),
+        ("https://host/a", {"client_kwargs": {"headers": {"Authorization": "Bearer hidden-text"}}}),
+        ("s3://bucket/a", {"key": "public", "secret": "hidden-text"}),
+        ("s3://bucket/a", {"client_kwargs": {"aws_session_token": "hidden-text"}}),
+        ("memory://a", {"passphrase": "hidden-text"}),
+    ],
+)
+def test_a_place_travels_without_its_secrets(url: str, options: dict[str, Any]) -> None:
+    storage = open_storage(url, {"use_listings_cache": True} | options)
+    pickled = pickle.dumps(storage)
+    copy = pickle.loads(pickled)
+    assert (copy.url, copy.path(), copy.options["use_listings_cache"]) == (storage.url, storage.path(), True)
+    assert b"hidden" not in pickled
+    assert b"aGlkZGVu" not in pickled
+    assert "hidden" not in storage.without_secrets("the server said hidden-text")
+
+
 class Careless(MemoryFileSystem):  # type: ignore[misc]
     """A store that takes the mode "x" and does not mind what is there, as fsspec's FTP does."""
 
