@@ -513,9 +513,9 @@ def test_a_place_travels_without_its_secrets(url: str, options: dict[str, Any]) 
     pickled = pickle.dumps(storage)
     copy = pickle.loads(pickled)
     assert (copy.url, copy.path(), copy.options["use_listings_cache"]) == (storage.url, storage.path(), True)
-    assert b"hidden" not in pickled
-    assert b"aGlkZGVu" not in pickled
-    assert "hidden" not in storage.without_secrets("the server said hidden-text")
+    secret = options.get("account_key", "hidden-text")
+    assert secret.encode() not in pickled
+    assert secret not in storage.without_secrets(f"the server said {secret}")
 
 
 class Careless(MemoryFileSystem):  # type: ignore[misc]
