@@ -115,7 +115,8 @@ class Storage:
             return unquote(url)
         if self.is_local:
             return unquote(re.sub(r"^file:(//[^/]*)?", "", url)) if url.startswith("file:") else None
-        found: str | None = self._filesystem.path_of(unquote(url))
+        # Hadoop takes both forms.
+        found: str | None = self._filesystem.path_of(re.sub(r"^([^/:]+):/(?=[^/])", r"\1:///", unquote(url)))
         return found
 
     def lend(self, options: StorageOptions) -> None:
@@ -153,8 +154,8 @@ class Storage:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 info = self._filesystem.info(path)
                 # Stores of objects may have an empty one that stands for a folder.
-                is_mark = not info["size"] and not self.is_local and bool(self.at(path).list())
-                return bool(info["type"] == "file") and not is_mark
+                is_empty = info["type"] == "file" and not self.is_local and not info["size"]
+                return bool(info["type"] == "file") and not (is_empty and self.at(path).list())
             if not self.has_folders:
                 return False
             path = posixpath.dirname(path)

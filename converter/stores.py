@@ -85,7 +85,9 @@ _FSSPEC_OPTIONS = {"use_listings_cache", "listings_expiry_time", "max_paths", "s
 """What every filesystem of fsspec takes."""
 
 _SECRET_NAME = re.compile(
-    r"key|token|secret|pass|pwd|credential|connection_string|signature|auth(?!ority)|cookie|header|sas", re.IGNORECASE
+    r"key|token|secret|pass|pwd|credential|connection_string|signature|authorization|cookie|header"
+    r"|(?<![a-z])(?:auth|sas)(?![a-z])",
+    re.IGNORECASE,
 )
 
 
@@ -353,10 +355,11 @@ class HdfsStore(Store):
     def path_of(self, url: str) -> str | None:
         """The path of a URL on this filesystem; without a cluster's name it is this one."""
         scheme, netloc, path = _split_url(url)
-        place = urlsplit(f"//{netloc}")
-        known = self.options.get("host"), self.options.get("port")
-        is_here = scheme == self.protocol and (not netloc or (place.hostname, place.port) == known)
-        return path if is_here else None
+        place, host, port = urlsplit(f"//{netloc}"), self.options.get("host"), self.options.get("port")
+        # Who says no cluster's name, or no port, means that of Hadoop's configuration.
+        is_named = place.hostname is not None and host is not None
+        is_other = is_named and (place.hostname != host or (place.port or port) != (port or place.port))
+        return None if scheme != self.protocol or is_other else path
 
     def _why_silent(self) -> str:
         # hdfs-native goes on trying by itself, and does not say why it must.
@@ -636,6 +639,8 @@ class AzureStore(Store):
         try:
             place = parse_azure_url(url)
         except ValueError:
+            return None
+        if _split_url(url)[0] not in (*_AZURE_SCHEMES, "https"):
             return None
         known = self.options.get("account_name") or _account_in(self.options)
         return None if place.account and known and place.account != known else f"{place.container}/{place.path}"

@@ -496,6 +496,50 @@ def test_an_interrupt_ends_the_reading_of_footers(web: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
+    ("url", "options", "asked", "path"),
+    [
+        ("hdfs://nn:8020/a", {}, "hdfs://nn:8020/b%20c/d", "/b c/d"),
+        ("hdfs://nn/a", {}, "hdfs://nn:8020/b", "/b"),
+        ("hdfs:///a", {}, "hdfs://nn:8020/b", "/b"),
+        ("hdfs://nn:8020/a", {}, "hdfs:/b", "/b"),
+        ("hdfs://nn:8020/a", {}, "/b%20c", "/b c"),
+        ("hdfs://nn:8020/a", {}, "hdfs://other:8020/b", None),
+        ("hdfs://nn:8020/a", {}, "hdfs://nn:9000/b", None),
+        ("hdfs://nn:8020/a", {}, "s3://nn/b", None),
+        (f"abfss://{LAKE}/a", ACCOUNT, f"abfss://{LAKE}/b%20c/d", "data/b c/d"),
+        (f"abfss://{LAKE}/a", ACCOUNT, f"abfs://other@{LAKE.partition('@')[2]}/b", "other/b"),
+        (f"abfss://{LAKE}/a", ACCOUNT, "abfss://data@river.dfs.core.windows.net/b", None),
+        (f"abfss://{LAKE}/a", ACCOUNT, "s3://data/b", None),
+        ("s3://bucket/a", {}, "s3a://bucket/b%20c", "bucket/b c"),
+        ("s3://bucket/a", {}, "s3://other/b", "other/b"),
+        ("s3://bucket/a", {}, "gs://bucket/b", None),
+        ("memory://a", {}, "memory://b/c", "/b/c"),
+        ("/a", {}, "file:///b%20c", "/b c"),
+        ("/a", {}, "file:/b", "/b"),
+        ("/a", {}, "s3://bucket/b", None),
+    ],
+)
+def test_urls_of_other_places_are_told_from_those_of_one(
+    url: str, options: dict[str, Any], asked: str, path: str | None
+) -> None:
+    storage = open_storage(url, options)
+    assert storage.path_of(asked) == path
+    if path is not None and not storage.is_local:
+        # The same place, named in full.
+        there = storage.at(path)
+        again = open_storage(there.url, options)
+        assert (again.path(), again.url) == (path, there.url)
+
+
+def test_names_of_options_that_hide_something() -> None:
+    hidden = ("auth", "proxy_auth", "X-Auth", "Authorization", "sas", "sas_token", "passphrase", "Cookie", "headers")
+    for name in hidden:
+        assert name not in open_storage("memory://a", {name: "hidden-text"})._filesystem.open_options, name
+    for name in ("hadoop.security.authentication", "authority", "sasl"):
+        assert name in open_storage("memory://a", {name: "shown-text"})._filesystem.open_options, name
+
+
+@pytest.mark.parametrize(
     ("url", "options"),
     [
         ("https://account.blob.core.windows.net/c/tr%231", {"account_key": "aGlkZGVuLXRleHQ="}),
