@@ -32,6 +32,10 @@ Nulls = Literal["raise", "mask"] | Mapping[str, Any]
 Ragged = Literal["raise", "pad", "nested"]
 
 # What is transposed at once when columns become rows: 2.5 MB of floats, and as much for where each goes.
+_DECIMAL_BITS = 128
+_EXACT_NUMBER, _EXACT_POWER = 2**53, 22
+"""Whole numbers, and powers of ten, up to these are doubles."""
+
 _BLOCK_NUMBERS = 640_000
 _FEW = 4
 
@@ -155,8 +159,7 @@ def _cast(array: pa.Array, field: Field) -> pa.Array:
     if array.type == wanted:
         return array
     if pa.types.is_decimal(array.type):
-        # Arrow's own cast of a decimal to float32 rounds twice the wrong way: 3 becomes 3.0000002.
-        array = pc.cast(array, pa.float64())
+        array = _doubles_of(array)
     if pa.types.is_timestamp(array.type) and array.type.unit == "ns":
         # Arrow's own cast rounds times before 1970 up.
         return pa.array(np.frombuffer(array.buffers()[1], np.int64, len(array), array.offset * 8) // 1000)
@@ -175,6 +178,23 @@ def _cast(array: pa.Array, field: Field) -> pa.Array:
     if pa.types.is_temporal(array.type):
         return array.view(wanted)
     return pc.cast(array, wanted, safe=False)
+
+
+def _doubles_of(array: pa.Array) -> pa.Array:
+    """The doubles nearest to decimals, as Spark takes them; Arrow's own cast often takes the one beside it."""
+    kind = array.type
+    if kind.bit_width > _DECIMAL_BITS or not 0 <= kind.scale <= _EXACT_POWER:
+        return pc.cast(pc.cast(array, pa.string()), pa.float64())
+    array = pc.cast(array, pa.decimal128(kind.precision, kind.scale))
+    halves = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
+    lower, upper = halves[::2], halves[1::2]
+    # A whole number that a double holds, by a power of ten that is one: the division rounds, and nothing else does.
+    doubles = lower / 10.0**kind.scale
+    is_exact = (upper == lower >> 63) & (np.abs(lower) <= _EXACT_NUMBER)
+    if not is_exact.all():
+        rest = array.filter(pa.array(~is_exact))
+        doubles[~is_exact] = pc.fill_null(pc.cast(pc.cast(rest, pa.string()), pa.float64()), 0)
+    return pa.array(doubles)
 
 
 def gregorian_days(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 from typing import Any
 
 import numpy as np
@@ -466,3 +467,35 @@ def test_what_is_said_of_nulls_can_be_done(dtype: str, fill: object) -> None:
 def test_rows_of_different_lengths_are_not_said_to_take_a_fill() -> None:
     field = Field(name="x", dtype="float32", shape=None, has_nulls=True, ragged_ndim=1)
     assert "nulls={" not in str(null_error(field))
+
+
+@pytest.mark.parametrize(
+    ("kind", "digits", "scale"),
+    [
+        (kind, digits, scale)
+        for kind, most in ((pa.decimal32, 9), (pa.decimal64, 18), (pa.decimal128, 38), (pa.decimal256, 76))
+        for digits, scale in (
+            (1, 1),
+            (9, 2),
+            (15, 15),
+            (16, 3),
+            (18, 4),
+            (20, 3),
+            (38, 0),
+            (38, 10),
+            (38, 38),
+            (76, 20),
+        )
+        if digits <= most
+    ],
+)
+def test_decimals_become_the_doubles_next_to_them(kind: Any, digits: int, scale: int) -> None:
+    random = np.random.default_rng(digits)
+    lengths = random.integers(1, digits + 1, 300)
+    texts = ["".join(map(str, random.integers(0, 10, length))) for length in lengths]
+    signs = random.choice(["", "-"], 300)
+    values = [decimal.Decimal(f"{sign}{text}e-{scale}") for sign, text in zip(signs, texts, strict=True)]
+    array = pa.array([*values[:200], None, *values[200:]], kind(digits, scale))
+    field = Field(name="x", dtype="float64", shape=(), has_nulls=True)
+    found = decode(pa.chunked_array([array.slice(3)]), field, fill=-1.0).values
+    assert found.tolist() == [-1.0 if one is None else float(one) for one in [*values[3:200], None, *values[200:]]]
