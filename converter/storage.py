@@ -194,14 +194,8 @@ class Storage:
     @contextlib.contextmanager
     def hurried(self, timeout_seconds: float) -> Iterator[None]:
         """Wait no longer than this for a remote store meanwhile."""
-        before = 0.0 if self.is_local else self._filesystem.timeout_seconds
-        if not self.is_local:
-            self._filesystem.timeout_seconds = min(before, timeout_seconds)
-        try:
+        with contextlib.nullcontext() if self.is_local else self._filesystem.hurried(timeout_seconds):
             yield
-        finally:
-            if not self.is_local:
-                self._filesystem.timeout_seconds = before
 
     def make_directory(self) -> None:
         """Create this directory and those above it; does nothing where it exists."""

@@ -114,7 +114,8 @@ class Store:
     """Whose paths these are, where the options do not say it."""
 
     def __init__(self, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        self.options, self.protocol, self.timeout_seconds = dict(options), protocol, timeout_seconds
+        self.options, self.protocol, self._timeout_seconds = dict(options), protocol, timeout_seconds
+        self._hurries: list[float] = []
         self._opened: tuple[int, Any] | None = None
         self._opening = threading.Lock()
         # Of this process's own memory nothing is lost, and threads are kept apart by a lock of ours.
@@ -123,9 +124,23 @@ class Store:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.protocol!r})"
 
+    @property
+    def timeout_seconds(self) -> float:
+        """How long it may be out of reach."""
+        return min([self._timeout_seconds, *self._hurries])
+
+    @contextlib.contextmanager
+    def hurried(self, timeout_seconds: float) -> Iterator[None]:
+        """Wait no longer than this meanwhile; several may say so, each for its own while."""
+        self._hurries.append(timeout_seconds)
+        try:
+            yield
+        finally:
+            self._hurries.remove(timeout_seconds)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # No secret travels, and nothing that is open.
-        named: dict[str, Any] = {"protocol": self.protocol, "timeout_seconds": self.timeout_seconds}
+        named: dict[str, Any] = {"protocol": self.protocol, "timeout_seconds": self._timeout_seconds}
         if self.host is not None:
             named["host"] = self.host
         return functools.partial(type(self), **named), (self.open_options,)

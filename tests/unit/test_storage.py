@@ -353,3 +353,16 @@ def test_a_file_is_created_once_where_there_are_no_links(tmp_path: Path, monkeyp
     assert not storage.put_if_absent("a", b"second")
     assert storage.read("a") == b"first"
     assert [info.name for info in storage.list()] == ["a"]
+
+
+def test_hurries_that_overlap_end_each_by_itself() -> None:
+    storage = open_storage("memory://hurries", timeout_seconds=120)
+    store = storage._filesystem
+    first, second = storage.hurried(5), storage.hurried(7)
+    first.__enter__()
+    second.__enter__()
+    assert store.timeout_seconds == 5
+    first.__exit__(None, None, None)
+    assert store.timeout_seconds == 7
+    second.__exit__(None, None, None)
+    assert store.timeout_seconds == 120
