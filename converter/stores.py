@@ -60,6 +60,7 @@ _PASSING_CODES = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", "O
 
 _REFUSED_STATUS = {401, 403}
 _GONE_STATUS = {404, 410}
+_PARTIAL_STATUS = 206
 _PASSING_KINDS = {"ServiceRequestError", "ServiceResponseError", "IncompleteReadError", "ClientConnectionError",
                   "ClientPayloadError"}  # fmt: skip
 """Of azure-core and aiohttp, which need not be there."""
@@ -526,14 +527,32 @@ class HttpStore(Store):
         return super().cat_file(quote(path), given_up)
 
     def read_range(self, path: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
-        """A part of a file, in one request."""
-        found = super().read_range(quote(path), start, end, given_up)
-        if len(found) > end - start:
-            raise OSError(
-                f"{self.protocol}://{self.host} answers with whole files where a part is asked for (it ignores "
-                "Range:), which would fetch each file many times. Copy the files to a disk, or choose another server."
-            )
-        return found
+        """A part of a file, in one request; what is another part, or the whole file, is not taken for it."""
+
+        async def read(filesystem: Any) -> bytes:
+            url, kwargs = f"{self.protocol}://{self.host}/{quote(path)}", dict(filesystem.kwargs)
+            kwargs["headers"] = {**kwargs.get("headers", {}), "Range": f"bytes={start}-{end - 1}"}
+            session = await filesystem.set_session()
+            async with session.get(filesystem.encode_url(url), **kwargs) as response:
+                if response.status in _GONE_STATUS:
+                    raise FileNotFoundError(url)
+                response.raise_for_status()
+                if response.status != _PARTIAL_STATUS:
+                    raise OSError(
+                        f"{self.protocol}://{self.host} answers with whole files where a part is asked for (it ignores "
+                        "Range:), which would fetch each file many times. Copy the files to a disk, or choose another "
+                        "server."
+                    )
+                said = response.headers.get("Content-Range", "")
+                if not said.replace(" ", "").startswith(f"bytes{start}-"):
+                    raise OSError(f"the server was asked for the bytes {start} to {end - 1}, and gave {said or 'some'}")
+                return bytes(await response.read())
+
+        if start >= end:
+            return b""
+        return self.ask(
+            lambda filesystem: bytes(sync(filesystem.fs.loop, read, filesystem.fs)), path=path, given_up=given_up
+        )
 
 
 class ObjectStore(Store):

@@ -333,6 +333,7 @@ class RangeHandler(SimpleHTTPRequestHandler):
 
     has_ranges: ClassVar[bool] = True
     has_times: ClassVar[bool] = True
+    num_off: ClassVar[int] = 0
     num_busy: ClassVar[int] = 0
     num_cut: ClassVar[int] = 0
 
@@ -362,6 +363,7 @@ class RangeHandler(SimpleHTTPRequestHandler):
         content = path.read_bytes()[int(first) : int(last) + 1]
         self.send_response(206)
         self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Range", f"bytes {int(first) + self.num_off}-{last}/{path.stat().st_size}")
         self.end_headers()
         if type(self).num_cut:
             type(self).num_cut -= 1
@@ -455,6 +457,15 @@ def test_a_web_server_without_ranges_is_refused(tmp_path: Path, web: str, monkey
     pq.write_table(pa.table({"id": range(100_000)}), tmp_path / "a.parquet")
     monkeypatch.setattr(RangeHandler, "has_ranges", False)
     with pytest.raises(SourceError, match=r"answers with whole files where a part is asked for"):
+        make_parquet_converter(f"{web}/a.parquet", timeout_seconds=10)
+
+
+def test_another_part_than_was_asked_for_is_not_taken_for_it(
+    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"id": range(1000)}), tmp_path / "a.parquet")
+    monkeypatch.setattr(RangeHandler, "num_off", 8)
+    with pytest.raises(SourceError, match=r"was asked for the bytes \d+ to \d+, and gave bytes \d+-\d+/\d+"):
         make_parquet_converter(f"{web}/a.parquet", timeout_seconds=10)
 
 
