@@ -265,7 +265,7 @@ def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> _Comp
     kind = arrow_schema.field(name).type
     may_keep = None
     try:
-        values = list(value) if sign in ("in", "not in") else [value]
+        values = [_plain(one) for one in (value if sign in ("in", "not in") else [value])]
         has_none = any(one is None for one in values)
         sign, values = _fitting(sign, kind, [one for one in values if one is not None])
         field, values = _comparable(name, kind, values)
@@ -292,11 +292,22 @@ def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> _Comp
     return _Comparison(name, comparison, may_keep)
 
 
+def _plain(value: Any) -> Any:
+    """A value of Python's where there is one for it; of times Arrow's own may be finer, or say another zone."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, pa.Scalar):
+        return value
+    if not value.is_valid:
+        return None
+    return value if pa.types.is_temporal(value.type) else value.as_py()
+
+
 def _fitting(sign: str, kind: pa.DataType, values: list[Any]) -> tuple[str, list[Any]]:
     """The same comparison with values that the column could hold, where there is one."""
-    values = [one.item() if isinstance(one, np.generic) else one for one in values]
     is_listed = sign in ("in", "not in")
-    if pa.types.is_integer(kind) and any(isinstance(one, float) for one in values):
+    are_numbers = all(isinstance(one, (int, float, Decimal)) and not isinstance(one, bool) for one in values)
+    if pa.types.is_integer(kind) and values and are_numbers:
         return _fitting_integers(sign, kind, values)
     if pa.types.is_decimal(kind) and not is_listed:
         # Of a whole number Arrow takes the type, which is wide.
@@ -308,11 +319,10 @@ def _fitting(sign: str, kind: pa.DataType, values: list[Any]) -> tuple[str, list
 
 
 def _fitting_integers(sign: str, kind: pa.DataType, values: list[Any]) -> tuple[str, list[Any]]:
-    """What floats mean to whole numbers: made floats, large ones would be others."""
+    """What any numbers mean to whole ones of a type: made floats, large ones would be others."""
     bits = kind.bit_width - pa.types.is_signed_integer(kind)
     least, most = (-(2**bits) if pa.types.is_signed_integer(kind) else 0), 2**bits - 1
-    whole = [int(one) if isinstance(one, float) and one.is_integer() else one for one in values]
-    held = [one for one in whole if not isinstance(one, float) and (not isinstance(one, int) or least <= one <= most)]
+    held = [int(one) for one in values if math.isfinite(one) and int(one) == one and least <= one <= most]
     if sign in ("in", "not in") or held:
         return sign, held
     value = values[0]
@@ -344,7 +354,7 @@ def _comparable(name: str, kind: pa.DataType, values: list[Any]) -> tuple[pc.Exp
     A float is rounded as the column was: what was a double equals the double that it was made from.
     """
     field = pc.field(name)
-    are_numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in values)
+    are_numbers = all(isinstance(one, (int, float, Decimal)) and not isinstance(one, bool) for one in values)
     if pa.types.is_floating(kind) and are_numbers:
         numbers = [float(one) for one in values]
         # Behind the others, for lists: both zeros are equal, but to a list not the same.
@@ -458,7 +468,9 @@ def _has_nan(value: Any) -> bool:
 
 def _is_nan(value: Any) -> bool:
     value = value.as_py() if isinstance(value, (pa.FloatScalar, pa.DoubleScalar, pa.HalfFloatScalar)) else value
-    return isinstance(value, (float, np.floating)) and math.isnan(value)
+    return (
+        value.is_nan() if isinstance(value, Decimal) else isinstance(value, (float, np.floating)) and math.isnan(value)
+    )
 
 
 def _ruled_in_by_log(
@@ -577,7 +589,11 @@ def _may_pass(expression: pc.Expression, arrow_schema: pa.Schema, guarantees: Se
     ]
     dataset = ds.FileSystemDataset(fragments, arrow_schema, form, nowhere)
     may_pass = np.zeros(len(guarantees), np.bool_)
-    may_pass[[int(fragment.path) for fragment in dataset.get_fragments(filter=expression)]] = True
+    try:
+        may_pass[[int(fragment.path) for fragment in dataset.get_fragments(filter=expression)]] = True
+    except pa.ArrowException:
+        # What the least and largest values cannot decide, the rows do.
+        may_pass[:] = True
     return may_pass
 
 

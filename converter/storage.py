@@ -112,7 +112,9 @@ class Storage:
     def path_of(self, url: str) -> str | None:
         """The path of an encoded URL, or of an absolute path, on this filesystem; None where it is on another one."""
         if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", url):
-            return unquote(url)
+            # Without a scheme it is in the same container or bucket.
+            own = self._root.partition("/")[0]
+            return unquote(url) if not own else f"{own}{unquote(url)}"
         if self.is_local:
             return unquote(re.sub(r"^file:(//[^/]*)?", "", url)) if url.startswith("file:") else None
         # Hadoop takes both forms.

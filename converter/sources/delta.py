@@ -20,6 +20,7 @@ import json
 import math
 import posixpath
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -52,6 +53,7 @@ _LOG = "_delta_log"
 _LARGE_FILE_BYTES = 32 << 20
 """A file above this is read row group by row group, for which its footer must be read beforehand."""
 
+_SEARCH_SECONDS = 3.0
 _MAX_ROWS = 2**36
 """More than a file has: of as many rows masks alone are 64 GB."""
 
@@ -306,26 +308,31 @@ def _open(storage: Storage, log: Mapping[str, FileInfo], *, version: int | None,
 def _damaged_in(storage: Storage, log: Mapping[str, FileInfo], version: int | None) -> str:
     """Which files that make a version are none that can be read, as part of a message; deltalake does not name them."""
     newest = max((int(name[:20]) for name in log if _COMMIT.fullmatch(name)), default=-1)
-    version = newest if version is None else min(version, newest)
+    version = newest if version is None else version
     first, folder, found = _first_replayed(log, version), storage.below(_LOG), []
-    for name in log:
+    # The newest first, which are the likeliest to be cut; it is a message only, and not waited for long.
+    deadline = time.monotonic() + _SEARCH_SECONDS
+    for name in sorted(log, reverse=True) if version <= newest else ():
         is_commit = _COMMIT.fullmatch(name) is not None and first <= int(name[:20]) <= version
         if not is_commit and not (_CHECKPOINT.match(name) and int(name[:20]) == first - 1):
             continue
+        if time.monotonic() > deadline:
+            break
+        try:
+            content = folder.read(name)
+        except Exception:  # noqa: BLE001 (the store has been said to be at fault already)
+            break
         try:
             if name.endswith(".json"):
-                said = [json.loads(line) for line in folder.read(name).splitlines() if line.strip()]
-                if not all(isinstance(one, dict) and all(isinstance(x, dict) for x in one.values()) for one in said):
-                    found.append(name)
+                said = [json.loads(line) for line in content.splitlines() if line.strip()]
+                is_log = all(isinstance(one, dict) and all(isinstance(x, dict) for x in one.values()) for one in said)
             else:
-                with contextlib.closing(folder.open_parquet(name)) as source:
-                    pq.ParquetFile(source)
-        except (ValueError, pa.ArrowException):
+                is_log = pq.ParquetFile(pa.BufferReader(content)).metadata is not None
+        except Exception:  # noqa: BLE001 (whatever it is: it cannot be read)
+            is_log = False
+        if not is_log:
             found.append(name)
-        except OSError:
-            # The store has been said to be at fault already.
-            break
-    return f" Damaged: {', '.join(f'{_LOG}/{name}' for name in found)}." if found else ""
+    return f" Damaged: {', '.join(f'{_LOG}/{name}' for name in reversed(found))}." if found else ""
 
 
 def _version_of(

@@ -298,7 +298,7 @@ def test_a_missing_beginning_is_noticed(tmp_path: Path) -> None:
         make_delta_converter(path)
 
 
-@pytest.mark.parametrize("content", [b'{"add": {"path": "x', b"\xff\xfe\x00", b'{"add": 5}\n'])
+@pytest.mark.parametrize("content", [b'{"add": {"path": "x', b"\xff\xfe\x00", b'{"add": 5}\n', b"[" * 200_000])
 def test_a_commit_that_is_damaged_is_noticed(tmp_path: Path, content: bytes) -> None:
     path = five_files(tmp_path / "table")
     commit(path, 1).write_bytes(content)

@@ -12,6 +12,7 @@ import operator
 import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converter import DatasetConverter, scans
+from converter import DatasetConverter, make_parquet_converter, scans
 from converter.dataset import borrow_files
 from converter.errors import CacheError, NullValueError, ReadError, SourceError
 from converter.selection import hash_bytes, hash_numbers
@@ -652,7 +653,6 @@ def test_nan_and_null_are_in_no_footer_and_yet_are_found(tmp_path: Path) -> None
         ([("id", ">", "x")], (TypeError, ValueError), "filters: .*'id'"),
         ([("at", ">", "1970-01-02")], (TypeError, ValueError), "filters: .*'at'"),
         ([("id", "in", ["x"])], (TypeError, ValueError), "filters: .*'id'"),
-        ([("id", "<", 10**30)], (TypeError, ValueError), "filters: .*'id'"),
         ([("id", "==", {"a": 1})], (TypeError, ValueError), "filters: .*'id'"),
         ([("id", "between", (1, 2))], ValueError, r"filters: 'between' is no operator; use one of =, =="),
         ([("id", ["in"], (1, 2))], (TypeError, ValueError), r"filters: \['in'\] is no operator"),
@@ -1072,8 +1072,9 @@ def test_whole_numbers_are_compared_with_floats_exactly(kind: pa.DataType) -> No
     known = {least, least + 1, 0, 1, 2, most - 1, most, *({2**53, 2**53 + 1} if bits == 64 else ())}
     rows = pa.table({"x": pa.array(sorted(known), kind)})
     bounds = pa.table({"least": rows["x"], "most": rows["x"]})
-    for value in (0.5, -0.5, 1.0, 1.5, float(least), float(most), most + 0.5, least - 0.5, 2.0**53, 1e300, -1e300,
-                  math.inf, -math.inf, math.nan):  # fmt: skip
+    numbers = (0.5, -0.5, 1.0, 1.5, float(least), float(most), most + 0.5, least - 0.5, 2.0**53, 1e300, -1e300,
+               math.inf, -math.inf, math.nan)  # fmt: skip
+    for value in (*numbers, *map(Decimal, numbers[:-1]), 2**80, -(2**80), most, least, 128):
         compared: dict[str, Callable[[int], bool]] = {
             sign: functools.partial(lambda compare, one, value: compare(one, value), compare, value=value)
             for sign, compare in scans._COMPARISONS.items()
@@ -1097,3 +1098,34 @@ def test_lists_of_filters_are_read_once_only() -> None:
     assert scans.list_values(found) == found
     for strange in ("x > 1", None, 5, [("x", "in", "text")], [("x", ">")], []):
         assert scans.list_values(strange) == strange  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("of", [list, iter, np.array, pa.array, pd.Series])
+def test_lists_are_compared_alike_whatever_holds_them(tmp_path: Path, of: Any) -> None:
+    columns = {
+        "id": [0, 1, 2, None],
+        "zero": [-0.0, 0.0, 1.0, None],
+        "single": pa.array([0.1, 0.2, 0.3, None], pa.float32()),
+        "price": pa.array([Decimal("0.50"), Decimal("1.00"), Decimal("2.00"), None], pa.decimal128(5, 2)),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=2)
+    with make_parquet_converter(tmp_path) as converter:
+        for name, sign, values, expected in (
+            ("id", "in", [1.5, 2.0], [2]),
+            ("id", "not in", [1.5, 2.0], [0, 1]),
+            ("zero", "in", [0.0], [0, 1]),
+            ("zero", "not in", [0.0], [2]),
+            ("single", "in", [0.1, 0.3], [0, 2]),
+        ):
+            assert rows_of(converter.where([(name, sign, of(values))])) == expected, (name, sign)
+        if of is not iter:
+            with pytest.raises(SourceError, match="No row"):
+                converter.where([("id", "in", of([1.5]))])
+        for one in (Decimal("1.5"), pa.scalar(1.5), np.float32(1.5)):
+            assert rows_of(converter.where([("id", "not in", [one, 2])])) == [0, 1]
+        assert rows_of(converter.where([("single", "==", Decimal("0.1"))])) == [0]
+        with pytest.raises(SourceError, match="No row"):
+            # As in SQL.
+            converter.where([("id", "not in", pa.array([1, None]))])
+        with pytest.raises(SourceError, match="No row"):
+            converter.where([("id", "in", [pa.scalar(None, pa.int64())])])
