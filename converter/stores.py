@@ -669,15 +669,12 @@ class AzureStore(Store):
         return found
 
     def path_of(self, url: str) -> str | None:
-        """The path of a URL on this account, with the container."""
-        try:
-            place = parse_azure_url(url)
-        except ValueError:
-            return None
-        if _split_url(url)[0] not in (*_AZURE_SCHEMES, "https"):
-            return None
-        known = self.options.get("account_name") or _account_in(self.options)
-        return None if place.account and known and place.account != known else f"{place.container}/{place.path}"
+        """The path of a URL on this account, with the container; a `?` or `#` is a sign of a name like any."""
+        scheme, netloc, path = _split_url(url)
+        container, _, host = netloc.partition("@")
+        account, known = host.partition(".")[0], self.options.get("account_name") or _account_in(self.options)
+        is_other = scheme not in _AZURE_SCHEMES or bool(account and known and account != known)
+        return None if is_other else f"{container}{path}"
 
     def _named(self, error: Exception, path: str) -> OSError:
         if type(error).__name__ == "AzureSigningError":

@@ -178,8 +178,9 @@ def read_footers(
 
 
 def _stamps_of(files: Sequence[Footer]) -> npt.NDArray[np.int64] | None:
-    stamps = np.array([file.stamp or 0 for file in files], np.int64)
-    return stamps if stamps.any() else None
+    if all(file.stamp is None for file in files):
+        return None
+    return np.array([file.stamp or 0 for file in files], np.int64)
 
 
 def _find_files(

@@ -542,6 +542,15 @@ def test_urls_of_other_places_are_told_from_those_of_one(
         assert (again.path(), again.url) == (path, there.url)
 
 
+def test_signs_in_names_of_files_in_a_log_are_signs_like_any() -> None:
+    for url, options, path in (
+        (f"abfss://{LAKE}", ACCOUNT, "data/a?b#c/d"),
+        ("s3://bucket", {}, "bucket/a?b#c/d"),
+        ("hdfs://nn:8020", {}, "/a?b#c/d"),
+    ):
+        assert open_storage(f"{url}/a", options).path_of(f"{url}/a%3Fb%23c/d") == path
+
+
 def test_names_of_options_that_hide_something() -> None:
     hidden = ("auth", "proxy_auth", "X-Auth", "Authorization", "sas", "sas_token", "passphrase", "Cookie", "headers")
     for name in hidden:
