@@ -9,10 +9,12 @@ than 8 MB, so that several of them share the way.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import io
 import itertools
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -33,6 +35,7 @@ _TAIL_BYTES = 64 << 10
 """What is fetched of a file's end when its footer is asked for: more than most footers take."""
 
 MAX_REQUESTS_AT_ONCE = 16
+_LOOK_SECONDS = 0.5
 
 
 def merge_ranges(wanted: Sequence[Range]) -> list[Range]:
@@ -136,16 +139,38 @@ class PartialFile(io.RawIOBase):
         return self._fetch(start, end)
 
 
-def at_once(function: Callable[[Item], Output], items: Sequence[Item]) -> list[Output]:
-    """`function` of each item, in order, by as many threads as may ask at once; the first error ends it."""
+def at_once(
+    function: Callable[[Item], Output],
+    items: Sequence[Item],
+    *,
+    threads_count: int = MAX_REQUESTS_AT_ONCE,
+    given_up: threading.Event | None = None,
+) -> list[Output]:
+    """`function` of each item, in order, by threads; the first error, also Ctrl-C, ends it and sets `given_up`."""
     if len(items) == 1:
         return [function(items[0])]
-    with ThreadPoolExecutor(
-        max(1, min(len(items), MAX_REQUESTS_AT_ONCE)), thread_name_prefix="converter-fetch"
+    with futures.ThreadPoolExecutor(
+        max(1, min(len(items), threads_count)), thread_name_prefix="converter-fetch"
     ) as pool:
         pending = [pool.submit(function, item) for item in items]
         try:
-            return [one.result() for one in pending]
+            return [result_of(one) for one in pending]
+        except BaseException:
+            # Before the pool waits for those who still wait for a store.
+            if given_up is not None:
+                given_up.set()
+            raise
         finally:
             for one in pending:
                 one.cancel()
+
+
+def result_of(future: futures.Future[Output]) -> Output:
+    """What a future returns or raises; Ctrl-C ends the waiting.
+
+    Python's own wait has no end: a signal that comes just before it begins is noticed only once the future is done.
+    """
+    while not future.done():
+        with contextlib.suppress(futures.TimeoutError):
+            return future.result(_LOOK_SECONDS)
+    return future.result()

@@ -43,7 +43,7 @@ from converter.files import DataFiles, RowGroup
 from converter.local_cache import open_local_cache
 from converter.manifest import Manifest
 from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
-from converter.ranges import Fetched
+from converter.ranges import Fetched, result_of
 from converter.schema import Field
 from converter.storage import Storage
 
@@ -395,7 +395,7 @@ class _WindowReader:
         if fetched is None:
             return self._read(piece, None)
         try:
-            return self._read(piece, fetched.result())
+            return self._read(piece, result_of(fetched))
         except ReadError:
             # The store's own bytes, if only this host's copies were damaged.
             if not self._files.remove_copies(piece.row_groups.tolist()):
@@ -502,9 +502,9 @@ def read_ahead(
             for item in items:
                 pending.append(pool.submit(function, item))
                 if len(pending) >= ahead:
-                    yield pending.popleft().result()
+                    yield result_of(pending.popleft())
             while pending:
-                yield pending.popleft().result()
+                yield result_of(pending.popleft())
         finally:
             # Also when the consumer breaks, raises or forgets us: what has not begun never will.
             for future in pending:

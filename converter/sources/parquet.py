@@ -24,7 +24,6 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -36,6 +35,7 @@ import pyarrow.parquet as pq
 
 from converter.errors import SourceError
 from converter.manifest import Manifest, SourceColumn, count_leaves
+from converter.ranges import at_once
 from converter.schema import DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
 from converter.sources import executor
 from converter.statistics import ColumnStatistics
@@ -347,13 +347,12 @@ def look_at(storage: Storage, names: Sequence[str]) -> list[Footer]:
     """The footers of files, in order, read at once."""
     last: list[_Kind] = []
     given_up = threading.Event()
-    with ThreadPoolExecutor(_FOOTER_THREADS, thread_name_prefix="converter-footers") as pool:
-        try:
-            return list(pool.map(functools.partial(_read_footer, storage, last, given_up), names))
-        except BaseException:
-            # Also of Ctrl-C: else the pool waits for whoever waits for the store.
-            given_up.set()
-            raise
+    return at_once(
+        functools.partial(_read_footer, storage, last, given_up),
+        names,
+        threads_count=_FOOTER_THREADS,
+        given_up=given_up,
+    )
 
 
 class _Kind(NamedTuple):

@@ -12,14 +12,15 @@ from __future__ import annotations
 import functools
 import posixpath
 import re
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from converter.errors import CacheError
+from converter.ranges import at_once
 from converter.sources import executor
 from converter.sources.spark_schema import SparkColumn
 from converter.storage import FileInfo, Storage
@@ -253,8 +254,9 @@ def _wrong_shape(column: SparkColumn, name: str, observed: Mapping[str, Any]) ->
 def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     """One report for each file that Spark wrote and that has rows, from its footer; the first has what was observed."""
     found = [(match, info) for info in directory.list() if (match := _FILE_NAME.fullmatch(info.name))]
-    with ThreadPoolExecutor(8, thread_name_prefix="converter-footers") as pool:
-        footers = list(pool.map(functools.partial(_footer, directory), [info for _, info in found]))
+    given_up = threading.Event()
+    read = functools.partial(_footer, directory, given_up)
+    footers = at_once(read, [info for _, info in found], given_up=given_up)
     reports = []
     for (match, info), (footer, crc) in zip(found, footers, strict=True):
         groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
@@ -278,9 +280,9 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
     return reports
 
 
-def _footer(directory: Storage, info: FileInfo) -> tuple[Any, int]:
+def _footer(directory: Storage, given_up: threading.Event, info: FileInfo) -> tuple[Any, int]:
     try:
-        with directory.open_parquet(info.name, info.num_bytes) as opened:
+        with directory.open_parquet(info.name, info.num_bytes, given_up) as opened:
             return pq.ParquetFile(opened).metadata, executor.footer_crc32(opened)
     except OSError as error:
         path = posixpath.join(directory.url, info.name)
