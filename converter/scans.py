@@ -15,6 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -43,6 +44,13 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 _OPERATORS = (*_COMPARISONS, "in", "not in")
 _MAX_LISTED = 100
+_EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 (UTC, as all of them)
+_ATTOSECONDS = {
+    "as": 1, "fs": 10**3, "ps": 10**6, "ns": 10**9, "us": 10**12, "ms": 10**15, "s": 10**18, "m": 60 * 10**18,
+    "h": 3600 * 10**18, "D": 86400 * 10**18,
+}  # fmt: skip
+"""NumPy's units of time."""
+
 _LEAST, _MOST, _MASK = "least", "most", "mask"
 
 
@@ -246,8 +254,6 @@ def _comparisons_of(filters: Any, schema: Schema, arrow_schema: pa.Schema) -> li
                 raise ValueError(
                     f"filters: column {name!r} is a tensor; only columns of single values can be compared."
                 )
-            zone = getattr(arrow_schema.field(name).type, "tz", None)
-            value = [_in_zone(one, zone) for one in value] if sign in ("in", "not in") else _in_zone(value, zone)
             checked.append(_compare(name, sign, value, arrow_schema))
         found.append(checked)
     return found
@@ -270,7 +276,7 @@ def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> _Comp
         sign, values = _fitting(sign, kind, [one for one in values if one is not None])
         field, values = _comparable(name, kind, values)
         if sign in ("in", "not in"):
-            plain = [one.as_py() if isinstance(one, pa.Scalar) else one for one in values]
+            plain = [_value_of(one) if isinstance(one, pa.Scalar) else one for one in values]
             listed = values[0].type if values and isinstance(values[0], pa.Scalar) else kind
             comparison = field.isin(pa.array(plain, listed))
             # Else null, which is in no list, would pass.
@@ -292,8 +298,16 @@ def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> _Comp
     return _Comparison(name, comparison, may_keep)
 
 
+def _value_of(value: pa.Scalar) -> Any:
+    """What an array is made of: nanoseconds are no datetime, days and times may lie beyond Python's."""
+    return value.value if pa.types.is_temporal(value.type) else value.as_py()
+
+
 def _plain(value: Any) -> Any:
-    """A value of Python's where there is one for it; of times Arrow's own may be finer, or say another zone."""
+    """A value of Python's where there is one for it; times of NumPy's and Arrow's may be finer, or reach further."""
+    if isinstance(value, (np.datetime64, dt.datetime)):
+        # Of "not a time", pandas' own among them, nothing is equal to itself.
+        return value if value == value else None  # noqa: PLR0124
     if isinstance(value, np.generic):
         return value.item()
     if not isinstance(value, pa.Scalar):
@@ -312,10 +326,44 @@ def _fitting(sign: str, kind: pa.DataType, values: list[Any]) -> tuple[str, list
     if pa.types.is_decimal(kind) and not is_listed:
         # Of a whole number Arrow takes the type, which is wide.
         return sign, [Decimal(one) if type(one) is int else one for one in values]
-    if pa.types.is_date(kind) and is_listed:
-        days = [one.date() if isinstance(one, dt.datetime) and one.time() == dt.time() else one for one in values]
-        return sign, [one for one in days if not isinstance(one, dt.datetime)]
+    if (pa.types.is_timestamp(kind) or pa.types.is_date(kind)) and values and all(map(_is_time, values)):
+        is_day = pa.types.is_date(kind)
+        unit = _ATTOSECONDS["D" if is_day else kind.unit]
+        sign, held = _fitting_integers(
+            sign, pa.int32() if is_day else pa.int64(), [_count(one, unit) for one in values]
+        )
+        return sign, [pa.scalar(one, pa.date32()).cast(kind) if is_day else pa.scalar(one, kind) for one in held]
     return sign, values
+
+
+def _is_time(value: Any) -> bool:
+    if isinstance(value, pa.Scalar):
+        return bool(pa.types.is_timestamp(value.type) or pa.types.is_date(value.type))
+    return isinstance(value, (dt.date, np.datetime64))
+
+
+def _count(value: Any, unit: int) -> int | Fraction:
+    """How many units of so many attoseconds lie between 1970 and a time."""
+    found = _attoseconds_of(value)
+    return Fraction(found, unit) if found % unit else found // unit
+
+
+def _attoseconds_of(value: Any) -> int:
+    """The time since 1970, in the finest unit there is; a time without zone is UTC, as in a batch."""
+    if isinstance(value, pa.Scalar):
+        unit = value.type.unit if pa.types.is_timestamp(value.type) else "D"
+        return int((value if unit != "D" else value.cast(pa.date32())).value) * _ATTOSECONDS[unit]
+    if isinstance(value, np.datetime64):
+        unit, step = np.datetime_data(value)
+        if unit not in _ATTOSECONDS:
+            value, unit, step = value.astype("datetime64[D]"), "D", 1
+        return int(value.astype(np.int64)) * step * _ATTOSECONDS[unit]
+    if not isinstance(value, dt.datetime):
+        return int((value - _EPOCH.date()).days) * _ATTOSECONDS["D"]
+    # Without the arithmetic of pandas, whose times are some that know nanoseconds and do not reach far.
+    since = dt.datetime.combine(value.date(), value.time()) - _EPOCH - (value.utcoffset() or dt.timedelta(0))
+    microseconds = since // dt.timedelta(microseconds=1)
+    return microseconds * _ATTOSECONDS["us"] + int(getattr(value, "nanosecond", 0)) * _ATTOSECONDS["ns"]
 
 
 def _fitting_integers(sign: str, kind: pa.DataType, values: list[Any]) -> tuple[str, list[Any]]:
@@ -364,17 +412,6 @@ def _comparable(name: str, kind: pa.DataType, values: list[Any]) -> tuple[pc.Exp
         # Elsewhere Arrow finds a type that holds both.
         return field, [pa.scalar(one, kind) for one in values]
     return field, values
-
-
-def _in_zone(value: Any, zone: str | None) -> Any:
-    """A time as the column has it: with a zone or without, and one that says none is UTC, as in a batch."""
-    if isinstance(value, np.datetime64):
-        is_day = np.datetime_data(value)[0] in ("Y", "M", "W", "D")
-        value = value.astype("datetime64[D]" if is_day else "datetime64[us]").item()
-    if not isinstance(value, dt.datetime):
-        return value
-    known = value if value.tzinfo is not None else value.replace(tzinfo=dt.timezone.utc)
-    return known if zone is not None else known.astimezone(dt.timezone.utc).replace(tzinfo=None)
 
 
 def _named_columns(

@@ -304,6 +304,92 @@ def test_a_day_is_compared_with_a_day(known: DatasetConverter, value: Any) -> No
     assert rows_that(known, [("day", "<", value)]) == expected
 
 
+HOUR_NS = 3_600_000_000_000
+COMPARED = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+@pytest.mark.parametrize("sign", [*COMPARED, "in", "not in"])
+@pytest.mark.parametrize("nanoseconds", [HOUR_NS + 7000, HOUR_NS + 7001, HOUR_NS + 6999, -(10**18)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda nanoseconds: np.datetime64(nanoseconds, "ns"),
+        pd.Timestamp,
+        lambda nanoseconds: pd.Timestamp(nanoseconds, tz="Asia/Tokyo"),
+        lambda nanoseconds: pa.scalar(nanoseconds, pa.timestamp("ns")),
+        lambda nanoseconds: pa.scalar(nanoseconds, pa.timestamp("ns", "Asia/Tokyo")),
+    ],
+)
+def test_times_finer_than_a_column_are_compared_exactly(
+    known: DatasetConverter, sign: str, nanoseconds: int, make: Callable[[int], Any]
+) -> None:
+    compare = COMPARED.get(sign) or COMPARED["=" if sign == "in" else "!="]
+    expected = []
+    for row, at in enumerate(VALUES["at"]):
+        microseconds = (
+            None if at is None else (at - dt.datetime(1970, 1, 1, tzinfo=UTC)) // dt.timedelta(microseconds=1)
+        )
+        if microseconds is not None and compare(1000 * microseconds, nanoseconds):
+            expected.append(row)
+    value = make(nanoseconds)
+    assert rows_that(known, [("at", sign, [value] if "in" in sign else value)]) == expected
+
+
+@pytest.mark.parametrize(
+    ("filters", "is_all"),
+    [
+        ([("at", "<", np.datetime64("20000-01-01"))], True),
+        ([("at", ">", np.datetime64("-290000-01-01", "s"))], True),
+        ([("at", ">=", pa.scalar(2**62, pa.timestamp("s")))], False),
+        ([("at", "<", dt.datetime.max.replace(tzinfo=UTC))], True),
+        ([("at", ">", dt.datetime.min.replace(tzinfo=dt.timezone(dt.timedelta(hours=14))))], True),
+        ([("day", "<", np.datetime64("20000-01-01"))], True),
+        ([("day", "in", [np.datetime64("20000-01-01")])], False),
+        ([("at", ">", pd.NaT)], False),
+        ([("at", "in", [pd.NaT, np.datetime64("NaT")])], False),
+        ([("at", "not in", [dt.date(1970, 1, 1), pa.scalar(dt.date(1970, 1, 1), pa.date64())])], True),
+    ],
+    ids=str,
+)
+def test_times_beyond_a_column_or_none_at_all_are_compared(known: DatasetConverter, filters: Any, is_all: bool) -> None:
+    name = filters[0][0]
+    expected = [row for row, value in enumerate(VALUES[name]) if value is not None] if is_all else []
+    assert rows_that(known, filters) == expected
+
+
+@pytest.mark.parametrize(
+    ("filters", "keeps"),
+    [
+        ([("day", "<=", np.datetime64("1970-01-05T00:00:00.000000001"))], lambda day: day <= dt.date(1970, 1, 5)),
+        ([("day", ">=", np.datetime64("1970-01-05T00:00:00.000000001"))], lambda day: day > dt.date(1970, 1, 5)),
+        ([("day", "=", np.datetime64("1970-01-05T00:00:00.000000001"))], lambda _: False),
+        ([("day", "=", pd.Timestamp("1970-01-05T09:00", tz="Asia/Tokyo"))], lambda day: day == dt.date(1970, 1, 5)),
+        (
+            [
+                (
+                    "day",
+                    "in",
+                    [pa.scalar(4, pa.date32()), np.datetime64("1970-01-05T00", "h"), MIDNIGHT + dt.timedelta(hours=1)],
+                )
+            ],
+            lambda day: day == dt.date(1970, 1, 5),
+        ),
+    ],
+    ids=str,
+)
+def test_times_are_compared_with_days_exactly(
+    known: DatasetConverter, filters: Any, keeps: Callable[[dt.date], bool]
+) -> None:
+    assert rows_that(known, filters) == [row for row, day in enumerate(VALUES["day"]) if keeps(day)]
+
+
 NAMES = (
     *ODD_NAMES, "a", "ab", "abc", "dot", "dot.ted", "back\\slash", "tab\there", "new\nline", "(", "true", "and",
     "FieldRef", "id > 3", "", " ",
