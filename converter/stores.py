@@ -221,8 +221,10 @@ class Store:
         """Whether the same request may be answered a little later."""
         if isinstance(error, (TimeoutError, ConnectionError)):
             return True
-        if any(isinstance(one, ssl.SSLCertVerificationError) for one in _chain(error)):
-            # Who does not trust the store's certificate now will not trust it later.
+        if any(
+            isinstance(one, ssl.SSLCertVerificationError) or "WRONG_VERSION_NUMBER" in str(one) for one in _chain(error)
+        ):
+            # Who does not trust the store's certificate now will not trust it later; the other speaks no TLS at all.
             return False
         if (code := _aws_code(error)) is not None and code in _PASSING_CODES:
             return True

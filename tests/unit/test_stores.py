@@ -446,6 +446,13 @@ def test_a_web_server_that_is_busy_is_asked_again(tmp_path: Path, web: str, monk
         make_parquet_converter(f"{web}/a.parquet", timeout_seconds=0.5)
 
 
+def test_a_server_without_tls_is_not_asked_for_it_again(web: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(SourceError, match="WRONG_VERSION_NUMBER"):
+        make_parquet_converter(f"{web.replace('http:', 'https:')}/a.parquet", timeout_seconds=60)
+    assert time.monotonic() - begin < 30
+
+
 def test_a_body_that_is_cut_is_asked_for_again(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"id": range(1000)}), tmp_path / "a.parquet")
     monkeypatch.setattr(RangeHandler, "num_cut", 3)
