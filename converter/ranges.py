@@ -168,7 +168,8 @@ def at_once(
 def result_of(future: futures.Future[Output]) -> Output:
     """What a future returns or raises; Ctrl-C ends the waiting.
 
-    Python's own wait has no end: a signal that comes just before it begins is noticed only once the future is done.
+    Python's own wait has no end where a signal does not wake it: one that comes just before it begins, and any once
+    Polars has answered a query, which then handles SIGINT with SA_RESTART.
     """
     while not future.done():
         with contextlib.suppress(futures.TimeoutError):

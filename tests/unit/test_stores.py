@@ -508,7 +508,7 @@ def interrupt_footers(url: str, num_files: int, is_masked: bool) -> float:
     """How many seconds after Ctrl-C the reading of footers ends, if it ends with it."""
     storage = open_storage(url, None, 60)
     if is_masked:
-        # The signal then goes to another thread, and does not wake who waits: so it is with one that comes too early.
+        # The signal then goes to another thread, and does not wake who waits: as beside Polars, which handles SIGINT.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     sent: list[float] = []
 
