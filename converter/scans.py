@@ -12,6 +12,7 @@ import functools
 import math
 import operator
 import re
+import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -269,6 +270,10 @@ def _expression_of(filters: Any, comparisons: Sequence[Sequence[_Comparison]]) -
 def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> _Comparison:
     """One comparison, tried on no rows, so that what does not fit is said of its column."""
     kind = arrow_schema.field(name).type
+    if pa.types.is_decimal(kind):
+        doubles = [_plain(one) for one in (value if sign in ("in", "not in") else [value])]
+        if any(isinstance(one, float) and math.isfinite(one) for one in doubles):
+            return _compare_doubles(name, sign, doubles, arrow_schema)
     may_keep = None
     try:
         values = [_plain(one) for one in (value if sign in ("in", "not in") else [value])]
@@ -298,6 +303,62 @@ def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> _Comp
     return _Comparison(name, comparison, may_keep)
 
 
+def _compare_doubles(name: str, sign: str, values: Sequence[Any], arrow_schema: pa.Schema) -> _Comparison:
+    """A comparison of decimals with doubles: those are equal that a batch holds as this double, the nearest to them."""
+    scale = arrow_schema.field(name).type.scale
+    if sign not in ("in", "not in"):
+        least, most = _decimals_of(values[0], scale)
+        if sign in ("=", "=="):
+            return _all_of([_compare(name, ">=", least, arrow_schema), _compare(name, "<=", most, arrow_schema)])
+        if sign == "!=":
+            return _any_of([_compare(name, "<", least, arrow_schema), _compare(name, ">", most, arrow_schema)])
+        return _compare(name, sign, least if sign in ("<", ">=") else most, arrow_schema)
+    exact = [one for one in values if not isinstance(one, float)]
+    reaches = [_decimals_of(one, scale) for one in values if isinstance(one, float) and math.isfinite(one)]
+    exact += [least for least, most in reaches if least == most]
+    apart = [_compare(name, sign, exact, arrow_schema)]
+    for least, most in reaches:
+        if least >= most:
+            continue
+        signs = (">=", "<=") if sign == "in" else ("<", ">")
+        ends = [_compare(name, *end, arrow_schema) for end in zip(signs, (least, most), strict=True)]
+        apart.append((_all_of if sign == "in" else _any_of)(ends))
+    return (_any_of if sign == "in" else _all_of)(apart)
+
+
+def _all_of(comparisons: Sequence[_Comparison]) -> _Comparison:
+    known = [one.may_keep for one in comparisons if one.may_keep is not None]
+    keeps = functools.reduce(operator.and_, [one.keeps for one in comparisons])
+    return _Comparison(comparisons[0].name, keeps, functools.reduce(operator.and_, known) if known else None)
+
+
+def _any_of(comparisons: Sequence[_Comparison]) -> _Comparison:
+    known = [one.may_keep for one in comparisons if one.may_keep is not None]
+    keeps = functools.reduce(operator.or_, [one.keeps for one in comparisons])
+    is_known = len(known) == len(comparisons)
+    return _Comparison(comparisons[0].name, keeps, functools.reduce(operator.or_, known) if is_known else None)
+
+
+def _decimals_of(value: float, scale: int) -> tuple[Decimal, Decimal]:
+    """The least and the largest decimal to which a double is the nearest; where there is none, the least is larger."""
+    exact = Fraction(value)
+    below, above = math.nextafter(value, -math.inf), math.nextafter(value, math.inf)
+    step_down = exact - Fraction(below) if math.isfinite(below) else Fraction(above) - exact
+    step_up = Fraction(above) - exact if math.isfinite(above) else step_down
+    unit = Fraction(10) ** scale
+    first, last = (exact - step_down / 2) * unit, (exact + step_up / 2) * unit
+    least, most = math.ceil(first), math.floor(last)
+    if struct.unpack("<q", struct.pack("<d", value))[0] % 2:
+        # What lies in the middle of two doubles becomes the even one.
+        least, most = least + (least == first), most - (most == last)
+    return _decimal(least, scale), _decimal(most, scale)
+
+
+def _decimal(number: int, scale: int) -> Decimal:
+    """So many of the last digit; without the rounding of Decimal's arithmetic."""
+    return Decimal((int(number < 0), Decimal(abs(number)).as_tuple().digits, -scale))
+
+
 def _value_of(value: pa.Scalar) -> Any:
     """What an array is made of: nanoseconds are no datetime, days and times may lie beyond Python's."""
     return value.value if pa.types.is_temporal(value.type) else value.as_py()
@@ -319,13 +380,14 @@ def _plain(value: Any) -> Any:
 
 def _fitting(sign: str, kind: pa.DataType, values: list[Any]) -> tuple[str, list[Any]]:
     """The same comparison with values that the column could hold, where there is one."""
-    is_listed = sign in ("in", "not in")
     are_numbers = all(isinstance(one, (int, float, Decimal)) and not isinstance(one, bool) for one in values)
     if pa.types.is_integer(kind) and values and are_numbers:
         return _fitting_integers(sign, kind, values)
-    if pa.types.is_decimal(kind) and not is_listed:
-        # Of a whole number Arrow takes the type, which is wide.
-        return sign, [Decimal(one) if type(one) is int else one for one in values]
+    if pa.types.is_decimal(kind) and values and are_numbers:
+        # Of a number's own type Arrow would take the digits, which may be more than there can be.
+        most = 10**kind.precision - 1
+        sign, held = _fitting_whole(sign, -most, most, [_scaled(one, kind.scale) for one in values])
+        return sign, [pa.scalar(_decimal(one, kind.scale), kind) for one in held]
     if (pa.types.is_timestamp(kind) or pa.types.is_date(kind)) and values and all(map(_is_time, values)):
         is_day = pa.types.is_date(kind)
         unit = _ATTOSECONDS["D" if is_day else kind.unit]
@@ -367,19 +429,34 @@ def _attoseconds_of(value: Any) -> int:
 
 
 def _fitting_integers(sign: str, kind: pa.DataType, values: list[Any]) -> tuple[str, list[Any]]:
-    """What any numbers mean to whole ones of a type: made floats, large ones would be others."""
     bits = kind.bit_width - pa.types.is_signed_integer(kind)
-    least, most = (-(2**bits) if pa.types.is_signed_integer(kind) else 0), 2**bits - 1
-    held = [int(one) for one in values if math.isfinite(one) and int(one) == one and least <= one <= most]
+    return _fitting_whole(sign, -(2**bits) if pa.types.is_signed_integer(kind) else 0, 2**bits - 1, values)
+
+
+def _fitting_whole(sign: str, least: int, most: int, values: list[Any]) -> tuple[str, list[Any]]:
+    """What any numbers mean to whole ones between two: made floats, large ones would be others."""
+    held = [int(one) for one in values if _is_finite(one) and int(one) == one and least <= one <= most]
     if sign in ("in", "not in") or held:
         return sign, held
     value = values[0]
-    if sign in ("=", "==", "!=") or math.isnan(value):
+    if sign in ("=", "==", "!=") or value != value:  # noqa: PLR0124
         # It equals none, and of NaN nothing is less or more.
         return ("not in" if sign == "!=" else "in"), []
     if value < least:
         return (">=" if sign[0] == ">" else "<"), [least]
-    return (">" if sign[0] == ">" else "<="), [min(math.floor(value), most) if math.isfinite(value) else most]
+    return (">" if sign[0] == ">" else "<="), [min(math.floor(value), most) if _is_finite(value) else most]
+
+
+def _is_finite(number: float | Decimal | Fraction) -> bool:
+    return isinstance(number, (int, Fraction)) or math.isfinite(number)
+
+
+def _scaled(number: Any, scale: int) -> Any:
+    """A number in units of a decimal's last digit."""
+    if not _is_finite(number):
+        return number
+    exact = Fraction(number) * Fraction(10) ** scale
+    return int(exact) if exact.denominator == 1 else exact
 
 
 def _may_keep(sign: str, values: Sequence[Any], bounds: Sequence[pc.Expression]) -> pc.Expression | None:

@@ -304,6 +304,38 @@ def test_a_day_is_compared_with_a_day(known: DatasetConverter, value: Any) -> No
     assert rows_that(known, [("day", "<", value)]) == expected
 
 
+@pytest.mark.parametrize(
+    ("precision", "scale"), [(1, 1), (12, 9), (18, 4), (18, 9), (38, 0), (38, 10), (38, 18), (38, 38)]
+)
+def test_decimals_are_compared_with_the_doubles_that_they_are_in_a_batch(
+    tmp_path: Path, precision: int, scale: int
+) -> None:
+    random = np.random.default_rng(precision + scale)
+    digits = random.integers(1, precision + 1, 60).tolist()
+    whole = [int("".join(map(str, random.integers(0, 10, count)))) * (-1) ** count for count in digits]
+    whole += [5 * 10 ** max(0, precision - 3), 5 * 10 ** max(0, precision - 3) + 1, 0]
+    values = [Decimal((int(one < 0), tuple(map(int, str(abs(one)))), -scale)) for one in whole]
+    table = pa.table({"id": range(len(values)), "x": pa.array(values, pa.decimal128(precision, scale))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=20)
+    with make_parquet_converter(tmp_path, float_dtype="float64") as converter:
+        with converter.make_batch_reader(batch_size=len(values)) as reader:
+            held = next(iter(reader))["x"].tolist()
+        for row in range(0, len(values), 7):
+            near = [held[row], math.nextafter(held[row], math.inf), math.nextafter(held[row], -math.inf)]
+            for value, known in [*((one, held) for one in near), (values[row], values), (Decimal("1e60"), values)]:
+                for sign, compare in COMPARED.items():
+                    expected = [number for number, one in enumerate(known) if compare(one, value)]
+                    assert rows_that(converter, [("x", sign, value)]) == expected
+            listed = [near[0], values[row - 1], 3, 10**40, math.nan, Decimal("0.5")]
+            expected = [
+                number for number, (one, double) in enumerate(zip(values, held, strict=True))
+                if double == near[0] or one in (values[row - 1], 3, Decimal("0.5"))
+            ]  # fmt: skip
+            assert rows_that(converter, [("x", "in", listed)]) == expected
+            others = [number for number in range(len(values)) if number not in expected]
+            assert rows_that(converter, [("x", "not in", listed)]) == others
+
+
 HOUR_NS = 3_600_000_000_000
 COMPARED = {
     "=": operator.eq,
