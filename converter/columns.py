@@ -105,7 +105,11 @@ def _decode_variable(array: pa.Array, field: Field, fill: Any, stored: pa.Field 
         if encoded.get("finding", {}).get("kind") == "null_element":
             raise _null_element_error(field)
         if "finding" in encoded:
-            raise pa.ArrowInvalid(f"column {field.name!r} has lists that make no tensor")
+            raise SourceError(
+                f"Column {field.name!r} has a row whose inner lists differ in length, which makes no tensor. Leave the "
+                "column out with columns=…, or make its rows regular with Spark.",
+                column=field.name,
+            )
         array = executor.as_binary(encoded, fixed=None)
     elif pa.types.is_fixed_size_binary(array.type) and field.ragged_ndim > 1:
         array = _with_shapes(array, field, stored)

@@ -109,6 +109,13 @@ class Storage:
         options: dict[str, str] = self._filesystem.delta_options()
         return self.url, options
 
+    def wait_for(self, call: Callable[[], Result]) -> Result:
+        """What another client says of this directory, waited for as its own. Raises TimeoutError."""
+        if self.is_local:
+            return call()
+        found: Result = self._filesystem.wait_for(call, path=self.url)
+        return found
+
     def path_of(self, url: str) -> str | None:
         """The path of an encoded URL, or of an absolute path, on this filesystem; None where it is on another one."""
         if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", url):

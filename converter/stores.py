@@ -79,6 +79,7 @@ _AZURE_SCHEMES = ("abfs", "abfss", "az")
 _AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
 _AZURE_SCOPE = "https://storage.azure.com/.default"
 _AZURE_CREDENTIALS = ("connection_string", "account_key", "sas_token", "credential", "client_secret")
+_AZURE_BLOBS = "blob.core.windows.net"
 _AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
 _QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
 _PASSWORD = re.compile(r"://[^/@:\s]*:([^/@\s]*)@")
@@ -212,6 +213,14 @@ class Store:
             self.without_secrets(f"{path} could not be reached for {self.timeout_seconds:g} seconds (timeout_seconds)")
             + said
         ) from self.harmless(last)
+
+    def wait_for(self, call: Callable[[], Result], *, path: str) -> Result:
+        """What another's client answers, which may know no deadline. Raises TimeoutError."""
+        try:
+            return Request(call, is_native=True).answer(deadline=time.monotonic() + self.timeout_seconds)
+        except _NoAnswerError:
+            said = f"{path} could not be reached for {self.timeout_seconds:g} seconds (timeout_seconds)"
+            raise TimeoutError(said + self._why_silent()) from None
 
     def _why_silent(self) -> str:
         """What can be said of a store that gave no answer at all."""
@@ -651,23 +660,33 @@ class AzureStore(Store):
         return OSError(f"storage_options ({names}) cannot be used: {self.without_secrets(_text(error))}")
 
     def delta_options(self) -> dict[str, str]:
-        """The options by the names that deltalake has for them; of a provider of tokens one token."""
-        options, found = self.options, {}
-        said = dict(part.partition("=")[::2] for part in str(options.get("connection_string") or "").split(";") if part)
-        host = options.get("account_host")
+        """The credentials by the names that deltalake has for them; of what gives tokens one token."""
+        filesystem = self.filesystem()
+        connection = str(self.options.get("connection_string") or "")
+        said = dict(part.partition("=")[::2] for part in connection.split(";") if part)
+        # Of a connection string adlfs takes nothing else.
+        credential: Any = None if connection else filesystem.credential
+        account = said.get("AccountName") or filesystem.account_name or filesystem.service_client.account_name
+        named_key = getattr(credential, "named_key", None)
         wanted = {
-            "account_name": options.get("account_name") or said.get("AccountName"),
-            "account_key": options.get("account_key") or said.get("AccountKey"),
-            "sas_token": options.get("sas_token") or said.get("SharedAccessSignature"),
-            "azure_endpoint": said.get("BlobEndpoint") or (f"https://{host}" if host else None),
+            "account_name": account,
+            "account_key": said.get("AccountKey") if connection else getattr(named_key, "key", filesystem.account_key),
+            "sas_token": said.get("SharedAccessSignature")
+            if connection
+            else getattr(credential, "signature", filesystem.sas_token),
         }
-        found = {name: str(value) for name, value in wanted.items() if value}
-        if found.get("azure_endpoint", "").startswith("http://"):
+        if isinstance(credential, str):
+            wanted["sas_token" if "sig=" in credential else "account_key"] = credential
+        found = {name: str(value).removeprefix("?") for name, value in wanted.items() if value}
+        if hasattr(credential, "get_token"):
+            found["bearer_token"] = str(sync(filesystem.loop, credential.get_token, _AZURE_SCOPE).token)
+        elif len(found) == 1:
+            found["azure_skip_signature"] = "true"
+        endpoint = str(filesystem.service_client.url).partition("?")[0].rstrip("/")
+        if endpoint != f"https://{account}.{_AZURE_BLOBS}":
+            found["azure_endpoint"] = endpoint
+        if endpoint.startswith("http://"):
             found["allow_http"] = "true"
-        provider: Any = options.get("credential")
-        if callable(provider) or hasattr(provider, "get_token"):
-            token = provider.get_token(_AZURE_SCOPE) if hasattr(provider, "get_token") else provider()
-            found["bearer_token"] = token if isinstance(token, str) else str(token[0])
         return found
 
     def path_of(self, url: str) -> str | None:

@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,7 @@ _MANY_VERSIONS = 1_000_000
 _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
 _COMMIT = re.compile(r"[0-9]{20}\.json")
 _CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.")
+_VECTOR = re.compile(rb'"deletionVector"\s*:\s*\{')
 _SIDECARS = "_sidecars"
 _TIME_BOUND = re.compile(r"add\.stats_parsed\.(?:min|max)Values\.(.*)")
 _MOST_US = 2**63 // 1000
@@ -178,7 +179,7 @@ def read_snapshot(
             raise ValueError(f"{error}{more} (in {said})") from None
     files.look_into(wanted, has_lists=has_lists)
     fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
-    selection = files.select(_deleted(table, storage, said, version, remedy))
+    selection = files.select(_deleted(table, storage, log, said=said, version=version, remedy=remedy))
     if rules_in is None and not (files.row_group_rows if selection is None else selection.counts).any():
         raise no_rows
     # With the names, because a copy of a table that went its own way has the same id.
@@ -276,26 +277,33 @@ def _open(storage: Storage, log: Mapping[str, FileInfo], *, version: int | None,
         raise MissingDependencyError(
             "Reading a Delta table needs deltalake: pip install 'spark-tensor-converter[delta]'."
         ) from error
-    place, options = storage.delta_place()
-    try:
-        if timestamp is not None:
-            newest = deltalake.DeltaTable(place, storage_options=options)
-            version = _version_of(storage, log, timestamp, newest.metadata().configuration)
-        if version is not None and version > _MANY_VERSIONS:
-            # deltalake counts up to the version that is asked for, beyond the newest as well.
-            newest = deltalake.DeltaTable(place, storage_options=options)
-            if version > newest.version():
-                raise LookupError("there is no such version")
+
+    def load(version: int | None) -> Any:
+        place, options = storage.delta_place()
         return deltalake.DeltaTable(place, version=version, storage_options=options)
+
+    def opened() -> Any:
+        wanted = version
+        if timestamp is not None:
+            wanted = _version_of(storage, log, timestamp, load(None).metadata().configuration)
+        # deltalake counts up to the version that is asked for, beyond the newest as well.
+        if wanted is not None and wanted > _MANY_VERSIONS and wanted > load(None).version():
+            raise LookupError("there is no such version")
+        return load(wanted)
+
+    try:
+        return storage.wait_for(opened)
     except SourceError:
         raise
+    except TimeoutError as error:
+        raise SourceError(f"The Delta table {storage.url} cannot be opened: {error}.", path=storage.url) from error
     except Exception as error:  # noqa: BLE001 (deltalake has errors of several kinds for one cause)
         asked = "" if version is None else f" at version {version}"
         known = ""
         if asked:
             # What there is instead, if that can be found.
             with contextlib.suppress(Exception):
-                latest = deltalake.DeltaTable(place, storage_options=options).version()
+                latest = storage.wait_for(lambda: load(None).version())
                 known = f" Its latest version is {latest}; of old ones the log may have been cleaned up."
         raise SourceError(
             f"The Delta table {storage.url} cannot be opened{asked}: {_cause(storage, error)}."
@@ -403,7 +411,7 @@ def _check_features(table: Any, said: str, url: str, version: int) -> None:
 def _actions(table: Any, said: str, storage: Storage, log: Mapping[str, FileInfo]) -> pa.Table:
     """The files with rows, in the order of their names, so that each who opens the version has the same order."""
     try:
-        actions = pa.table(table.get_add_actions(flatten=True))
+        actions = storage.wait_for(lambda: pa.table(table.get_add_actions(flatten=True)))
     except Exception as error:  # noqa: BLE001 (deltalake has errors of several kinds for one cause)
         raise SourceError(
             f"The log of {said} cannot be read: {_cause(storage, error)}.{_damaged_in(storage, log, table.version())}",
@@ -436,7 +444,8 @@ def _check_totals(actions: pa.Table, said: str, storage: Storage, log: Mapping[s
         expected = int(noted["numFiles"]), int(noted["tableSizeBytes"])
         if noted_at < version:
             said += f" (as of version {noted_at})"
-            actions = pa.table(_open(storage, log, version=noted_at, timestamp=None).get_add_actions(flatten=True))
+            older = _open(storage, log, version=noted_at, timestamp=None)
+            actions = storage.wait_for(lambda: pa.table(older.get_add_actions(flatten=True)))
     except Exception:  # noqa: BLE001 (nobody needs it; Spark does without, too)
         return
     found = actions.num_rows, int(pc.sum(actions["size_bytes"]).as_py() or 0)
@@ -629,20 +638,31 @@ def _bound(actions: pa.Table, name: str, arrow_type: pa.DataType) -> Any:
     return found
 
 
-def _deleted(table: Any, storage: Storage, said: str, version: int, remedy: str) -> dict[str, Mask]:
+def _deleted(
+    table: Any, storage: Storage, log: Mapping[str, FileInfo], *, said: str, version: int, remedy: str
+) -> dict[str, Mask]:
     """For each file with deleted rows, by its full path, which of them are left."""
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return {}
     try:
-        reader = pa.RecordBatchReader.from_stream(table.deletion_vectors())
         found: dict[str, Mask] = {}
-        for batch in reader:
+        for batch in storage.wait_for(lambda: list(pa.RecordBatchReader.from_stream(table.deletion_vectors()))):
             for path, kept in zip(batch.column("filepath").to_pylist(), batch.column("selection_vector"), strict=True):
                 # By its path in the store, by which it is the same file however it was named.
                 found[(storage.path_of(path) or path).strip("/")] = np.asarray(
                     kept.values.to_numpy(zero_copy_only=False), np.bool_
                 )
     except Exception as error:  # noqa: BLE001 (deltalake has errors of several kinds for one cause)
+        if "TypeWidening" in str(error) and _has_no_vectors(storage, log, version):
+            # deltalake refuses all tables that allow it.
+            return {}
+        if "not found" in str(error).lower() and not storage.is_local and quote(storage.path()) != storage.path():
+            raise SourceError(
+                f"Which rows are deleted in {said} (deletion vectors) cannot be read: deltalake encodes the signs in "
+                "its path that are no letters and digits twice where it looks for deletion vectors. Rename the folder, "
+                f"or convert a DataFrame of it: {_copy_of(storage.url, version)}.",
+                path=storage.url,
+            ) from storage.harmless(error)
         if "not found" in str(error).lower():
             # VACUUM removes them as it does data files, also where newer versions go on with the data file.
             raise SourceChangedError(
@@ -656,6 +676,13 @@ def _deleted(table: Any, storage: Storage, said: str, version: int, remedy: str)
             path=storage.url,
         ) from storage.harmless(error)
     return found
+
+
+def _has_no_vectors(storage: Storage, log: Mapping[str, FileInfo], version: int) -> bool:
+    """Whether certainly no file of a version has deleted rows: no commit names any, and no checkpoint may."""
+    commits = [name for name in log if _COMMIT.fullmatch(name) and int(name[:20]) <= version]
+    is_whole = _first_replayed(log, version) == 0 and len(commits) == version + 1
+    return is_whole and not any(_VECTOR.search(storage.below(_LOG).read(name)) for name in commits)
 
 
 # --- The files --------------------------------------------------------------------------------------------------------

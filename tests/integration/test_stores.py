@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import multiprocessing
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -166,6 +168,39 @@ def test_a_shallow_clone_on_s3_names_files_of_other_folders(s3: S3, tmp_path: Pa
     converter = make_delta_converter(f"s3://{bucket}/deep/clone", storage_options=s3.options)
     assert converter.url == f"s3://{bucket}" if kind == "beside" else f"s3://{moved}"
     assert rows_of(converter) == ([0, 1] if kind == "beside" else [0])
+
+
+@pytest.mark.parametrize("kind", ["hdfs", "azure"])
+def test_a_store_that_hangs_while_deltalake_asks_is_an_error_in_time(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_deltalake(tmp_path / "table", pa.table({"id": [1]}))
+    if kind == "azure":
+        slow: SlowAzurite = request.getfixturevalue("slow_azurite")
+        url, options = f"{slow.url(slow.new_container())}/table", {"connection_string": slow.connection_string}
+        hanging: Any = slow.proxy.hanging()
+    else:
+        hdfs: Hdfs = request.getfixturevalue("hdfs")
+        url, options, hanging = f"{hdfs.url}/a-table-that-hangs", {}, hdfs.namenode.paused()
+    storage = open_storage(url, options, 60)
+    for file in (tmp_path / "table").rglob("*.*"):
+        folder = storage.below("_delta_log") if file.parent.name == "_delta_log" else storage
+        folder.make_directory()
+        folder.put_if_absent(file.name, file.read_bytes())
+    with contextlib.ExitStack() as stack:
+
+        def load(*arguments: Any, **named: Any) -> Any:
+            # From the moment on that deltalake is asked.
+            stack.enter_context(hanging)
+            return DeltaTable(*arguments, **named)
+
+        monkeypatch.setattr(deltalake, "DeltaTable", load)
+        begin = time.monotonic()
+        with pytest.raises(SourceError, match=rf"{url} cannot be opened: .*for 3 seconds \(timeout_seconds\)"):
+            make_delta_converter(url, storage_options=options, timeout_seconds=3)
+        assert time.monotonic() - begin < 30
+    monkeypatch.undo()
+    assert rows_of(make_delta_converter(url, storage_options=options, timeout_seconds=60)) == [1]
 
 
 # Races -------------------------------------------------------------------------------

@@ -597,3 +597,15 @@ def test_a_file_is_read_where_its_folder_may_not_be_listed(tmp_path: Path, monke
             assert read(converter)["id"].tolist() == ids
     with pytest.raises(SourceError, match="Permission denied"):
         make_parquet_converter(tmp_path)
+
+
+@pytest.mark.parametrize("ragged", ["pad", "nested"])
+def test_lists_that_make_no_tensor_are_not_called_damaged(tmp_path: Path, ragged: str) -> None:
+    pq.write_table(pa.table({"id": [1], "x": [[[1.0], [2.0, 3.0]]]}), tmp_path / "a.parquet")
+    with (
+        make_parquet_converter(tmp_path, shapes={"x": None}) as converter,
+        pytest.raises(SourceError, match=r"'x' has a row whose inner lists differ in length.*columns=") as caught,
+        converter.make_batch_reader(batch_size=1, ragged=ragged) as reader,
+    ):
+        list(reader)
+    assert "damaged" not in str(caught.value)

@@ -28,7 +28,7 @@ from azure.core.rest import HttpRequest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from converter import CacheError, DatasetConverter, SourceChangedError, SourceError, cache, make_parquet_converter
-from converter.sources import executor
+from converter.sources import delta, executor
 from converter.sources.parquet import look_at
 from converter.storage import open_storage
 from converter.stores import (
@@ -327,6 +327,67 @@ def test_deltalake_is_told_the_same(protocol: str, options: dict[str, Any], expe
 def test_a_name_that_would_be_another_place_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"Rename the folder|is a chain of filesystems"):
         open_storage(url)
+
+
+class AsyncCredential:
+    """As those of azure.identity.aio."""
+
+    async def get_token(self, *_: str, **__: Any) -> AccessToken:
+        await asyncio.sleep(0)
+        return AccessToken("an-async-token", 2_000_000_000)
+
+
+CHINA = "AccountName=lake;AccountKey=a2V5;EndpointSuffix=core.chinacloudapi.cn"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"account_key": "a2V5"}, {"account_key": "a2V5"}),
+        ({"sas_token": "?sv=1&sig=2"}, {"sas_token": "sv=1&sig=2"}),
+        ({"credential": "a2V5"}, {"account_key": "a2V5"}),
+        ({"credential": "?sv=1&sig=2"}, {"sas_token": "sv=1&sig=2"}),
+        ({"credential": AzureNamedKeyCredential("lake", "a2V5")}, {"account_key": "a2V5"}),
+        ({"credential": AzureSasCredential("sv=1&sig=2")}, {"sas_token": "sv=1&sig=2"}),
+        ({"credential": lambda: "a-token"}, {"bearer_token": "a-token"}),
+        ({"credential": AsyncCredential()}, {"bearer_token": "an-async-token"}),
+        ({"anon": True}, {"azure_skip_signature": "true"}),
+        (
+            {"connection_string": f"DefaultEndpointsProtocol=https;{CHINA}"},
+            {"account_key": "a2V5", "azure_endpoint": "https://lake.blob.core.chinacloudapi.cn"},
+        ),
+        (
+            {
+                "connection_string": "AccountName=lake;SharedAccessSignature=sv=1&sig=2;BlobEndpoint=http://127.0.0.1:1/lake"
+            },
+            {"sas_token": "sv=1&sig=2", "azure_endpoint": "http://127.0.0.1:1/lake", "allow_http": "true"},
+        ),
+        (
+            {"account_key": "a2V5", "account_host": "lake.blob.core.chinacloudapi.cn"},
+            {"account_key": "a2V5", "azure_endpoint": "https://lake.blob.core.chinacloudapi.cn"},
+        ),
+    ],
+)
+def test_deltalake_is_told_the_credentials_that_our_client_has(
+    options: dict[str, Any], expected: dict[str, str]
+) -> None:
+    _, found = open_storage("abfs://data@lake.dfs.core.windows.net/table", options).delta_place()
+    assert found == {"account_name": "lake"} | expected
+
+
+@pytest.mark.parametrize("fails", [RuntimeError("no answer"), None], ids=str)
+def test_a_provider_that_gives_no_token_to_deltalake_is_an_error_of_the_table(
+    fails: Exception | None,
+) -> None:
+    def give() -> Any:
+        if fails is not None:
+            raise fails
+
+    storage = open_storage("abfs://data@lake.dfs.core.windows.net/table", {"credential": give}, 10)
+    with pytest.raises(
+        SourceError, match=r"Delta table abfs://data@lake\..* cannot be opened.*: .*(no answer|gave NoneType)"
+    ):
+        delta._open(storage, {}, version=0, timestamp=None)
 
 
 class RangeHandler(SimpleHTTPRequestHandler):
