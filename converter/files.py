@@ -88,6 +88,17 @@ class DataFiles:
         """
         return [self._row_group(number, None if fetched is None else fetched[number]) for number in numbers]
 
+    def check_mapped(self, groups: Sequence[RowGroup]) -> None:
+        """Raise SourceChangedError if somebody wrote into a mapped file before the rows of these were copied."""
+        if self.manifest.source_columns is None or not self.storage.is_local:
+            return
+        for file in {group.file.number: group.file for group in groups}.values():
+            name = self.manifest.file_names[file.number]
+            # Of a file that is gone the mapping keeps what was there.
+            with contextlib.suppress(FileNotFoundError):
+                if self.storage.identity(name) != file.identity:
+                    raise written_again(self.storage, self.manifest, file.number)
+
     def _row_group(self, number: int, fetched: Fetched | None) -> RowGroup:
         with named_read_errors(self.storage, self.manifest, number):
             return RowGroup(self, number, self._open_file(int(self.manifest.row_group_file[number])), fetched)
@@ -322,7 +333,7 @@ class RowGroup:
     """The wanted columns of a row group."""
 
     def __init__(self, files: DataFiles, number: int, file: OpenFile, fetched: Fetched | None) -> None:
-        self._files, self._number, self._file, self._fetched = files, number, file, fetched
+        self._files, self._number, self.file, self._fetched = files, number, file, fetched
         self.num_rows = int(files.manifest.row_group_rows[number])
         self._indices = file.row_groups(files.manifest.row_group_in_file(number))
         num_rows = sum(file.metadata.row_group(index).num_rows for index in self._indices)
@@ -360,13 +371,13 @@ class RowGroup:
             found = (
                 known
                 if known is None or isinstance(known, list)
-                else (self._file.plain_values(name, known, self._fetched))
+                else (self.file.plain_values(name, known, self._fetched))
             )
             if found is None:
                 return None
             is_view = isinstance(known, Chunk) and known.codec is None and len(found) == 1
             # What was fetched is let go of with this row group.
-            if is_view and self._fetched is None and not self._file.verify_checksums:
+            if is_view and self._fetched is None and not self.file.verify_checksums:
                 plain[name] = found
             parts += found
         return parts
@@ -386,13 +397,13 @@ class RowGroup:
     def _decode(self, names: Sequence[str]) -> None:
         if not names:
             return
-        files, places = self._files, self._file.places
+        files, places = self._files, self.file.places
         stored = {name: place for name in names if (place := places[name]) is not None}
-        columns = dict(zip(stored, self._file.read(self._indices, list(stored.values()), self._fetched), strict=True))
+        columns = dict(zip(stored, self.file.read(self._indices, list(stored.values()), self._fetched), strict=True))
         for name in names:
             field, place = files.fields[name], stored.get(name)
             if place is None:
-                columns[name] = constant_column(files.manifest, name, self._file.number, self.num_rows)
+                columns[name] = constant_column(files.manifest, name, self.file.number, self.num_rows)
             decoded = decode(
                 columns[name],
                 field,
@@ -439,10 +450,15 @@ def check_stamp(storage: Storage, manifest: Manifest, file: int, given_up: threa
     """
     if manifest.file_stamps is None:
         return
-    path = f"{storage.url}/{manifest.file_names[file]}"
     # 0: the store says none.
     if (storage.look(manifest.file_names[file], given_up)[1] or 0) != manifest.file_stamps[file]:
-        raise SourceChangedError(f"{path} was written again since it was looked at. {manifest.remedy}", path=path)
+        raise written_again(storage, manifest, file)
+
+
+def written_again(storage: Storage, manifest: Manifest, file: int) -> SourceChangedError:
+    """The error of a file that is not the one that was looked at."""
+    path = f"{storage.url}/{manifest.file_names[file]}"
+    return SourceChangedError(f"{path} was written again since it was looked at. {manifest.remedy}", path=path)
 
 
 def check_bounds(storage: Storage, manifest: Manifest, file: int, metadata: pq.FileMetaData, schema: pa.Schema) -> None:

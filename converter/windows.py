@@ -405,12 +405,14 @@ class _WindowReader:
     def _read(self, piece: Piece, fetched: Mapping[int, Fetched] | None) -> Columns:
         groups = self._files.row_groups(piece.row_groups.tolist(), fetched)
         try:
-            return self._gather(piece, groups)
+            columns = self._gather(piece, groups)
         except pa.ArrowException:
             # Offsets of texts that a flipped bit has spoiled, say: whose they are is looked for now.
             for group in groups:
                 group.validate()
             raise
+        self._files.check_mapped(groups)
+        return columns
 
     def _gather(self, piece: Piece, groups: Sequence[RowGroup]) -> Columns:
         source = self._source

@@ -27,6 +27,7 @@ from converter import (
     UnsupportedTypeError,
     cache,
     make_parquet_converter,
+    windows,
 )
 from converter.storage import FileInfo, Storage
 from tests.known_rows import concatenate
@@ -609,3 +610,24 @@ def test_lists_that_make_no_tensor_are_not_called_damaged(tmp_path: Path, ragged
     ):
         list(reader)
     assert "damaged" not in str(caught.value)
+
+
+def test_rows_of_a_file_that_is_written_into_meanwhile_are_not_handed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"id": range(1000)}), tmp_path / "a.parquet")
+    content, gathered = (tmp_path / "a.parquet").read_bytes(), windows.gather
+
+    def gather_and_write(*arguments: Any) -> Any:
+        found = gathered(*arguments)
+        with open(tmp_path / "a.parquet", "r+b") as file:
+            file.write(content)
+        return found
+
+    with (
+        make_parquet_converter(tmp_path) as converter,
+        converter.make_batch_reader(batch_size=10) as reader,
+    ):
+        monkeypatch.setattr(windows, "gather", gather_and_write)
+        with pytest.raises(SourceChangedError, match=r"a\.parquet was written again"):
+            next(iter(reader))
