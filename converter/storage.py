@@ -30,7 +30,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from converter.errors import CacheError
 from converter.ranges import Data, PartialFile
-from converter.stores import TIMEOUT_SECONDS, Request, open_store, shown_url
+from converter.stores import TIMEOUT_SECONDS, NotOpenedError, Request, open_store, shown_url
 
 Result = TypeVar("Result")
 
@@ -212,6 +212,9 @@ class Storage:
             self._filesystem.makedirs(self._root, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise CacheError(f"{self.url} is a file, where a directory was expected.", path=self.url) from error
+        except NotOpenedError as error:
+            # It says what to do, and another directory there would not help.
+            raise CacheError(f"{self.url} cannot be written: {error}.", path=self.url) from error
 
     def list(self) -> list[FileInfo]:
         """What stands directly in this directory, by name; empty where it does not exist."""

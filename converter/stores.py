@@ -97,6 +97,10 @@ class GivenUpError(OSError):
     """Nobody waits for this answer any more."""
 
 
+class NotOpenedError(OSError):
+    """There is no client to ask: what the URL names must be configured first."""
+
+
 class Store:
     """An fsspec filesystem that is asked with patience; the names of methods are fsspec's."""
 
@@ -176,6 +180,7 @@ class Store:
         Raises:
             FileNotFoundError: there is no such file.
             PermissionError: the store refuses these credentials.
+            NotOpenedError: its client cannot be made as things are configured.
             TimeoutError: it gave no answer, or none but "later", for `timeout_seconds`.
             OSError: anything else, with the store's own words.
         """
@@ -186,7 +191,7 @@ class Store:
             try:
                 asked = Request(lambda: request(self.filesystem()), is_native=self.is_native)
                 return asked.answer(deadline=deadline, given_up=given_up)
-            except (FileNotFoundError, FileExistsError, NotADirectoryError, GivenUpError):
+            except (FileNotFoundError, FileExistsError, NotADirectoryError, GivenUpError, NotOpenedError):
                 raise
             except PermissionError as error:
                 raise self._named(error, path) from self.harmless(error)
@@ -269,8 +274,10 @@ class Store:
     # What Storage asks for.
 
     def invalidate_cache(self, path: str) -> None:
-        """Forget listings that the client may hold."""
-        self.filesystem().invalidate_cache(path)
+        """Forget listings that the client may hold; opening one is for `ask`, which names what goes wrong."""
+        opened = self._opened
+        if opened is not None and opened[0] == os.getpid():
+            opened[1].invalidate_cache(path)
 
     def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
         """What stands in a directory."""
@@ -408,13 +415,26 @@ class HdfsStore(Store):
         HdfsStore._used_by = os.getpid()
         try:
             return super()._open()
-        except Exception as error:
-            if self.options.get("host") is None and self.protocol == "hdfs":
-                raise OSError(
-                    f"hdfs:/// takes the cluster from Hadoop's configuration ({_text(error)}): let HADOOP_CONF_DIR "
-                    "name the folder of core-site.xml and hdfs-site.xml, or write hdfs://host:port/…"
-                ) from error
-            raise
+        except RuntimeError as error:
+            if self.options.get("port") is not None or "InvalidArgument" not in str(error):
+                raise
+            raise NotOpenedError(f"{self._not_configured()} ({_text(error)})") from error
+
+    def _not_configured(self) -> str:
+        """What to do where hdfs-native finds no cluster; nobody was asked yet."""
+        host = self.options.get("host") or ""
+        place = f"{self.protocol}://{host or '/'}"
+        if self.protocol == "viewfs":
+            return f"{place} needs mounts: let HADOOP_CONF_DIR name the folder of the core-site.xml that has them"
+        if not host:
+            return (
+                f"{place} takes the cluster from Hadoop's configuration: let HADOOP_CONF_DIR name the folder of "
+                "core-site.xml and hdfs-site.xml, or write hdfs://host:port/…"
+            )
+        return (
+            f"{place} has no port, and is no name service that Hadoop's configuration knows: write the NameNode's, "
+            f"as in {place}:8020/…, or let HADOOP_CONF_DIR name the folder of the hdfs-site.xml that has it"
+        )
 
     def _create(self, filesystem: Any, path: str, data: bytes) -> None:
         # A new file is seen before its content; a rename that overwrites nothing is one step of the NameNode.

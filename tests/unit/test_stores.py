@@ -27,7 +27,17 @@ from azure.core.pipeline.policies import AsyncBearerTokenCredentialPolicy
 from azure.core.rest import HttpRequest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from converter import CacheError, DatasetConverter, SourceChangedError, SourceError, cache, make_parquet_converter
+from converter import (
+    CacheError,
+    DatasetConverter,
+    SourceChangedError,
+    SourceError,
+    cache,
+    make_delta_converter,
+    make_parquet_converter,
+    open_converter,
+    sweep,
+)
 from converter.sources import delta, executor
 from converter.sources.parquet import look_at
 from converter.storage import open_storage
@@ -797,6 +807,32 @@ def test_hdfs_without_a_host_says_where_one_is_looked_for(monkeypatch: pytest.Mo
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(OSError, match="HADOOP_CONF_DIR"):
         open_storage("hdfs:///cache", None, 5).list()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("hdfs://127.0.0.1/x", r"as in hdfs://127\.0\.0\.1:8020/….*HADOOP_CONF_DIR"),
+        ("hdfs://ns1/x", r"no name service that Hadoop's configuration knows.*HADOOP_CONF_DIR"),
+        ("viewfs://mounts/x", "viewfs://mounts needs mounts: let HADOOP_CONF_DIR"),
+    ],
+)
+def test_a_cluster_that_is_not_configured_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, url: str, said: str
+) -> None:
+    for name in ("HADOOP_CONF_DIR", "HADOOP_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for make in (make_parquet_converter, make_delta_converter):
+        with pytest.raises(SourceError, match=f"^{url} cannot be read: .*{said}"):
+            make(url)
+    with pytest.raises(CacheError, match=f"^{url} cannot be read: .*{said}"):
+        sweep(url)
+    entry = f"{url}/converter-v1/{'0' * 16}-{'0' * 16}"
+    with pytest.raises(CacheError, match=f"^{entry} cannot be read: .*{said}"):
+        open_converter(entry)
+    with pytest.raises(CacheError, match=f"^{url}/converter-v1 cannot be written: .*{said}") as caught:
+        cache.open_root(url)
+    assert "may create files in" not in str(caught.value)
 
 
 def provide() -> str:
