@@ -218,7 +218,7 @@ def _files_of(
 ) -> list[tuple[Storage, list[str]]]:
     """The folders that a URL names, and the names of files below each: several of them for a choice `{a,b}`."""
     is_glob, pattern = _GLOB.search(url) is not None and not url.startswith(("http://", "https://")), ""
-    # Whoever named a folder `run[1]` means that one; elsewhere a path ends at a question mark.
+    # Whoever named a folder `run[1]` means that one; with a question mark in it not every store would look there.
     if not is_glob or "://" not in url or "?" not in url:
         place = open_storage(url, storage_options, timeout_seconds)
         is_glob = is_glob and not place.is_at_a_file and not place.list()
@@ -240,7 +240,10 @@ def _files_of(
             "file, in a list.",
             path=place.url,
         )
-    return [(place, sorted(set(_walk(place, pattern))))]
+    names = sorted(set(_walk(place, pattern)))
+    # Whoever named a folder `a?b` means that one as well.
+    own = [name for name in names if pattern and (name == pattern or name.startswith(f"{pattern}/"))]
+    return [(place, own or names)]
 
 
 def _split_glob(url: str) -> tuple[str, str]:

@@ -417,6 +417,15 @@ def test_patterns_name_folders_at_any_depth_and_of_a_choice_and_a_name_is_itself
         assert sorted(read(make_parquet_converter(tmp_path / pattern))["id"].tolist()) == rows, pattern
 
 
+@pytest.mark.parametrize("scheme", ["", "file://", "memory:/"])
+def test_a_name_with_a_question_mark_is_itself_before_it_is_a_pattern(tmp_path: Path, scheme: str) -> None:
+    for number, name in enumerate(("a?b", "axb")):
+        write(tmp_path / name, "f.parquet", {"id": [number]})
+        put(f"memory:/{tmp_path}/{name}/f.parquet", [number])
+    for pattern, rows in (("a?b", [0]), ("a?b/f.parquet", [0]), ("?xb", [1]), ("a?[b]", [0, 1])):
+        assert sorted(read(make_parquet_converter(f"{scheme}{tmp_path}/{pattern}"))["id"].tolist()) == rows, pattern
+
+
 def test_partitions_of_numbers_beyond_64_bits_stay_apart(tmp_path: Path) -> None:
     for last in (0, 1):
         write(tmp_path / f"p=1234567890123456789{last}", "a.parquet", {"id": [last]})
