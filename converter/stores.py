@@ -81,6 +81,7 @@ _AZURE_SCOPE = "https://storage.azure.com/.default"
 _AZURE_CREDENTIALS = ("connection_string", "account_key", "sas_token", "credential", "client_secret")
 _AZURE_BLOBS = "blob.core.windows.net"
 _AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
 _PASSWORD = re.compile(r"://[^/@:\s]*:([^/@\s]*)@")
 _FSSPEC_OPTIONS = {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop"}
@@ -809,6 +810,7 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
     shown = shown_url(url).rstrip("/")
     if "://" not in url:
         raise ValueError(f"{shown!r} is no URL that this version knows: write scheme://…, file:… or a local path.")
+    _check_signs(url, shown)
     scheme, netloc, path = _split_url(url)
     if scheme in _AZURE_SCHEMES or (scheme == "https" and _AZURE_HOST.fullmatch(netloc)):
         return _open_azure(url, options, timeout_seconds)
@@ -870,7 +872,7 @@ def shown_url(url: str) -> str:
         return url
     scheme, netloc, path = _split_url(url)
     if scheme not in ("hdfs", "viewfs"):
-        path = re.sub(r"\?.*=.*", "", path)
+        path = re.sub(r"(?s)\?.*=.*", "", path)
     # Before the sign stands a container of Azure's, elsewhere a user, maybe with a password.
     place = netloc if scheme in _AZURE_SCHEMES else netloc.rpartition("@")[2]
     return f"{scheme}://{place}{path}"
@@ -880,6 +882,14 @@ def _check_names(path: str, shown: str) -> None:
     """Refuse what one program takes for one slash, and another for a folder without a name."""
     if "//" in path.rstrip("/"):
         raise ValueError(f"{shown} has a folder without a name (//), which is not supported here. Rename the folder.")
+
+
+def _check_signs(text: str, shown: str) -> None:
+    """Refuse what urllib, and so adlfs and deltalake, drop without a word: they would read another folder."""
+    if _CONTROL.search(text):
+        raise ValueError(
+            f"{shown!r} has a tab, a line break or the like in it, which programs drop from a URL. Rename the folder."
+        )
 
 
 def _open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:
@@ -894,6 +904,7 @@ def _open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) ->
     host = place.host or f"{account}.dfs.core.windows.net"
     shown = f"{place.scheme}://{place.container}@{host}/{place.path}".rstrip("/")
     _check_names(place.path, shown)
+    _check_signs(place.path, shown)
     _require("adlfs", shown, "azure")
     said = _account_in(found)
     if place.account is not None and said is not None and said != place.account:

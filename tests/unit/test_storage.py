@@ -259,7 +259,7 @@ class TestLocal(StorageContract):
         monkeypatch.setenv("HOME", str(tmp_path))
         assert open_storage("~/cache").url == f"file://{tmp_path}/cache"
 
-    @pytest.mark.parametrize("name", ["a b", "a#b", "a?b", "a%20b", "é", "a=b&c", "a@b", "a:b", "[x]*"])
+    @pytest.mark.parametrize("name", ["a b", "a#b", "a?b", "a%20b", "é", "a=b&c", "a@b", "a:b", "[x]*", "a\tb\nc"])
     def test_any_folder_name_is_one_place_before_and_after_pickling(self, tmp_path: Path, name: str) -> None:
         storage = open_storage(tmp_path / name)
         storage.make_directory()

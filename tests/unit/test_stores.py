@@ -114,8 +114,19 @@ def test_a_sign_that_would_cut_a_path_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", [
+    f"abfss://{LAKE}/a\tb", f"abfss://{LAKE}/a\n", "https://lake.blob.core.windows.net/data/a%09b",
+    "abfs://da\rta@lake.dfs.core.windows.net/a", "memory://a\tb", "hdfs://host:1/a\nb", "s3://bucket/a\tb",
+])  # fmt: skip
+def test_a_sign_that_would_be_dropped_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"\\[tnr].* has a tab, a line break or the like in it"):
+        open_store(url, ACCOUNT, 5)
+    with pytest.raises(CacheError, match="has a tab, a line break or the like in it"):
+        cache.open_root(url, ACCOUNT)
+
+
+@pytest.mark.parametrize("url", [
     "https://lake.blob.core.windows.net/data/a?sp=rl&sig=hidden", "s3x://key:hidden@bucket/a", "hdfs://u:hidden@host:no/x",
-    "nothing-like-it:/x/hidden@y",
+    "nothing-like-it:/x/hidden@y", "s3://bucket/a?sig=hid\nhidden",
 ])  # fmt: skip
 def test_what_a_url_hides_is_in_no_error(url: str) -> None:
     for call in (lambda: cache.open_root(url, {}), lambda: cache.open_entry(f"{url}/{'0' * 16}-{'0' * 16}")):
