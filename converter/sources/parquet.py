@@ -423,7 +423,9 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
             return _footer_of(parquet, kind, **said)
     except FileNotFoundError as error:
         raise SourceError(f"{path} is not there.", path=path) from error
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {str(error).rstrip()}.", path=path) from error
+    except (pa.ArrowException, ValueError) as error:
         raise SourceError(f"{path} is no Parquet file that can be read: {error}", path=path) from error
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from converter import (
     CacheError,
@@ -587,6 +588,20 @@ def test_filters_of_kinds_that_arrow_does_not_compare(tmp_path: Path) -> None:
             assert read(converter.where(filters))["id"].tolist() == expected, filters
         with pytest.raises(SourceError, match=r"No row of .* passes the filters given"):
             converter.where(pc.field("text").isin(["本" * 90]))
+
+
+def test_a_store_that_is_away_is_not_the_files_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    put("memory://away/f0.parquet", [1])
+
+    def hang(*_: Any, **__: Any) -> Any:
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", hang)
+    with pytest.raises(
+        SourceError, match=r"f0\.parquet cannot be read: .*could not be reached for 0\.3 seconds"
+    ) as caught:
+        make_parquet_converter("memory://away", timeout_seconds=0.3)
+    assert "no Parquet file" not in str(caught.value)
 
 
 def test_a_file_is_read_where_its_folder_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
