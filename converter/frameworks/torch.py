@@ -78,8 +78,8 @@ class TorchDataLoader(DataLoader[Batch]):
         self._placement = _Placement(device, pin_memory)
         if num_workers and multiprocessing_context is None and not source.storage.survives_fork:
             multiprocessing_context = "spawn"
-        if num_workers and source.transform is not None:
-            _check_travels(source.transform, multiprocessing_context)
+        if num_workers:
+            _check_travels(source, multiprocessing_context)
         super().__init__(
             self._runs,  # type: ignore[arg-type]  # Its items are runs; this class unrolls them.
             batch_size=None,
@@ -390,8 +390,8 @@ def _map_tensors(item: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     return {name: function(one) if isinstance(one, torch.Tensor) else one for name, one in item.items()}
 
 
-def _check_travels(transform: Any, multiprocessing_context: Any) -> None:
-    """Refuse a transform that worker processes could not be sent."""
+def _check_travels(source: BatchSource, multiprocessing_context: Any) -> None:
+    """Refuse a transform, or a provider of tokens, that worker processes could not be sent."""
     method = multiprocessing_context
     if method is None:
         # Asked otherwise, Python would settle it for good.
@@ -400,13 +400,16 @@ def _check_travels(transform: Any, multiprocessing_context: Any) -> None:
         method = method.get_start_method()
     if method == "fork":
         return
-    try:
-        pickle.dumps(transform)
-    except Exception as error:
-        raise TypeError(
-            f"transform cannot be sent to worker processes ({method}): {error}. Define it at the top of a module, or "
-            "say num_workers=0, where it runs in threads."
-        ) from error
+    options = {f"storage_options[{name!r}]": option for name, option in source.storage.options.items()}
+    for what, one in {"transform": source.transform, **options}.items():
+        try:
+            pickle.dumps(one)
+        except Exception as error:
+            instead = "" if what == "transform" else ", give an object of azure-identity"
+            raise TypeError(
+                f"{what} cannot be sent to worker processes ({method}): {error}. Define it at the top of a "
+                f"module{instead}, or say num_workers=0, where it runs in threads."
+            ) from error
 
 
 def _tensors(batch: Mapping[str, Any]) -> Batch:

@@ -17,9 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pyspark import cloudpickle as untyped_cloudpickle
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from converter import DatasetConverter
+from converter.dataset import borrow_files
+from converter.storage import open_storage
 from tests.unit.known_tables import ID, SCALARS, TENSORS, Column, assert_batch, write_converter
 
 NUM_ROWS = 101
@@ -620,6 +623,25 @@ def test_what_cannot_be_sent_to_a_process_is_refused_at_once_and_works_in_thread
     # Fork does not send it.
     with make(converter, "processes", transform, columns=["id"], multiprocessing_context="fork") as loader:
         assert ids_of(loader) == list(range(offset, NUM_ROWS + offset))
+
+
+def test_a_provider_of_tokens_that_cannot_be_sent_is_refused_by_name(converter: DatasetConverter) -> None:
+    def on_azure(provider: Any) -> DatasetConverter:
+        lake = open_storage("abfss://data@lake.dfs.core.windows.net/a", {"credential": provider})
+        return borrow_files(lake, converter._manifest)
+
+    said = r"storage_options\['credential'\] cannot be sent .* top of a module, give an object of azure-identity"
+    with pytest.raises(TypeError, match=said):
+        make(on_azure(lambda: "token"), "processes", None, multiprocessing_context="spawn")
+    make(on_azure(lambda: "token"), "processes", None, multiprocessing_context="fork")
+    make(on_azure(provide), "processes", None, multiprocessing_context="spawn")
+    # Spark pickles with this one, which sends the function itself.
+    cloudpickle: Any = untyped_cloudpickle
+    assert cloudpickle.loads(cloudpickle.dumps(on_azure(lambda: "token")))._storage.options["credential"]() == "token"
+
+
+def provide() -> str:
+    return "token"
 
 
 def test_what_can_be_sent_is_not_refused(converter: DatasetConverter) -> None:
