@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from converter import cache, identity
 from converter.columns import Nulls, Ragged
-from converter.errors import CacheError, ConverterError, SourceError
+from converter.errors import CacheError, CacheNotOwnedError, ConverterError, SourceError
 from converter.forecast import LoaderPlan, describe_plan
 from converter.frameworks.numpy import BatchReader, takes_generator
 from converter.local_cache import find_local_root, remove_unheld
@@ -42,7 +42,7 @@ from converter.sources.delta import find_location, read_snapshot
 from converter.sources.parquet import read_footers
 from converter.sources.spark import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
 from converter.statistics import ColumnStatistics, StatisticsByColumn
-from converter.storage import Storage, StorageOptions
+from converter.storage import Storage, StorageOptions, open_storage
 from converter.stores import TIMEOUT_SECONDS, check_timeout, shown_url
 from converter.windows import (
     LENGTH_SUFFIX,
@@ -827,7 +827,15 @@ def open_converter(
     """
     url = os.fspath(url)
     with _named_store_errors(url, CacheError):
-        root, key, manifest = cache.open_entry(url, storage_options, check_timeout(timeout_seconds))
+        try:
+            root, key, manifest = cache.open_entry(url, storage_options, check_timeout(timeout_seconds))
+        except CacheNotOwnedError:
+            place = open_storage(url, storage_options, timeout_seconds)
+            with contextlib.suppress(PermissionError):
+                if place.has_folders:
+                    # It raises where the container itself is missing.
+                    place.list()
+            raise
         if manifest is None:
             raise CacheError(f"There is no committed cache entry at {url}: write it again.", path=url)
         lease: cache.Lease | None

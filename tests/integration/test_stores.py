@@ -30,6 +30,7 @@ from converter import (
     SourceError,
     make_delta_converter,
     make_parquet_converter,
+    open_converter,
     sweep,
 )
 from converter.sources import executor
@@ -488,6 +489,7 @@ def test_a_container_that_is_not_there_is_no_empty_folder(azurite: Azurite) -> N
         lambda: make_parquet_converter(url, storage_options=options),
         lambda: make_delta_converter(url, storage_options=options),
         lambda: sweep(url, storage_options=options),
+        lambda: open_converter(f"{url}/converter-v1/{'0' * 16}-{'0' * 16}", storage_options=options),
     ):
         with pytest.raises(ConverterError, match=r"no-such-container@.*there is no container 'no-such-container'"):
             ask()
