@@ -62,6 +62,8 @@ KEPT_SECONDS = 30 * 24 * 3600.0
 _SPARK_STAGING = "_temporary"
 _ABANDON_LOOKS = 10
 _ABANDON_SECONDS = 2.0
+_LAST_RENEWAL_SECONDS = 5.0
+"""How long a renewal under way is waited for by who gives the lease back; guessed. One that takes longer hangs."""
 
 _OWNER = ".owner"
 _OWNER_BYTES = b'{"package": "spark-tensor-converter", "format_version": 1}\n'
@@ -84,6 +86,14 @@ class Lease:
     content: bytes
     lost: bool = False
     """Somebody took it for dead and swept it."""
+
+    given_up: threading.Event = field(default_factory=threading.Event)
+    """Set once it is given back: a renewal that is still under way is not wanted any more."""
+
+    @property
+    def place(self) -> str:
+        """The cache directory that it is in, by its URL."""
+        return self.entry.url.rpartition("/")[0]
 
 
 class Adopted(NamedTuple):
@@ -784,59 +794,81 @@ def _process_start(pid: int) -> str | None:
 
 
 class _Heartbeat:
-    """One thread in a process that renews all its leases; it ends with the last of them."""
+    """One thread for each cache directory, which renews this process's leases there and ends with the last of them.
+
+    No lock is held while a store is asked, so one that hangs keeps nobody waiting but its own thread.
+    """
 
     def __init__(self) -> None:
         self.forget_parent()
 
     def forget_parent(self) -> None:
-        """Begin anew: in a forked child neither the thread nor the leases, nor a lock that was held, are its own."""
+        """Begin anew: in a forked child neither the threads nor the leases, nor a lock that was held, are its own."""
         self._condition = threading.Condition()
         self._leases: set[Lease] = set()
-        self._thread: threading.Thread | None = None
+        self._renewing: set[Lease] = set()
+        self._threads: dict[str, threading.Thread] = {}
 
     def add(self, lease: Lease) -> None:
+        place = lease.place
         with self._condition:
             self._leases.add(lease)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="converter-heartbeat", daemon=True)
-                self._thread.start()
+            if place not in self._threads:
+                thread = threading.Thread(target=self._run, args=(place,), name="converter-heartbeat", daemon=True)
+                thread.start()
+                self._threads[place] = thread
 
     def remove(self, lease: Lease) -> None:
-        thread = None
+        """Renew it no more; does nothing the second time."""
+        place, thread = lease.place, None
         with self._condition:
             self._leases.discard(lease)
-            if not self._leases:
-                thread, self._thread = self._thread, None
+            if all(other.place != place for other in self._leases):
+                thread = self._threads.pop(place, None)
                 self._condition.notify_all()
+            # A renewal under way comes first: after the lease is deleted it could bring the file back.
+            self._condition.wait_for(lambda: lease not in self._renewing, timeout=_LAST_RENEWAL_SECONDS)
+            lease.given_up.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def renew(self) -> None:
-        """Renew every lease once."""
+    def renew(self, place: str | None = None) -> None:
+        """Renew every lease once, or those of one cache directory."""
         with self._condition:
-            leases = list(self._leases)
+            leases = [lease for lease in self._leases if place in (None, lease.place)]
         for lease in leases:
-            # Under the lock, so that a lease that is being given back is not written once more.
             with self._condition:
-                if lease not in self._leases or lease.lost:
+                if lease not in self._leases or lease in self._renewing or lease.lost:
                     continue
-                try:
-                    lease.entry.touch(lease.name)
-                except FileNotFoundError:
-                    lease.lost = True
-                    logger.warning("%s/%s was taken for dead and swept.", lease.entry.url, lease.name)
-                except OSError as error:
-                    logger.warning("Could not renew %s/%s: %s", lease.entry.url, lease.name, error)
+                # Said under the lock, so that who gives the lease back either is seen here or sees this.
+                self._renewing.add(lease)
+            try:
+                self._renew(lease)
+            finally:
+                with self._condition:
+                    self._renewing.discard(lease)
+                    self._condition.notify_all()
 
-    def _run(self) -> None:
+    def _renew(self, lease: Lease) -> None:
+        try:
+            lease.entry.touch(lease.name, lease.given_up)
+        except OSError as error:
+            with self._condition:
+                if lease not in self._leases:
+                    return
+                lease.lost = isinstance(error, FileNotFoundError)
+            if lease.lost:
+                logger.warning("%s/%s was taken for dead and swept.", lease.entry.url, lease.name)
+            else:
+                logger.warning("Could not renew %s/%s: %s", lease.entry.url, lease.name, error)
+
+    def _run(self, place: str) -> None:
         own = threading.current_thread()
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._thread is not own, timeout=RENEW_SECONDS)
-                if self._thread is not own:
+                if self._condition.wait_for(lambda: self._threads.get(place) is not own, timeout=RENEW_SECONDS):
                     return
-            self.renew()
+            self.renew(place)
 
 
 _heartbeat = _Heartbeat()

@@ -286,12 +286,12 @@ class Storage:
         """Ask a store something while it is asked something else; a disk only when the answer is wanted."""
         return call if self.is_local else Request(call).answer
 
-    def touch(self, name: str) -> None:
+    def touch(self, name: str, given_up: threading.Event | None = None) -> None:
         """Renew a file's time without creating it: raises FileNotFoundError where it is gone."""
         if self.is_local:
             os.utime(self.path(name))
         else:
-            self._filesystem.renew(self.path(name))
+            self._filesystem.renew(self.path(name), given_up)
 
     def now(self) -> float:
         """The store's own time, seconds since 1970, asked by writing a file: clocks of machines differ."""

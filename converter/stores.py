@@ -342,10 +342,20 @@ class Store:
         with file:
             file.write(data)
 
-    def renew(self, path: str) -> None:
-        """Let a file's time be now, without creating it; raises FileNotFoundError where it is gone."""
-        data = self.cat_file(path)
-        self.ask(lambda filesystem: filesystem.pipe_file(path, data), path=path)
+    def renew(self, path: str, given_up: threading.Event | None = None) -> None:
+        """Let a file's time be now, without creating it; raises FileNotFoundError where it is gone.
+
+        Who sets `given_up` may delete the file then, whatever request is still on its way.
+        """
+        data = self.cat_file(path, given_up)
+
+        def write(filesystem: Any) -> None:
+            filesystem.pipe_file(path, data)
+            if given_up is not None and given_up.is_set():
+                # Of all renewals this one alone creates: what hung until nobody waited came after the deletion.
+                filesystem.rm_file(path)
+
+        self.ask(write, path=path, given_up=given_up)
 
     def rm_file(self, path: str) -> None:
         """Delete a file."""
@@ -505,9 +515,9 @@ class HdfsStore(Store):
         """Size, kind and time of a file."""
         return _with_mtime(super().info(path, given_up))
 
-    def renew(self, path: str) -> None:
+    def renew(self, path: str, given_up: threading.Event | None = None) -> None:
         """Append nothing: the NameNode then notes its own time."""
-        self.ask(lambda filesystem: filesystem.client.append(path).close(), path=path)
+        self.ask(lambda filesystem: filesystem.client.append(path).close(), path=path, given_up=given_up)
 
 
 class HttpStore(Store):
@@ -633,7 +643,7 @@ class ObjectStore(Store):
     def makedirs(self, path: str, exist_ok: bool = True) -> None:
         """Do nothing; s3fs would create a bucket, or fail where it may not."""
 
-    def renew(self, path: str) -> None:
+    def renew(self, path: str, given_up: threading.Event | None = None) -> None:
         """Write the object's metadata again, which fails where it is gone."""
 
         def renew(filesystem: Any) -> None:
@@ -642,7 +652,7 @@ class ObjectStore(Store):
             else:
                 filesystem.setxattrs(path, renewed="true")
 
-        self.ask(renew, path=path)
+        self.ask(renew, path=path, given_up=given_up)
 
     def _named(self, error: Exception, path: str) -> OSError:
         found = super()._named(error, path)
@@ -780,9 +790,9 @@ class AzureStore(Store):
         # If-None-Match: * (adlfs's `mode="create"`).
         filesystem.pipe_file(path, data, mode="create")
 
-    def renew(self, path: str) -> None:
+    def renew(self, path: str, given_up: threading.Event | None = None) -> None:
         """Write the blob's metadata again."""
-        self.ask(lambda filesystem: filesystem.setxattrs(path, is_directory="false"), path=path)
+        self.ask(lambda filesystem: filesystem.setxattrs(path, is_directory="false"), path=path, given_up=given_up)
 
     def rmdir(self, path: str) -> None:
         """Delete the blob that stands for a folder, if Spark's driver made one; never a container."""

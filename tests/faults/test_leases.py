@@ -12,14 +12,18 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from converter import cache as protocol
 from converter import dataset, open_converter, sweep
 from converter.dataset import DatasetConverter
 from converter.errors import CacheError
+from converter.storage import open_storage
+from converter.stores import REQUEST_THREAD
 from tests.faults.small_entries import (
     KEY,
     NUM_ROWS,
@@ -31,7 +35,7 @@ from tests.faults.small_entries import (
     tree,
     write_data,
 )
-from tests.known_rows import run_python, start_python
+from tests.known_rows import run_python, start_python, wait_until
 
 ROOT = protocol.DIRECTORY
 HEX = "0123456789abcdef0123456789abcdef"
@@ -239,6 +243,110 @@ def hold_an_attempt_until_told(cache_dir: str, pipe: str) -> None:
     root = protocol.open_root(cache_dir)
     write_data(root, protocol.begin(root, KEY, application_id="app-1"))
     _wait_to_be_told(pipe)
+
+
+# A store that hangs ---------------------------------------------------------------------
+
+
+class Gated(MemoryFileSystem):  # type: ignore[misc]
+    """A store that hangs where a file is written over, as renewing does there, until its gate is opened."""
+
+    protocol = "gated"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    gate: ClassVar[threading.Event]
+    has_arrived: ClassVar[threading.Event]
+
+    def pipe_file(self, path: str, value: bytes, **options: Any) -> None:
+        Gated.has_arrived.set()
+        Gated.gate.wait()
+        super().pipe_file(path, value, **options)
+
+
+@pytest.fixture
+def gated() -> Iterator[str]:
+    """The URL of a cache directory on a store whose gate is closed."""
+    fsspec.register_implementation("gated", Gated, clobber=True)
+    Gated.store.clear()
+    Gated.gate, Gated.has_arrived = threading.Event(), threading.Event()
+    yield "gated://store/cache"
+    Gated.gate.set()
+
+
+def _in_a_thread(call: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def _signs_at(url: str) -> list[str]:
+    return [info.name for info in open_storage(f"{url}/{ROOT}/{KEY}").list() if info.name.startswith("lease-")]
+
+
+def test_a_store_that_hangs_keeps_nobody_from_opening_and_closing_at_another(gated: str, cache_dir: Path) -> None:
+    hanging, healthy = make_converter(gated), make_converter(str(cache_dir))
+    renewing = _in_a_thread(protocol._heartbeat.renew)
+    assert Gated.has_arrived.wait(60)
+
+    def open_and_delete() -> None:
+        open_converter(healthy.url).delete()
+        healthy.delete()
+
+    deleting = _in_a_thread(open_and_delete)
+    deleting.join(60)
+    assert not deleting.is_alive()
+    assert _is_empty(cache_dir)
+    assert renewing.is_alive()
+    Gated.gate.set()
+    renewing.join()
+    hanging.delete()
+    assert not _beating()
+
+
+def test_a_store_that_hangs_keeps_no_lease_at_another_from_being_renewed(
+    gated: str, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "RENEW_SECONDS", 0.01)
+    with make_converter(gated), make_converter(str(cache_dir)):
+        assert Gated.has_arrived.wait(60)
+        [sign] = _signs(cache_dir)
+        for _ in range(3):
+            make_old(sign, 1000)
+            silent = sign.stat().st_mtime
+            wait_until(lambda silent=silent: sign.stat().st_mtime > silent + 500, seconds=60)
+        Gated.gate.set()
+    assert not _beating()
+
+
+def test_a_renewal_under_way_ends_before_its_lease_is_deleted(gated: str) -> None:
+    converter = make_converter(gated)
+    renewing = _in_a_thread(protocol._heartbeat.renew)
+    assert Gated.has_arrived.wait(60)
+    deleting = _in_a_thread(converter.delete)
+    wait_until(lambda: not protocol._heartbeat._leases)
+    Gated.gate.set()
+    for thread in (renewing, deleting):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not _signs_at(gated)
+
+
+def test_a_renewal_that_hangs_until_its_lease_is_deleted_does_not_bring_it_back(
+    gated: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(protocol, "_LAST_RENEWAL_SECONDS", 0.01)
+    converter, before = make_converter(gated), set(threading.enumerate())
+    renewing = _in_a_thread(protocol._heartbeat.renew)
+    assert Gated.has_arrived.wait(60)
+    with caplog.at_level(logging.WARNING):
+        converter.delete()
+        renewing.join(60)
+    assert not renewing.is_alive()
+    assert not _signs_at(gated)
+    Gated.gate.set()
+    wait_until(lambda: all(thread.name != REQUEST_THREAD for thread in set(threading.enumerate()) - before))
+    assert not _signs_at(gated)
+    assert not caplog.text, "nobody wants to hear of a lease that was given back"
 
 
 # Who is dead ----------------------------------------------------------------------------

@@ -256,6 +256,24 @@ def test_a_heartbeat_that_wakes_up_does_not_revive_what_was_swept(make_world: Ma
             world.close()
 
 
+def test_a_lease_may_be_given_back_at_any_call_of_its_renewal(
+    make_world: MakeWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the process that renews it: nothing comes back, and nobody hears that it was swept."""
+    length = _length(make_world, (), turns.create_and_delete)
+    for start in range(length + 1):
+        for beaten in range(1, 8):
+            world = make_world()
+            creator = world.actor("creator", turns.create_and_delete)
+            heartbeat = world.actor("heartbeat", turns.renew, creator.process)
+            world.turns = [(creator, start), (heartbeat, beaten), (creator, turns.MAX_STEPS)]
+            world.finish()
+            assert os.listdir(world.root_path) == [cache._OWNER], world.trace
+            _judge(world)
+            world.close()
+    assert "taken for dead" not in caplog.text
+
+
 def _has_written(world: World) -> bool:
     folders = [f"{world.root_path}/{KEY}/{name}" for name in world.data_folders()]
     return any(len(os.listdir(folder)) == turns.NUM_FILES for folder in folders)

@@ -57,6 +57,16 @@ class TurnLock:
     def __exit__(self, *raised: object) -> None:
         self._is_held = False
 
+    def wait_for(self, claim: Callable[[], bool], timeout: float) -> None:
+        """Hold it once the claim holds; time does not pass by itself here."""
+        while not claim():
+            self._is_held = False
+            self._world.wait()
+            self.__enter__()
+
+    def notify_all(self) -> None:
+        """Who waits looks again at each of its turns."""
+
 
 class Pulse(cache._Heartbeat):
     """The real heartbeat without its thread: renewing is a step that the list of turns decides on."""
@@ -68,10 +78,6 @@ class Pulse(cache._Heartbeat):
     def add(self, lease: cache.Lease) -> None:
         with self._condition:
             self._leases.add(lease)
-
-    def remove(self, lease: cache.Lease) -> None:
-        with self._condition:
-            self._leases.discard(lease)
 
 
 @dataclass(eq=False)
