@@ -91,15 +91,29 @@ class _Holding:
     delete_on_exit: bool = False
     pid: int = 0
     state: str = ""
+    has_failed: bool = False
+    """It could not be closed, so that is tried again."""
 
     def __post_init__(self) -> None:
         self.pid = os.getpid()
 
     def close(self, *, delete: bool) -> None:
-        if self.state:
+        """Let go, once; what fails can be tried again, and is at the interpreter's end."""
+        if self.state and not self.has_failed:
             return
-        self.state = "deleted" if delete and self.root is not None else "closed"
+        # Said first: nobody begins to read what is about to go, and of two threads one lets it go.
+        self.state, self.has_failed = "deleted" if delete and self.root is not None else "closed", False
+        try:
+            self._let_go(delete=delete)
+        except BaseException:
+            # Its lease is not renewed any more: a sweep may take it, so there is nothing to read in any case.
+            self.state, self.has_failed = "closed", True
+            # Also where the next try is the end of a block, or of the interpreter.
+            self.delete_on_exit = self.delete_on_exit or delete
+            raise
         _holdings.discard(self)
+
+    def _let_go(self, *, delete: bool) -> None:
         if self.pid != os.getpid() or self.root is None or self.manifest is None:
             return
         if delete:
@@ -228,7 +242,8 @@ class DatasetConverter:
     def delete(self) -> None:
         """Remove the cache entry: at once if nobody else uses it, else when the last one lets go.
 
-        Does nothing the second time, and nothing in a copy that came to another process.
+        Where it raises, it can be called again; else it does nothing the second time, and nothing in a copy that came
+        to another process.
         """
         self._close(delete=True)
 
@@ -1174,7 +1189,13 @@ def _close_all(*, is_remote: bool = False) -> None:
     for holding in list(_holdings):
         if is_remote and (holding.root is None or holding.root.is_local):
             continue
+        root = holding.root
         try:
-            holding.close(delete=holding.delete_on_exit)
+            # Who failed before is not waited for as long again.
+            with root.hurried(_HURRY_SECONDS) if root is not None and holding.has_failed else contextlib.nullcontext():
+                holding.close(delete=holding.delete_on_exit)
         except (OSError, CacheError) as error:
-            logger.warning("Could not close %s/%s at exit: %s", getattr(holding.root, "url", ""), holding.key, error)
+            logger.warning("Could not close %s/%s at exit: %s", getattr(root, "url", ""), holding.key, error)
+        finally:
+            # One try at the end: at the next turn the clients of remote stores are gone.
+            _holdings.discard(holding)

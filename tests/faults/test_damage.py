@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import resource
@@ -18,12 +19,23 @@ import pytest
 from converter import cache as protocol
 from converter import open_converter, sweep
 from converter import storage as storage_module
+from converter.dataset import DatasetConverter, hold_entry
 from converter.errors import CacheCorruptError, CacheError, ConverterError, SourceChangedError
 from converter.manifest import Manifest
 from converter.sources import spark as spark_source
 from converter.storage import FileInfo, LocalFileSystem, Storage
-from tests.faults.small_entries import KEY, OTHER_KEY, ids_of, leave_entry, make_converter, make_old, tree, write_data
-from tests.known_rows import run_python
+from tests.faults.small_entries import (
+    KEY,
+    OTHER_KEY,
+    commit_entry,
+    ids_of,
+    leave_entry,
+    make_converter,
+    make_old,
+    tree,
+    write_data,
+)
+from tests.known_rows import run_python, start_python
 
 ROOT = protocol.DIRECTORY
 HEX = "0123456789abcdef0123456789abcdef"
@@ -519,6 +531,123 @@ def test_what_fails_at_the_store_leaves_no_lease_with_its_heartbeat(name: str, t
         if error is not None and protocol._heartbeat._leases
     }
     assert not left, "\n".join(sorted(left))
+
+
+# A second try -------------------------------------------------------------------------------
+
+
+def _failing_converter(cache_dir: Path, fault: Fault, *, is_opened: bool = False) -> DatasetConverter:
+    """Of a store that was whole while the entry was written, or opened, and fails from now on."""
+    root = protocol.open_root(str(cache_dir))
+    if is_opened:
+        leave_entry(cache_dir)
+        adopted = protocol.adopt(root, KEY)
+        assert adopted is not None
+        manifest, lease, _ = adopted
+    else:
+        manifest, lease = commit_entry(root)
+    root = _failing_root(cache_dir, fault)
+    assert lease is not None
+    lease.entry = root.below(KEY)
+    return hold_entry(root, KEY, manifest, lease, delete_on_exit=not is_opened)
+
+
+@pytest.mark.parametrize("kind", ["once", "for-ever", "interrupt"])
+@pytest.mark.parametrize("is_opened", [False, True])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_delete_that_failed_at_any_call_can_be_repeated(
+    kind: str, is_opened: bool, is_shared: bool, tmp_path: Path
+) -> None:
+    for at_call in itertools.count(1):
+        cache_dir = tmp_path / f"{at_call}"
+        fault = Fault(at_call=at_call, kind=kind)
+        converter = _failing_converter(cache_dir, fault, is_opened=is_opened)
+        with contextlib.ExitStack() as stack:
+            if is_shared:
+                other = stack.enter_context(open_converter(str(cache_dir / ROOT / KEY)))
+            is_failed = False
+            for _ in range(2 if kind == "for-ever" else 1):
+                try:
+                    converter.delete()
+                except (CacheError, KeyboardInterrupt):
+                    is_failed = True
+                    assert ", closed)" in repr(converter)
+                    with pytest.raises(CacheError, match="was closed, so it has no rows any more"):
+                        converter.make_batch_reader()
+            assert is_failed == bool(fault.names), fault.names
+            fault.at_call = -1
+            converter.delete()
+            assert ", deleted)" in repr(converter)
+            where = f"{fault.names[:1]}, call {at_call}"
+            if is_shared:
+                assert ids_of(other) == list(range(len(other))), where
+        # The file that asks the store's time stays where just its removal failed, for a later sweep.
+        left = [name for name, content in tree(cache_dir).items() if content]
+        assert left == [f"{ROOT}/.owner"], where
+        _assert_one_sweep_removes_all(cache_dir)
+        # And what another writes then is not the converter's.
+        leave_entry(cache_dir)
+        before = tree(cache_dir)
+        converter.delete()
+        assert tree(cache_dir) == before
+        if not fault.names:
+            return
+
+
+def test_what_could_not_be_deleted_is_at_the_end_of_the_block(cache_dir: Path) -> None:
+    fault = Fault(at_call=1)
+    with _failing_converter(cache_dir, fault, is_opened=True) as converter, contextlib.suppress(CacheError):
+        converter.delete()
+    assert fault.names
+    assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}
+
+
+def test_letting_go_can_be_repeated_too_and_deletes_nothing(cache_dir: Path) -> None:
+    fault = Fault(at_call=1)
+    converter = _failing_converter(cache_dir, fault, is_opened=True)
+    with pytest.raises(CacheError, match="failed to let go"):
+        converter.__exit__(None, None, None)
+    assert list((cache_dir / ROOT / KEY).glob("lease-*"))
+    converter.__exit__(None, None, None)
+    assert not list((cache_dir / ROOT / KEY).glob("lease-*"))
+    with open_converter(converter.url) as again:
+        assert ids_of(again) == list(range(len(again)))
+
+
+def test_what_was_swept_after_a_failed_delete_is_no_error(cache_dir: Path) -> None:
+    fault = Fault(at_call=1, kind="for-ever")
+    converter = _failing_converter(cache_dir, fault)
+    with pytest.raises(CacheError, match="failed to delete"):
+        converter.delete()
+    fault.at_call = -1
+    _assert_one_sweep_removes_all(cache_dir)
+    converter.delete()
+    assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}
+
+
+def fail_and_end(cache_dir: str, kind: str) -> str:
+    """A program whose delete fails, and that ends then."""
+    converter = _failing_converter(Path(cache_dir), Fault(at_call=1, kind=kind))
+    try:
+        converter.delete()
+    except CacheError as error:
+        return str(error)
+    return "deleted"
+
+
+@pytest.mark.parametrize("kind", ["once", "for-ever"])
+def test_the_interpreters_end_tries_again_once(kind: str, cache_dir: Path) -> None:
+    with start_python(fail_and_end, str(cache_dir), kind) as process:
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "failed to delete" in output
+    if kind == "once":
+        assert not errors
+        assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}
+    else:
+        [line] = errors.splitlines()
+        assert line.startswith("Could not close file://"), line
+        _assert_one_sweep_removes_all(cache_dir)
 
 
 def test_an_interrupted_commit_does_not_take_the_data_from_who_opened_it_meanwhile(cache_dir: Path) -> None:
