@@ -87,13 +87,13 @@ def cache_dir(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_reader_thread_is_left() -> Iterator[None]:
     """Reader threads end with the iteration that started them, the heartbeat with the last converter."""
-    from converter.sources.executor import CLOSING_THREAD
+    from converter.sources.executor import CLOSING_THREAD, TOKEN_THREAD
     from converter.stores import REQUEST_THREAD
 
     before = set(threading.enumerate())
     yield
     for thread in threading.enumerate():
-        if thread.name in (CLOSING_THREAD, REQUEST_THREAD):
+        if thread.name in (CLOSING_THREAD, REQUEST_THREAD, TOKEN_THREAD):
             # It ends by itself: half a second after it was last needed, or when its store is back.
             thread.join(5)
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("converter-")]

@@ -60,6 +60,7 @@ DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA = "converter.dtype", "converter.nd
 FINDING = "converter finding: "
 PROBE_NAME = "probe"
 CLOSING_THREAD, WRITING_THREAD = "converter-close", "converter-write"
+TOKEN_THREAD = "converter-token"
 _WAITING_BYTES = 32 << 20
 """Of a file on HDFS what may wait to be written before the next page is taken, beside the row group that is encoded."""
 
@@ -480,12 +481,52 @@ def _async_credential(provider: Any) -> Any:
             )
         return AccessToken(*found[:2])
 
+    def as_error(error: BaseException) -> Exception:
+        # SystemExit and its like would end the loop that all requests run in, and a future refuses StopIteration.
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            return error
+        return RuntimeError(f"storage_options['credential'] failed: it raised {type(error).__name__}")
+
+    def ask_beside(scopes: tuple[str, ...]) -> asyncio.Future[AccessToken]:
+        """Ask in a thread of its own: it may ask the network, which must not keep the loop, or never come back.
+
+        Not in one of asyncio's, for which the interpreter's end waits.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[AccessToken] = loop.create_future()
+
+        def settle(found: AccessToken | Exception) -> None:
+            if answer.done():
+                # Nobody waits any more.
+                return
+            if isinstance(found, Exception):
+                answer.set_exception(found)
+            else:
+                answer.set_result(found)
+
+        def run() -> None:
+            found: AccessToken | Exception
+            try:
+                found = ask(scopes)
+            except BaseException as error:  # noqa: BLE001 (raised where the answer is awaited)
+                found = as_error(error)
+            # The loop may be closed by now.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, found)
+
+        threading.Thread(target=run, name=TOKEN_THREAD, daemon=True).start()
+        return answer
+
     class Credential:
         async def get_token(self, *scopes: str, **_: Any) -> AccessToken:
-            if inspect.iscoroutinefunction(getattr(provider, "get_token", None)):
+            if not inspect.iscoroutinefunction(getattr(provider, "get_token", None)):
+                return await ask_beside(scopes)
+            try:
                 return AccessToken(*(await provider.get_token(*scopes))[:2])
-            # It may ask the network, which must not keep the loop.
-            return await asyncio.get_running_loop().run_in_executor(None, ask, scopes)
+            except (Exception, asyncio.CancelledError):
+                raise
+            except BaseException as error:  # noqa: BLE001 (what is no error becomes one)
+                raise as_error(error) from None
 
         async def close(self) -> None:
             pass

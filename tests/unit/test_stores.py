@@ -51,7 +51,7 @@ from converter.stores import (
     open_store,
     parse_azure_url,
 )
-from tests.known_rows import run_python
+from tests.known_rows import error_of, run_python
 
 ACCOUNT = {"account_key": "c2VjcmV0LWtleQ=="}
 
@@ -806,6 +806,57 @@ def test_a_provider_that_gives_no_token_is_told_so(given: Any, kind: str) -> Non
     credential = executor._async_credential(lambda: given)
     with pytest.raises(TypeError, match=f"credential'] gave {kind}, where a token was expected"):
         asyncio.run(credential.get_token("scope"))
+
+
+def ask_a_provider_that_hangs() -> list[str]:
+    storage = open_storage(f"abfss://{LAKE}/a", {"credential": threading.Event().wait}, 1)
+    return error_of(storage.list)
+
+
+def test_a_provider_that_hangs_does_not_keep_the_interpreter() -> None:
+    kind, said = run_python(ask_a_provider_that_hangs)
+    assert kind == "TimeoutError"
+    assert "could not be reached for 1 second" in said
+
+
+class Async:
+    """As azure-identity's credentials of `azure.identity.aio`."""
+
+    def __init__(self, provider: Any) -> None:
+        self.provider = provider
+
+    async def get_token(self, *_: str) -> Any:
+        return self.provider()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_provider_that_raises_no_error_ends_no_loop(kind: type[BaseException], is_async: bool) -> None:
+    def provider() -> str:
+        raise kind("hidden")
+
+    given = Async(provider) if is_async else provider
+    storage = open_storage(f"abfss://{LAKE}/a", {"credential": given}, 5)
+    for _ in range(2):
+        said = rf"storage_options\['credential'\] failed: it raised {kind.__name__}"
+        with pytest.raises(OSError, match=said) as raised:
+            storage.list()
+        assert "hidden" not in str(raised.value)
+
+
+def test_a_provider_that_raises_what_no_future_holds_is_an_error() -> None:
+    credential = executor._async_credential(lambda: next(iter([])))
+    with pytest.raises(RuntimeError, match="credential'] failed: it raised StopIteration"):
+        asyncio.run(credential.get_token("scope"))
+
+
+def test_an_error_of_a_provider_stays_what_it_is() -> None:
+    def provider() -> str:
+        raise ConnectionResetError("the login is away")
+
+    # Only so it can be told that it may pass.
+    with pytest.raises(ConnectionResetError, match="the login is away"):
+        asyncio.run(executor._async_credential(provider).get_token("scope"))
 
 
 def test_an_option_that_azure_does_not_know_is_refused() -> None:
