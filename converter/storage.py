@@ -87,14 +87,16 @@ class Storage:
         """Whether another directory is on the same filesystem."""
         if self.is_local or other.is_local:
             return self.is_local and other.is_local
-        return bool(self.store == other.store and self._filesystem.host == other._filesystem.host)
+        mine, theirs = self._filesystem, other._filesystem
+        return bool((mine.protocol, mine.options, mine.host) == (theirs.protocol, theirs.options, theirs.host))
 
     @property
     def store(self) -> dict[str, Any] | None:
         """What an executor needs to open the same filesystem, its secrets included; None for local disks."""
         if self.is_local:
             return None
-        return {"protocol": self._filesystem.protocol, "options": self._filesystem.options}
+        found = self._filesystem
+        return {"protocol": found.protocol, "options": found.options, "timeout_seconds": found.timeout_seconds}
 
     @property
     def options(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ _PASSING_KINDS = {"ServiceRequestError", "ServiceResponseError", "IncompleteRead
 _PASSING_SIGNS = ("DataTransferError", "All DataNodes failed", "Connection", "SafeModeException", "StandbyException")
 """In what hdfs-native says; it has no classes for them."""
 
-REQUEST_THREAD = "converter-request"
+REQUEST_THREAD = executor.REQUEST_THREAD
 _MAX_KEPT_READERS = 256
 _MAX_TEXT = 300
 _HTTP_SCHEMES = ("http", "https")

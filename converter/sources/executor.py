@@ -24,6 +24,7 @@ import gc
 import inspect
 import io
 import json
+import math
 import os
 import threading
 import time
@@ -60,9 +61,13 @@ DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA = "converter.dtype", "converter.nd
 FINDING = "converter finding: "
 PROBE_NAME = "probe"
 CLOSING_THREAD, WRITING_THREAD = "converter-close", "converter-write"
-TOKEN_THREAD = "converter-token"
+REQUEST_THREAD, TOKEN_THREAD = "converter-request", "converter-token"
 _WAITING_BYTES = 32 << 20
 """Of a file on HDFS what may wait to be written before the next page is taken, beside the row group that is encoded."""
+
+_STEP_BYTES = 16 << 20
+"""What a request may send in each `timeout_seconds` beyond the first, because its progress cannot be seen: a block of
+adlfs has 50 MB, which over a slow line take a while. A guess."""
 
 _LAST_WAIT_SECONDS = 5.0
 
@@ -91,7 +96,7 @@ def make_write_partition(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBa
     """The function for `DataFrame.mapInArrow` that writes its partition as `spec` says.
 
     `spec` has `directory` (a path), `store` (None for local disks, else the fsspec
-    `protocol` and its `options`), `columns` (one dict for each input column, by
+    `protocol`, its `options` and `timeout_seconds`), `columns` (one dict for each input column, by
     position: `name`, `kind`, `dtype`, `ndim`, `shape`), `row_group_bytes`,
     `file_bytes` and `compression` (`auto`: of each column what pays).
     """
@@ -158,11 +163,16 @@ def make_probe(
     def probe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass
-        try:
-            filesystem = open_filesystem(store)
+        path = f"{directory}/{PROBE_NAME}"
+
+        def write(filesystem: Any) -> None:
             file = _open_new(filesystem, directory, PROBE_NAME, num_bytes=0)
             num_bytes = file.write(b"reached")
-            close_whole(filesystem, file, f"{directory}/{PROBE_NAME}", num_bytes)
+            close_whole(filesystem, file, path, num_bytes)
+
+        try:
+            filesystem = open_filesystem(store)
+            _answer_in(_seconds_for(store), lambda: write(filesystem), path)
             answer = {"pyarrow": pa.__version__}
         except Exception as error:  # noqa: BLE001 (each filesystem has errors of its own)
             answer = {"pyarrow": pa.__version__, "error": f"{type(error).__name__}: {error}"}
@@ -599,6 +609,40 @@ _ends: list[float] = []
 """When the interpreter's end has waited long enough, once it waits."""
 
 
+def _seconds_for(store: dict[str, Any] | None, num_bytes: int = 0) -> float:
+    """How long a request that sends so many bytes may take; local disks are waited for."""
+    return math.inf if store is None else float(store["timeout_seconds"] * (1 + num_bytes / _STEP_BYTES))
+
+
+def _answer_in(seconds: float, request: Callable[[], Any], path: str) -> Any:
+    """What a request to a store returns; one that takes longer is left behind in its thread."""
+    if seconds == math.inf:
+        return request()
+    found: list[Any] = []
+    failed: list[BaseException] = []
+    is_done = threading.Event()
+
+    def run() -> None:
+        try:
+            found.append(request())
+        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+            failed.append(error)
+        finally:
+            is_done.set()
+
+    start_beside(run, REQUEST_THREAD)
+    if not is_done.wait(seconds):
+        raise _out_of_reach(path, seconds)
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+def _out_of_reach(path: str, seconds: float) -> TimeoutError:
+    # The path last, because Spark's errors are cut.
+    return TimeoutError(f"the store made no progress for {round(seconds, 1):g} seconds (timeout_seconds) at {path}")
+
+
 def close_whole(filesystem: Any, raw: Any, path: str, num_bytes: int) -> None:
     """Close a new file of so many bytes; returns once the store has it whole.
 
@@ -669,16 +713,19 @@ def _open_file(
     spec: dict[str, Any], name: str, schema: pa.Schema, codecs: str | dict[str, str], num_bytes: int
 ) -> dict[str, Any]:
     """A new Parquet file that counts and digests what passes; a dict, because a class would not travel."""
-    filesystem = open_filesystem(spec["store"])
-    raw = _open_new(filesystem, spec["directory"], name, num_bytes=num_bytes)
-    file: dict[str, Any] = {"name": name, "directory": spec["directory"], "filesystem": filesystem, "raw": raw}
+    store, path = spec["store"], f"{spec['directory']}/{name}"
+    # Not in the time of a request: to import a client takes seconds where all tasks begin together.
+    filesystem = open_filesystem(store)
+    raw = _answer_in(
+        _seconds_for(store), lambda: _open_new(filesystem, spec["directory"], name, num_bytes=num_bytes), path
+    )
+    file: dict[str, Any] = {"name": name, "path": path, "store": store, "filesystem": filesystem, "raw": raw}
     file |= {"bytes": 0, "crc": 0}
 
     if is_hdfs(filesystem):
-        file["write"], file["finish"], file["stop"] = _write_behind(raw)
+        file["write"], file["finish"], file["stop"] = _write_behind(raw, store, path)
     elif filesystem is not None:
-        # adlfs has blocks of its own, and sends them itself.
-        file["write"] = lambda data: raw.write(bytes(data))
+        file["write"] = _write_blocks(raw, store, path)
 
     class Sink:
         """Counts bytes and keeps a running CRC-32, of headers and small pages alone.
@@ -748,7 +795,24 @@ def _open_file(
     return file
 
 
-def _write_behind(raw: Any) -> tuple[Callable[[Any], None], Callable[[], None], Callable[[], None]]:
+def _write_blocks(raw: Any, store: dict[str, Any], path: str) -> Callable[[Any], None]:
+    """Write a file that fsspec's filesystem collects and sends itself, block by block: what hands it bytes."""
+
+    def write(data: Any) -> None:
+        piece = bytes(data)
+        num_bytes, block_bytes = len(piece), 0
+        if hasattr(raw, "blocksize"):
+            num_bytes, block_bytes = num_bytes + raw.buffer.tell(), raw.blocksize
+        # What fills no block asks nobody.
+        seconds = _seconds_for(store, num_bytes) if num_bytes >= block_bytes else math.inf
+        _answer_in(seconds, lambda: raw.write(piece), path)
+
+    return write
+
+
+def _write_behind(
+    raw: Any, store: dict[str, Any], path: str
+) -> tuple[Callable[[Any], None], Callable[[], None], Callable[[], None]]:
     """Write a file in a thread of its own: what hands it bytes, what waits until all are written, what gives up.
 
     Meanwhile the next rows are fetched and encoded: 200 MB of binary to HDFS in 1.50 s instead of 1.76 on two cores.
@@ -757,15 +821,19 @@ def _write_behind(raw: Any) -> tuple[Callable[[Any], None], Callable[[], None], 
     failed: list[BaseException] = []
     changed = threading.Condition()
     num_bytes, is_over = 0, False
+    # When the piece was begun that is being written, and how long it may take.
+    begun: float | None = None
+    seconds = _seconds_for(store)
 
     def run() -> None:
-        nonlocal num_bytes
+        nonlocal num_bytes, begun, seconds
         while True:
             with changed:
                 changed.wait_for(lambda: pieces or is_over)
                 if not pieces:
                     return
                 piece = pieces.popleft()
+                begun, seconds = time.monotonic(), _seconds_for(store, len(piece))
             try:
                 raw.write(piece)
             except BaseException as error:  # noqa: BLE001 (raised where the next piece is handed over)
@@ -775,16 +843,26 @@ def _write_behind(raw: Any) -> tuple[Callable[[Any], None], Callable[[], None], 
                 return
             with changed:
                 num_bytes -= len(piece)
+                begun = None
                 changed.notify_all()
+
+    def wait_for(is_reached: Callable[[], bool]) -> None:
+        """Return once it is; raises what the writing failed with, or that it hangs."""
+        while not failed:
+            left = seconds if begun is None else begun + seconds - time.monotonic()
+            if left <= 0:
+                raise _out_of_reach(path, seconds)
+            if is_reached():
+                return
+            changed.wait(left)
+        raise failed[0]
 
     def write(data: Any) -> None:
         nonlocal num_bytes
         # hdfs-native takes a memoryview number by number: 0.1 GB/s, and of bytes 0.5, which pyarrow hands over.
         piece = data if isinstance(data, bytes) else bytes(data)
         with changed:
-            changed.wait_for(lambda: failed or num_bytes < _WAITING_BYTES)
-            if failed:
-                raise failed[0]
+            wait_for(lambda: num_bytes < _WAITING_BYTES)
             num_bytes += len(piece)
             pieces.append(piece)
             changed.notify_all()
@@ -797,9 +875,9 @@ def _write_behind(raw: Any) -> tuple[Callable[[Any], None], Callable[[], None], 
 
     def finish() -> None:
         end()
+        with changed:
+            wait_for(lambda: not num_bytes)
         thread.join()
-        if failed:
-            raise failed[0]
 
     def stop() -> None:
         pieces.clear()
@@ -833,7 +911,11 @@ def _close_file(file: dict[str, Any]) -> dict[str, Any]:
     file["writer"].close()
     if "finish" in file:
         file["finish"]()
-    close_whole(file["filesystem"], file["raw"], f"{file['directory']}/{file['name']}", file["bytes"])
+    raw, num_bytes = file["raw"], file["bytes"]
+    # A block that is not full yet, or what hdfs-native has taken and not yet sent.
+    unsent_bytes = min(num_bytes, getattr(raw, "blocksize", _STEP_BYTES))
+    seconds = _seconds_for(file["store"], unsent_bytes)
+    _answer_in(seconds, lambda: close_whole(file["filesystem"], raw, file["path"], num_bytes), file["path"])
     _let_go_of_writer(file)
     return {
         "name": file["name"],
@@ -918,10 +1000,19 @@ def _discard(file: dict[str, Any] | None, reports: list[dict[str, Any]], spec: d
             file["writer"].is_open = False
         _let_go_of_writer(file)
         reports = [*reports, file]
-    for report in reports:
-        # Why the files are discarded is to be heard; who sweeps removes what could not be removed.
-        with contextlib.suppress(Exception):
-            _remove(open_filesystem(spec["store"]), spec["directory"], report["name"])
+    names = [report["name"] for report in reports]
+
+    def remove() -> None:
+        for name in names:
+            # Why the files are discarded is to be heard; who sweeps removes what could not be removed.
+            with contextlib.suppress(Exception):
+                _remove(open_filesystem(spec["store"]), spec["directory"], name)
+
+    if names:
+        # Nor does a store that hangs keep the task.
+        seconds = math.inf if spec["store"] is None else _LAST_WAIT_SECONDS
+        with contextlib.suppress(TimeoutError):
+            _answer_in(seconds, remove, spec["directory"])
 
 
 def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:

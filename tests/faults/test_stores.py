@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -231,6 +232,59 @@ def test_blobs_that_stay_away_are_a_named_error_in_time(spark: SparkSession, azu
             assert raised.value.path.startswith(made.url)
         finally:
             azurite.start()
+
+
+@pytest.mark.parametrize(
+    ("place", "part"), [("hdfs", "namenode"), ("hdfs", "datanode"), ("azure", "process")], indirect=["place"]
+)
+def test_a_server_that_hangs_while_tasks_write_is_a_named_error_in_time(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, place: Any, part: str
+) -> None:
+    has_begun, is_paused = str(tmp_path / "begun"), str(tmp_path / "paused")
+
+    def rows(batches: Any) -> Any:
+        import os
+        import time
+
+        from pyspark import TaskContext
+
+        # Of the first tasks at least one has written its file by then.
+        if TaskContext.get().partitionId() > 1:
+            open(has_begun, "w").close()
+            deadline = time.monotonic() + 60
+            while not os.path.exists(is_paused) and time.monotonic() < deadline:
+                time.sleep(0.02)
+        yield from batches
+
+    url, options = place
+    server = getattr(request.getfixturevalue("azurite" if part == "process" else "hdfs"), part)
+    convert(spark, place).delete()
+    is_over = threading.Event()
+
+    def pause_when_writing() -> None:
+        wait_until(lambda: os.path.exists(has_begun))
+        server.pause()
+        Path(is_paused).touch()
+        is_over.wait(60)
+        server.resume()
+
+    pausing = threading.Thread(target=pause_when_writing)
+    df = spark.range(0, NUM_ROWS, 1, 4).mapInArrow(rows, "id long")
+    try:
+        pausing.start()
+        begin = time.monotonic()
+        with pytest.raises(CacheError, match=rf"{url}.*made no progress for .* seconds \(timeout_seconds\)"):
+            make_spark_converter(df, cache_dir=url, storage_options=options, timeout_seconds=4)
+        assert time.monotonic() - begin < 60
+    finally:
+        is_over.set()
+        pausing.join()
+        if part != "process":
+            request.getfixturevalue("hdfs").wait_until_writable()
+    # What was given up may still arrive, and is nobody's.
+    wait_until(lambda: converter.sweep(url, storage_options=options) is not None and left(place) == [".owner"])
+    with convert(spark, place) as made:
+        assert read(made) == list(range(NUM_ROWS))
 
 
 @pytest.mark.parametrize("place", ["hdfs"], indirect=True)

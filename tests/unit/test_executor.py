@@ -10,12 +10,15 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
 
 from converter.columns import decode, ragged_values
 from converter.schema import Field
@@ -649,12 +652,12 @@ def test_a_disk_that_refuses_a_write_leaves_no_file(tmp_path: Path, monkeypatch:
 class Slow:
     """A remote file that takes its time, fails from so many bytes on, or hangs."""
 
-    def __init__(self, *, fails_at: int = 1 << 60, hangs: bool = False) -> None:
-        self.fails_at, self.hangs, self.taken = fails_at, hangs, bytearray()
+    def __init__(self, *, fails_at: int = 1 << 60, hangs: bool = False, seconds: float = 0.001) -> None:
+        self.fails_at, self.hangs, self.seconds, self.taken = fails_at, hangs, seconds, bytearray()
         self.is_released = threading.Event()
 
     def write(self, piece: bytes) -> int:
-        time.sleep(0.001)
+        time.sleep(self.seconds)
         if self.hangs:
             self.is_released.wait()
         if len(self.taken) + len(piece) > self.fails_at:
@@ -663,12 +666,16 @@ class Slow:
         return len(piece)
 
 
+def write_behind(raw: Slow, timeout_seconds: float = 60) -> Any:
+    return executor._write_behind(raw, {"timeout_seconds": timeout_seconds}, "/cache/part")
+
+
 @pytest.mark.parametrize("waiting_bytes", [1, 1000, 1 << 20])
 def test_what_is_written_behind_arrives_in_its_order(monkeypatch: pytest.MonkeyPatch, waiting_bytes: int) -> None:
     monkeypatch.setattr(executor, "_WAITING_BYTES", waiting_bytes)
     parts = [bytes([number]) * (number * 7 % 50) for number in range(60)]
     raw = Slow()
-    write, finish, _ = executor._write_behind(raw)
+    write, finish, _ = write_behind(raw)
     for part in parts:
         write(pa.py_buffer(part) if len(part) % 2 else part)
     finish()
@@ -678,7 +685,7 @@ def test_what_is_written_behind_arrives_in_its_order(monkeypatch: pytest.MonkeyP
 def test_a_store_that_is_slower_than_the_encoder_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_WAITING_BYTES", 6)
     raw = Slow(hangs=True)
-    write, finish, _ = executor._write_behind(raw)
+    write, finish, _ = write_behind(raw)
     written: list[bytes] = []
 
     def write_all() -> None:
@@ -699,7 +706,7 @@ def test_a_store_that_is_slower_than_the_encoder_stops_it(monkeypatch: pytest.Mo
 
 def test_what_fails_behind_is_raised_before() -> None:
     raw = Slow(fails_at=5)
-    write, finish, _ = executor._write_behind(raw)
+    write, finish, _ = write_behind(raw)
 
     def write_on() -> None:
         while True:
@@ -715,7 +722,7 @@ def test_what_fails_behind_is_raised_before() -> None:
 def test_who_gives_up_waits_for_no_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_LAST_WAIT_SECONDS", 0.1)
     raw = Slow(hangs=True)
-    write, _, stop = executor._write_behind(raw)
+    write, _, stop = write_behind(raw)
     for _ in range(8):
         write(b"abc")
     stop()
@@ -723,6 +730,71 @@ def test_who_gives_up_waits_for_no_store_that_hangs(monkeypatch: pytest.MonkeyPa
     # What waited is dropped, and the thread ends.
     wait_until(lambda: executor.WRITING_THREAD not in [thread.name for thread in threading.enumerate()])
     assert raw.taken in (b"", b"abc")
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_store_that_hangs_is_given_up_behind(monkeypatch: pytest.MonkeyPatch, is_full: bool) -> None:
+    monkeypatch.setattr(executor, "_WAITING_BYTES", 3 if is_full else 1 << 20)
+    raw = Slow(hangs=True)
+    write, finish, stop = write_behind(raw, timeout_seconds=0.2)
+    write(b"abc")
+    with pytest.raises(TimeoutError, match=r"made no progress for 0\.2 seconds \(timeout_seconds\) at /cache/part"):
+        write(b"abc") if is_full else finish()
+    raw.is_released.set()
+    stop()
+
+
+def test_a_store_that_is_slow_and_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "_WAITING_BYTES", 6)
+    raw = Slow(seconds=0.1)
+    write, finish, _ = write_behind(raw, timeout_seconds=2)
+    begin = time.monotonic()
+    for _ in range(25):
+        write(b"abc")
+    finish()
+    assert time.monotonic() - begin > 2
+    assert len(raw.taken) == 75
+
+
+class Remote(MemoryFileSystem):
+    """A store whose requests of one kind hang until they are released."""
+
+    protocol = "remote"
+    cachable = False
+    hangs: ClassVar[str] = ""
+    is_released: ClassVar[threading.Event] = threading.Event()
+
+    def _open(self, path: str, *_: Any, **__: Any) -> Any:
+        self.ask("create")
+        return RemoteFile(self, path, mode="wb", block_size=1 << 16)
+
+    def ask(self, request: str) -> None:
+        if self.hangs == request:
+            self.is_released.wait()
+
+
+class RemoteFile(AbstractBufferedFile):
+    """Sends whole blocks, as adlfs does."""
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        self.fs.ask("close" if final else "send")
+        if final:
+            MemoryFileSystem().pipe_file(self.path, b"whole")
+        return True
+
+
+@pytest.mark.parametrize("hangs", ["create", "send", "close"])
+def test_a_request_that_hangs_ends_the_task_and_commits_nothing(monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
+    fsspec.register_implementation("remote", Remote, clobber=True)
+    monkeypatch.setattr(executor, "_LAST_WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(Remote, "hangs", hangs)
+    monkeypatch.setattr(Remote, "is_released", threading.Event())
+    spec = make_spec(f"/given-up/{hangs}", [WIDE], row_group_bytes=64 << 10)
+    spec["store"] = {"protocol": "remote", "options": {}, "timeout_seconds": 0.3}
+    with pytest.raises(TimeoutError, match=r"made no progress for 0\.3 seconds \(timeout_seconds\) at /given-up/"):
+        executor._write(iter(batches_of(wide_batch(range(10_000)))), spec, partition=0, attempt=1)
+    assert not Remote().find(f"/given-up/{hangs}")
+    Remote.is_released.set()
 
 
 def test_a_disk_that_takes_a_write_in_parts_gets_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
