@@ -414,7 +414,6 @@ def test_times_beyond_a_column_or_none_at_all_are_compared(known: DatasetConvert
             lambda day: day == dt.date(1970, 1, 5),
         ),
     ],
-    ids=str,
 )
 def test_times_are_compared_with_days_exactly(
     known: DatasetConverter, filters: Any, keeps: Callable[[dt.date], bool]
