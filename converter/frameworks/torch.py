@@ -397,7 +397,8 @@ def _check_travels(source: BatchSource, multiprocessing_context: Any) -> None:
         # Asked otherwise, Python would settle it for good.
         method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     elif not isinstance(method, str):
-        method = method.get_start_method()
+        # What is no context torch refuses by that name.
+        method = method.get_start_method() if hasattr(method, "get_start_method") else "fork"
     if method == "fork":
         return
     options = {f"storage_options[{name!r}]": option for name, option in source.storage.options.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
@@ -87,20 +88,15 @@ Written = Callable[[str, bool], DatasetConverter]
 def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     """The known rows, with or without nulls, written once in each way from partitions of which some are empty."""
     made: dict[tuple[str, bool], DatasetConverter] = {}
-
-    def write_once(way: str, nulls: bool) -> DatasetConverter:
-        if (way, nulls) not in made:
-            df = known_rows(spark, 2 * NUM_ROWS, nulls=nulls, partitions=6).where(f"id < {NUM_ROWS}")
-            before = settings(spark)
-            made[way, nulls] = convert(df, way, tmp_path_factory.mktemp("cache"))
-            assert settings(spark) == before
-        return made[way, nulls]
-
-    # Held for the whole time, so that the heartbeat which all share begins and ends with no single test.
-    with make_spark_converter(spark.range(1), cache_dir=tmp_path_factory.mktemp("cache")):
-        yield write_once
-        for converter in made.values():
-            converter.delete()
+    # All at once, so that their heartbeats begin and end with no single test.
+    for way, nulls in itertools.product(WAYS, (False, True)):
+        df = known_rows(spark, 2 * NUM_ROWS, nulls=nulls, partitions=6).where(f"id < {NUM_ROWS}")
+        before = settings(spark)
+        made[way, nulls] = convert(df, way, tmp_path_factory.mktemp("cache"))
+        assert settings(spark) == before
+    yield lambda way, nulls: made[way, nulls]
+    for converter in made.values():
+        converter.delete()
 
 
 @pytest.mark.parametrize("way", WAYS)
