@@ -283,13 +283,14 @@ def _open(storage: Storage, log: Mapping[str, FileInfo], *, version: int | None,
         return deltalake.DeltaTable(place, version=version, storage_options=options)
 
     def opened() -> Any:
-        wanted = version
+        # What went wrong is said of the version that the time stands for.
+        nonlocal version
         if timestamp is not None:
-            wanted = _version_of(storage, log, timestamp, load(None).metadata().configuration)
+            version = _version_of(storage, log, timestamp, load(None).metadata().configuration)
         # deltalake counts up to the version that is asked for, beyond the newest as well.
-        if wanted is not None and wanted > _MANY_VERSIONS and wanted > load(None).version():
+        if version is not None and version > _MANY_VERSIONS and version > load(None).version():
             raise LookupError("there is no such version")
-        return load(wanted)
+        return load(version)
 
     try:
         return storage.wait_for(opened)

@@ -11,6 +11,7 @@ import decimal
 import itertools
 import json
 import math
+import os
 import pickle
 import shutil
 import struct
@@ -1078,3 +1079,18 @@ def test_a_state_continues_its_version_and_is_refused_by_another(tmp_path: Path)
                   make_delta_converter(path, version=2, filters=[("id", ">", 0)])):  # fmt: skip
         with other.make_batch_reader(**options) as reader, pytest.raises(StateMismatchError, match=r"other|another"):
             reader.load_state_dict(state)
+
+
+def test_a_damaged_version_that_a_time_stands_for_is_named(tmp_path: Path) -> None:
+    for number in range(3):
+        write_deltalake(tmp_path, pa.table({"id": [number]}), mode="append")
+    DeltaTable(tmp_path).create_checkpoint()
+    commits = sorted((tmp_path / "_delta_log").glob("*.json"))
+    commits[0].write_text('{"add": ')
+    for number, commit in enumerate(commits):
+        os.utime(commit, (1_700_000_000 + 60 * number,) * 2)
+    moment = dt.datetime.fromtimestamp(1_700_000_030, dt.timezone.utc)
+    with pytest.raises(
+        SourceError, match=r"cannot be opened at version 0: .*Damaged: _delta_log/0+\.json.* version is 2"
+    ):
+        make_delta_converter(tmp_path, timestamp=moment)
