@@ -497,6 +497,7 @@ def lose_permission(folder: str, is_driver_too: bool) -> dict[str, dict[str, Any
 
 def _write_read_only(spark: SparkSession, cache_dir: str, writer: str) -> dict[str, Any]:
     def pass_on(batches: Any) -> Any:
+        import contextlib
         import os
         import time
         from pathlib import Path
@@ -508,10 +509,12 @@ def _write_read_only(spark: SparkSession, cache_dir: str, writer: str) -> dict[s
             deadline = time.monotonic() + 60
             while index == 3 and partition == 0:
                 data = next(Path(cache_dir).glob("converter-v1/*/data-*/"), None)
-                if data is not None and any(data.rglob("part-00000-*.parquet")):
-                    for directory in [data, *(path for path in data.rglob("*") if path.is_dir())]:
-                        os.chmod(directory, 0o500)
-                    break
+                # The other task renames its folders meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    if data is not None and any(data.rglob("part-00000-*.parquet")):
+                        for directory in [data, *(path for path in data.rglob("*") if path.is_dir())]:
+                            os.chmod(directory, 0o500)
+                        break
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
             yield batch

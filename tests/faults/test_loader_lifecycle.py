@@ -101,7 +101,10 @@ def child_processes() -> list[str]:
     """Command lines of the children, zombies too; without what multiprocessing keeps, and other tests' servers."""
     found = []
     for listed in Path("/proc/self/task").glob("*/children"):
-        for pid in listed.read_text().split():
+        pids: list[str] = []
+        with contextlib.suppress(OSError):  # a thread that has ended since
+            pids = listed.read_text().split()
+        for pid in pids:
             with contextlib.suppress(OSError):
                 line = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
                 if not any(kept in line for kept in _NOT_OURS):

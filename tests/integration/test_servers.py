@@ -44,7 +44,7 @@ def _is_alive(pid: int) -> bool:
     try:
         # The state stands behind the name, which is in parentheses.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:
         return False
 
 
