@@ -214,19 +214,19 @@ class Store:
             else:
                 time.sleep(wait)
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)
-        said = self._why_silent() if last is None else f", and said at last: {self.without_secrets(_text(last))}"
-        raise TimeoutError(
-            self.without_secrets(f"{path} could not be reached for {self.timeout_seconds:g} seconds (timeout_seconds)")
-            + said
-        ) from self.harmless(last)
+        raise self._too_late(path, last) from self.harmless(last)
 
     def wait_for(self, call: Callable[[], Result], *, path: str) -> Result:
         """What another's client answers, which may know no deadline. Raises TimeoutError."""
         try:
             return Request(call, is_native=True).answer(deadline=time.monotonic() + self.timeout_seconds)
         except _NoAnswerError:
-            said = f"{path} could not be reached for {self.timeout_seconds:g} seconds (timeout_seconds)"
-            raise TimeoutError(said + self._why_silent()) from None
+            raise self._too_late(path) from None
+
+    def _too_late(self, path: str, last: BaseException | None = None) -> TimeoutError:
+        said = self._why_silent() if last is None else f", and said at last: {_text(last)}"
+        waited = f"{self.timeout_seconds:g} seconds (timeout_seconds)"
+        return TimeoutError(self.without_secrets(f"{path} could not be reached for {waited}{said}"))
 
     def _why_silent(self) -> str:
         """What can be said of a store that gave no answer at all."""
