@@ -11,6 +11,7 @@ import html
 import logging
 import math
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -893,8 +894,10 @@ def make_parquet_converter(
 
     Args:
         url_or_urls: a folder, a file, a pattern (`sales/*/day-?.parquet`), or several of them. What begins with `_` or
-            `.` is left out; `year=2026` in a folder's name is a column. Files may lack a column, have no value in it,
-            or hold it as a narrower number.
+            `.` is left out, and with a warning what does not end with `.parquet`, `.parq` or `.pq`; a file named in a
+            list may have any name. `year=2026` in the name of a folder below the one that is named, or that a pattern
+            chose, is a column. Links are followed. Files may lack a column, have no value in it, or hold it as a
+            narrower number.
         columns: the columns to take; None for all.
         float_dtype: as in `make_spark_converter`; narrowed while reading.
         shapes: `{"image": (8, 8)}` gives the lists of a column that shape, and None lets its rows differ. A binary
@@ -982,7 +985,8 @@ def make_delta_converter(
         version = check_integer("version", version, least=0)
     if isinstance(timestamp, str):
         try:
-            timestamp = dt.datetime.fromisoformat(timestamp)
+            # Python 3.10 does not know the letter.
+            timestamp = dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", timestamp))
         except ValueError as error:
             raise ValueError(f"timestamp must be such as '2026-11-21T12:00:00', got {timestamp!r}.") from error
     if timestamp is not None and not isinstance(timestamp, dt.datetime):

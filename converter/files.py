@@ -33,11 +33,12 @@ from converter.columns import (
 )
 from converter.errors import ConverterError, ReadError, SourceChangedError, SourceError
 from converter.local_cache import LocalCache, piece_name
-from converter.manifest import Manifest, Place
+from converter.manifest import Level, Manifest, Place
 from converter.pages import Chunk, PlainColumn, find_plain_column
 from converter.ranges import Data, Fetched, PartialFile, Range, at_once, merge_ranges
 from converter.schema import Field
 from converter.sources import executor
+from converter.sources.parquet import refuse_encrypted
 from converter.storage import Storage
 from converter.stores import GivenUpError
 
@@ -252,6 +253,7 @@ class OpenFile:
             self.buffer = opened.read_buffer() if self.identity is not None else None
             parquet = pq.ParquetFile(opened if self.buffer is None else pa.BufferReader(self.buffer))
             self.metadata, schema = parquet.metadata, parquet.schema_arrow
+            refuse_encrypted(f"{self._storage.url}/{self._name}", opened, self.metadata)
         self.places = find_places(files.manifest, list(files.fields), schema)
         check_bounds(self._storage, files.manifest, file, self.metadata, schema)
         self._chunks: dict[int, dict[str, Chunk | list[Array]]] = {}
@@ -467,8 +469,9 @@ def check_bounds(storage: Storage, manifest: Manifest, file: int, metadata: pq.F
     The log has no digest of a file; another one may well have as many bytes and rows, and hardly the same bounds. Those
     of the log may be wider, or of the rows that are not deleted alone; never do both lie on one side of the footer's.
     """
+    level = Level(schema if manifest.compared_columns else ())
     for name, column in manifest.compared_columns.items():
-        place = column.find(schema)
+        place = column.find(level)
         if place is None or place.field.type != column.arrow_type or is_julian(metadata, place):
             continue
         # Days may be beyond Python's.
@@ -501,7 +504,8 @@ def check_bounds(storage: Storage, manifest: Manifest, file: int, metadata: pq.F
 def find_places(manifest: Manifest, names: Sequence[str], schema: pa.Schema) -> dict[str, Place | None]:
     """Where a file of this schema holds the columns; None for those that it does not hold."""
     if manifest.source_columns is not None:
-        return {name: manifest.source_columns[name].find(schema) for name in names}
+        level = Level(schema)
+        return {name: manifest.source_columns[name].find(level) for name in names}
     numbers = {name: number for number, name in enumerate(manifest.schema.names)}
     return {name: Place(numbers[name], numbers[name], (), schema.field(numbers[name])) for name in names}
 
@@ -645,6 +649,7 @@ def opened_file(
     ):
         check_file(storage, manifest, file, opened)
         parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+        refuse_encrypted(f"{storage.url}/{manifest.file_names[file]}", opened, parquet.metadata)
         check_bounds(storage, manifest, file, parquet.metadata, parquet.schema_arrow)
         yield parquet
         if not storage.is_local:

@@ -10,10 +10,12 @@ groups is opened by every rank and worker, and must cost them nothing.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -69,16 +71,16 @@ class SourceColumn:
     null_counts: pa.Array | None = None
     """For each file how many nulls it has."""
 
-    def find(self, schema: pa.Schema) -> Place | None:
-        """Where a file of this schema holds the column, or None."""
-        keys = self.field_ids or self.path
-        leaf, fields, members, top = 0, list(schema), [], -1
+    def find(self, level: Level) -> Place | None:
+        """Where a file whose columns these are holds the column, or None."""
+        leaf, members, top = 0, [], -1
+        keys: Sequence[str | int] = self.field_ids or self.path
         for depth, key in enumerate(keys):
-            number = self._number_of(key, fields)
+            number = level.number_of(key, by_id=bool(self.field_ids), ignores_case=self.ignores_case)
             if number is None:
                 return None
-            leaf += sum(count_leaves(one.type) for one in fields[:number])
-            found = fields[number]
+            leaf += level.leaves[number]
+            found = level.fields[number]
             if depth:
                 members.append(found.name)
             else:
@@ -88,17 +90,56 @@ class SourceColumn:
                 return None if pa.types.is_null(found.type) else Place(leaf, top, tuple(members), found)
             if not pa.types.is_struct(found.type):
                 return None
-            fields = [found.type.field(index) for index in range(found.type.num_fields)]
+            level = level.below(number)
         return None
 
-    def _number_of(self, key: Any, fields: Sequence[pa.Field]) -> int | None:
-        names = [_field_id(one) if self.field_ids else one.name for one in fields]
-        if key in names:
-            return names.index(key)
-        if not self.ignores_case or self.field_ids:
-            return None
-        alike = [number for number, name in enumerate(names) if str(name).casefold() == str(key).casefold()]
+
+class Level:
+    """The columns of a file, or the members of a struct in it: looked at once, however many are looked for.
+
+    >>> level = Level(pa.schema({"a": pa.struct({"b": pa.int32(), "c": pa.int32()}), "d": pa.int64()}))
+    >>> SourceColumn(arrow_type=pa.int64(), path=("d",)).find(level).leaf
+    2
+    """
+
+    def __init__(self, fields: Iterable[pa.Field]) -> None:
+        self.fields = list(fields)
+        self.leaves = [0, *itertools.accumulate(count_leaves(one.type) for one in self.fields)]
+        """How many columns of values there are before each, and in all."""
+        self._below: dict[int, Level] = {}
+
+    def below(self, number: int) -> Level:
+        """The members of one that is a struct."""
+        if number not in self._below:
+            kind = self.fields[number].type
+            self._below[number] = Level(kind.field(index) for index in range(kind.num_fields))
+        return self._below[number]
+
+    def number_of(self, key: str | int, *, by_id: bool, ignores_case: bool) -> int | None:
+        """The one of this name, or of this number that the file gives it; None if there is none, or none is meant."""
+        if by_id:
+            return self._ids.get(key)
+        found = self._names.get(str(key))
+        if found is not None or not ignores_case:
+            return found
+        alike = self._folded.get(str(key).casefold(), [])
         return alike[0] if len(alike) == 1 else None
+
+    # Of equal ones the first is meant.
+    @functools.cached_property
+    def _names(self) -> dict[str, int]:
+        return {one.name: number for number, one in reversed([*enumerate(self.fields)])}
+
+    @functools.cached_property
+    def _ids(self) -> dict[Any, int]:
+        return {_field_id(one): number for number, one in reversed([*enumerate(self.fields)])}
+
+    @functools.cached_property
+    def _folded(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for number, one in enumerate(self.fields):
+            found.setdefault(one.name.casefold(), []).append(number)
+        return found
 
 
 class Place(NamedTuple):

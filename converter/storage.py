@@ -239,6 +239,14 @@ class Storage:
         ]
         return sorted(infos, key=lambda info: info.name)
 
+    def leads_to_folder(self, info: FileInfo) -> bool:
+        """Whether one of those that are listed here is a folder, or a link to one."""
+        return info.is_directory or (info.is_link and self.is_local and os.path.isdir(self.path(info.name)))
+
+    def real_path(self) -> str:
+        """The path of this directory without links; of remote ones as it is."""
+        return os.path.realpath(self._root) if self.is_local else self._root
+
     def size(self, name: str, given_up: threading.Event | None = None) -> int | None:
         """Bytes of a file now, or None if there is none."""
         # Of the file's own folder: a client may answer from what it has listed there.
@@ -393,10 +401,12 @@ def open_storage(
     if storage_options is not None and not isinstance(storage_options, Mapping):
         # Its kind alone is said: its content may be a secret.
         raise TypeError(f"storage_options must be a dict of keyword arguments, got a {type(storage_options).__name__}.")
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*::", text) and "://" in text:
+    if re.search(r"^[A-Za-z][A-Za-z0-9+.-]*::.*://|://.*::[A-Za-z][A-Za-z0-9+.-]*://", text):
         raise ValueError(
             f"{shown_url(text)} is a chain of filesystems, which is not supported. Name one of them alone."
         )
+    # Schemes have no case.
+    text = re.sub(r"^[A-Za-z][A-Za-z0-9+.-]+:(?=/)", lambda found: found[0].lower(), text)
     if text.startswith("dbfs:"):
         path = python_path_of(text)
     elif text.startswith("file:"):

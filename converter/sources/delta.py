@@ -50,6 +50,7 @@ from converter.sources.parquet import (
 from converter.storage import FileInfo, Storage, StorageOptions, open_storage
 
 _LOG = "_delta_log"
+_HINT = "_last_checkpoint"
 _LARGE_FILE_BYTES = 32 << 20
 """A file above this is read row group by row group, for which its footer must be read beforehand."""
 
@@ -235,7 +236,7 @@ def _read_log_folder(storage: Storage) -> Mapping[str, FileInfo]:
             f"into {unquote(path)}. Rename the folder, or convert a DataFrame of the table with make_spark_converter.",
             path=storage.url,
         )
-    if not any(info.name == _LOG and info.is_directory for info in storage.list()):
+    if not any(info.name == _LOG and storage.leads_to_folder(info) for info in storage.list()):
         raise SourceError(
             f"{storage.url} is no Delta table: it holds no folder {_LOG}. For Parquet files say "
             "make_parquet_converter(…).",
@@ -308,10 +309,20 @@ def _open(storage: Storage, log: Mapping[str, FileInfo], *, version: int | None,
                 known = f" Its latest version is {latest}; of old ones the log may have been cleaned up."
         raise SourceError(
             f"The Delta table {storage.url} cannot be opened{asked}: {_cause(storage, error)}."
-            f"{_damaged_in(storage, log, version)}{known} What deltalake "
+            f"{_damaged_in(storage, log, version)}{_lost_hint(error)}{known} What deltalake "
             "cannot open Spark may: convert a DataFrame of it with make_spark_converter.",
             path=storage.url,
         ) from storage.harmless(error)
+
+
+def _lost_hint(error: Exception) -> str:
+    """What to say where the log's hint names a checkpoint that is not there, as part of a message."""
+    if _HINT not in str(error):
+        return ""
+    return (
+        f" {_LOG}/{_HINT} names a checkpoint that is gone or not whole. It is no more than a hint: where all commits "
+        "are there, the table can be opened once that file is removed."
+    )
 
 
 def _damaged_in(storage: Storage, log: Mapping[str, FileInfo], version: int | None) -> str:
@@ -676,7 +687,23 @@ def _deleted(
             f"DataFrame of it: {_copy_of(storage.url, version)}.",
             path=storage.url,
         ) from storage.harmless(error)
+    _check_deleted(sum(int(np.count_nonzero(~kept)) for kept in found.values()), storage, log, said, version)
     return found
+
+
+def _check_deleted(count: int, storage: Storage, log: Mapping[str, FileInfo], said: str, version: int) -> None:
+    """Compare with what Spark noted beside the commit, if it did: a vector of another version is whole as well."""
+    name = f"{version:020}.crc"
+    noted = None
+    if name in log:
+        with contextlib.suppress(Exception):
+            noted = json.loads(storage.below(_LOG).read(name)).get("numDeletedRecordsOpt")
+    if noted is not None and noted != count:
+        raise SourceError(
+            f"{count:,} rows are deleted in {said} by its deletion vectors, and {noted:,} by {_LOG}/{name}: a file is "
+            "another one than it was. Restore the table from a copy.",
+            path=storage.url,
+        )
 
 
 def _has_no_vectors(storage: Storage, log: Mapping[str, FileInfo], version: int) -> bool:
@@ -773,6 +800,9 @@ class _Files:
         try:
             found = look_at(self.root, [self.names[number] for number in numbers])
         except SourceError as error:
+            if error.__cause__ is None or isinstance(error.__cause__, (PermissionError, TimeoutError)):
+                # It is as it was, but cannot be read.
+                raise
             raise SourceChangedError(f"{error} {self.remedy}", path=error.path) from error
         for number, footer in zip(numbers, found, strict=True):
             if footer.num_bytes != self.num_bytes[number]:

@@ -18,6 +18,7 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 import math
 import posixpath
 import re
@@ -34,7 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.errors import SourceError
-from converter.manifest import Manifest, SourceColumn, count_leaves
+from converter.manifest import Level, Manifest, SourceColumn, count_leaves
 from converter.ranges import at_once
 from converter.schema import DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
 from converter.sources import executor
@@ -42,13 +43,19 @@ from converter.statistics import ColumnStatistics
 from converter.storage import Storage, StorageOptions, open_storage
 from converter.stores import shown_url
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """How Hive, and Spark, call the folder of rows whose partition column is null."""
 
 _DELTA_LOG = "_delta_log"
 _FOOTER_THREADS = 8
 _MAGIC_BYTES = 8
+_SIGNATURE_BYTES = 28
+"""A nonce of 12 bytes and a tag of 16 (Parquet's Encryption.md, "Plaintext Footer")."""
+
 _MAX_DIGITS = 38
+_ENDINGS = (".parquet", ".parq", ".pq")
 _GLOB, _BRACES = re.compile(r"[*?\[{]"), re.compile(r"\{([^{}]*)\}")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"NaN|[+-]?(Infinity|([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][+-]?[0-9]+)?)")
@@ -187,37 +194,52 @@ def _find_files(
     urls: Sequence[str], storage_options: StorageOptions | None, timeout_seconds: float
 ) -> tuple[Storage, dict[str, dict[str, str | None]]]:
     """The folder above all files, and their names below it, in the order of the names, each with its partition."""
-    places: list[tuple[Storage, list[str]]] = []
+    places: list[_Place] = []
     for url in urls:
         found_there = _files_of(url, storage_options, timeout_seconds)
         # Of a choice `{a,b}` one may be missing.
-        if not any(names for _, names in found_there):
-            nowhere = found_there[0][0].url
+        if not any(place.names for place in found_there):
+            nowhere = found_there[0].folder.url
             nothing = f"{shown_url(url)} matches" if _GLOB.search(url) else f"{nowhere} holds"
             raise SourceError(f"{nothing} no Parquet files (names that end with .parquet).", path=nowhere)
-        places += [(folder, names) for folder, names in found_there if names]
-    for folder, _ in places:
-        if not folder.is_beside(places[0][0]):
+        places += [place for place in found_there if place.names]
+    first = places[0].folder
+    for folder, _, _ in places:
+        if not folder.is_beside(first):
             raise SourceError(
-                f"{places[0][0].url} and {folder.url} are on two stores. Make a converter of each, or put the files on "
-                "one.",
+                f"{first.url} and {folder.url} are on two stores. Make a converter of each, or put the files on one.",
                 path=folder.url,
             )
-    common = posixpath.commonpath([folder.path() for folder, _ in places])
+    common = posixpath.commonpath([place.folder.path() for place in places])
     found: dict[str, dict[str, str | None]] = {}
-    for folder, names in places:
+    for folder, names, above in places:
         # A web server's own folder has no name.
         below = posixpath.relpath(posixpath.join("/", folder.path()), posixpath.join("/", common))
         for name in names:
-            found[posixpath.normpath(posixpath.join(below, name))] = _partition_of(name)
-    return places[0][0].at(common), found
+            full, partition = posixpath.normpath(posixpath.join(below, name)), _partition_of(f"{above}/{name}")
+            # Of a file that is named twice the name that says more.
+            if len(partition) >= len(found.get(full, {})):
+                found[full] = partition
+    return first.at(common), found
+
+
+class _Place(NamedTuple):
+    """Where files are."""
+
+    folder: Storage
+    names: list[str]
+    above: str
+    """The last folders of its path, where they were chosen by `{…}`: they may say partitions."""
 
 
 def _files_of(
-    url: str, storage_options: StorageOptions | None, timeout_seconds: float
-) -> list[tuple[Storage, list[str]]]:
-    """The folders that a URL names, and the names of files below each: several of them for a choice `{a,b}`."""
-    is_glob, pattern = _GLOB.search(url) is not None and not url.startswith(("http://", "https://")), ""
+    url: str, storage_options: StorageOptions | None, timeout_seconds: float, fixed_before: str | None = None
+) -> list[_Place]:
+    """The folders that a URL names, and the names of files below each: several of them for a choice `{a,b}`.
+
+    Of such a choice `fixed_before` is the part in front of the first name with a wildcard.
+    """
+    is_glob, fixed, pattern = _GLOB.search(url) is not None and not url.startswith(("http://", "https://")), url, ""
     # Whoever named a folder `run[1]` means that one; with a question mark in it not every store would look there.
     if not is_glob or "://" not in url or "?" not in url:
         place = open_storage(url, storage_options, timeout_seconds)
@@ -225,15 +247,20 @@ def _files_of(
     if is_glob:
         if braces := _BRACES.search(url):
             before, behind = url[: braces.start()], url[braces.end() :]
+            fixed_before = _split_glob(url)[0] if fixed_before is None else fixed_before
             found = [
-                _files_of(f"{before}{one}{behind}", storage_options, timeout_seconds) for one in braces[1].split(",")
+                _files_of(f"{before}{one}{behind}", storage_options, timeout_seconds, fixed_before)
+                for one in braces[1].split(",")
             ]
             return list(itertools.chain.from_iterable(found))
         fixed, pattern = _split_glob(url)
-        place = open_storage(fixed, storage_options, timeout_seconds)
+        folder_url = fixed or ("/" if url.startswith("/") else ".")
+        place = open_storage(folder_url, storage_options, timeout_seconds)
     _refuse_delta(place)
+    above = "" if fixed_before is None else fixed.removeprefix(fixed_before)
     if place.is_at_a_file:
-        return [(place.at(posixpath.dirname(place.path())), [posixpath.basename(place.path())])]
+        folder = place.at(posixpath.dirname(place.path()))
+        return [_Place(folder, [posixpath.basename(place.path())], posixpath.dirname(above))]
     if not place.has_folders:
         raise SourceError(
             f"{place.url} is not there, or is a page. A web server has no folders that could be listed: name each "
@@ -243,51 +270,69 @@ def _files_of(
     names = sorted(set(_walk(place, pattern)))
     # Whoever named a folder `a?b` means that one as well.
     own = [name for name in names if pattern and (name == pattern or name.startswith(f"{pattern}/"))]
-    return [(place, own or names)]
+    return [_Place(place, own or names, above)]
 
 
 def _split_glob(url: str) -> tuple[str, str]:
     """The part of a URL before the first name with a wildcard, and the rest."""
     parts = url.split("/")
     first = next(index for index, part in enumerate(parts) if _GLOB.search(part))
-    return "/".join(parts[:first]) or ("/" if url.startswith("/") else "."), "/".join(parts[first:])
+    return "/".join(parts[:first]), "/".join(parts[first:])
 
 
-def _walk(folder: Storage, pattern: str = "") -> Iterator[str]:
+def _walk(folder: Storage, pattern: str = "", behind: frozenset[str] = frozenset()) -> Iterator[str]:
     """The Parquet files below a folder; what begins with `_` or `.` is no data, as Spark sees it.
 
-    A folder that a pattern ends at is taken whole; `**` is any number of folders, none included.
+    A folder that a pattern ends at is taken whole; `**` is any number of folders, none included. Links are followed,
+    but not around in a circle: `behind` is where those stand that were followed.
     """
     first, _, rest = pattern.partition("/")
     is_any = first == "**"
     if is_any:
-        yield from _walk(folder, rest)
+        yield from _walk(folder, rest, behind)
+    left_out = []
     for info in folder.list():
-        if info.name == _DELTA_LOG and info.is_directory:
+        is_folder = folder.leads_to_folder(info)
+        if info.name == _DELTA_LOG and is_folder:
             raise _is_delta(folder)
         # A partition column may well begin so.
-        is_hidden = info.name.startswith(("_", ".")) and not (info.is_directory and "=" in info.name)
+        is_hidden = info.name.startswith(("_", ".")) and not (is_folder and "=" in info.name)
         if is_hidden or (first and not fnmatch.fnmatchcase(info.name, first)):
             continue
-        if info.is_directory:
-            below = pattern if is_any else rest
-            yield from (f"{info.name}/{name}" for name in _walk(folder.below(info.name), below))
-        elif not rest and not is_any and info.name.endswith((".parquet", ".parq")):
-            yield info.name
+        if is_folder:
+            inner, followed = folder.below(info.name), behind
+            if info.is_link:
+                target, followed = inner.real_path(), behind | {folder.real_path()}
+                if any(posixpath.join(one, "").startswith(posixpath.join(target, "")) for one in followed):
+                    continue
+                _refuse_delta(inner)
+            yield from (f"{info.name}/{name}" for name in _walk(inner, pattern if is_any else rest, followed))
+        elif not rest and not is_any:
+            if info.name.lower().endswith(_ENDINGS):
+                yield info.name
+            elif info.num_bytes:
+                left_out.append(info.name)
+    if left_out:
+        logger.warning(
+            "Left out in %s, as the names do not end with .parquet: %s. If they hold rows, name all files in a list.",
+            folder.url, ", ".join(left_out[:3]) + (f" and {len(left_out) - 3:,} more" if len(left_out) > 3 else ""),
+        )  # fmt: skip
 
 
 def _refuse_delta(place: Storage) -> None:
     """Refuse a Delta table's folder, or one within it: the files alone would bring deleted rows back."""
-    path = place.path()
-    while place.has_folders:
-        folder = place.at(path)
-        # A file may be read where its folder, or one above, may not be listed.
-        with contextlib.suppress(PermissionError):
-            if any(info.name == _DELTA_LOG and info.is_directory for info in folder.list()):
-                raise _is_delta(folder)
-        if posixpath.dirname(path) in (path, ""):
-            return
-        path = posixpath.dirname(path)
+    # A link may lead into a table.
+    for start in dict.fromkeys((place.path(), place.real_path())):
+        path = start
+        while place.has_folders:
+            folder = place.at(path)
+            # A file may be read where its folder, or one above, may not be listed.
+            with contextlib.suppress(PermissionError):
+                if any(info.name == _DELTA_LOG and folder.leads_to_folder(info) for info in folder.list()):
+                    raise _is_delta(folder)
+            if posixpath.dirname(path) in (path, ""):
+                break
+            path = posixpath.dirname(path)
 
 
 def _is_delta(folder: Storage) -> SourceError:
@@ -417,6 +462,7 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
             opened.seek(num_bytes - _MAGIC_BYTES - length)
             # It names every page's place, size and range: other rows give another one.
             digest = hashlib.sha256(opened.read(length)).hexdigest()
+            refuse_encrypted(path, opened, parquet.metadata)
             crc = executor.footer_crc32(opened)
             kind = _kind_of(parquet, last)
             said = {"name": name, "num_bytes": num_bytes, "footer_crc32": crc, "stamp": stamp, "digest": digest}
@@ -427,6 +473,21 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
         raise SourceError(f"{path} cannot be read: {str(error).rstrip()}.", path=path) from error
     except (pa.ArrowException, ValueError) as error:
         raise SourceError(f"{path} is no Parquet file that can be read: {error}", path=path) from error
+
+
+def refuse_encrypted(path: str, opened: pa.NativeFile, metadata: pq.FileMetaData) -> None:
+    """Raise SourceError if columns are encrypted behind a footer that is not: to ask Arrow for one ends the process.
+
+    Such a footer is signed, and the signature is not part of what Arrow reads of it.
+    """
+    opened.seek(opened.size() - _MAGIC_BYTES)
+    length = int.from_bytes(opened.read(4), "little")
+    if length - metadata.serialized_size == _SIGNATURE_BYTES:
+        raise SourceError(
+            f"{path} has encrypted columns, which cannot be read. Read it with Spark, which has the keys, and convert "
+            "the DataFrame.",
+            path=path,
+        )
 
 
 def _footer_of(parquet: pq.ParquetFile, kind: _Kind, **said: Any) -> Footer:
@@ -563,6 +624,7 @@ class Counts(NamedTuple):
     """What the footers of files of one schema say together."""
 
     first: Footer
+    level: Level
     num_rows: int
     leaf_nulls: npt.NDArray[np.int64]
     leaf_bytes: npt.NDArray[np.int64]
@@ -590,6 +652,7 @@ def _count(files: Sequence[Footer]) -> Counts:
             lengths.setdefault(leaf, set()).update(found)
     return Counts(
         first=files[0],
+        level=Level(files[0].schema),
         num_rows=sum(file.num_rows for file in files),
         leaf_nulls=np.where((nulls < 0).any(axis=0), -1, nulls.sum(axis=0)),
         leaf_bytes=np.stack([file.leaf_bytes for file in files]).sum(axis=0),
@@ -602,7 +665,7 @@ def count_in(column: Column, counts: Sequence[Counts]) -> None:
     nulls: int | None = 0
     num_bytes = 0
     for found in counts:
-        place = column.source.find(found.first.schema)
+        place = column.source.find(found.level)
         if place is None:
             nulls = None if nulls is None else nulls + found.num_rows
             continue

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import pickle
+import re
 import shutil
 import struct
 import zlib
@@ -38,6 +39,7 @@ from converter import (
     make_delta_converter,
 )
 from converter.sources import delta
+from tests.encrypted import write_encrypted
 from tests.known_rows import concatenate, run_python
 
 Rows = dict[str, list[Any]]
@@ -626,6 +628,34 @@ def test_bounds_of_the_rows_that_are_left_are_believed(tmp_path: Path) -> None:
         assert ids_of(path) == list(range(1, 9))
 
 
+def test_a_hint_at_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    hint = path / "_delta_log" / "_last_checkpoint"
+    hint.write_text('{"version": 3, "size": 5}')
+    with pytest.raises(SourceError, match=r"_delta_log/_last_checkpoint names a checkpoint that is gone .* is removed"):
+        make_delta_converter(path)
+    hint.unlink()
+    assert ids_of(path) == list(range(50))
+
+
+def test_the_log_may_be_a_link_and_a_time_end_with_z(tmp_path: Path) -> None:
+    path = five_files(tmp_path / "table")
+    (path / "_delta_log").rename(tmp_path / "log")
+    (path / "_delta_log").symlink_to(tmp_path / "log")
+    assert ids_of(path, timestamp="2999-01-01T00:00:00Z") == list(range(50))
+
+
+@pytest.mark.parametrize("columns", [None, ["b"]])
+def test_an_encrypted_data_file_is_refused_by_name(tmp_path: Path, columns: list[str] | None) -> None:
+    path = append_each(tmp_path / "table", [{"a": [1, 2], "b": [3, 4]}])
+    (file,) = path.glob("*.parquet")
+    write_encrypted(file, {"a": [1, 2], "b": [3, 4]}, plaintext_footer=True)
+    (entry,) = (path / "_delta_log").glob("*.json")
+    entry.write_text(re.sub(r'"size":[0-9]+', f'"size":{file.stat().st_size}', entry.read_text()))
+    with pytest.raises(SourceError, match=rf"{file.name} has encrypted columns.* Read it with Spark"):
+        make_delta_converter(path, columns=columns)
+
+
 def test_a_data_file_of_no_parquet_is_named(tmp_path: Path) -> None:
     path = append_each(tmp_path / "table", [{"id": range(10)}] * 9)
     file = sorted(path.glob("*.parquet"))[1]
@@ -686,6 +716,17 @@ def test_a_deletion_vector_that_is_gone_is_said_with_its_version(tmp_path: Path)
         make_delta_converter(path)
     # Who opened it before knows the rows.
     assert rows_of(converter)["id"] == [1, 2, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_deletion_vector_of_another_version_is_noticed_where_spark_counted(tmp_path: Path) -> None:
+    path = with_vector(tmp_path / "table", [0, 3])
+    noted = path / "_delta_log" / f"{0:020}.crc"
+    for count in (2, None):
+        noted.write_text(json.dumps({"numDeletedRecordsOpt": count}))
+        assert len(make_delta_converter(path)) == 8
+    noted.write_text(json.dumps({"numDeletedRecordsOpt": 3}))
+    with pytest.raises(SourceError, match=r"^2 rows are deleted in version 0 .* and 3 by _delta_log/0+\.crc"):
+        make_delta_converter(path)
 
 
 # Columns --------------------------------------------------------------------------------------------------------------

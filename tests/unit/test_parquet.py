@@ -28,9 +28,11 @@ from converter import (
     UnsupportedTypeError,
     cache,
     make_parquet_converter,
+    manifest,
     windows,
 )
 from converter.storage import FileInfo, Storage
+from tests.encrypted import write_encrypted
 from tests.known_rows import concatenate
 
 TIMES = np.array(["1969-12-31T23:59:59.999999", "2026-11-21T01:02:03", "9999-01-01"], "datetime64[us]").tolist()
@@ -416,6 +418,107 @@ def test_patterns_name_folders_at_any_depth_and_of_a_choice_and_a_name_is_itself
                 make_parquet_converter(tmp_path / pattern)
             continue
         assert sorted(read(make_parquet_converter(tmp_path / pattern))["id"].tolist()) == rows, pattern
+
+
+def test_partitions_that_a_choice_names_are_columns(tmp_path: Path) -> None:
+    for year in (2024, 2025, 2026):
+        write(tmp_path / f"year={year}" / "m=1", "x.parquet", {"id": [year]})
+    for pattern in (
+        "year=202{5,6}/**", "{year=2025,year=2026}", "{year=2025/m=1,year=2026}", "year={2025,2026}/m={1,2}/x.parquet"
+    ):  # fmt: skip
+        found = read(make_parquet_converter(tmp_path / pattern))
+        assert {name: values.tolist() for name, values in found.items()} == {
+            "id": [2025, 2026], "year": [2025, 2026], "m": [1, 1],
+        }  # fmt: skip
+    # What is named without a choice is no partition, as Spark has it.
+    assert set(read(make_parquet_converter(tmp_path / "year=2025"))) == {"id", "m"}
+    # In any order.
+    for urls in ([tmp_path, tmp_path / "year=2025"], [tmp_path / "year=2025", tmp_path]):
+        assert sorted(read(make_parquet_converter(urls))["year"].tolist()) == [2024, 2025, 2026]
+
+
+def test_links_are_followed_and_not_around_in_a_circle(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "day=2", "x.parquet", {"id": [2]})
+    write(tmp_path / "elsewhere", "x.parquet", {"id": [1]})
+    (tmp_path / "data" / "day=1").symlink_to("../elsewhere")
+    (tmp_path / "data" / "y.parquet").symlink_to(write(tmp_path / "other", "z", {"id": [3]}))
+    (tmp_path / "data" / "day=2" / "up").symlink_to("..")
+    (tmp_path / "elsewhere" / "back").symlink_to("../data")
+    for pattern in ("day=*", "*/*.parquet", "day=*/**"):
+        found = read(make_parquet_converter(tmp_path / "data" / pattern))
+        assert (found["day"].tolist(), found["id"].tolist()) == ([1, 2], [1, 2])
+    (tmp_path / "data" / "y.parquet").unlink()
+    assert read(make_parquet_converter(tmp_path / "data"))["id"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("link", ["log", "table", "partition", "below", "file"])
+def test_links_into_a_delta_table_are_refused_as_well(tmp_path: Path, link: str) -> None:
+    table, named = tmp_path / "table", tmp_path / "named"
+    write(table / "p=1", "x.parquet", {"id": [1]})
+    (table / "_delta_log").mkdir()
+    if link == "log":
+        (tmp_path / "log").mkdir()
+        (table / "_delta_log").rmdir()
+        (table / "_delta_log").symlink_to("../log")
+    if link == "below":
+        named.mkdir()
+    place, target = {
+        "log": (named, table), "table": (named, table), "partition": (named, table / "p=1"),
+        "below": (named / "q", table / "p=1"), "file": (named, table / "p=1" / "x.parquet"),
+    }[link]  # fmt: skip
+    place.symlink_to(target)
+    with pytest.raises(SourceError, match="is a Delta table: its files also hold rows that were deleted"):
+        make_parquet_converter(named)
+
+
+def test_files_of_other_names_are_left_out_with_a_warning_or_taken_where_they_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["a.parquet", "b.PARQUET", "c.pq", "d.parq", "000000_0", "e.txt", "f.txt", "g.txt"]
+    for number, name in enumerate(names[:5]):
+        write(tmp_path, name, {"id": [number]})
+    for name in names[5:]:
+        (tmp_path / name).write_text("x")
+    (tmp_path / "empty").touch()
+    for url in (tmp_path, tmp_path / "*"):
+        caplog.clear()
+        assert sorted(read(make_parquet_converter(url))["id"].tolist()) == [0, 1, 2, 3]
+        assert f"Left out in file://{tmp_path}, as the names do not end with .parquet: 000000_0, e.txt, " in caplog.text
+        assert "and 1 more. If they hold rows, name all files in a list." in caplog.text
+    caplog.clear()
+    assert len(make_parquet_converter(tmp_path / "*.parquet")) == 1
+    assert sorted(read(make_parquet_converter([tmp_path / name for name in names[:5]]))["id"]) == [0, 1, 2, 3, 4]
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("plaintext_footer", [True, False])
+def test_encrypted_columns_are_refused_by_name(tmp_path: Path, plaintext_footer: bool) -> None:
+    write_encrypted(tmp_path / "x.parquet", {"a": [1, 2], "b": [3, 4]}, plaintext_footer=plaintext_footer)
+    for columns in (None, ["b"]):
+        with pytest.raises(SourceError, match=rf"{tmp_path}/x\.parquet .*encrypted"):
+            make_parquet_converter(tmp_path, columns=columns)
+
+
+def test_what_is_looked_at_grows_with_the_columns_and_not_with_their_square(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = []
+    count = manifest.count_leaves
+    monkeypatch.setattr(manifest, "count_leaves", lambda kind: looked_at.append(kind) or count(kind))
+    for number in range(2):
+        write(tmp_path, f"{number}.parquet", {f"c{column}": [1.0] for column in range(300)})
+    converter = make_parquet_converter(tmp_path)
+    assert len(read(converter)) == 300
+    # Each time a file is opened, once for all columns and once for each.
+    assert len(looked_at) < 300 * 20
+
+
+def test_a_scheme_has_no_case_and_a_chain_is_said_to_be_one(tmp_path: Path) -> None:
+    write(tmp_path, "x.parquet", {"id": [1]})
+    assert len(make_parquet_converter(f"FILE://{tmp_path}")) == 1
+    for chain in ("zip://a/*.parquet::file:///x.zip", "simplecache::file:///x"):
+        with pytest.raises(ValueError, match="is a chain of filesystems"):
+            make_parquet_converter(chain)
 
 
 @pytest.mark.parametrize("scheme", ["", "file://", "memory:/"])
