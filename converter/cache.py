@@ -62,6 +62,9 @@ KEPT_SECONDS = 30 * 24 * 3600.0
 _SPARK_STAGING = "_temporary"
 _ABANDON_LOOKS = 10
 _ABANDON_SECONDS = 2.0
+HURRY_SECONDS = 5.0
+"""How long a store is waited for once something has gone wrong, or somebody was interrupted."""
+
 _LAST_RENEWAL_SECONDS = 5.0
 """How long a renewal under way is waited for by who gives the lease back; guessed. One that takes longer hangs."""
 
@@ -396,19 +399,23 @@ def not_shared(url: str, what: str) -> CacheError:
 
 @_named_errors
 def abandon(root: Storage, attempt: Attempt) -> None:
-    """Remove what an attempt wrote: its data files, its folder, its intent."""
-    entry = root.below(attempt.key)
-    release(attempt.intent)
-    if _is_in_use(root, attempt.key, attempt.attempt_id):
-        return
-    data = entry.below(attempt.data_directory)
-    for _ in range(_ABANDON_LOOKS):
-        _delete_uncommitted(entry, attempt.data_directory)
-        # A task that is being cancelled may open one more file, and its folder again.
-        time.sleep(_ABANDON_SECONDS / _ABANDON_LOOKS)
-        if not data.list():
-            break
-    entry.delete_directory_if_empty()
+    """Remove what an attempt wrote: its data files, its folder, its intent.
+
+    Something went wrong, perhaps with the store, or somebody was interrupted: so it is not waited for as long.
+    """
+    with root.hurried(HURRY_SECONDS):
+        entry = root.below(attempt.key)
+        release(attempt.intent)
+        if _is_in_use(root, attempt.key, attempt.attempt_id):
+            return
+        data = entry.below(attempt.data_directory)
+        for _ in range(_ABANDON_LOOKS):
+            _delete_uncommitted(entry, attempt.data_directory)
+            # A task that is being cancelled may open one more file, and its folder again.
+            time.sleep(_ABANDON_SECONDS / _ABANDON_LOOKS)
+            if not data.list():
+                break
+        entry.delete_directory_if_empty()
 
 
 def _is_in_use(root: Storage, key: str, attempt_id: str) -> bool:
@@ -490,7 +497,8 @@ def delete(root: Storage, key: str, manifest: Manifest, lease: Lease | None) -> 
     try:
         is_linked = _is_linked(root, key)
     except BaseException:
-        _release_if_any(lease)
+        with root.hurried(HURRY_SECONDS):
+            _release_if_any(lease)
         raise
     if is_linked:
         logger.warning("Left %s alone: it is a link, which this package does not make.", entry.url)
@@ -501,8 +509,11 @@ def delete(root: Storage, key: str, manifest: Manifest, lease: Lease | None) -> 
             committed = load(root, key)
             if committed is not None and _attempt_of(committed) == _attempt_of(manifest):
                 entry.delete_file(MANIFEST)
-    finally:
-        let_go(root, key, manifest, lease)
+    except BaseException:
+        with root.hurried(HURRY_SECONDS):
+            let_go(root, key, manifest, lease)
+        raise
+    let_go(root, key, manifest, lease)
 
 
 @_named_errors

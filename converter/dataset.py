@@ -63,9 +63,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_HURRY_SECONDS = 5.0
-"""How long a store that is away is waited for once something else went wrong."""
-
 _MAX_SWEPT = 64
 """Entries that a conversion looks at when it cleans up: each costs a listing."""
 
@@ -234,7 +231,7 @@ class DatasetConverter:
         # Who was interrupted, or whose store is away, is not kept for another `timeout_seconds`.
         hurries = isinstance(error, ConverterError) or not isinstance(error, Exception)
         try:
-            with root.hurried(_HURRY_SECONDS) if hurries else contextlib.nullcontext():
+            with root.hurried(cache.HURRY_SECONDS) if hurries else contextlib.nullcontext():
                 self._close(delete=delete)
         except (OSError, CacheError) as failure:
             # The first error is the one to be seen.
@@ -1196,7 +1193,11 @@ def _close_all(*, is_remote: bool = False) -> None:
         root = holding.root
         try:
             # Who failed before is not waited for as long again.
-            with root.hurried(_HURRY_SECONDS) if root is not None and holding.has_failed else contextlib.nullcontext():
+            with (
+                root.hurried(cache.HURRY_SECONDS)
+                if root is not None and holding.has_failed
+                else contextlib.nullcontext()
+            ):
                 holding.close(delete=holding.delete_on_exit)
         except (OSError, CacheError) as error:
             logger.warning("Could not close %s/%s at exit: %s", getattr(root, "url", ""), holding.key, error)

@@ -363,7 +363,7 @@ class Storage:
 
     def read_part(self, name: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
         """Some bytes of a remote file, in one request. Raises FileNotFoundError, and OSError as `Store.ask`."""
-        found: Data = self._filesystem.read_range(self.path(name), start, end, given_up)
+        found: Data = self._filesystem.read_in_turn(self.path(name), start, end, given_up)
         return found
 
     def open_parquet(

@@ -38,6 +38,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from converter.errors import MissingDependencyError
 from converter.ranges import Data
 from converter.sources import executor
+from converter.sources.redaction import errors_behind, hide_secrets, is_secret, shows_secrets
 
 Result = TypeVar("Result")
 
@@ -47,6 +48,12 @@ TIMEOUT_SECONDS = 120.0
 _FIRST_PAUSE_SECONDS = 0.1
 _MAX_PAUSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
+
+_SLOW_BYTES_PER_SECOND = 750_000
+"""A line this slow is counted with when nothing is known of it; a guess."""
+
+_FAST_TIMES = 8
+"""A line on which an answer took this part of the time that it may take is a fast one; a guess."""
 
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _FIRST_BAD_STATUS = 400
@@ -82,16 +89,8 @@ _AZURE_CREDENTIALS = ("connection_string", "account_key", "sas_token", "credenti
 _AZURE_BLOBS = "blob.core.windows.net"
 _AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
-_PASSWORD = re.compile(r"://[^/@:\s]*:([^/@\s]*)@")
 _FSSPEC_OPTIONS = {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop"}
 """What every filesystem of fsspec takes."""
-
-_SECRET_NAME = re.compile(
-    r"key|token|secret|pass|pwd|credential|connection_string|signature|authorization|cookie|header"
-    r"|(?<![a-z])(?:auth|sas)(?![a-z])",
-    re.IGNORECASE,
-)
 
 
 class GivenUpError(OSError):
@@ -125,6 +124,7 @@ class Store:
         self._hurries: list[float] = []
         self._opened: tuple[int, Any] | None = None
         self._opening = threading.Lock()
+        self._line: tuple[int, _Line] | None = None
         # Of this process's own memory nothing is lost, and threads are kept apart by a lock of ours.
         self._keeps_answers = self._creates_exclusively = protocol == "memory"
 
@@ -237,7 +237,8 @@ class Store:
         if isinstance(error, (TimeoutError, ConnectionError)):
             return True
         if any(
-            isinstance(one, ssl.SSLCertVerificationError) or "WRONG_VERSION_NUMBER" in str(one) for one in _chain(error)
+            isinstance(one, ssl.SSLCertVerificationError) or "WRONG_VERSION_NUMBER" in str(one)
+            for one in errors_behind(error)
         ):
             # Who does not trust the store's certificate now will not trust it later; the other speaks no TLS at all.
             return False
@@ -257,20 +258,18 @@ class Store:
 
     def harmless(self, error: BaseException | None) -> BaseException | None:
         """The error as a cause that may be shown: one whose text holds a secret is replaced."""
-        if error is None or self.without_secrets(str(error)) == str(error):
+        if error is None or not shows_secrets(error, self.options):
             return error
         return OSError(self.without_secrets(_text(error)))
 
     @property
     def open_options(self) -> dict[str, Any]:
         """The options without secrets; what gives tokens when asked is none."""
-        return {name: value for name, value in self.options.items() if not _is_secret(name, value)}
+        return {name: value for name, value in self.options.items() if not is_secret(name, value)}
 
     def without_secrets(self, text: str) -> str:
         """A text in which whatever the options hold that nobody may see is replaced."""
-        for secret in _secrets_in(self.options):
-            text = text.replace(secret, "***")
-        return _QUERY.sub(r"\1?***", _PASSWORD.sub("://***@", text))
+        return hide_secrets(text, self.options)
 
     # What Storage asks for.
 
@@ -301,6 +300,18 @@ class Store:
         return self.ask(
             lambda filesystem: bytes(filesystem.cat_file(path, start=start, end=end)), path=path, given_up=given_up
         )
+
+    def read_in_turn(self, path: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
+        """The same, once those that are asked for leave room for it on the line."""
+        num_bytes, pid = end - start, os.getpid()
+        if self._line is None or self._line[0] != pid:
+            self._line = pid, _Line()
+        with self._line[1].taken(num_bytes, self.timeout_seconds, given_up, lambda: self._too_late(path)):
+            try:
+                return self.read_range(path, start, end, given_up)
+            except TimeoutError as error:
+                slow = f"; {num_bytes / 1e6:,.1f} MB were asked for, for which a slow line needs more seconds"
+                raise TimeoutError(f"{error}{slow}") from error.__cause__
 
     def create(self, path: str, data: bytes) -> bool:
         """Create a small file that appears whole, or return False because the name is taken by another content."""
@@ -792,7 +803,18 @@ class AzureStore(Store):
 
     def renew(self, path: str, given_up: threading.Event | None = None) -> None:
         """Write the blob's metadata again."""
-        self.ask(lambda filesystem: filesystem.setxattrs(path, is_directory="false"), path=path, given_up=given_up)
+
+        def renew(filesystem: Any) -> None:
+            try:
+                filesystem.setxattrs(path, is_directory="false")
+            except FileNotFoundError as error:
+                # adlfs says that of whatever went wrong: of throttling, too.
+                cause = error.__cause__
+                if not isinstance(cause, Exception) or _status(cause) in _GONE_STATUS:
+                    raise
+                raise cause from None
+
+        self.ask(renew, path=path, given_up=given_up)
 
     def rmdir(self, path: str) -> None:
         """Delete the blob that stands for a folder, if Spark's driver made one; never a container."""
@@ -1013,18 +1035,9 @@ def _require(module: str, url: str, extra: str) -> None:
         )
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those behind it."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 def _status(error: BaseException) -> int | None:
     """What HTTP's status was, where a client tells."""
-    for one in _chain(error):
+    for one in errors_behind(error):
         name = _STATUS_NAMES.get(type(one).__name__, "status_code")
         for status in (getattr(one, name, None), _aws_answer(one).get("HTTPStatusCode")):
             if isinstance(status, int):
@@ -1034,7 +1047,7 @@ def _status(error: BaseException) -> int | None:
 
 def _aws_code(error: BaseException) -> str | None:
     """S3's own word for what went wrong."""
-    for one in _chain(error):
+    for one in errors_behind(error):
         code = _aws_answer(one).get("Code")
         if code is not None:
             return str(code)
@@ -1046,6 +1059,52 @@ def _aws_answer(error: BaseException) -> Mapping[str, Any]:
     if not isinstance(response, Mapping):
         return {}
     return {**response.get("ResponseMetadata", {}), **response.get("Error", {})}
+
+
+class _Line:
+    """How much is asked for at once: what a slow line brings in time, until an answer shows that it is a fast one.
+
+    All that is asked for shares the line. At 1 MB/s, 16 requests of 8 MB would all be on their way for 128 seconds, and
+    each too late after 120, while nothing was ever out of reach.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_bytes = self._num_late = 0
+        self._is_fast = False
+
+    @contextlib.contextmanager
+    def taken(
+        self,
+        num_bytes: int,
+        timeout_seconds: float,
+        given_up: threading.Event | None,
+        too_late: Callable[[], TimeoutError],
+    ) -> Iterator[None]:
+        """Ask for so many bytes meanwhile; who waits for that gives up with those who wait for an answer."""
+        most = timeout_seconds * _SLOW_BYTES_PER_SECOND
+        with self._changed:
+            num_late = self._num_late
+            while not self._is_fast and self._num_bytes and self._num_bytes + num_bytes > most:
+                if given_up is not None and given_up.is_set():
+                    raise GivenUpError("the answer is not wanted any more")
+                self._changed.wait(_LOOK_SECONDS)
+                if self._num_late != num_late:
+                    raise too_late()
+            self._num_bytes += num_bytes
+        begun, is_late = time.monotonic(), False
+        try:
+            yield
+            with self._changed:
+                self._is_fast = time.monotonic() - begun < timeout_seconds / _FAST_TIMES
+        except TimeoutError:
+            is_late = True
+            raise
+        finally:
+            with self._changed:
+                self._num_bytes -= num_bytes
+                self._num_late += is_late
+                self._changed.notify_all()
 
 
 class _NoAnswerError(Exception):
@@ -1093,52 +1152,3 @@ def _text(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
     return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…"
-
-
-def _is_secret(name: str, value: Any) -> bool:
-    """Whether an option must not be seen; a callable or an object of azure-identity gives secrets, and holds none."""
-    if isinstance(value, Mapping):
-        return any(_is_secret(str(inner), one) for inner, one in value.items())
-    if isinstance(value, (list, tuple)):
-        # Such as aiohttp's BasicAuth.
-        return any(_is_secret(name, one) for one in value)
-    if _held_secrets(value):
-        return True
-    if isinstance(value, str) and _PASSWORD.search(value):
-        # User and password of an endpoint or a proxy.
-        return True
-    return isinstance(value, (str, bytes)) and _SECRET_NAME.search(name) is not None
-
-
-def _held_secrets(value: Any) -> list[str]:
-    """What azure-core's credentials of one key or signature hold: they are no providers."""
-    if not type(value).__module__.startswith("azure.core."):
-        return []
-    found = [getattr(value, "signature", None), getattr(value, "key", None)]
-    found.append(getattr(getattr(value, "named_key", None), "key", None))
-    return [one for one in found if isinstance(one, str)]
-
-
-def _secrets_in(options: Mapping[str, Any]) -> list[str]:
-    """The texts among options that nobody may see, the longest first."""
-    found: list[str] = []
-    for name, value in options.items():
-        if isinstance(value, (list, tuple)):
-            for one in value:
-                found += _secrets_in(one if isinstance(one, Mapping) else {name: one})
-            continue
-        if isinstance(value, Mapping):
-            found += _secrets_in({str(inner): one for inner, one in value.items()})
-            continue
-        texts = _held_secrets(value)
-        if isinstance(value, (str, bytes)) and _is_secret(name, value):
-            texts.append(value.decode(errors="replace") if isinstance(value, bytes) else value)
-        for text in texts:
-            # Of "Bearer …" also what stands behind it.
-            found += [text, text.removeprefix("?"), text.rpartition(" ")[2], *_PASSWORD.findall(text)]
-            # A connection string's parts, a signature's fields.
-            for part in text.replace("?", "&").replace(";", "&").split("&"):
-                key, is_pair, inner = part.partition("=")
-                if is_pair and (_SECRET_NAME.search(key) or "sig" in key.lower()):
-                    found += [inner, unquote(inner)]
-    return sorted({one for one in found if len(one) > 3}, key=len, reverse=True)

@@ -1,7 +1,7 @@
 """What Spark's executors run: one partition's Arrow batches become Parquet files.
 
 This module travels **by value**: the executors need pyarrow and numpy, and need
-not know this package. So it imports nothing of ours but `moments`, which travels
+not know this package. So it imports nothing of ours but `moments` and `redaction`, which travel
 with it, defines no classes at its top (a class by value would be another class on the other side), and speaks in
 plain dicts and JSON.
 
@@ -48,6 +48,7 @@ from converter.sources.moments import (
     new_scratch,
     to_json,
 )
+from converter.sources.redaction import hide_secrets, shows_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,9 +66,18 @@ REQUEST_THREAD, TOKEN_THREAD = "converter-request", "converter-token"
 _WAITING_BYTES = 32 << 20
 """Of a file on HDFS what may wait to be written before the next page is taken, beside the row group that is encoded."""
 
-_STEP_BYTES = 16 << 20
-"""What a request may send in each `timeout_seconds` beyond the first, because its progress cannot be seen: a block of
-adlfs has 50 MB, which over a slow line take a while. A guess."""
+_STEP_BYTES = 8 << 20
+"""What is handed to a client at once, and what hdfs-native may have taken and not yet sent; a guess."""
+
+_SLOW_BYTES_PER_SECOND = 500_000
+"""What a request may send takes longer by this, because its progress cannot be seen; of a line this slow. A guess."""
+
+_AZURE_BLOCK_BYTES = 8 << 20
+"""adlfs sends 50 MB at once otherwise, which takes a slow line longer than a store may be silent."""
+
+_AZURE_PATIENCE = {"initial_backoff": 0, "increment_base": 2, "random_jitter_range": 0.25, "total_retries": 8,
+                   "connect_retries": 8, "read_retries": 8, "status_retries": 8}  # fmt: skip
+"""Azure's own begins with 15 seconds: asked again after 0, 2, 4, 8 … seconds, until the time of the request is up."""
 
 _LAST_WAIT_SECONDS = 5.0
 
@@ -108,8 +118,15 @@ def make_write_partition(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBa
         context = TaskContext.get()
         assert context is not None
         partition, attempt = context.partitionId(), context.taskAttemptId()
-        for report in _write(batches, spec, partition=partition, attempt=attempt):
-            yield _report_batch([partition], [json.dumps(report)])
+        try:
+            for report in _write(batches, spec, partition=partition, attempt=attempt):
+                yield _report_batch([partition], [json.dumps(report)])
+        except Exception as error:
+            options = {} if spec["store"] is None else spec["store"]["options"]
+            if not shows_secrets(error, options):
+                raise
+            # Spark writes it into its logs, with those behind it.
+            raise OSError(hide_secrets(f"{type(error).__name__}: {error}", options)) from None
 
     return write_partition
 
@@ -175,7 +192,8 @@ def make_probe(
             _answer_in(_seconds_for(store), lambda: write(filesystem), path)
             answer = {"pyarrow": pa.__version__}
         except Exception as error:  # noqa: BLE001 (each filesystem has errors of its own)
-            answer = {"pyarrow": pa.__version__, "error": f"{type(error).__name__}: {error}"}
+            said = hide_secrets(f"{type(error).__name__}: {error}", {} if store is None else store["options"])
+            answer = {"pyarrow": pa.__version__, "error": said}
         yield _report_batch([0], [json.dumps(answer)])
 
     return probe
@@ -457,9 +475,17 @@ def open_filesystem(store: dict[str, Any] | None, **more: Any) -> Any:
         return found
     import fsspec
 
+    if store["protocol"] == "abfs":
+        # In one request: what it sends by default, 50 MB, takes a slow line too long.
+        options = {"blocksize": _AZURE_BLOCK_BYTES} | options
     if callable(options.get("credential")) or hasattr(options.get("credential"), "get_token"):
         options = options | {"credential": _async_credential(options["credential"])}
-    return fsspec.filesystem(store["protocol"], **options)
+    found = fsspec.filesystem(store["protocol"], **options)
+    policy = getattr(getattr(getattr(found, "service_client", None), "_config", None), "retry_policy", None)
+    for name, value in _AZURE_PATIENCE.items():
+        if hasattr(policy, name):
+            setattr(policy, name, value)
+    return found
 
 
 def _plain_path(path: Any) -> str:
@@ -611,7 +637,7 @@ _ends: list[float] = []
 
 def _seconds_for(store: dict[str, Any] | None, num_bytes: int = 0) -> float:
     """How long a request that sends so many bytes may take; local disks are waited for."""
-    return math.inf if store is None else float(store["timeout_seconds"] * (1 + num_bytes / _STEP_BYTES))
+    return math.inf if store is None else float(store["timeout_seconds"] + num_bytes / _SLOW_BYTES_PER_SECOND)
 
 
 def _answer_in(seconds: float, request: Callable[[], Any], path: str) -> Any:
@@ -799,7 +825,11 @@ def _write_blocks(raw: Any, store: dict[str, Any], path: str) -> Callable[[Any],
     """Write a file that fsspec's filesystem collects and sends itself, block by block: what hands it bytes."""
 
     def write(data: Any) -> None:
-        piece = bytes(data)
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), _STEP_BYTES):
+            hand_over(bytes(view[start : start + _STEP_BYTES]))
+
+    def hand_over(piece: bytes) -> None:
         num_bytes, block_bytes = len(piece), 0
         if hasattr(raw, "blocksize"):
             num_bytes, block_bytes = num_bytes + raw.buffer.tell(), raw.blocksize

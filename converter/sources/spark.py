@@ -195,7 +195,7 @@ def write_dataframe(
             # Also on Ctrl-C: what was written has no manifest, and must not stay either.
             try:
                 cache.abandon(root, attempt)
-            except CacheError as left:
+            except (CacheError, OSError) as left:
                 # What failed first is what the user must hear.
                 logger.warning("Left for a later sweep: %s", left)
             raise

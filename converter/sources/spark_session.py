@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from converter.sources import executor, moments
+from converter.sources import executor, moments, redaction
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ def _causes_of(error: Any) -> Iterator[str]:
             behind = getattr(behind, "cause", None)
 
 
-_TRAVELLING = (executor, moments)
+_TRAVELLING = (executor, moments, redaction)
 _by_value_lock = threading.Lock()
 _by_value_users = 0
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from tests.known_rows import finish, run_python, start_python, wait_until
 from tests.servers.hdfs import SMALL_BLOCK_BYTES
 
 if TYPE_CHECKING:
-    from tests.servers.azurite import Azurite
+    from tests.servers.azurite import Azurite, SlowAzurite
     from tests.servers.hdfs import Hdfs
 
 KINDS = ("hdfs", "azure")
@@ -285,6 +286,38 @@ def test_a_server_that_hangs_while_tasks_write_is_a_named_error_in_time(
     wait_until(lambda: converter.sweep(url, storage_options=options) is not None and left(place) == [".owner"])
     with convert(spark, place) as made:
         assert read(made) == list(range(NUM_ROWS))
+
+
+@pytest.mark.parametrize("path", ["comp=block&", "comp=blocklist"])
+def test_tasks_ask_again_what_passes(spark: SparkSession, slow_azurite: SlowAzurite, path: str) -> None:
+    url, options = (
+        f"{slow_azurite.url(slow_azurite.new_container())}/cache",
+        {"connection_string": slow_azurite.connection_string},
+    )
+    slow_azurite.proxy.forget()
+    slow_azurite.proxy.fail_next(2, status=503, path=path)
+    with convert(spark, (url, options), writer="executors", timeout_seconds=20) as made:
+        assert read(made) == list(range(NUM_ROWS))
+    # Both were hit, and no task was run again.
+    assert sum(path in request.path for request in slow_azurite.proxy.requests) == 4
+
+
+@pytest.mark.parametrize("place", ["azure"], indirect=True)
+def test_who_interrupts_a_write_to_a_store_that_hangs_is_not_kept(
+    spark: SparkSession, azurite: Azurite, place: Any
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        azurite.process.pause()
+        raise KeyboardInterrupt
+
+    begin = time.monotonic()
+    try:
+        with mock.patch("converter.sources.spark._manifest_from", interrupt), pytest.raises(KeyboardInterrupt):
+            convert(spark, place)
+        assert time.monotonic() - begin < 60
+    finally:
+        azurite.process.resume()
+    wait_until(lambda: converter.sweep(place[0], storage_options=place[1]) is not None and left(place) == [".owner"])
 
 
 @pytest.mark.parametrize("place", ["hdfs"], indirect=True)

@@ -407,6 +407,21 @@ def test_what_passes_is_asked_again(slow_azurite: SlowAzurite, slow: Storage, st
     assert slow_azurite.proxy.count("GET") == 4
 
 
+@pytest.mark.parametrize("status", [503, 429])
+def test_a_renewal_is_asked_again_and_only_a_file_that_is_gone_is_said_to_be(
+    slow_azurite: SlowAzurite, slow: Storage, status: int
+) -> None:
+    slow_azurite.proxy.fail_next(2, status=status, method="PUT")
+    slow.touch("a")
+    assert slow_azurite.proxy.count("PUT") == 3
+    slow_azurite.proxy.fail_next(1, status=403, method="PUT")
+    with pytest.raises(PermissionError):
+        slow.touch("a")
+    slow.delete_file("a")
+    with pytest.raises(FileNotFoundError):
+        slow.touch("a")
+
+
 def test_a_reset_connection_is_made_again(slow_azurite: SlowAzurite, slow: Storage) -> None:
     slow_azurite.proxy.reset_next(2)
     assert slow.read("a") == b"whole"

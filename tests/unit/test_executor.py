@@ -7,9 +7,11 @@ import gc
 import json
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import fsspec
@@ -19,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
+from pyspark import TaskContext
 
 from converter.columns import decode, ragged_values
 from converter.schema import Field
@@ -791,10 +794,55 @@ def test_a_request_that_hangs_ends_the_task_and_commits_nothing(monkeypatch: pyt
     monkeypatch.setattr(Remote, "is_released", threading.Event())
     spec = make_spec(f"/given-up/{hangs}", [WIDE], row_group_bytes=64 << 10)
     spec["store"] = {"protocol": "remote", "options": {}, "timeout_seconds": 0.3}
-    with pytest.raises(TimeoutError, match=r"made no progress for 0\.3 seconds \(timeout_seconds\) at /given-up/"):
+    with pytest.raises(TimeoutError, match=r"made no progress for 0\.[34] seconds \(timeout_seconds\) at /given-up/"):
         executor._write(iter(batches_of(wide_batch(range(10_000)))), spec, partition=0, attempt=1)
     assert not Remote().find(f"/given-up/{hangs}")
     Remote.is_released.set()
+
+
+def test_what_a_client_says_leaves_a_task_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark writes a task's error into its logs, with the errors behind it."""
+    key = "a-key-that-nobody-may-see"
+
+    def say(text: str, cause: str) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            try:
+                raise ValueError(cause)
+            except ValueError as error:
+                raise RuntimeError(text) from error
+
+        monkeypatch.setattr(executor, "_write", fail)
+
+    context = SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: 0)
+    monkeypatch.setattr(TaskContext, "get", staticmethod(lambda: context))
+    spec = {"store": {"protocol": "abfs", "options": {"account_key": key}, "timeout_seconds": 1}}
+    write_partition = executor.make_write_partition(spec)
+    for text, cause in (
+        (f"refused: {key}", "x"),
+        ("refused", f"{key} is wrong"),
+        ("refused: PUT https://host/c/b?comp=block&sig=abcd", "x"),
+        ("refused", "Connection timeout to host https://host/c/b?sig=abcd"),
+    ):
+        say(text, cause)
+        with pytest.raises(OSError, match=r"^RuntimeError: refused") as raised:
+            next(write_partition(iter(())))
+        shown = "".join(traceback.format_exception(raised.value))
+        assert key not in shown
+        assert "abcd" not in shown
+    say("refused", "x")
+    with pytest.raises(RuntimeError, match=r"^refused$"):
+        next(write_partition(iter(())))
+
+
+def test_what_is_written_at_once_is_handed_over_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "_STEP_BYTES", 4)
+    raw = Slow()
+    write = executor._write_blocks(raw, {"timeout_seconds": 60}, "/cache/part")
+    sizes: list[int] = []
+    monkeypatch.setattr(raw, "write", lambda piece: (sizes.append(len(piece)), raw.taken.extend(piece)))
+    write(pa.py_buffer(b"0123456789"))
+    write(b"")
+    assert (sizes, raw.taken) == ([4, 4, 2], b"0123456789")
 
 
 def test_a_disk_that_takes_a_write_in_parts_gets_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ from converter import (
     open_converter,
     sweep,
 )
+from converter.ranges import at_once
 from converter.sources import delta, executor
 from converter.sources.parquet import look_at
 from converter.storage import open_storage
@@ -245,6 +246,64 @@ def test_the_last_words_of_who_never_answers_are_told() -> None:
         "place could not be reached for 0.5 seconds (timeout_seconds), and said at last: StatusError: busy"
     )
     assert 2 <= asked < 10
+
+
+class Line(Store):
+    """A store that brings so many bytes a second, to all who ask at once."""
+
+    def __init__(self, bytes_per_second: float, timeout_seconds: float) -> None:
+        super().__init__({}, protocol="memory", timeout_seconds=timeout_seconds)
+        self.bytes_per_second, self.num_asking, self.most_at_once = bytes_per_second, 0, 0
+        self.lock = threading.Lock()
+
+    def read_range(self, path: str, start: int, end: int, given_up: threading.Event | None = None) -> bytes:
+        with self.lock:
+            self.num_asking += 1
+            self.most_at_once = max(self.most_at_once, self.num_asking)
+        left, deadline = float(end - start), time.monotonic() + self.timeout_seconds
+        try:
+            while left > 0:
+                time.sleep(0.01)
+                left -= 0.01 * self.bytes_per_second / self.num_asking
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{path} could not be reached")
+        finally:
+            with self.lock:
+                self.num_asking -= 1
+        return bytes(end - start)
+
+
+def test_a_slow_line_is_not_asked_for_more_than_it_brings_in_time() -> None:
+    line = Line(bytes_per_second=1.5e6, timeout_seconds=1.0)
+    parts = at_once(lambda number: line.read_in_turn("a", number, number + 300_000), range(8))
+    assert [len(part) for part in parts] == [300_000] * 8
+    assert line.most_at_once == 2
+
+
+def test_a_fast_line_is_asked_for_all_once_an_answer_was_fast() -> None:
+    line = Line(bytes_per_second=1e9, timeout_seconds=2.0)
+    line.read_in_turn("a", 0, 10)
+    assert len(at_once(lambda number: line.read_in_turn("a", number, number + 5_000_000), range(8))) == 8
+    assert line.most_at_once > 2
+
+
+def test_who_waits_for_a_turn_gives_up_with_those_who_wait_for_an_answer() -> None:
+    line = Line(bytes_per_second=1.0, timeout_seconds=1.0)
+    begin = time.monotonic()
+
+    def read(number: int) -> str:
+        with pytest.raises(TimeoutError) as raised:
+            line.read_in_turn("a", 0, 600_000 + number)
+        return str(raised.value)
+
+    said = at_once(read, range(4))
+    assert time.monotonic() - begin < 2
+    assert sum("0.6 MB were asked for, for which a slow line needs more seconds" in text for text in said) == 1
+    assert sum("a could not be reached for 1 seconds (timeout_seconds)" in text for text in said) == 3
+    given_up = threading.Event()
+    given_up.set()
+    with line._line[1].taken(10, 1.0, None, TimeoutError), pytest.raises(GivenUpError):  # type: ignore[index]
+        line.read_in_turn("a", 0, 10_000_000, given_up)
 
 
 def test_what_hangs_is_left_behind() -> None:

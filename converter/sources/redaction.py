@@ -1,0 +1,93 @@
+"""What nobody may see, and how a text is rid of it: of options, of URLs, of what a client says.
+
+It travels to Spark's executors with `executor`, and so imports nothing of ours either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
+_PASSWORD = re.compile(r"://[^/@:\s]*:([^/@\s]*)@")
+_SECRET_NAME = re.compile(
+    r"key|token|secret|pass|pwd|credential|connection_string|signature|authorization|cookie|header"
+    r"|(?<![a-z])(?:auth|sas)(?![a-z])",
+    re.IGNORECASE,
+)
+
+
+def hide_secrets(text: str, options: Mapping[str, Any]) -> str:
+    """The text with `***` for whatever the options hold that nobody may see, and for the queries of URLs.
+
+    >>> hide_secrets("no answer from https://host/c/a?sig=abcd with the key efgh", {"account_key": "efgh"})
+    'no answer from https://host/c/a?*** with the key ***'
+    """
+    for secret in _secrets_in(options):
+        text = text.replace(secret, "***")
+    return _QUERY.sub(r"\1?***", _PASSWORD.sub("://***@", text))
+
+
+def shows_secrets(error: BaseException, options: Mapping[str, Any]) -> bool:
+    """Whether an error's text holds any, or that of one behind it, which a traceback shows as well."""
+    return any(hide_secrets(str(one), options) != str(one) for one in errors_behind(error))
+
+
+def errors_behind(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those behind it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def is_secret(name: str, value: Any) -> bool:
+    """Whether an option must not be seen; a callable or an object of azure-identity gives secrets, and holds none."""
+    if isinstance(value, Mapping):
+        return any(is_secret(str(inner), one) for inner, one in value.items())
+    if isinstance(value, (list, tuple)):
+        # Such as aiohttp's BasicAuth.
+        return any(is_secret(name, one) for one in value)
+    if _held_secrets(value):
+        return True
+    if isinstance(value, str) and _PASSWORD.search(value):
+        # User and password of an endpoint or a proxy.
+        return True
+    return isinstance(value, (str, bytes)) and _SECRET_NAME.search(name) is not None
+
+
+def _held_secrets(value: Any) -> list[str]:
+    """What azure-core's credentials of one key or signature hold: they are no providers."""
+    if not type(value).__module__.startswith("azure.core."):
+        return []
+    found = [getattr(value, "signature", None), getattr(value, "key", None)]
+    found.append(getattr(getattr(value, "named_key", None), "key", None))
+    return [one for one in found if isinstance(one, str)]
+
+
+def _secrets_in(options: Mapping[str, Any]) -> list[str]:
+    """The texts among options that nobody may see, the longest first."""
+    found: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, (list, tuple)):
+            for one in value:
+                found += _secrets_in(one if isinstance(one, Mapping) else {name: one})
+            continue
+        if isinstance(value, Mapping):
+            found += _secrets_in({str(inner): one for inner, one in value.items()})
+            continue
+        texts = _held_secrets(value)
+        if isinstance(value, (str, bytes)) and is_secret(name, value):
+            texts.append(value.decode(errors="replace") if isinstance(value, bytes) else value)
+        for text in texts:
+            # Of "Bearer …" also what stands behind it.
+            found += [text, text.removeprefix("?"), text.rpartition(" ")[2], *_PASSWORD.findall(text)]
+            # A connection string's parts, a signature's fields.
+            for part in text.replace("?", "&").replace(";", "&").split("&"):
+                key, is_pair, inner = part.partition("=")
+                if is_pair and (_SECRET_NAME.search(key) or "sig" in key.lower()):
+                    found += [inner, unquote(inner)]
+    return sorted({one for one in found if len(one) > 3}, key=len, reverse=True)
