@@ -52,8 +52,11 @@ _LOOK_SECONDS = 0.05
 _SLOW_BYTES_PER_SECOND = 750_000
 """A line this slow is counted with when nothing is known of it; a guess."""
 
-_FAST_TIMES = 8
-"""A line on which an answer took this part of the time that it may take is a fast one; a guess."""
+_TELLING_BYTES = 1 << 20
+"""What is shorter tells how long a request takes, and not how fast the line is."""
+
+_TIME_USED = 0.25
+"""Of the time that an answer may take, where the line is known; a guess."""
 
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _FIRST_BAD_STATUS = 400
@@ -1062,7 +1065,7 @@ def _aws_answer(error: BaseException) -> Mapping[str, Any]:
 
 
 class _Line:
-    """How much is asked for at once: what a slow line brings in time, until an answer shows that it is a fast one.
+    """How much is asked for at once: what the line brings in time, and a slow one as long as nothing is known of it.
 
     All that is asked for shares the line. At 1 MB/s, 16 requests of 8 MB would all be on their way for 128 seconds, and
     each too late after 120, while nothing was ever out of reach.
@@ -1071,7 +1074,7 @@ class _Line:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._num_bytes = self._num_late = 0
-        self._is_fast = False
+        self._bytes_per_second = 0.0
 
     @contextlib.contextmanager
     def taken(
@@ -1082,21 +1085,23 @@ class _Line:
         too_late: Callable[[], TimeoutError],
     ) -> Iterator[None]:
         """Ask for so many bytes meanwhile; who waits for that gives up with those who wait for an answer."""
-        most = timeout_seconds * _SLOW_BYTES_PER_SECOND
         with self._changed:
             num_late = self._num_late
-            while not self._is_fast and self._num_bytes and self._num_bytes + num_bytes > most:
+            while self._num_bytes and self._num_bytes + num_bytes > timeout_seconds * max(
+                _SLOW_BYTES_PER_SECOND, _TIME_USED * self._bytes_per_second
+            ):
                 if given_up is not None and given_up.is_set():
                     raise GivenUpError("the answer is not wanted any more")
                 self._changed.wait(_LOOK_SECONDS)
                 if self._num_late != num_late:
                     raise too_late()
             self._num_bytes += num_bytes
-        begun, is_late = time.monotonic(), False
+            shared_bytes, begun = self._num_bytes, time.monotonic()
+        is_late = False
         try:
             yield
-            with self._changed:
-                self._is_fast = time.monotonic() - begun < timeout_seconds / _FAST_TIMES
+            if num_bytes >= _TELLING_BYTES:
+                self._bytes_per_second = shared_bytes / max(time.monotonic() - begun, 1e-6)
         except TimeoutError:
             is_late = True
             raise

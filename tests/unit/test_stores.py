@@ -282,7 +282,10 @@ def test_a_slow_line_is_not_asked_for_more_than_it_brings_in_time() -> None:
 
 def test_a_fast_line_is_asked_for_all_once_an_answer_was_fast() -> None:
     line = Line(bytes_per_second=1e9, timeout_seconds=2.0)
-    line.read_in_turn("a", 0, 10)
+    # What is short tells nothing.
+    line.read_in_turn("a", 0, 1000)
+    at_once(lambda number: line.read_in_turn("a", number, number + 1_600_000), range(2))
+    assert line.most_at_once == 1
     assert len(at_once(lambda number: line.read_in_turn("a", number, number + 5_000_000), range(8))) == 8
     assert line.most_at_once > 2
 
