@@ -25,6 +25,7 @@ import ssl
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -227,7 +228,7 @@ class Store:
             raise self._too_late(path) from None
 
     def _too_late(self, path: str, last: BaseException | None = None) -> TimeoutError:
-        said = self._why_silent() if last is None else f", and said at last: {_text(last)}"
+        said = self._why_silent() if last is None else f", and said at last: {self._text(last)}"
         waited = f"{self.timeout_seconds:g} seconds (timeout_seconds)"
         return TimeoutError(self.without_secrets(f"{path} could not be reached for {waited}{said}"))
 
@@ -253,17 +254,23 @@ class Store:
         return any(kind.__name__ in _PASSING_KINDS for kind in type(error).__mro__)
 
     def _named(self, error: Exception, path: str) -> OSError:
-        text = self.without_secrets(f"{path}: {_text(error)}")
+        text = f"{self.without_secrets(path)}: {self._text(error)}"
         status = _status(error)
         if isinstance(error, PermissionError) or status in _REFUSED_STATUS:
             return PermissionError(text)
         return FileNotFoundError(text) if status == 404 else OSError(text)
 
+    def _text(self, error: BaseException) -> str:
+        """An error in a line, without secrets: cut afterwards, because of a part of one nobody knows that it is."""
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = self.without_secrets(f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": "))
+        return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…"
+
     def harmless(self, error: BaseException | None) -> BaseException | None:
         """The error as a cause that may be shown: one whose text holds a secret is replaced."""
         if error is None or not shows_secrets(error, self.options):
             return error
-        return OSError(self.without_secrets(_text(error)))
+        return OSError(self._text(error))
 
     @property
     def open_options(self) -> dict[str, Any]:
@@ -443,7 +450,7 @@ class HdfsStore(Store):
         except RuntimeError as error:
             if self.options.get("port") is not None or "InvalidArgument" not in str(error):
                 raise
-            raise NotOpenedError(f"{self._not_configured()} ({_text(error)})") from error
+            raise NotOpenedError(f"{self._not_configured()} ({self._text(error)})") from error
 
     def _not_configured(self) -> str:
         """What to do where hdfs-native finds no cluster; nobody was asked yet."""
@@ -702,7 +709,7 @@ class AzureStore(Store):
 
     def _unusable(self, error: Exception) -> OSError:
         names = ", ".join(sorted(set(self.options) & set(_AZURE_CREDENTIALS))) or "no credential"
-        return OSError(f"storage_options ({names}) cannot be used: {self.without_secrets(_text(error))}")
+        return OSError(f"storage_options ({names}) cannot be used: {self._text(error)}")
 
     def delta_options(self) -> dict[str, str]:
         """The credentials by the names that deltalake has for them; of what gives tokens one token."""
@@ -1073,8 +1080,9 @@ class _Line:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
         self._num_bytes = self._num_late = 0
-        self._bytes_per_second = 0.0
+        self._bytes_per_second = self._answered = 0.0
 
     @contextlib.contextmanager
     def taken(
@@ -1084,32 +1092,52 @@ class _Line:
         given_up: threading.Event | None,
         too_late: Callable[[], TimeoutError],
     ) -> Iterator[None]:
-        """Ask for so many bytes meanwhile; who waits for that gives up with those who wait for an answer."""
-        with self._changed:
-            num_late = self._num_late
-            while self._num_bytes and self._num_bytes + num_bytes > timeout_seconds * max(
-                _SLOW_BYTES_PER_SECOND, _TIME_USED * self._bytes_per_second
+        """Ask for so many bytes meanwhile, in the order of coming; raises `too_late()` where no answer comes at all."""
+        is_counted = is_late = False
+        try:
+            with self._changed:
+                self._wait(num_bytes, timeout_seconds, given_up, too_late)
+                is_counted = True
+                self._num_bytes += num_bytes
+                shared_bytes, begun = self._num_bytes, time.monotonic()
+            yield
+            self._answered = time.monotonic()
+            if num_bytes >= _TELLING_BYTES:
+                self._bytes_per_second = shared_bytes / max(self._answered - begun, 1e-6)
+        except TimeoutError:
+            is_late = is_counted
+            raise
+        finally:
+            with self._changed:
+                self._num_bytes -= num_bytes * is_counted
+                self._num_late += is_late
+                self._changed.notify_all()
+
+    def _wait(
+        self,
+        num_bytes: int,
+        timeout_seconds: float,
+        given_up: threading.Event | None,
+        too_late: Callable[[], TimeoutError],
+    ) -> None:
+        turn, begun, num_late = object(), time.monotonic(), self._num_late
+        self._waiting.append(turn)
+        try:
+            while self._waiting[0] is not turn or (
+                self._num_bytes
+                and self._num_bytes + num_bytes
+                > timeout_seconds * max(_SLOW_BYTES_PER_SECOND, _TIME_USED * self._bytes_per_second)
             ):
                 if given_up is not None and given_up.is_set():
                     raise GivenUpError("the answer is not wanted any more")
                 self._changed.wait(_LOOK_SECONDS)
-                if self._num_late != num_late:
+                silent_seconds = time.monotonic() - max(begun, self._answered)
+                # Who came with those that are late now need not find out for themselves.
+                if silent_seconds > timeout_seconds / (2 if self._num_late != num_late else 1):
                     raise too_late()
-            self._num_bytes += num_bytes
-            shared_bytes, begun = self._num_bytes, time.monotonic()
-        is_late = False
-        try:
-            yield
-            if num_bytes >= _TELLING_BYTES:
-                self._bytes_per_second = shared_bytes / max(time.monotonic() - begun, 1e-6)
-        except TimeoutError:
-            is_late = True
-            raise
         finally:
-            with self._changed:
-                self._num_bytes -= num_bytes
-                self._num_late += is_late
-                self._changed.notify_all()
+            self._waiting.remove(turn)
+            self._changed.notify_all()
 
 
 class _NoAnswerError(Exception):
@@ -1150,10 +1178,3 @@ class Request(Generic[Result]):
 
 def _with_mtime(info: dict[str, Any]) -> dict[str, Any]:
     return info | {"mtime": info["modification_time"] / 1000}
-
-
-def _text(error: BaseException) -> str:
-    """An error in a line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
-    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…"

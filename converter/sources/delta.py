@@ -698,7 +698,7 @@ def _check_deleted(count: int, storage: Storage, log: Mapping[str, FileInfo], sa
     if name in log:
         with contextlib.suppress(Exception):
             noted = json.loads(storage.below(_LOG).read(name)).get("numDeletedRecordsOpt")
-    if noted is not None and noted != count:
+    if isinstance(noted, int) and noted != count:
         raise SourceError(
             f"{count:,} rows are deleted in {said} by its deletion vectors, and {noted:,} by {_LOG}/{name}: a file is "
             "another one than it was. Restore the table from a copy.",

@@ -75,9 +75,9 @@ _SLOW_BYTES_PER_SECOND = 500_000
 _AZURE_BLOCK_BYTES = 8 << 20
 """adlfs sends 50 MB at once otherwise, which takes a slow line longer than a store may be silent."""
 
-_AZURE_PATIENCE = {"initial_backoff": 0, "increment_base": 2, "random_jitter_range": 0.25, "total_retries": 8,
-                   "connect_retries": 8, "read_retries": 8, "status_retries": 8}  # fmt: skip
-"""Azure's own begins with 15 seconds: asked again after 0, 2, 4, 8 … seconds, until the time of the request is up."""
+_AZURE_PATIENCE = {"initial_backoff": 0, "increment_base": 2, "random_jitter_range": 0.25, "total_retries": 5,
+                   "connect_retries": 5, "read_retries": 5, "status_retries": 5}  # fmt: skip
+"""Azure's own begins with 15 seconds: asked again after 2, 4, 8, 16 and 32 seconds, within the default time."""
 
 _LAST_WAIT_SECONDS = 5.0
 
@@ -122,11 +122,11 @@ def make_write_partition(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBa
             for report in _write(batches, spec, partition=partition, attempt=attempt):
                 yield _report_batch([partition], [json.dumps(report)])
         except Exception as error:
-            options = {} if spec["store"] is None else spec["store"]["options"]
-            if not shows_secrets(error, options):
+            if spec["store"] is None or not shows_secrets(error, spec["store"]["options"]):
                 raise
             # Spark writes it into its logs, with those behind it.
-            raise OSError(hide_secrets(f"{type(error).__name__}: {error}", options)) from None
+            said = hide_secrets(f"{type(error).__name__}: {error}", spec["store"]["options"])
+            raise OSError(said) from None
 
     return write_partition
 

@@ -212,6 +212,7 @@ def _find_files(
             )
     common = posixpath.commonpath([place.folder.path() for place in places])
     found: dict[str, dict[str, str | None]] = {}
+    chosen = {key for place in places for key in _partition_of(f"{place.above}/x")}
     for folder, names, above in places:
         # A web server's own folder has no name.
         below = posixpath.relpath(posixpath.join("/", folder.path()), posixpath.join("/", common))
@@ -220,6 +221,10 @@ def _find_files(
             # Of a file that is named twice the name that says more.
             if len(partition) >= len(found.get(full, {})):
                 found[full] = partition
+    for key in chosen:
+        # Of some files alone, what a choice says is no column of the dataset.
+        if any(key not in partition for partition in found.values()):
+            found = {name: {k: v for k, v in one.items() if k != key} for name, one in found.items()}
     return first.at(common), found
 
 
@@ -233,13 +238,13 @@ class _Place(NamedTuple):
 
 
 def _files_of(
-    url: str, storage_options: StorageOptions | None, timeout_seconds: float, fixed_before: str | None = None
+    url: str, storage_options: StorageOptions | None, timeout_seconds: float, chosen_in: str | None = None
 ) -> list[_Place]:
     """The folders that a URL names, and the names of files below each: several of them for a choice `{a,b}`.
 
-    Of such a choice `fixed_before` is the part in front of the first name with a wildcard.
+    Of such a choice `chosen_in` is the path of the folder before the first name with a wildcard.
     """
-    is_glob, fixed, pattern = _GLOB.search(url) is not None and not url.startswith(("http://", "https://")), url, ""
+    is_glob, pattern = _GLOB.search(url) is not None and not url.startswith(("http://", "https://")), ""
     # Whoever named a folder `run[1]` means that one; with a question mark in it not every store would look there.
     if not is_glob or "://" not in url or "?" not in url:
         place = open_storage(url, storage_options, timeout_seconds)
@@ -247,17 +252,20 @@ def _files_of(
     if is_glob:
         if braces := _BRACES.search(url):
             before, behind = url[: braces.start()], url[braces.end() :]
-            fixed_before = _split_glob(url)[0] if fixed_before is None else fixed_before
+            if chosen_in is None:
+                # The choice may be of hosts or containers.
+                with contextlib.suppress(ValueError):
+                    chosen_in = open_storage(_split_glob(url)[0], storage_options, timeout_seconds).path()
             found = [
-                _files_of(f"{before}{one}{behind}", storage_options, timeout_seconds, fixed_before)
+                _files_of(f"{before}{one}{behind}", storage_options, timeout_seconds, chosen_in or "")
                 for one in braces[1].split(",")
             ]
             return list(itertools.chain.from_iterable(found))
         fixed, pattern = _split_glob(url)
-        folder_url = fixed or ("/" if url.startswith("/") else ".")
-        place = open_storage(folder_url, storage_options, timeout_seconds)
+        place = open_storage(fixed, storage_options, timeout_seconds)
     _refuse_delta(place)
-    above = "" if fixed_before is None else fixed.removeprefix(fixed_before)
+    is_below = chosen_in and place.path().startswith(posixpath.join(chosen_in, ""))
+    above = posixpath.relpath(place.path(), chosen_in) if is_below else ""
     if place.is_at_a_file:
         folder = place.at(posixpath.dirname(place.path()))
         return [_Place(folder, [posixpath.basename(place.path())], posixpath.dirname(above))]
@@ -267,7 +275,14 @@ def _files_of(
             "file, in a list.",
             path=place.url,
         )
-    names = sorted(set(_walk(place, pattern)))
+    walk = _Walk(root=place.real_path(), left_out=set())
+    names = sorted(set(_walk(place, pattern, walk)))
+    if walk.left_out:
+        some = sorted(walk.left_out)
+        logger.warning(
+            "Left out in %s, as the names do not end with .parquet: %s. If they hold rows, name all files in a list.",
+            place.url, ", ".join(some[:3]) + (f" and {len(some) - 3:,} more" if len(some) > 3 else ""),
+        )  # fmt: skip
     # Whoever named a folder `a?b` means that one as well.
     own = [name for name in names if pattern and (name == pattern or name.startswith(f"{pattern}/"))]
     return [_Place(place, own or names, above)]
@@ -277,22 +292,37 @@ def _split_glob(url: str) -> tuple[str, str]:
     """The part of a URL before the first name with a wildcard, and the rest."""
     parts = url.split("/")
     first = next(index for index, part in enumerate(parts) if _GLOB.search(part))
-    return "/".join(parts[:first]), "/".join(parts[first:])
+    return "/".join(parts[:first]) or ("/" if url.startswith("/") else "."), "/".join(parts[first:])
 
 
-def _walk(folder: Storage, pattern: str = "", behind: frozenset[str] = frozenset()) -> Iterator[str]:
+class _Walk(NamedTuple):
+    """One walk through folders."""
+
+    root: str
+    left_out: set[str]
+    """The files, by their paths below the first folder, whose names do not end as Parquet's do."""
+
+    def leads_back(self, target: str) -> bool:
+        """Whether a link's target is reached without the link."""
+        if not target.startswith(posixpath.join(self.root, "")):
+            return False
+        return not any(part.startswith(("_", ".")) for part in posixpath.relpath(target, self.root).split("/"))
+
+
+def _walk(
+    folder: Storage, pattern: str, walk: _Walk, path: str = "", behind: frozenset[str] = frozenset()
+) -> Iterator[str]:
     """The Parquet files below a folder; what begins with `_` or `.` is no data, as Spark sees it.
 
     A folder that a pattern ends at is taken whole; `**` is any number of folders, none included. Links are followed,
-    but not around in a circle: `behind` is where those stand that were followed.
+    but not around in a circle, nor to what is taken in any case; `behind` is where those stand that were followed.
     """
     first, _, rest = pattern.partition("/")
     is_any = first == "**"
     if is_any:
-        yield from _walk(folder, rest, behind)
-    left_out = []
+        yield from _walk(folder, rest, walk, path, behind)
     for info in folder.list():
-        is_folder = folder.leads_to_folder(info)
+        is_folder, below = folder.leads_to_folder(info), posixpath.join(path, info.name)
         if info.name == _DELTA_LOG and is_folder:
             raise _is_delta(folder)
         # A partition column may well begin so.
@@ -303,20 +333,16 @@ def _walk(folder: Storage, pattern: str = "", behind: frozenset[str] = frozenset
             inner, followed = folder.below(info.name), behind
             if info.is_link:
                 target, followed = inner.real_path(), behind | {folder.real_path()}
-                if any(posixpath.join(one, "").startswith(posixpath.join(target, "")) for one in followed):
+                is_circle = any(posixpath.join(one, "").startswith(posixpath.join(target, "")) for one in followed)
+                if is_circle or ((not first or is_any) and walk.leads_back(target)):
                     continue
                 _refuse_delta(inner)
-            yield from (f"{info.name}/{name}" for name in _walk(inner, pattern if is_any else rest, followed))
+            yield from _walk(inner, pattern if is_any else rest, walk, below, followed)
         elif not rest and not is_any:
             if info.name.lower().endswith(_ENDINGS):
-                yield info.name
+                yield below
             elif info.num_bytes:
-                left_out.append(info.name)
-    if left_out:
-        logger.warning(
-            "Left out in %s, as the names do not end with .parquet: %s. If they hold rows, name all files in a list.",
-            folder.url, ", ".join(left_out[:3]) + (f" and {len(left_out) - 3:,} more" if len(left_out) > 3 else ""),
-        )  # fmt: skip
+                walk.left_out.add(below)
 
 
 def _refuse_delta(place: Storage) -> None:

@@ -421,20 +421,32 @@ def test_patterns_name_folders_at_any_depth_and_of_a_choice_and_a_name_is_itself
 
 
 def test_partitions_that_a_choice_names_are_columns(tmp_path: Path) -> None:
+    rides = tmp_path / "rides"
     for year in (2024, 2025, 2026):
-        write(tmp_path / f"year={year}" / "m=1", "x.parquet", {"id": [year]})
+        write(rides / f"year={year}" / "m=1", "x.parquet", {"id": [year]})
     for pattern in (
         "year=202{5,6}/**", "{year=2025,year=2026}", "{year=2025/m=1,year=2026}", "year={2025,2026}/m={1,2}/x.parquet"
     ):  # fmt: skip
-        found = read(make_parquet_converter(tmp_path / pattern))
+        found = read(make_parquet_converter(rides / pattern))
         assert {name: values.tolist() for name, values in found.items()} == {
             "id": [2025, 2026], "year": [2025, 2026], "m": [1, 1],
         }  # fmt: skip
     # What is named without a choice is no partition, as Spark has it.
-    assert set(read(make_parquet_converter(tmp_path / "year=2025"))) == {"id", "m"}
-    # In any order.
-    for urls in ([tmp_path, tmp_path / "year=2025"], [tmp_path / "year=2025", tmp_path]):
-        assert sorted(read(make_parquet_converter(urls))["year"].tolist()) == [2024, 2025, 2026]
+    assert set(read(make_parquet_converter(rides / "year=2025"))) == {"id", "m"}
+    # So where one is named, and others are chosen, the year is none either.
+    for urls in (["year=2024", "{year=2025,year=2026}"], ["{year=2025/m=1,year=2024/m=1/x.parquet}", "year=2026"]):
+        found = read(make_parquet_converter([rides / url for url in urls]))
+        assert (sorted(found), sorted(found["id"].tolist())) == (["id", "m"], [2024, 2025, 2026])
+    # Of a file that is named twice the name that says more, in any order.
+    for both in ([rides, rides / "year=2025"], [rides / "year=2025", rides]):
+        assert sorted(read(make_parquet_converter(both))["year"].tolist()) == [2024, 2025, 2026]
+
+
+def test_partitions_that_a_choice_in_a_url_names_are_decoded_once(tmp_path: Path) -> None:
+    for name in ("a%3Ab", "c"):
+        write(tmp_path / f"ts={name}", "x.parquet", {"id": [1]})
+    for pattern in (f"{tmp_path}/{{ts=a%3Ab,ts=c}}", f"file://{tmp_path}/{{ts=a%253Ab,ts=c}}"):
+        assert read(make_parquet_converter(pattern))["ts"].tolist() == ["a:b", "c"]
 
 
 def test_links_are_followed_and_not_around_in_a_circle(tmp_path: Path) -> None:
@@ -448,7 +460,13 @@ def test_links_are_followed_and_not_around_in_a_circle(tmp_path: Path) -> None:
         found = read(make_parquet_converter(tmp_path / "data" / pattern))
         assert (found["day"].tolist(), found["id"].tolist()) == ([1, 2], [1, 2])
     (tmp_path / "data" / "y.parquet").unlink()
+    # What is there without the link is not taken twice, unless the link is named.
+    (tmp_path / "data" / "day=0").symlink_to("day=2")
     assert read(make_parquet_converter(tmp_path / "data"))["id"].tolist() == [1, 2]
+    assert read(make_parquet_converter(tmp_path / "data" / "day=[02]"))["id"].tolist() == [2, 2]
+    write(tmp_path / "data" / "_kept", "x.parquet", {"id": [4]})
+    (tmp_path / "data" / "day=4").symlink_to("_kept")
+    assert read(make_parquet_converter(tmp_path / "data"))["id"].tolist() == [1, 2, 4]
 
 
 @pytest.mark.parametrize("link", ["log", "table", "partition", "below", "file"])
@@ -480,11 +498,11 @@ def test_files_of_other_names_are_left_out_with_a_warning_or_taken_where_they_ar
     for name in names[5:]:
         (tmp_path / name).write_text("x")
     (tmp_path / "empty").touch()
-    for url in (tmp_path, tmp_path / "*"):
+    for url in (tmp_path, tmp_path / "*", tmp_path / "**"):
         caplog.clear()
         assert sorted(read(make_parquet_converter(url))["id"].tolist()) == [0, 1, 2, 3]
         assert f"Left out in file://{tmp_path}, as the names do not end with .parquet: 000000_0, e.txt, " in caplog.text
-        assert "and 1 more. If they hold rows, name all files in a list." in caplog.text
+        assert caplog.text.count("and 1 more. If they hold rows, name all files in a list.") == 1
     caplog.clear()
     assert len(make_parquet_converter(tmp_path / "*.parquet")) == 1
     assert sorted(read(make_parquet_converter([tmp_path / name for name in names[:5]]))["id"]) == [0, 1, 2, 3, 4]
