@@ -320,8 +320,10 @@ class Store:
             try:
                 return self.read_range(path, start, end, given_up)
             except TimeoutError as error:
+                if error.__cause__ is not None or num_bytes < _TELLING_BYTES:
+                    raise
                 slow = f"; {num_bytes / 1e6:,.1f} MB were asked for, for which a slow line needs more seconds"
-                raise TimeoutError(f"{error}{slow}") from error.__cause__
+                raise TimeoutError(f"{error}{slow}") from None
 
     def create(self, path: str, data: bytes) -> bool:
         """Create a small file that appears whole, or return False because the name is taken by another content."""

@@ -298,12 +298,12 @@ def test_who_waits_for_a_turn_gives_up_with_those_who_wait_for_an_answer() -> No
 
     def read(number: int) -> str:
         with pytest.raises(TimeoutError) as raised:
-            line.read_in_turn("a", 0, 600_000 + number)
+            line.read_in_turn("a", 0, 1_200_000 + number)
         return str(raised.value)
 
     said = at_once(read, range(4))
     assert time.monotonic() - begin < 1.9
-    assert sum("0.6 MB were asked for, for which a slow line needs more seconds" in text for text in said) == 1
+    assert sum("1.2 MB were asked for, for which a slow line needs more seconds" in text for text in said) == 1
     assert sum("a could not be reached for 1 seconds (timeout_seconds)" in text for text in said) == 3
     given_up = threading.Event()
     given_up.set()
