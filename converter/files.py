@@ -35,7 +35,7 @@ from converter.errors import ConverterError, ReadError, SourceChangedError, Sour
 from converter.local_cache import LocalCache, piece_name
 from converter.manifest import Level, Manifest, Place
 from converter.pages import Chunk, PlainColumn, find_plain_column
-from converter.ranges import Data, Fetched, PartialFile, Range, at_once, merge_ranges
+from converter.ranges import Data, Fetched, PartialFile, Range, Turn, at_once, merge_ranges
 from converter.schema import Field
 from converter.sources import executor
 from converter.sources.parquet import refuse_encrypted
@@ -104,8 +104,10 @@ class DataFiles:
         with named_read_errors(self.storage, self.manifest, number):
             return RowGroup(self, number, self._open_file(int(self.manifest.row_group_file[number])), fetched)
 
-    def fetch(self, numbers: Sequence[int], given_up: threading.Event | None = None) -> dict[int, Fetched]:
-        """The bytes of the wanted columns, row group by row group, all asked for at once.
+    def fetch(
+        self, numbers: Sequence[int], given_up: threading.Event | None = None, turn: Turn | None = None
+    ) -> dict[int, Fetched]:
+        """The bytes of the wanted columns, row group by row group, all asked for at once when it is their turn.
 
         Raises:
             SourceChangedError: a file is not what the manifest says.
@@ -123,10 +125,11 @@ class DataFiles:
         at_once(open_file, list(missing.items()))
         if self._local_cache is not None:
             cache = self._local_cache
-            return dict(zip(numbers, at_once(lambda one: self._fetch_kept(cache, one, given_up), numbers), strict=True))
+            kept = at_once(lambda one: self._fetch_kept(cache, one, given_up), numbers, turn=turn)
+            return dict(zip(numbers, kept, strict=True))
         wanted = [(number, part) for number in numbers for part in self._ranges(number)]
         parts: dict[int, list[tuple[int, Data]]] = {number: [] for number in numbers}
-        fetched = at_once(lambda item: self._fetch_part(*item, given_up), wanted)
+        fetched = at_once(lambda item: self._fetch_part(*item, given_up), wanted, turn=turn)
         for (number, (start, _)), data in zip(wanted, fetched, strict=True):
             parts[number].append((start, data))
         self._check_stamps(numbers, given_up)

@@ -139,20 +139,48 @@ class PartialFile(io.RawIOBase):
         return self._fetch(start, end)
 
 
+class Turn:
+    """A place among those who ask one after the other, so that who came first is answered first."""
+
+    def __init__(self, before: Turn | None = None) -> None:
+        self._before = None if before is None else before.is_over
+        self.is_over: threading.Event = threading.Event()
+
+    def wait(self, given_up: threading.Event | None = None) -> None:
+        """Return once the one before has asked, or nobody waits for answers any more."""
+        while self._before is not None and not self._before.wait(_LOOK_SECONDS):
+            if given_up is not None and given_up.is_set():
+                return
+
+    def end(self) -> None:
+        """Let the next one ask; may be said again."""
+        self.is_over.set()
+
+
 def at_once(
     function: Callable[[Item], Output],
     items: Sequence[Item],
     *,
     threads_count: int = MAX_REQUESTS_AT_ONCE,
     given_up: threading.Event | None = None,
+    turn: Turn | None = None,
 ) -> list[Output]:
-    """`function` of each item, in order, by threads; the first error, also Ctrl-C, ends it and sets `given_up`."""
+    """`function` of each item, in order, by threads; the first error, also Ctrl-C, ends it and sets `given_up`.
+
+    With a `turn` none begins before it has come, and it ends once all have begun or wait for a thread.
+    """
+    if turn is not None:
+        turn.wait(given_up)
     if len(items) == 1:
+        if turn is not None:
+            turn.end()
         return [function(items[0])]
     with futures.ThreadPoolExecutor(
         max(1, min(len(items), threads_count)), thread_name_prefix="converter-fetch"
     ) as pool:
         pending = [pool.submit(function, item) for item in items]
+        if turn is not None:
+            turn.end()
         try:
             return [result_of(one) for one in pending]
         except BaseException:

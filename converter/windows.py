@@ -43,7 +43,7 @@ from converter.files import DataFiles, RowGroup
 from converter.local_cache import open_local_cache
 from converter.manifest import Manifest
 from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
-from converter.ranges import Fetched, result_of
+from converter.ranges import Fetched, Turn, result_of
 from converter.schema import Field
 from converter.storage import Storage
 
@@ -385,9 +385,13 @@ class _WindowReader:
         rows = source.manifest.row_group_rows
         self._first_rows = np.cumsum(rows) - rows
 
-    def fetch(self, piece: Piece) -> Mapping[int, Fetched]:
+    def fetch(self, piece: Piece, turn: Turn | None = None) -> Mapping[int, Fetched]:
         """What lies behind a network of a piece's row groups."""
-        return self._files.fetch(piece.row_groups.tolist(), self.given_up)
+        try:
+            return self._files.fetch(piece.row_groups.tolist(), self.given_up, turn)
+        finally:
+            if turn is not None:
+                turn.end()
 
     def read(self, item: tuple[Piece, Future[Mapping[int, Fetched]] | None]) -> Columns:
         """The piece's rows, in order, in memory of their own."""
@@ -476,17 +480,27 @@ def _fetching(
 ) -> Iterator[Iterator[tuple[Piece, Future[Mapping[int, Fetched]] | None]]]:
     """The pieces, each with what is being fetched of it, where the files lie behind a network.
 
-    In threads of its own, so that the network is busy while the workers decode.
+    In threads of its own, so that the network is busy while the workers decode. Pieces ask in their order: what is
+    wanted first need not wait where a line takes no more.
     """
     if source.storage.is_local:
         yield ((piece, None) for piece in pieces)
         return
     with ThreadPoolExecutor(source.windows_ahead, thread_name_prefix="converter-fetch") as fetchers:
         try:
-            yield ((piece, fetchers.submit(reader.fetch, piece)) for piece in pieces)
+            yield _submitted(fetchers, reader, pieces)
         finally:
             reader.given_up.set()
             fetchers.shutdown(wait=False, cancel_futures=True)
+
+
+def _submitted(
+    fetchers: ThreadPoolExecutor, reader: _WindowReader, pieces: Iterator[Piece]
+) -> Iterator[tuple[Piece, Future[Mapping[int, Fetched]]]]:
+    turn = None
+    for piece in pieces:
+        turn = Turn(turn)
+        yield piece, fetchers.submit(reader.fetch, piece, turn)
 
 
 def read_ahead(

@@ -7,6 +7,7 @@ import decimal
 import io
 import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from converter import (
     windows,
 )
 from converter.storage import FileInfo, Storage
+from converter.stores import Store
 from tests.encrypted import write_encrypted
 from tests.known_rows import concatenate
 
@@ -362,6 +364,29 @@ def test_a_remote_file_of_another_size_is_no_damaged_one(tmp_path: Path, num_row
         for look in (read, lambda one: read(one, local_cache_dir=tmp_path), lambda one: one.statistics):
             with pytest.raises(SourceChangedError, match=r"a\.parquet "):
                 look(converter)
+
+
+def test_what_a_line_does_not_take_at_once_is_asked_for_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(30):
+        put(f"memory://windows/f{number:02d}.parquet", list(range(5 * number, 5 * number + 5)))
+    with make_parquet_converter("memory://windows") as converter:
+        monkeypatch.setattr("converter.stores._SLOW_BYTES_PER_SECOND", 1e-9)
+        monkeypatch.setattr("converter.stores._TIME_USED", 0)
+        read_range, asked = Store.read_range, []
+
+        def read_slowly(store: Store, path: str, start: int, *arguments: Any) -> Any:
+            # Not the footers, which begin with the file where it is this small.
+            if start:
+                asked.append(int(path[-10:-8]) // 5)
+            time.sleep(0.002)
+            return read_range(store, path, start, *arguments)
+
+        monkeypatch.setattr(Store, "read_range", read_slowly)
+        with converter.make_torch_dataloader(batch_size=25, shuffle_window_rows=25, prefetch_batches=6) as batches:
+            assert [batch["id"].tolist() for batch in batches] == [list(range(at, at + 25)) for at in range(0, 150, 25)]
+    assert len(asked) == 30
+    # Threads that began one after the other may arrive the other way round, but never far from it.
+    assert all(window <= number // 5 + 1 for number, window in enumerate(asked)), asked
 
 
 def test_files_of_two_stores_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter.ranges import MAX_REQUEST_BYTES, Fetched, PartialFile, at_once, merge_ranges
+from converter.ranges import MAX_REQUEST_BYTES, Fetched, PartialFile, Turn, at_once, merge_ranges
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 1 << 26), st.integers(1, 1 << 22)).map(lambda one: (one[0], one[0] + one[1])),
@@ -112,3 +112,25 @@ def test_at_once_keeps_the_order_and_raises_the_first_error() -> None:
     assert at_once(lambda number: number * 10, [3, 1, 2]) == [30, 10, 20]
     assert at_once(lambda number: number, [7]) == [7]
     assert at_once(lambda number: number, []) == []
+
+
+def test_who_comes_later_asks_later() -> None:
+    first, asked = Turn(), []
+    second = Turn(first)
+    later = threading.Thread(target=at_once, args=(asked.append, [3, 4]), kwargs={"turn": second})
+    later.start()
+    assert not second.is_over.wait(0.1)
+    at_once(asked.append, [1, 2], turn=first)
+    later.join(10)
+    assert sorted(asked[:2]) == [1, 2]
+    assert sorted(asked[2:]) == [3, 4]
+    at_once(asked.append, [5], turn=Turn(second))
+    assert asked[4:] == [5]
+
+
+def test_nobody_waits_for_a_turn_that_is_not_wanted() -> None:
+    given_up = threading.Event()
+    given_up.set()
+    turn = Turn(Turn())
+    assert at_once(lambda number: number, [1, 2], given_up=given_up, turn=turn) == [1, 2]
+    assert turn.is_over.is_set()
