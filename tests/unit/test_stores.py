@@ -278,9 +278,9 @@ class Line(Store):
 
 
 def test_a_slow_line_is_not_asked_for_more_than_it_brings_in_time() -> None:
-    line = Line(bytes_per_second=1.5e6, timeout_seconds=1.0)
-    parts = at_once(lambda number: line.read_in_turn("a", number, number + 300_000), range(8))
-    assert [len(part) for part in parts] == [300_000] * 8
+    line = Line(bytes_per_second=3e6, timeout_seconds=3.0)
+    parts = at_once(lambda number: line.read_in_turn("a", number, number + 900_000), range(8))
+    assert [len(part) for part in parts] == [900_000] * 8
     assert line.most_at_once == 2
 
 
@@ -315,7 +315,7 @@ def test_who_waits_for_a_turn_gives_up_with_those_who_wait_for_an_answer() -> No
 
 
 def test_a_large_part_has_its_turn_among_small_ones() -> None:
-    line = Line(bytes_per_second=9e6, timeout_seconds=1.0)
+    line = Line(bytes_per_second=3e6, timeout_seconds=3.0)
     is_over = threading.Event()
 
     def read_small_ones(_: int) -> None:
@@ -332,11 +332,11 @@ def test_a_large_part_has_its_turn_among_small_ones() -> None:
 
 
 def test_who_has_hardly_waited_is_not_late_with_others() -> None:
-    line = Line(bytes_per_second=1e7, timeout_seconds=1.0)
+    line = Line(bytes_per_second=1e7, timeout_seconds=4.0)
     counted = line._line = os.getpid(), _Line()
 
     def hang() -> None:
-        with contextlib.suppress(TimeoutError), counted[1].taken(700_000, 1.0, None, TimeoutError):
+        with contextlib.suppress(TimeoutError), counted[1].taken(2_950_000, 4.0, None, TimeoutError):
             time.sleep(0.5)
             raise TimeoutError
 
