@@ -52,6 +52,7 @@ from converter.windows import (
     Transform,
     check_policies,
     default_workers_count,
+    give_up_fetching,
     resolve_names,
 )
 
@@ -1174,9 +1175,11 @@ def _close_remote() -> None:
 
     A thread of the user's that is not over yet may still read: then the last turn must do.
     """
-    ours = (threading.main_thread(), *concurrent.futures.thread._threads_queues)  # noqa: SLF001
-    others = [thread for thread in threading.enumerate() if thread not in ours]
-    if all(thread.daemon for thread in others):
+    pooled = concurrent.futures.thread._threads_queues  # noqa: SLF001
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    # Of ours some may just begin, and stand in no queue yet.
+    if all(thread.daemon or thread.name.startswith("converter-") or thread in pooled for thread in others):
+        give_up_fetching()
         _close_all(is_remote=True)
 
 

@@ -12,6 +12,8 @@ import datetime as dt
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,8 @@ from converter.storage import Storage
 from converter.stores import GivenUpError
 
 _MAX_OPEN_FILES = 256
+_MAX_KEPT_FOOTERS = 16
+_LOOK_SECONDS = 0.05
 _CUT_TEXT_BYTES = 64
 """Of a longer text some writers keep a part as its bound in the footer."""
 
@@ -77,9 +81,9 @@ class DataFiles:
         }
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
-        self._opening: dict[int, threading.Lock] = {}
+        self._opening: dict[int, futures.Future[OpenFile]] = {}
 
-    def row_groups(self, numbers: Sequence[int], fetched: Mapping[int, Fetched] | None = None) -> list[RowGroup]:
+    def row_groups(self, numbers: Sequence[int], fetched: Mapping[int, FetchedGroup] | None = None) -> list[RowGroup]:
         """Row groups by their numbers in the dataset; `fetched` is what lies behind a network.
 
         Raises:
@@ -100,13 +104,19 @@ class DataFiles:
                 if self.storage.identity(name) != file.identity:
                     raise written_again(self.storage, self.manifest, file.number)
 
-    def _row_group(self, number: int, fetched: Fetched | None) -> RowGroup:
+    def _row_group(self, number: int, fetched: FetchedGroup | None) -> RowGroup:
         with named_read_errors(self.storage, self.manifest, number):
-            return RowGroup(self, number, self._open_file(int(self.manifest.row_group_file[number])), fetched)
+            if fetched is not None:
+                return RowGroup(self, number, fetched.file, fetched.parts)
+            return RowGroup(self, number, self._open_file(int(self.manifest.row_group_file[number])), None)
 
     def fetch(
-        self, numbers: Sequence[int], given_up: threading.Event | None = None, turn: Turn | None = None
-    ) -> dict[int, Fetched]:
+        self,
+        numbers: Sequence[int],
+        given_up: threading.Event | None = None,
+        turn: Turn | None = None,
+        pool: futures.ThreadPoolExecutor | None = None,
+    ) -> dict[int, FetchedGroup]:
         """The bytes of the wanted columns, row group by row group, all asked for at once when it is their turn.
 
         Raises:
@@ -114,26 +124,29 @@ class DataFiles:
             ReadError: a file cannot be reached.
         """
         manifest, storage = self.manifest, self.storage
-        missing = {int(manifest.row_group_file[number]): number for number in numbers}
-        with self._lock:
-            missing = {file: number for file, number in missing.items() if file not in self._open}
+        file_of = {number: int(manifest.row_group_file[number]) for number in numbers}
 
-        def open_file(item: tuple[int, int]) -> None:
+        def open_file(item: tuple[int, int]) -> OpenFile:
             with named_read_errors(storage, manifest, item[1]):
-                self._open_file(item[0], given_up)
+                return self._open_file(item[0], given_up)
 
-        at_once(open_file, list(missing.items()))
+        first = {file: number for number, file in file_of.items()}
+        # Held until they are read: more may be on their way than are kept open.
+        opened = dict(zip(first, at_once(open_file, list(first.items())), strict=True))
+        files = {number: opened[file] for number, file in file_of.items()}
         if self._local_cache is not None:
             cache = self._local_cache
-            kept = at_once(lambda one: self._fetch_kept(cache, one, given_up), numbers, turn=turn)
-            return dict(zip(numbers, kept, strict=True))
-        wanted = [(number, part) for number in numbers for part in self._ranges(number)]
+            kept = at_once(
+                lambda one: self._fetch_kept(cache, one, files[one], given_up), numbers, turn=turn, pool=pool
+            )
+            return {number: FetchedGroup(files[number], one) for number, one in zip(numbers, kept, strict=True)}
+        wanted = [(number, part) for number in numbers for part in self._ranges(number, files[number])]
         parts: dict[int, list[tuple[int, Data]]] = {number: [] for number in numbers}
-        fetched = at_once(lambda item: self._fetch_part(*item, given_up), wanted, turn=turn)
+        fetched = at_once(lambda item: self._fetch_part(*item, given_up), wanted, turn=turn, pool=pool)
         for (number, (start, _)), data in zip(wanted, fetched, strict=True):
             parts[number].append((start, data))
         self._check_stamps(numbers, given_up)
-        return {number: Fetched(found) for number, found in parts.items()}
+        return {number: FetchedGroup(files[number], Fetched(found)) for number, found in parts.items()}
 
     def _check_stamps(self, numbers: Sequence[int], given_up: threading.Event | None) -> None:
         """Raise SourceChangedError if a file from which row groups were just fetched was written again before that."""
@@ -146,9 +159,11 @@ class DataFiles:
 
         at_once(check, list({int(self.manifest.row_group_file[number]): number for number in numbers}.values()))
 
-    def _fetch_kept(self, cache: LocalCache, number: int, given_up: threading.Event | None) -> Fetched:
+    def _fetch_kept(
+        self, cache: LocalCache, number: int, opened: OpenFile, given_up: threading.Event | None
+    ) -> Fetched:
         """A row group's bytes, from this host's disk if they were fetched before."""
-        ranges = self._ranges(number)
+        ranges = self._ranges(number, opened)
         file = int(self.manifest.row_group_file[number])
         known = [
             None if one is None else int(one[file]) for one in (self.manifest.file_footers, self.manifest.file_stamps)
@@ -168,9 +183,8 @@ class DataFiles:
         cache = self._local_cache
         return cache is not None and cache.remove("rows", numbers)
 
-    def _ranges(self, number: int) -> list[Range]:
-        file = self._open_file(int(self.manifest.row_group_file[number]))
-        return merge_ranges(file.ranges(file.row_groups(self.manifest.row_group_in_file(number))))
+    def _ranges(self, number: int, opened: OpenFile) -> list[Range]:
+        return merge_ranges(opened.ranges(opened.row_groups(self.manifest.row_group_in_file(number))))
 
     def _fetch_part(self, number: int, part: Range, given_up: threading.Event | None) -> Data:
         with named_read_errors(self.storage, self.manifest, number):
@@ -198,15 +212,36 @@ class DataFiles:
         return pa.PythonFile(PartialFile(int(manifest.file_bytes[file]), fetch), mode="r")
 
     def _open_file(self, file: int, given_up: threading.Event | None = None) -> OpenFile:
-        with self._lock:
-            opening = self._opening.setdefault(file, threading.Lock())
-        # Who comes while a file is being opened waits: behind a network its footer is fetched once.
-        with opening:
-            try:
-                return self._open_alone(file, given_up)
-            finally:
-                with self._lock:
-                    self._opening.pop(file, None)
+        """Who comes while a file is being opened gets the same file or error: its footer is asked for once."""
+        while True:
+            with self._lock:
+                is_first = file not in self._opening
+                opening = self._opening.setdefault(file, futures.Future())
+            if is_first:
+                return self._open_for_all(file, opening, given_up)
+            while not opening.done():
+                if given_up is not None and given_up.is_set():
+                    raise GivenUpError(f"{self.manifest.file_names[file]} is not wanted any more")
+                futures.wait([opening], _LOOK_SECONDS)
+            # Who gave up did so for itself alone.
+            with contextlib.suppress(GivenUpError):
+                return opening.result()
+
+    def _open_for_all(self, file: int, opening: futures.Future[OpenFile], given_up: threading.Event | None) -> OpenFile:
+        error: BaseException | None = None
+        try:
+            opened = self._open_alone(file, given_up)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            with self._lock:
+                self._opening.pop(file, None)
+            if error is None:
+                opening.set_result(opened)
+            else:
+                opening.set_exception(error if isinstance(error, Exception) else GivenUpError("interrupted"))
+        return opened
 
     def _open_alone(self, file: int, given_up: threading.Event | None) -> OpenFile:
         name = self.manifest.file_names[file]
@@ -240,6 +275,14 @@ class DataFiles:
         """Whether there is room for what is known of another row group."""
         with self._lock:
             return sum(file.num_kept_chunks for file in self._open.values()) < _MAX_KEPT_CHUNKS
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedGroup:
+    """What lies behind a network of a row group, and the file that it is part of."""
+
+    file: OpenFile
+    parts: Fetched
 
 
 class OpenFile:
@@ -635,9 +678,33 @@ def named_read_errors(storage: Storage, manifest: Manifest, row_group: int) -> I
         ) from error
 
 
+class Footers:
+    """The footers of the files that are looked through just now, each checked and read once for all its row groups."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[tuple[int, tuple[int, ...] | None], pq.FileMetaData] = OrderedDict()
+
+    def get(self, file: int, identity: tuple[int, ...] | None) -> pq.FileMetaData | None:
+        """What was read of a file that is still the same."""
+        with self._lock:
+            return self._found.get((file, identity))
+
+    def keep(self, file: int, identity: tuple[int, ...] | None, metadata: pq.FileMetaData) -> None:
+        """Keep it while others are few."""
+        with self._lock:
+            self._found[file, identity] = metadata
+            while len(self._found) > _MAX_KEPT_FOOTERS:
+                self._found.popitem(last=False)
+
+
 @contextlib.contextmanager
 def opened_file(
-    storage: Storage, manifest: Manifest, row_group: int, given_up: threading.Event | None = None
+    storage: Storage,
+    manifest: Manifest,
+    row_group: int,
+    given_up: threading.Event | None = None,
+    footers: Footers | None = None,
 ) -> Iterator[pq.ParquetFile]:
     """The open file of a row group; what goes wrong inside is named.
 
@@ -646,17 +713,23 @@ def opened_file(
         ReadError: the row group cannot be decoded.
     """
     file = int(manifest.row_group_file[row_group])
-    with (
-        named_read_errors(storage, manifest, row_group),
-        storage.open_parquet(manifest.file_names[file], given_up=given_up) as opened,
-    ):
-        check_file(storage, manifest, file, opened)
-        parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
-        refuse_encrypted(f"{storage.url}/{manifest.file_names[file]}", opened, parquet.metadata)
-        check_bounds(storage, manifest, file, parquet.metadata, parquet.schema_arrow)
-        yield parquet
-        if not storage.is_local:
-            check_stamp(storage, manifest, file, given_up)
+    name = manifest.file_names[file]
+    with named_read_errors(storage, manifest, row_group):
+        identity = storage.identity(name)
+        metadata = None if footers is None else footers.get(file, identity)
+        num_bytes = None if metadata is None else int(manifest.file_bytes[file])
+        with storage.open_parquet(name, num_bytes, given_up=given_up) as opened:
+            if metadata is None:
+                check_file(storage, manifest, file, opened)
+            parquet = pq.ParquetFile(opened, metadata=metadata, coerce_int96_timestamp_unit="us")
+            if metadata is None:
+                refuse_encrypted(f"{storage.url}/{name}", opened, parquet.metadata)
+                check_bounds(storage, manifest, file, parquet.metadata, parquet.schema_arrow)
+                if footers is not None:
+                    footers.keep(file, identity, parquet.metadata)
+            yield parquet
+            if not storage.is_local:
+                check_stamp(storage, manifest, file, given_up)
 
 
 def read_columns(

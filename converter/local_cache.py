@@ -117,10 +117,14 @@ class LocalCache:
     def remove(self, kind: str, numbers: Sequence[int]) -> bool:
         """Let go of pieces that are not what they should be; whether there were any."""
         wanted = tuple(f"{kind}-{number}-" for number in numbers)
-        names = [name for name in os.listdir(self._folder) if name.startswith(wanted)]
+        try:
+            names = [name for name in os.listdir(self._folder) if name.startswith(wanted)]
+        except OSError:
+            # Somebody removed the folder.
+            return False
         for name in names:
             logger.warning("%s was damaged, and is fetched again.", os.path.join(self._folder, name))
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._folder, name))
         return bool(names)
 
@@ -130,7 +134,8 @@ class LocalCache:
                 if mapped.size() != sum(sizes):
                     return None
                 whole = mapped.read_buffer()
-        except FileNotFoundError:
+        except OSError:
+            # Not there, or out of reach with its folder: then it is fetched.
             return None
         found, start = [], 0
         for size in sizes:
@@ -163,11 +168,10 @@ class LocalCache:
             os.close(lock)
 
     def _keep(self, name: str, parts: Sequence[Data]) -> None:
-        num_bytes = sum(map(len, parts))
-        if self._is_full or not self._has_room(num_bytes):
-            return
         aside = os.path.join(self._folder, f".{uuid.uuid4().hex}.part")
         try:
+            if self._is_full or not self._has_room(sum(map(len, parts))):
+                return
             with open(aside, "xb") as file:
                 file.writelines(parts)
             os.rename(aside, os.path.join(self._folder, name))
@@ -176,7 +180,7 @@ class LocalCache:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 logger.debug("Could not keep %s: %s", name, error)
         finally:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 os.unlink(aside)
 
     def _has_room(self, num_bytes: int) -> bool:

@@ -164,20 +164,21 @@ def at_once(
     threads_count: int = MAX_REQUESTS_AT_ONCE,
     given_up: threading.Event | None = None,
     turn: Turn | None = None,
+    pool: futures.ThreadPoolExecutor | None = None,
 ) -> list[Output]:
     """`function` of each item, in order, by threads; the first error, also Ctrl-C, ends it and sets `given_up`.
 
-    With a `turn` none begins before it has come, and it ends once all have begun or wait for a thread.
+    With a `turn` none begins before it has come, and it ends once all stand in line for a thread. Threads of a `pool`
+    take from all who share it what came first, and who fails does not wait for those that have begun.
     """
     if turn is not None:
         turn.wait(given_up)
-    if len(items) == 1:
-        if turn is not None:
-            turn.end()
+    if pool is None and len(items) == 1:
         return [function(items[0])]
-    with futures.ThreadPoolExecutor(
-        max(1, min(len(items), threads_count)), thread_name_prefix="converter-fetch"
-    ) as pool:
+    with contextlib.ExitStack() as stack:
+        if pool is None:
+            threads_count = max(1, min(len(items), threads_count))
+            pool = stack.enter_context(futures.ThreadPoolExecutor(threads_count, thread_name_prefix="converter-fetch"))
         pending = [pool.submit(function, item) for item in items]
         if turn is not None:
             turn.end()

@@ -27,7 +27,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from converter.columns import decode, ragged_values
-from converter.files import find_places, is_julian, opened_file, read_columns
+from converter.files import Footers, find_places, is_julian, opened_file, read_columns
 from converter.manifest import Manifest, SourceColumn
 from converter.schema import Field, Schema
 from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, select_some, share_rows, split_rows
@@ -79,10 +79,12 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     else:
         may_pass = np.ones(manifest.num_row_groups, np.bool_)
 
+    footers = Footers()
+
     def mask_row_group(row_group: int, given_up: threading.Event) -> Mask:
         num_rows = int(manifest.row_group_rows[row_group])
         already = None if manifest.selection is None else manifest.selection.mask(row_group, num_rows)
-        with opened_file(storage, manifest, row_group, given_up) as parquet:
+        with opened_file(storage, manifest, row_group, given_up, footers) as parquet:
             if may_pass_footer is not None and not may_pass_footer(row_group=row_group, parquet=parquet):
                 return np.zeros(num_rows, np.bool_)
             table = read_columns(storage, manifest, row_group, names, parquet)
@@ -167,9 +169,10 @@ def split_by_key(
     storage: Storage, manifest: Manifest, field: Field, bounds: Sequence[float], *, seed: int
 ) -> list[Selection]:
     """The live rows, each in the part that the hash of its key falls into, so that no key is in two parts."""
+    footers = Footers()
 
     def number_row_group(row_group: int, given_up: threading.Event) -> npt.NDArray[np.int64]:
-        with opened_file(storage, manifest, row_group, given_up) as parquet:
+        with opened_file(storage, manifest, row_group, given_up, footers) as parquet:
             column = read_columns(storage, manifest, row_group, [field.name], parquet).column(0)
             hashes = _hash_column(column, field, seed)
         # The upper 53 bits, so that as a float they are exact.
@@ -293,7 +296,7 @@ def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> _Comp
             comparison = _COMPARISONS[sign](field, pa.scalar(None, kind))
         else:
             comparison = _COMPARISONS[sign](field, values[0])
-        _project(comparison, arrow_schema.empty_table().select([name]))
+        _project(comparison, pa.schema([arrow_schema.field(name)]).empty_table())
         if values and not has_none:
             may_keep = _may_keep(sign, values, [_comparable(bound, kind, values)[0] for bound in (_LEAST, _MOST)])
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:

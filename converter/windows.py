@@ -17,6 +17,7 @@ import logging
 import math
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,11 +40,11 @@ from converter.columns import (
     null_error,
 )
 from converter.errors import ReadError, SourceError
-from converter.files import DataFiles, RowGroup
+from converter.files import DataFiles, FetchedGroup, RowGroup
 from converter.local_cache import open_local_cache
 from converter.manifest import Manifest
 from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
-from converter.ranges import Fetched, Turn, result_of
+from converter.ranges import MAX_REQUESTS_AT_ONCE, Turn, result_of
 from converter.schema import Field
 from converter.storage import Storage
 
@@ -385,28 +386,32 @@ class _WindowReader:
         rows = source.manifest.row_group_rows
         self._first_rows = np.cumsum(rows) - rows
 
-    def fetch(self, piece: Piece, turn: Turn | None = None) -> Mapping[int, Fetched]:
+    def fetch(
+        self, piece: Piece, turn: Turn | None = None, pool: ThreadPoolExecutor | None = None
+    ) -> Mapping[int, FetchedGroup]:
         """What lies behind a network of a piece's row groups."""
         try:
-            return self._files.fetch(piece.row_groups.tolist(), self.given_up, turn)
+            return self._files.fetch(piece.row_groups.tolist(), self.given_up, turn, pool)
         finally:
             if turn is not None:
                 turn.end()
 
-    def read(self, item: tuple[Piece, Future[Mapping[int, Fetched]] | None]) -> Columns:
+    def read(self, item: tuple[Piece, Future[Mapping[int, FetchedGroup]] | None]) -> Columns:
         """The piece's rows, in order, in memory of their own."""
-        piece, fetched = item
-        if fetched is None:
+        piece, fetching = item
+        if fetching is None:
             return self._read(piece, None)
+        # What could not be fetched says nothing of this host's copies.
+        fetched = result_of(fetching)
         try:
-            return self._read(piece, result_of(fetched))
+            return self._read(piece, fetched)
         except ReadError:
             # The store's own bytes, if only this host's copies were damaged.
             if not self._files.remove_copies(piece.row_groups.tolist()):
                 raise
             return self._read(piece, self.fetch(piece))
 
-    def _read(self, piece: Piece, fetched: Mapping[int, Fetched] | None) -> Columns:
+    def _read(self, piece: Piece, fetched: Mapping[int, FetchedGroup] | None) -> Columns:
         groups = self._files.row_groups(piece.row_groups.tolist(), fetched)
         try:
             columns = self._gather(piece, groups)
@@ -477,7 +482,7 @@ class _WindowReader:
 @contextlib.contextmanager
 def _fetching(
     reader: _WindowReader, pieces: Iterator[Piece], source: BatchSource
-) -> Iterator[Iterator[tuple[Piece, Future[Mapping[int, Fetched]] | None]]]:
+) -> Iterator[Iterator[tuple[Piece, Future[Mapping[int, FetchedGroup]] | None]]]:
     """The pieces, each with what is being fetched of it, where the files lie behind a network.
 
     In threads of its own, so that the network is busy while the workers decode. Pieces ask in their order: what is
@@ -486,21 +491,37 @@ def _fetching(
     if source.storage.is_local:
         yield ((piece, None) for piece in pieces)
         return
-    with ThreadPoolExecutor(source.windows_ahead, thread_name_prefix="converter-fetch") as fetchers:
+    ahead = source.windows_ahead
+    with (
+        ThreadPoolExecutor(ahead, thread_name_prefix="converter-fetch") as fetchers,
+        ThreadPoolExecutor(ahead * MAX_REQUESTS_AT_ONCE, thread_name_prefix="converter-fetch") as requests,
+    ):
+        _given_up.add(reader.given_up)
         try:
-            yield _submitted(fetchers, reader, pieces)
+            yield _submitted(fetchers, requests, reader, pieces)
         finally:
             reader.given_up.set()
-            fetchers.shutdown(wait=False, cancel_futures=True)
+            for pool in (fetchers, requests):
+                pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _submitted(
-    fetchers: ThreadPoolExecutor, reader: _WindowReader, pieces: Iterator[Piece]
-) -> Iterator[tuple[Piece, Future[Mapping[int, Fetched]]]]:
+    fetchers: ThreadPoolExecutor, requests: ThreadPoolExecutor, reader: _WindowReader, pieces: Iterator[Piece]
+) -> Iterator[tuple[Piece, Future[Mapping[int, FetchedGroup]]]]:
     turn = None
     for piece in pieces:
         turn = Turn(turn)
-        yield piece, fetchers.submit(reader.fetch, piece, turn)
+        yield piece, fetchers.submit(reader.fetch, piece, turn, requests)
+
+
+_given_up: weakref.WeakSet[threading.Event] = weakref.WeakSet()
+"""Of all who fetch in this process."""
+
+
+def give_up_fetching() -> None:
+    """Wait for no store any more, whoever has left an iterator unfinished: for the interpreter's end."""
+    for given_up in list(_given_up):
+        given_up.set()
 
 
 def read_ahead(

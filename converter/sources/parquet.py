@@ -195,8 +195,9 @@ def _find_files(
 ) -> tuple[Storage, dict[str, dict[str, str | None]]]:
     """The folder above all files, and their names below it, in the order of the names, each with its partition."""
     places: list[_Place] = []
+    looked_at: set[str] = set()
     for url in urls:
-        found_there = _files_of(url, storage_options, timeout_seconds)
+        found_there = _files_of(url, storage_options, timeout_seconds, looked_at)
         # Of a choice `{a,b}` one may be missing.
         if not any(place.names for place in found_there):
             nowhere = found_there[0].folder.url
@@ -238,11 +239,16 @@ class _Place(NamedTuple):
 
 
 def _files_of(
-    url: str, storage_options: StorageOptions | None, timeout_seconds: float, chosen_in: str | None = None
+    url: str,
+    storage_options: StorageOptions | None,
+    timeout_seconds: float,
+    looked_at: set[str],
+    chosen_in: str | None = None,
 ) -> list[_Place]:
     """The folders that a URL names, and the names of files below each: several of them for a choice `{a,b}`.
 
-    Of such a choice `chosen_in` is the path of the folder before the first name with a wildcard.
+    Of such a choice `chosen_in` is the path of the folder before the first name with a wildcard; `looked_at` are the
+    folders that are known to be part of no Delta table.
     """
     is_glob, pattern = _GLOB.search(url) is not None and not url.startswith(("http://", "https://")), ""
     # Whoever named a folder `run[1]` means that one; with a question mark in it not every store would look there.
@@ -257,13 +263,13 @@ def _files_of(
                 with contextlib.suppress(ValueError):
                     chosen_in = open_storage(_split_glob(url)[0], storage_options, timeout_seconds).path()
             found = [
-                _files_of(f"{before}{one}{behind}", storage_options, timeout_seconds, chosen_in or "")
+                _files_of(f"{before}{one}{behind}", storage_options, timeout_seconds, looked_at, chosen_in or "")
                 for one in braces[1].split(",")
             ]
             return list(itertools.chain.from_iterable(found))
         fixed, pattern = _split_glob(url)
         place = open_storage(fixed, storage_options, timeout_seconds)
-    _refuse_delta(place)
+    _refuse_delta(place, looked_at)
     is_below = chosen_in and place.path().startswith(posixpath.join(chosen_in, ""))
     above = posixpath.relpath(place.path(), chosen_in) if is_below else ""
     if place.is_at_a_file:
@@ -275,7 +281,7 @@ def _files_of(
             "file, in a list.",
             path=place.url,
         )
-    walk = _Walk(root=place.real_path(), left_out=set())
+    walk = _Walk(root=place.real_path(), left_out=set(), looked_at=looked_at)
     names = sorted(set(_walk(place, pattern, walk)))
     if walk.left_out:
         some = sorted(walk.left_out)
@@ -301,6 +307,9 @@ class _Walk(NamedTuple):
     root: str
     left_out: set[str]
     """The files, by their paths below the first folder, whose names do not end as Parquet's do."""
+
+    looked_at: set[str]
+    """As of `_files_of`."""
 
     def leads_back(self, target: str) -> bool:
         """Whether a link's target is reached without the link."""
@@ -336,7 +345,7 @@ def _walk(
                 is_circle = any(posixpath.join(one, "").startswith(posixpath.join(target, "")) for one in followed)
                 if is_circle or ((not first or is_any) and walk.leads_back(target)):
                     continue
-                _refuse_delta(inner)
+                _refuse_delta(inner, walk.looked_at)
             yield from _walk(inner, pattern if is_any else rest, walk, below, followed)
         elif not rest and not is_any:
             if info.name.lower().endswith(_ENDINGS):
@@ -345,13 +354,19 @@ def _walk(
                 walk.left_out.add(below)
 
 
-def _refuse_delta(place: Storage) -> None:
-    """Refuse a Delta table's folder, or one within it: the files alone would bring deleted rows back."""
+def _refuse_delta(place: Storage, looked_at: set[str]) -> None:
+    """Refuse a Delta table's folder, or one within it: the files alone would bring deleted rows back.
+
+    What was looked at before, with all above it, is not looked at again.
+    """
     # A link may lead into a table.
     for start in dict.fromkeys((place.path(), place.real_path())):
         path = start
         while place.has_folders:
             folder = place.at(path)
+            if folder.url in looked_at:
+                break
+            looked_at.add(folder.url)
             # A file may be read where its folder, or one above, may not be listed.
             with contextlib.suppress(PermissionError):
                 if any(info.name == _DELTA_LOG and folder.leads_to_folder(info) for info in folder.list()):

@@ -7,7 +7,10 @@ import decimal
 import io
 import os
 import pickle
+import shutil
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ from converter import (
 from converter.storage import FileInfo, Storage
 from converter.stores import Store
 from tests.encrypted import write_encrypted
-from tests.known_rows import concatenate
+from tests.known_rows import concatenate, run_python
 
 TIMES = np.array(["1969-12-31T23:59:59.999999", "2026-11-21T01:02:03", "9999-01-01"], "datetime64[us]").tolist()
 
@@ -387,6 +390,136 @@ def test_what_a_line_does_not_take_at_once_is_asked_for_window_by_window(monkeyp
     assert len(asked) == 30
     # Threads that began one after the other may arrive the other way round, but never far from it.
     assert all(window <= number // 5 + 1 for number, window in enumerate(asked)), asked
+
+
+class Hanging:
+    """Requests of Parquet's data that hang from some moment on, and whose they are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_begun, self.is_over = threading.Event(), threading.Event()
+        self.asked: list[tuple[str, int]] = []
+        read_range = Store.read_range
+
+        def read(store: Store, path: str, start: int, end: int, given_up: threading.Event | None = None) -> Any:
+            self.asked.append((path, start))
+            if self.has_begun.is_set():
+                store.ask(lambda _: self.is_over.wait(60), path=path, given_up=given_up)
+            return read_range(store, path, start, end, given_up)
+
+        monkeypatch.setattr(Store, "read_range", read)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    found = Hanging(monkeypatch)
+    yield found
+    found.is_over.set()
+
+
+def test_a_footer_is_asked_for_once_also_where_more_files_are_on_their_way_than_are_kept_open(
+    monkeypatch: pytest.MonkeyPatch, hanging: Hanging
+) -> None:
+    for number in range(60):
+        put(f"memory://many/f{number:02d}.parquet", [number])
+    with make_parquet_converter("memory://many") as converter:
+        monkeypatch.setattr("converter.files._MAX_OPEN_FILES", 5)
+        hanging.asked.clear()
+        ids = read(converter, shuffle_window_rows=10, prefetch_batches=8, workers_count=4)["id"]
+        assert ids.tolist() == list(range(60))
+    assert sorted(hanging.asked) == sorted((f"/many/f{n:02d}.parquet", start) for n in range(60) for start in (0, 4))
+
+
+def test_who_waits_for_a_file_that_cannot_be_opened_does_not_try_again(hanging: Hanging) -> None:
+    content = io.BytesIO()
+    pq.write_table(pa.table({"id": range(60)}), content, row_group_size=1)
+    fsspec.filesystem("memory").pipe_file("/one/a.parquet", content.getvalue())
+    with make_parquet_converter("memory://one", timeout_seconds=2) as converter:
+        hanging.asked.clear()
+        hanging.has_begun.set()
+        with pytest.raises(ReadError, match=r"a\.parquet could not be reached for 2 seconds"):
+            read(converter, batch_size=1, shuffle_window_rows=1, prefetch_batches=8, workers_count=4)
+    # Who comes later than that asks once more.
+    assert len(hanging.asked) <= 3
+
+
+def test_a_store_that_is_away_costs_no_copy(tmp_path: Path, hanging: Hanging) -> None:
+    for number in range(20):
+        put(f"memory://copied/f{number:02d}.parquet", [number])
+    with make_parquet_converter("memory://copied", timeout_seconds=1) as converter:
+        read(converter, local_cache_dir=tmp_path)
+        copies = sorted(tmp_path.glob("*/*/rows-*"))
+        assert len(copies) == 20
+        copies.pop().unlink()
+        hanging.asked.clear()
+        hanging.has_begun.set()
+        with pytest.raises(ReadError, match=r"\.parquet cannot be fetched: .*could not be reached for 1 seconds"):
+            read(converter, local_cache_dir=tmp_path)
+    assert sorted(tmp_path.glob("*/*/rows-*")) == copies
+    assert len(hanging.asked) == 1
+
+
+@pytest.mark.parametrize("instead", ["nothing", "a file"])
+def test_a_local_cache_that_somebody_removes_costs_no_row(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, instead: str
+) -> None:
+    for number in range(20):
+        put(f"memory://removed/f{number:02d}.parquet", [number])
+    with (
+        make_parquet_converter("memory://removed") as converter,
+        converter.make_batch_reader(batch_size=1, shuffle_window_rows=1, local_cache_dir=tmp_path) as reader,
+    ):
+        found = []
+        for batch in reader:
+            if not found:
+                shutil.rmtree(tmp_path)
+                if instead == "a file":
+                    tmp_path.touch()
+            found += batch["id"].tolist()
+        assert found == list(range(20))
+    assert "what does not fit is fetched each time" in caplog.text
+
+
+def leave_an_iterator_unfinished() -> None:
+    """In a process of its own, whose end follows."""
+    for number in range(300):
+        put(f"memory://left/f{number:03d}.parquet", [number])
+    hanging = Hanging(pytest.MonkeyPatch())
+    converter = make_parquet_converter("memory://left", timeout_seconds=600)
+    reader = converter.make_batch_reader(batch_size=4, shuffle_window_rows=8, prefetch_batches=16)
+    globals()["kept"] = iterator = iter(reader)
+    next(iterator)
+    hanging.has_begun.set()
+
+
+def test_the_interpreters_end_does_not_wait_for_a_store_that_hangs() -> None:
+    run_python(leave_an_iterator_unfinished)
+
+
+def test_folders_above_many_files_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [write(tmp_path / "a" / "b", f"f{number:02d}.parquet", {"id": [number]}) for number in range(50)]
+    listed: list[str] = []
+    list_folder = Storage.list
+
+    def list_and_count(storage: Storage) -> Any:
+        listed.append(storage.path())
+        return list_folder(storage)
+
+    monkeypatch.setattr(Storage, "list", list_and_count)
+    with make_parquet_converter([str(file) for file in files]) as converter:
+        assert len(converter) == 50
+    assert len(listed) == len(set(listed))
+
+
+def test_a_footer_is_read_once_where_a_filter_looks_at_its_row_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "a.parquet", {"id": range(300), "x": [1, 2, 3] * 100}, row_group_size=3)
+    looked_at = []
+    monkeypatch.setattr("converter.files.check_file", lambda *arguments: looked_at.append(arguments[2]))
+    with make_parquet_converter(tmp_path) as converter:
+        assert len(converter.where([("x", "=", 2)])) == 100
+        # One for the bounds and one for the rows, and of several threads those that came first.
+        assert len(looked_at) < 12
 
 
 def test_files_of_two_stores_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -117,15 +118,28 @@ def test_at_once_keeps_the_order_and_raises_the_first_error() -> None:
 def test_who_comes_later_asks_later() -> None:
     first, asked = Turn(), []
     second = Turn(first)
-    later = threading.Thread(target=at_once, args=(asked.append, [3, 4]), kwargs={"turn": second})
-    later.start()
-    assert not second.is_over.wait(0.1)
-    at_once(asked.append, [1, 2], turn=first)
-    later.join(10)
-    assert sorted(asked[:2]) == [1, 2]
-    assert sorted(asked[2:]) == [3, 4]
-    at_once(asked.append, [5], turn=Turn(second))
-    assert asked[4:] == [5]
+    with ThreadPoolExecutor(1) as pool:
+        later = threading.Thread(target=at_once, args=(asked.append, [3, 4]), kwargs={"turn": second, "pool": pool})
+        later.start()
+        assert not second.is_over.wait(0.1)
+        at_once(asked.append, [1, 2], turn=first, pool=pool)
+        later.join(10)
+        assert asked == [1, 2, 3, 4]
+        assert at_once(lambda number: number, [5], turn=Turn(second), pool=pool) == [5]
+
+
+def test_who_fails_does_not_wait_for_what_others_began_in_the_same_threads() -> None:
+    held = threading.Event()
+
+    def work(number: int) -> None:
+        if number:
+            raise ValueError("one")
+        held.wait(60)
+
+    with ThreadPoolExecutor(2) as pool:
+        with pytest.raises(ValueError, match="one"):
+            at_once(work, [1, 0], pool=pool)
+        held.set()
 
 
 def test_nobody_waits_for_a_turn_that_is_not_wanted() -> None:
