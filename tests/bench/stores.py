@@ -240,13 +240,14 @@ def windows_of(made: Any) -> tuple[int, list[list[Part]]]:
     """How many threads read windows, and the requests of each window of the first shuffled epoch."""
     with made.make_batch_reader(batch_size=BATCH_SIZE, shuffle=True) as reader:
         source = reader._epochs.source
-        files = source.open_files()
+        files, manifest = source.open_files(), source.manifest
+
+        def parts(number: int) -> list[Part]:
+            file = int(manifest.row_group_file[number])
+            return [(manifest.file_names[file], *part) for part in files._ranges(number, files._open_file(file))]
+
         return source.workers_count, [
-            [
-                (source.manifest.file_names[int(source.manifest.row_group_file[number])], *part)
-                for number in piece.row_groups.tolist()
-                for part in files._ranges(number)
-            ]
+            [part for number in piece.row_groups.tolist() for part in parts(number)]
             for piece in source.plan(0).pieces()
         ]
 
