@@ -215,10 +215,11 @@ class DataFiles:
         """Who comes while a file is being opened gets the same file or error: its footer is asked for once."""
         while True:
             with self._lock:
-                is_first = file not in self._opening
-                opening = self._opening.setdefault(file, futures.Future())
-            if is_first:
-                return self._open_for_all(file, opening, given_up)
+                opening = self._opening.get(file)
+                if opening is None:
+                    own = self._opening[file] = futures.Future()
+            if opening is None:
+                return self._open_for_all(file, own, given_up)
             while not opening.done():
                 if given_up is not None and given_up.is_set():
                     raise GivenUpError(f"{self.manifest.file_names[file]} is not wanted any more")

@@ -366,6 +366,11 @@ class Storage:
         found: Data = self._filesystem.read_in_turn(self.path(name), start, end, given_up)
         return found
 
+    def share_line(self, processes_count: int) -> None:
+        """Say how many processes, this one among them, read from a remote store at the same time."""
+        if not self.is_local:
+            self._filesystem.share_line(processes_count)
+
     def open_parquet(
         self, name: str, num_bytes: int | None = None, given_up: threading.Event | None = None
     ) -> pa.NativeFile:

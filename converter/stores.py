@@ -37,7 +37,7 @@ from fsspec.asyn import sync
 from fsspec.implementations.dirfs import DirFileSystem
 
 from converter.errors import MissingDependencyError
-from converter.ranges import Data
+from converter.ranges import MAX_REQUEST_BYTES, Data
 from converter.sources import executor
 from converter.sources.redaction import errors_behind, hide_secrets, is_secret, shows_secrets
 
@@ -313,10 +313,8 @@ class Store:
 
     def read_in_turn(self, path: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
         """The same, once those that are asked for leave room for it on the line."""
-        num_bytes, pid = end - start, os.getpid()
-        if self._line is None or self._line[0] != pid:
-            self._line = pid, _Line()
-        with self._line[1].taken(num_bytes, self.timeout_seconds, given_up, lambda: self._too_late(path)):
+        num_bytes = end - start
+        with self._own_line().taken(num_bytes, self.timeout_seconds, given_up, lambda: self._too_late(path)):
             try:
                 return self.read_range(path, start, end, given_up)
             except TimeoutError as error:
@@ -324,6 +322,16 @@ class Store:
                     raise
                 slow = f"; {num_bytes / 1e6:,.1f} MB were asked for, for which a slow line needs more seconds"
                 raise TimeoutError(f"{error}{slow}") from None
+
+    def share_line(self, processes_count: int) -> None:
+        """Count with so many processes, this one among them, that read at the same time."""
+        self._own_line().processes_count = processes_count
+
+    def _own_line(self) -> _Line:
+        pid = os.getpid()
+        if self._line is None or self._line[0] != pid:
+            self._line = pid, _Line()
+        return self._line[1]
 
     def create(self, path: str, data: bytes) -> bool:
         """Create a small file that appears whole, or return False because the name is taken by another content."""
@@ -1081,6 +1089,9 @@ class _Line:
     """
 
     def __init__(self) -> None:
+        self.processes_count = 1
+        """Who share it, as far as is known: a share is what is counted with until an answer tells how fast it is."""
+
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
         self._num_bytes = self._num_late = 0
@@ -1126,9 +1137,7 @@ class _Line:
         self._waiting.append(turn)
         try:
             while self._waiting[0] is not turn or (
-                self._num_bytes
-                and self._num_bytes + num_bytes
-                > timeout_seconds * max(_SLOW_BYTES_PER_SECOND, _TIME_USED * self._bytes_per_second)
+                self._num_bytes and self._num_bytes + num_bytes > self._room_bytes(timeout_seconds)
             ):
                 if given_up is not None and given_up.is_set():
                     raise GivenUpError("the answer is not wanted any more")
@@ -1140,6 +1149,11 @@ class _Line:
         finally:
             self._waiting.remove(turn)
             self._changed.notify_all()
+
+    def _room_bytes(self, timeout_seconds: float) -> float:
+        slow = timeout_seconds * _SLOW_BYTES_PER_SECOND
+        share = max(slow / self.processes_count, min(slow, MAX_REQUEST_BYTES))
+        return max(share, timeout_seconds * _TIME_USED * self._bytes_per_second)
 
 
 class _NoAnswerError(Exception):

@@ -56,6 +56,9 @@ NOT_PADDED = VALID_SUFFIX
 """What every batch has with `uneven="pad"`: False for a row that another shard reads too."""
 
 _FIRST_PART = 8
+_MAX_FETCHERS = 64
+_MAX_REQUESTS = 128
+"""At once in one process (both are guesses); what may be on its way is bounded in bytes too, see `stores`."""
 
 Transform = Callable[..., Mapping[str, Any]]
 """A user's function of a whole batch, and if it takes a second argument, of a random generator."""
@@ -167,8 +170,12 @@ class BatchSource:
             past=(),
         )
 
-    def open_files(self) -> DataFiles:
-        """The data files for `runs`: what keeps them over epochs need not map them anew, a third of the reading."""
+    def open_files(self, processes_count: int = 1) -> DataFiles:
+        """The data files for `runs`: what keeps them over epochs need not map them anew, a third of the reading.
+
+        `processes_count` are those that read this shard together.
+        """
+        self.storage.share_line(self.shard.count * processes_count)
         cache, manifest = None, self.manifest
         is_ours_or_of_a_log = manifest.source_columns is None or manifest.version is not None
         if self.local_cache_dir is None or self.storage.is_local:
@@ -491,10 +498,12 @@ def _fetching(
     if source.storage.is_local:
         yield ((piece, None) for piece in pieces)
         return
-    ahead = source.windows_ahead
+    # What is further ahead waits in line: a thousand small windows need not be a thousand threads.
+    fetchers_count = min(source.windows_ahead, _MAX_FETCHERS)
+    requests_count = min(source.windows_ahead * MAX_REQUESTS_AT_ONCE, _MAX_REQUESTS)
     with (
-        ThreadPoolExecutor(ahead, thread_name_prefix="converter-fetch") as fetchers,
-        ThreadPoolExecutor(ahead * MAX_REQUESTS_AT_ONCE, thread_name_prefix="converter-fetch") as requests,
+        ThreadPoolExecutor(fetchers_count, thread_name_prefix="converter-fetch") as fetchers,
+        ThreadPoolExecutor(requests_count, thread_name_prefix="converter-fetch") as requests,
     ):
         _given_up.add(reader.given_up)
         try:

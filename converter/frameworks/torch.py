@@ -304,7 +304,7 @@ class _Runs(IterableDataset[list[Batch]]):
         epochs = Epochs(self._source, self._num_epochs)
         epoch, epochs_done = self._begin.tolist()
         epochs.begin_at(epoch, epochs_done, self._past)
-        item, files = 0, self._source.open_files()
+        item, files = 0, self._source.open_files(count)
         for _, plan in epochs.plans(epochs.next):
             for batches in plan.batch_runs():
                 if item % count == index:

@@ -368,6 +368,33 @@ def test_a_remote_file_of_another_size_is_no_damaged_one(tmp_path: Path, num_row
                 look(converter)
 
 
+@pytest.mark.parametrize(("num_workers", "processes_count"), [(0, 3), (2, 6)])
+def test_ranks_and_their_workers_share_a_line(
+    num_workers: int, processes_count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = tmp_path / "said"
+
+    def share_line(_: Store, count: int) -> None:
+        # In a file, as worker processes say it too.
+        with said.open("a") as file:
+            file.write(f"{count}\n")
+
+    monkeypatch.setattr(Store, "share_line", share_line)
+    put("memory://shared/f0.parquet", list(range(12)))
+    with (
+        make_parquet_converter("memory://shared") as converter,
+        converter.make_torch_dataloader(
+            batch_size=2,
+            cur_shard=1,
+            shard_count=3,
+            num_workers=num_workers,
+            multiprocessing_context="fork" if num_workers else None,
+        ) as loader,
+    ):
+        assert len(list(loader)) == 2
+    assert set(said.read_text().split()) == {str(processes_count)}
+
+
 def test_what_a_line_does_not_take_at_once_is_asked_for_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(30):
         put(f"memory://windows/f{number:02d}.parquet", list(range(5 * number, 5 * number + 5)))

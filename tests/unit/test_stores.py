@@ -294,6 +294,29 @@ def test_a_fast_line_is_asked_for_all_once_an_answer_was_fast() -> None:
     assert line.most_at_once > 2
 
 
+@pytest.mark.parametrize(
+    ("processes_count", "timeout_seconds", "room_bytes"),
+    [(1, 120, 90_000_000), (4, 120, 22_500_000), (1000, 120, 8 << 20), (4, 16, 8 << 20), (4, 2, 1_500_000)],
+)
+def test_who_shares_a_line_counts_with_a_share_until_it_is_known(
+    processes_count: int, timeout_seconds: float, room_bytes: float
+) -> None:
+    store = Store({}, protocol="memory")
+    store.share_line(processes_count)
+    line = store._own_line()
+    assert line._room_bytes(timeout_seconds) == room_bytes
+    line._bytes_per_second = 100e6
+    assert line._room_bytes(timeout_seconds) == timeout_seconds * 25e6
+
+
+def test_a_shared_line_is_asked_for_less_at_once() -> None:
+    line = Line(bytes_per_second=1e9, timeout_seconds=16.0)
+    line.share_line(4)
+    # Too short to tell how fast the line is; twelve would fit on a line of one's own.
+    at_once(lambda number: line.read_in_turn("a", number, number + 1_000_000), range(16))
+    assert line.most_at_once <= 8
+
+
 def test_who_waits_for_a_turn_gives_up_with_those_who_wait_for_an_answer() -> None:
     line = Line(bytes_per_second=1.0, timeout_seconds=1.0)
     begin = time.monotonic()
