@@ -22,12 +22,13 @@ import random
 import re
 import socket
 import ssl
+import sys
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
@@ -92,6 +93,7 @@ _AZURE_SCOPE = "https://storage.azure.com/.default"
 _AZURE_CREDENTIALS = ("connection_string", "account_key", "sas_token", "credential", "client_secret")
 _AZURE_BLOBS = "blob.core.windows.net"
 _AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
+_AZURE_CONNECTION = "AZURE_STORAGE_CONNECTION_STRING"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _FSSPEC_OPTIONS = {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop"}
 """What every filesystem of fsspec takes."""
@@ -755,7 +757,8 @@ class AzureStore(Store):
         """The path of a URL on this account, with the container; a `?` or `#` is a sign of a name like any."""
         scheme, netloc, path = _split_url(url)
         container, _, host = netloc.partition("@")
-        account, known = host.partition(".")[0], self.options.get("account_name") or _account_in(self.options)
+        account, known = host.partition(".")[0], self.options.get("account_name")
+        known = known or _account_in(self.options.get("connection_string"))
         is_other = scheme not in _AZURE_SCHEMES or bool(account and known and account != known)
         return None if is_other else f"{container}{path}"
 
@@ -947,22 +950,28 @@ def _check_signs(text: str, shown: str) -> None:
 def _open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:
     place = parse_azure_url(url)
     found = dict(options)
-    account = place.account or found.get("account_name") or _account_in(found) or os.environ.get(_AZURE_ACCOUNT)
+    said, who = _account_in(found.get("connection_string")), "the connection string"
+    if "connection_string" not in found and os.environ.get(_AZURE_CONNECTION):
+        # adlfs takes it before all else that it is given.
+        said, who = _account_in(os.environ[_AZURE_CONNECTION]), f"the environment variable {_AZURE_CONNECTION}"
+    account = place.account or found.get("account_name") or said or os.environ.get(_AZURE_ACCOUNT)
     if account is None:
-        raise ValueError(
-            f"{url.partition('?')[0]} names no account. Write abfss://container@account.dfs.core.windows.net/path, or "
-            f"give storage_options={{'account_name': …}} or the environment variable {_AZURE_ACCOUNT}."
-        )
+        default = _default_place_of_spark()
+        if default is None or default.account is None:
+            raise ValueError(
+                f"{url.partition('?')[0]} names no account. Write abfss://container@account.dfs.core.windows.net/path, "
+                f"or give storage_options={{'account_name': …}} or the environment variable {_AZURE_ACCOUNT}; a Spark "
+                "session whose fs.defaultFS is on Azure says it too."
+            )
+        place = replace(place, account=default.account, host=default.host, account_host=default.account_host)
+        account = default.account
     host = place.host or f"{account}.dfs.core.windows.net"
     shown = f"{place.scheme}://{place.container}@{host}/{place.path}".rstrip("/")
     _check_names(place.path, shown)
     _check_signs(place.path, shown)
     _require("adlfs", shown, "azure")
-    said = _account_in(found)
-    if place.account is not None and said is not None and said != place.account:
-        raise ValueError(
-            f"{shown} is of the account {place.account!r}, and the connection string of {said!r}; give those of one."
-        )
+    if said not in (None, account):
+        raise ValueError(f"{shown} is of the account {account!r}, and {who} of {said!r}; give those of one.")
     if "connection_string" not in found:
         found["account_name"] = account
     if place.account_host is not None:
@@ -1040,11 +1049,21 @@ def parse_azure_url(url: str) -> AzurePlace:
     )
 
 
-def _account_in(options: Mapping[str, Any]) -> str | None:
+def _account_in(connection_string: Any) -> str | None:
     """The account that a connection string names."""
-    text = options.get("connection_string")
-    found = re.search(r"AccountName=([^;]+)", text) if isinstance(text, str) else None
+    found = re.search(r"AccountName=([^;]+)", connection_string) if isinstance(connection_string, str) else None
     return None if found is None else found[1]
+
+
+def _default_place_of_spark() -> AzurePlace | None:
+    """Where a Spark session of this process keeps what has no scheme, if that is on Azure: Synapse and Fabric do so."""
+    sql: Any = sys.modules.get("pyspark.sql")
+    # Without a session, or with one that has been stopped, nobody says anything.
+    with contextlib.suppress(Exception):
+        session = sql.SparkSession.getActiveSession()
+        confs = session.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 (there is no other way)
+        return parse_azure_url(str(confs.get("fs.defaultFS")))
+    return None
 
 
 def _require(module: str, url: str, extra: str) -> None:

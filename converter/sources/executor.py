@@ -20,17 +20,20 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
+import datetime as dt
 import gc
 import inspect
 import io
 import json
 import math
 import os
+import re
 import threading
 import time
 import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
 
 import numpy as np
 import pyarrow as pa
@@ -78,6 +81,11 @@ _AZURE_BLOCK_BYTES = 8 << 20
 _AZURE_PATIENCE = {"initial_backoff": 0, "increment_base": 2, "random_jitter_range": 0.25, "total_retries": 5,
                    "connect_retries": 5, "read_retries": 5, "status_retries": 5}  # fmt: skip
 """Azure's own begins with 15 seconds: asked again after 2, 4, 8, 16 and 32 seconds, within the default time."""
+
+_RENEW_SECONDS = 300.0
+_ASK_AGAIN_SECONDS = 5.0
+_SIGNATURE_SECONDS = 20.0
+"""Of a signature: how long before its end another is asked for, as azure-core does; after a failure; waited for."""
 
 _LAST_WAIT_SECONDS = 5.0
 
@@ -480,6 +488,8 @@ def open_filesystem(store: dict[str, Any] | None, **more: Any) -> Any:
         options = {"blocksize": _AZURE_BLOCK_BYTES} | options
     if callable(options.get("credential")) or hasattr(options.get("credential"), "get_token"):
         options = options | {"credential": _async_credential(options["credential"])}
+    if callable(options.get("sas_token")):
+        options = options | {"credential": _renewed_signature(options["sas_token"]), "sas_token": None}
     found = fsspec.filesystem(store["protocol"], **options)
     policy = getattr(getattr(getattr(found, "service_client", None), "_config", None), "retry_policy", None)
     for name, value in _AZURE_PATIENCE.items():
@@ -574,6 +584,67 @@ def _async_credential(provider: Any) -> Any:
             pass
 
     return Credential()
+
+
+def _renewed_signature(provider: Callable[[], str]) -> Any:
+    """What adlfs takes for a shared access signature that ends, from a function that gives one.
+
+    It is asked again, in a thread beside, once half of a signature's time is over, or five minutes are left of it.
+    """
+    from azure.core.credentials import AzureSasCredential
+
+    def ask() -> str:
+        found = provider()
+        if not isinstance(found, str) or "sig=" not in found:
+            kind = "a text without sig=" if isinstance(found, str) else type(found).__name__
+            raise TypeError(f"storage_options['sas_token'] gave {kind}, where a shared access signature was expected")
+        return found.removeprefix("?")
+
+    class Signature(AzureSasCredential):
+        def __init__(self) -> None:
+            super().__init__(ask())
+            self._asking = threading.Lock()
+            self._asked = threading.Event()
+            self._ends = self._renew_at = 0.0
+            self._take(super().signature)
+
+        @property
+        def signature(self) -> str:
+            now = time.time()
+            if now > self._renew_at and self._asking.acquire(blocking=False):
+                self._asked.clear()
+                threading.Thread(target=self._renew, name=TOKEN_THREAD, daemon=True).start()
+            if now > self._ends:
+                # All requests of this process wait: there is none that could be sent. Not for ever.
+                self._asked.wait(_SIGNATURE_SECONDS)
+            return super().signature
+
+        def _take(self, signature: str) -> None:
+            now = time.time()
+            self._ends = signature_expiry(signature)
+            self._renew_at = now + max(self._ends - now - _RENEW_SECONDS, (self._ends - now) / 2)
+            self.update(signature)
+
+        def _renew(self) -> None:
+            try:
+                self._take(ask())
+            except BaseException:  # noqa: BLE001 (the old one may still do; what the store then says is raised)
+                self._renew_at = time.time() + _ASK_AGAIN_SECONDS
+            finally:
+                self._asked.set()
+                self._asking.release()
+
+    return Signature()
+
+
+def signature_expiry(signature: str) -> float:
+    """When a shared access signature ends, in seconds since 1970; in ten minutes where it does not say."""
+    with contextlib.suppress(ValueError, KeyError):
+        # Python 3.10 reads neither a Z nor seven digits.
+        text = re.sub(r"\.\d+", "", parse_qs(signature)["se"][0]).replace("Z", "+00:00")
+        found = dt.datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)).timestamp()
+    return time.time() + 600
 
 
 def token_expiry(token: str) -> int:

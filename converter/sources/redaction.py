@@ -17,6 +17,8 @@ _SECRET_NAME = re.compile(
     r"|(?<![a-z])(?:auth|sas)(?![a-z])",
     re.IGNORECASE,
 )
+_HELD_NAME = re.compile(r"secret|password|passphrase|private|credential|assertion")
+"""Where azure-identity's objects keep what they get their tokens by."""
 
 
 def hide_secrets(text: str, options: Mapping[str, Any]) -> str:
@@ -45,7 +47,7 @@ def errors_behind(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Whether an option must not be seen; a callable or an object of azure-identity gives secrets, and holds none."""
+    """Whether an option must not be seen, or holds what must not; what gives secrets when it is asked need not."""
     if isinstance(value, Mapping):
         return any(is_secret(str(inner), one) for inner, one in value.items())
     if isinstance(value, (list, tuple)):
@@ -60,12 +62,31 @@ def is_secret(name: str, value: Any) -> bool:
 
 
 def _held_secrets(value: Any) -> list[str]:
-    """What azure-core's credentials of one key or signature hold: they are no providers."""
-    if not type(value).__module__.startswith("azure.core."):
-        return []
-    found = [getattr(value, "signature", None), getattr(value, "key", None)]
-    found.append(getattr(getattr(value, "named_key", None), "key", None))
-    return [one for one in found if isinstance(one, str)]
+    """What credentials of Azure hold: a key or a signature, and those that ask for tokens a password, say."""
+    module = type(value).__module__
+    if module.startswith("azure.core."):
+        held = [getattr(value, "signature", None), getattr(value, "key", None)]
+        held.append(getattr(getattr(value, "named_key", None), "key", None))
+        return [one for one in held if isinstance(one, str)]
+    return list(_held_in(value, "", set())) if module.startswith("azure.identity") else []
+
+
+def _held_in(value: Any, name: str, seen: set[int]) -> Iterator[str]:
+    if isinstance(value, (str, bytes)):
+        if value and _HELD_NAME.search(name):
+            yield value.decode(errors="replace") if isinstance(value, bytes) else value
+    elif id(value) not in seen:
+        # One of a chain may hold what another one uses.
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            inner = [(str(key), one) for key, one in value.items()]
+        elif isinstance(value, (list, tuple)):
+            inner = [(name, one) for one in value]
+        else:
+            is_own = type(value).__module__.startswith("azure.identity")
+            inner = list(vars(value).items()) if is_own and hasattr(value, "__dict__") else []
+        for key, one in inner:
+            yield from _held_in(one, key, seen)
 
 
 def _secrets_in(options: Mapping[str, Any]) -> list[str]:
