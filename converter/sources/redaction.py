@@ -17,7 +17,7 @@ _SECRET_NAME = re.compile(
     r"|(?<![a-z])(?:auth|sas)(?![a-z])",
     re.IGNORECASE,
 )
-_HELD_NAME = re.compile(r"secret|password|passphrase|private|credential|assertion")
+_HELD_NAME = re.compile(r"secret|password|passphrase|private|client_credential|assertion")
 """Where azure-identity's objects keep what they get their tokens by."""
 
 

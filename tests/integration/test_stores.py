@@ -40,6 +40,8 @@ from tests.known_rows import run_python
 from tests.unit.test_storage import StorageContract
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tests.servers.azurite import Azurite, BlobAccount, SlowAzurite
     from tests.servers.hdfs import Hdfs
     from tests.servers.s3 import S3
@@ -560,3 +562,22 @@ def test_hdfs_that_refuses_a_user_says_so_at_once(hdfs: Hdfs) -> None:
     assert said.startswith("PermissionError: /mine/a: ")
     assert "user=bob" in said
     assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("host", ["lake.dfs.core.windows.net", "lake.dfs.core.chinacloudapi.cn"])
+def test_a_url_without_account_is_of_the_account_where_spark_keeps_its_files(spark: SparkSession, host: str) -> None:
+    """Synapse and Fabric start their sessions so."""
+    confs = spark.sparkContext._jsc.hadoopConfiguration()
+    before = confs.get("fs.defaultFS")
+    key = {"account_key": "a2V5"}
+    with pytest.raises(ValueError, match=r"abfs://other/a names no account.*fs\.defaultFS"):
+        open_storage("abfs://other/a", key)
+    confs.set("fs.defaultFS", f"abfss://data@{host}/synapse")
+    try:
+        storage = open_storage("abfs://other/a", key)
+        named = open_storage("abfs://other/a", key | {"account_name": "named"})
+    finally:
+        confs.set("fs.defaultFS", before)
+    assert storage.url == f"abfs://other@{host}/a"
+    assert storage._filesystem.filesystem().service_client.primary_hostname == host.replace("dfs", "blob")
+    assert named.url == "abfs://other@named.dfs.core.windows.net/a"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import datetime as dt
 import functools
 import json
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import azure.identity
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -927,6 +929,125 @@ def test_a_provider_is_asked_again_before_its_token_ends(kind: str) -> None:
     assert len(identity.scopes) == 2
     assert len(set(sent)) == 2
     assert sent[1] == sent[2]
+
+
+class Signatures:
+    """As a linked service that gives signatures, each for some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.num_asked = seconds, 0
+        self.is_away = False
+
+    def __call__(self) -> str:
+        if self.is_away:
+            raise OSError("away")
+        self.num_asked += 1
+        ends = dt.datetime.now(dt.timezone.utc) + dt.timedelta(seconds=self.seconds)
+        return (
+            f"?sv=2024-01-01&se={ends.isoformat().replace('+00:00', '0Z').replace(':', '%3A')}&sig=of-{self.num_asked}"
+        )
+
+
+def signature_of(seconds: float) -> tuple[Signatures, Any]:
+    provider = Signatures(seconds)
+    store, _, _ = open_store("abfss://data@lake.dfs.core.windows.net/a", {"sas_token": provider}, 5)
+    return provider, store.filesystem().credential
+
+
+def test_a_signature_is_asked_for_again_before_it_ends() -> None:
+    provider, credential = signature_of(2.0)
+    deadline = time.monotonic() + 30
+    while provider.num_asked < 3 and time.monotonic() < deadline:
+        ends = executor.signature_expiry(credential.signature)
+        assert ends > time.time()
+        time.sleep(0.1)
+    assert provider.num_asked >= 3
+    # After a rest, when the last one has ended, the next request waits for another.
+    time.sleep(2.1)
+    before = credential.signature
+    assert executor.signature_expiry(before) > time.time()
+    assert before.endswith(f"of-{provider.num_asked}")
+
+
+def test_a_signature_that_lasts_is_asked_for_once() -> None:
+    provider, credential = signature_of(3600.0)
+    assert {credential.signature for _ in range(10)} == {credential.signature}
+    assert provider.num_asked == 1
+
+
+def test_a_signature_stays_where_no_other_is_given() -> None:
+    provider, credential = signature_of(1.0)
+    first, provider.is_away = credential.signature, True
+    time.sleep(1.1)
+    assert [credential.signature, credential.signature] == [first, first]
+
+
+@pytest.mark.parametrize(("given", "kind"), [(None, "NoneType"), ("abc", "a text without sig="), (7, "int")])
+def test_a_provider_that_gives_no_signature_is_told_so(given: Any, kind: str) -> None:
+    store, _, _ = open_store("abfss://data@lake.dfs.core.windows.net/a", {"sas_token": lambda: given}, 5)
+    with pytest.raises(OSError, match=rf"sas_token'\] gave {kind}, where a shared access signature was expected"):
+        store.filesystem()
+
+
+@pytest.mark.parametrize(
+    "signature",
+    ["sv=1&se=2026-11-20T10%3A30%3A00Z&sig=a", "se=2026-11-20T10:30:00.0000000Z", "se=2026-11-20T11:30:00%2B01:00"],
+)
+def test_a_signatures_end_is_what_it_says(signature: str) -> None:
+    assert executor.signature_expiry(signature) == dt.datetime(2026, 11, 20, 10, 30, tzinfo=dt.timezone.utc).timestamp()
+
+
+@pytest.mark.parametrize("signature", ["sig=a", "se=soon", ""])
+def test_a_signature_that_says_no_end_is_asked_for_again_soon(signature: str) -> None:
+    assert abs(executor.signature_expiry(signature) - time.time() - 600) < 60
+
+
+TENANT = "11111111-1111-1111-1111-111111111111"
+
+
+def credential_of(kind: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if kind == "environment":
+        environment = {"AZURE_TENANT_ID": TENANT, "AZURE_CLIENT_ID": TENANT, "AZURE_CLIENT_SECRET": "hunter22"}
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return azure.identity.DefaultAzureCredential()
+    own = azure.identity.ClientSecretCredential(TENANT, TENANT, "hunter22")
+    return azure.identity.ChainedTokenCredential(azure.identity.AzureCliCredential(), own) if kind == "chain" else own
+
+
+@pytest.mark.parametrize("kind", ["own", "chain", "environment"])
+def test_a_credential_that_holds_a_secret_is_not_pickled(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    credential = credential_of(kind, monkeypatch)
+    # Else there were nothing to hold back.
+    assert b"hunter22" in pickle.dumps(credential)
+    storage = open_storage("abfss://data@lake.dfs.core.windows.net/a", {"credential": credential})
+    assert b"hunter22" not in pickle.dumps(storage)
+    assert "hunter22" not in storage.without_secrets("it said hunter22")
+
+
+@pytest.mark.parametrize("kind", ["DefaultAzureCredential", "ManagedIdentityCredential", "AzureCliCredential"])
+def test_a_credential_that_holds_none_travels(kind: str) -> None:
+    credential = getattr(azure.identity, kind)()
+    storage = open_storage("abfss://data@lake.dfs.core.windows.net/a", {"credential": credential})
+    there = pickle.loads(pickle.dumps(storage))
+    assert type(there.options["credential"]) is type(credential)
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("abfss://data@other.dfs.core.windows.net/a", {}),
+        ("abfs://data/a", {"account_name": "other", "account_key": "a2V5"}),
+    ],
+)
+def test_a_connection_string_of_another_account_is_refused(
+    url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountName=lake;AccountKey=a2V5hunter22")
+    with pytest.raises(ValueError, match=r"of the account 'other', and .*_CONNECTION_STRING of 'lake'") as caught:
+        open_storage(url, options)
+    assert "hunter22" not in str(caught.value)
+    assert open_storage("abfs://data/a").url == "abfs://data@lake.dfs.core.windows.net/a"
 
 
 @pytest.mark.parametrize(
