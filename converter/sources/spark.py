@@ -13,6 +13,7 @@ names in the files.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import math
@@ -353,7 +354,7 @@ def _write_with_executors(
     return [*reports, (-1, {"moments": {name: moments.to_json(closed) for name, closed in totals.items()}})]
 
 
-_probed: dict[tuple[str, str], tuple[Writer, str]] = {}
+_probed: dict[tuple[str, str, str], tuple[Writer, str]] = {}
 
 
 def _choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect: bool) -> Writer:
@@ -374,10 +375,12 @@ def _choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect:
     return way
 
 
-def _place_of(directory: Storage, session: Any) -> tuple[str, str]:
-    """An application and a cache directory."""
+def _place_of(directory: Storage, session: Any) -> tuple[str, str, str]:
+    """An application, a cache directory, and a digest of what opens it: who gives other credentials asks anew."""
     application = str(session.conf.get("spark.app.id", None) or id(session))
-    return application, posixpath.dirname(posixpath.dirname(directory.url))
+    options = json.dumps(directory.options, sort_keys=True, default=id)
+    digest = hashlib.sha256(options.encode()).hexdigest()
+    return application, posixpath.dirname(posixpath.dirname(directory.url)), digest
 
 
 def _executors_are_this_process(session: Any) -> bool:

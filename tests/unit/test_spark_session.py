@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from converter.sources import spark as spark_source
 from converter.sources.spark_session import finding_in, short_cause
+from converter.storage import open_storage
 
 STACK = "".join(f"\tat org.apache.spark.Some.method{number}(Some.scala:{number})\n" for number in range(200))
 TRACEBACK = """Traceback (most recent call last):
@@ -57,3 +61,26 @@ def test_what_an_executor_found_is_read_from_the_text() -> None:
     text = f'[X] boom: ValueError: converter finding: {{"kind": "jagged", "column": "a \\"b"}}\n{STACK}'
     assert finding_in(Exception(text)) == {"kind": "jagged", "column": 'a "b'}
     assert finding_in(Exception("something else")) is None
+
+
+class Session:
+    """Of Spark's, what tells one from another."""
+
+    def __init__(self, application: str) -> None:
+        self.conf = {"spark.app.id": application}
+
+
+def test_executors_are_asked_again_where_something_else_is_to_be_tried() -> None:
+    session: Any = Session("app-1")
+    url = "abfss://data@lake.dfs.core.windows.net/cache/converter-v1/key/1"
+
+    def place(options: dict[str, Any], session: Any = session, url: str = url) -> tuple[str, ...]:
+        return spark_source._place_of(open_storage(url, options), session)
+
+    wrong = place({"account_key": "d3Jvbmc="})
+    assert place({"account_key": "d3Jvbmc="}) == wrong
+    assert place({"account_key": "cmlnaHQ="}) != wrong
+    assert place({"account_key": "d3Jvbmc="}, url=url.replace("/key/1", "/other/2")) == wrong
+    assert place({"account_key": "d3Jvbmc="}, Session("app-2")) != wrong
+    assert place({"credential": open_storage}) == place({"credential": open_storage})
+    assert "d3Jvbmc" not in str(wrong)
