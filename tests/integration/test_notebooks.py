@@ -5,14 +5,9 @@ from __future__ import annotations
 import ast
 import base64
 import contextlib
-import datetime as dt
-import http.client
-import ipaddress
 import os
 import re
-import ssl
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import metadata
@@ -29,8 +24,7 @@ from nbclient.exceptions import DeadKernelError
 import converter
 from converter.local_spark import find_java_home
 from tests.known_rows import files_below, run_python
-from tests.servers import azurite
-from tests.servers.process import Server, free_port, require_program
+from tests.servers.azurite import start_secure_azurite
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 DIGITS = ["01_digits_in_torch", "02_digits_in_keras"]
@@ -235,100 +229,6 @@ def beside_a_table(folder: Path) -> Iterator[Workspace]:
 
 
 WORKSPACES = {SYNAPSE: as_in_synapse, DATABRICKS: as_on_databricks, DELTA: beside_a_table}
-
-
-class SecureAzurite(azurite.BlobAccount):
-    """The emulator over TLS: there it takes tokens, of which it checks the issuer, the audience and the end.
-
-    It does not check who signed them, nor what their bearer may do.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(free_port())
-        folder.mkdir()
-        self.certificate, self._log = folder / "certificate.pem", folder / "azurite.log"
-        write_certificate(self.certificate, folder / "key.pem")
-        self.host = f"127.0.0.1:{self.port}/{self.account}"
-        self.connection_string = self.connection_string.replace("http", "https")
-        program = azurite._installed() / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
-        tls = ["--oauth", "basic", "--cert", str(self.certificate), "--key", str(folder / "key.pem")]
-        place = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port), "--location", str(folder / "data")]
-        # Without --silent, so that it writes each request down.
-        options = ["--skipApiVersionCheck", "--disableTelemetry"]
-        self.process = Server(
-            "Azurite over TLS",
-            [require_program("node", azurite._NODE), str(program), *place, *tls, *options],
-            log=self._log,
-            is_ready=self._answers,
-        )
-
-    def client(self, container: str) -> Any:
-        from azure.storage.blob import ContainerClient
-
-        return ContainerClient.from_connection_string(
-            self.connection_string, container, connection_verify=str(self.certificate)
-        )
-
-    def new_container(self) -> str:
-        with self.client(f"test-{uuid.uuid4().hex}") as container:
-            container.create_container()
-            return str(container.container_name)
-
-    def files(self, container: str) -> list[str]:
-        with self.client(container) as client:
-            return sorted(blob.name for blob in client.list_blobs())
-
-    def data_requests(self) -> int:
-        return len(re.findall(r'"GET /\S+\.parquet', self._log.read_text()))
-
-    def _answers(self) -> bool:
-        context = ssl.create_default_context(cafile=str(self.certificate))
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=2, context=context)
-        with contextlib.closing(connection), contextlib.suppress(OSError):
-            connection.request("GET", "/")
-            return bool(connection.getresponse().read() is not None)
-        return False
-
-
-@contextlib.contextmanager
-def start_secure_azurite(folder: Path) -> Iterator[SecureAzurite]:
-    account = SecureAzurite(folder)
-    try:
-        account.process.start()
-        yield account
-    finally:
-        account.process.kill()
-
-
-def write_certificate(certificate: Path, key: Path) -> None:
-    """A certificate of 127.0.0.1, signed by itself."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    private = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = dt.datetime.now(dt.timezone.utc)
-    usage = dict.fromkeys(["content_commitment", "key_encipherment", "data_encipherment", "key_agreement"], False)
-    usage |= {"crl_sign": False, "encipher_only": False, "decipher_only": False}
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(private.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.KeyUsage(digital_signature=True, key_cert_sign=True, **usage), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(private.public_key()), critical=False)
-        .sign(private, hashes.SHA256())
-    )
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    kind, unencrypted = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    key.write_bytes(private.private_bytes(serialization.Encoding.PEM, kind, unencrypted))
 
 
 # Running -----------------------------------------------------------------------------

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import http.client
+import ipaddress
 import json
+import re
+import ssl
 import time
 import uuid
 from collections.abc import Iterator
@@ -94,13 +98,12 @@ class Azurite(BlobAccount):
         super().__init__(free_port())
         self.logs = folder
         self._data = folder / "data"
-        program = _installed() / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
         arguments = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port), "--location", str(self._data)]
         # The clients speak newer versions of the protocol than it knows of.
         options = ["--silent", "--skipApiVersionCheck", "--disableTelemetry"]
         self.process = Server(
             "Azurite",
-            [require_program("node", _NODE), str(program), *arguments, *options],
+            [*_command(), *arguments, *options],
             log=folder / "azurite.log",
             is_ready=lambda: get(self.port, "/") is not None,
         )
@@ -150,6 +153,58 @@ class Azurite(BlobAccount):
         return any(sizes.get(place["id"], 0) >= place["offset"] + place["count"] for place in places)
 
 
+class SecureAzurite(BlobAccount):
+    """The emulator over TLS: there it takes tokens, of which it checks the issuer, the audience and the end.
+
+    It does not check who signed them, nor what their bearer may do.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(free_port())
+        folder.mkdir()
+        self.certificate, self._log = folder / "certificate.pem", folder / "azurite.log"
+        _write_certificate(self.certificate, folder / "key.pem")
+        self.host = f"127.0.0.1:{self.port}/{self.account}"
+        self.connection_string = self.connection_string.replace("http", "https")
+        tls = ["--oauth", "basic", "--cert", str(self.certificate), "--key", str(folder / "key.pem")]
+        place = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port), "--location", str(folder / "data")]
+        # Without --silent, so that it writes each request down.
+        options = ["--skipApiVersionCheck", "--disableTelemetry"]
+        self.process = Server(
+            "Azurite over TLS",
+            [*_command(), *place, *tls, *options],
+            log=self._log,
+            is_ready=self._answers,
+        )
+
+    def client(self, container: str) -> Any:
+        from azure.storage.blob import ContainerClient
+
+        return ContainerClient.from_connection_string(
+            self.connection_string, container, connection_verify=str(self.certificate)
+        )
+
+    def new_container(self) -> str:
+        with self.client(f"test-{uuid.uuid4().hex}") as container:
+            container.create_container()
+            return str(container.container_name)
+
+    def files(self, container: str) -> list[str]:
+        with self.client(container) as client:
+            return sorted(blob.name for blob in client.list_blobs())
+
+    def data_requests(self) -> int:
+        return len(re.findall(r'"GET /\S+\.parquet', self._log.read_text()))
+
+    def _answers(self) -> bool:
+        context = ssl.create_default_context(cafile=str(self.certificate))
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=2, context=context)
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            connection.request("GET", "/")
+            return bool(connection.getresponse().read() is not None)
+        return False
+
+
 class SlowAzurite(BlobAccount):
     """The same account behind a proxy that delays, counts, fails and hangs as told."""
 
@@ -169,6 +224,17 @@ def start_azurite(folder: Path) -> Iterator[Azurite]:
         azurite.process.kill()
 
 
+@contextmanager
+def start_secure_azurite(folder: Path) -> Iterator[SecureAzurite]:
+    """The same over TLS, with tokens; it ends with the block."""
+    account = SecureAzurite(folder)
+    try:
+        account.process.start()
+        yield account
+    finally:
+        account.process.kill()
+
+
 def _documents(database: Path, collection: str) -> list[dict[str, Any]]:
     """What a database of Azurite holds on disk."""
     with contextlib.suppress(FileNotFoundError):
@@ -179,6 +245,10 @@ def _documents(database: Path, collection: str) -> list[dict[str, Any]]:
     return []
 
 
+def _command() -> list[str]:
+    return [require_program("node", _NODE), str(_installed() / "node_modules/azurite/dist/src/blob/main.js")]
+
+
 def _installed() -> Path:
     def fill(folder: Path) -> None:
         npm = require_program("npm", _NODE)
@@ -186,3 +256,34 @@ def _installed() -> Path:
         fetch([npm, "install", "--prefix", str(folder), *options, f"azurite@{VERSION}"], folder=folder)
 
     return fetched(f"azurite-{VERSION}", fill)
+
+
+def _write_certificate(certificate: Path, key: Path) -> None:
+    """A certificate of 127.0.0.1, signed by itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = dt.datetime.now(dt.timezone.utc)
+    usage = dict.fromkeys(["content_commitment", "key_encipherment", "data_encipherment", "key_agreement"], False)
+    usage |= {"crl_sign": False, "encipher_only": False, "decipher_only": False}
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.KeyUsage(digital_signature=True, key_cert_sign=True, **usage), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(private.public_key()), critical=False)
+        .sign(private, hashes.SHA256())
+    )
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    kind, unencrypted = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    key.write_bytes(private.private_bytes(serialization.Encoding.PEM, kind, unencrypted))
