@@ -109,7 +109,7 @@ class Storage:
             # As a URL: of a plain path it takes what looks encoded for encoded.
             return "file://" + quote(self.path()), {}
         options: dict[str, str] = self._filesystem.delta_options()
-        return self.url, options
+        return self._filesystem.delta_url(self.url), options
 
     def wait_for(self, call: Callable[[], Result]) -> Result:
         """What another client says of this directory, waited for as its own. Raises TimeoutError."""

@@ -173,6 +173,10 @@ class Store:
         """The options by the names that deltalake has for them; those that are no texts are for fsspec alone."""
         return {name: value for name, value in self.options.items() if isinstance(value, str)}
 
+    def delta_url(self, url: str) -> str:
+        """What deltalake calls a directory."""
+        return url
+
     def path_of(self, url: str) -> str | None:
         """The path of a URL on this filesystem; None where it is on another one."""
         scheme, netloc, path = _split_url(url)
@@ -752,6 +756,10 @@ class AzureStore(Store):
         if endpoint.startswith("http://"):
             found["allow_http"] = "true"
         return found
+
+    def delta_url(self, url: str) -> str:
+        """With the host that it knows: of another cloud's it is told as an endpoint."""
+        return re.sub(r"(://[^/]*\.dfs\.)core\.[^/]+", r"\1core.windows.net", url)
 
     def path_of(self, url: str) -> str | None:
         """The path of a URL on this account, with the container; a `?` or `#` is a sign of a name like any."""

@@ -81,6 +81,22 @@ LAKE = "data@lake.dfs.core.windows.net"
             "onelake",
             "abfss://space@onelake.dfs.fabric.microsoft.com/house.Lakehouse/Files",
         ),
+        (
+            "https://onelake.blob.fabric.microsoft.com/space/house.Lakehouse/Files",
+            "space",
+            "house.Lakehouse/Files",
+            "onelake",
+            "abfss://space@onelake.dfs.fabric.microsoft.com/house.Lakehouse/Files",
+        ),
+        (
+            "https://lake.blob.core.chinacloudapi.cn/data/a",
+            "data",
+            "a",
+            "lake",
+            "abfss://data@lake.dfs.core.chinacloudapi.cn/a",
+        ),
+        ("abfss://data@lake.dfs.core.usgovcloudapi.net/a", "data", "a", "lake",
+         "abfss://data@lake.dfs.core.usgovcloudapi.net/a"),
     ],
 )  # fmt: skip
 def test_a_url_of_azures_in_every_form(url: str, container: str, path: str, account: str | None, shown: str) -> None:
@@ -90,6 +106,16 @@ def test_a_url_of_azures_in_every_form(url: str, container: str, path: str, acco
     assert isinstance(store, AzureStore)
     assert (root, found) == (f"{container}/{path}".rstrip("/"), shown)
     assert store.options["account_name"] == (account or "lake")
+    # Whom adlfs asks: by itself it knows the first cloud alone.
+    host = found.partition("@")[2].partition("/")[0].replace(".dfs.", ".blob.")
+    expected = None if host == "lake.blob.core.windows.net" else host
+    assert (place.account_host, store.options.get("account_host")) == (expected, expected)
+    # OneLake takes tokens alone.
+    by_token = {"credential": lambda: "token", "account_name": account or "lake"}
+    assert open_store(url, by_token, 5)[0].filesystem().service_client.url.rstrip("/") == f"https://{host}"
+    # One that is given is asked instead.
+    elsewhere = ACCOUNT | {"account_name": account or "lake", "account_host": "proxy.example.com"}
+    assert open_store(url, elsewhere, 5)[0].options["account_host"] == "proxy.example.com"
     assert open_storage(found, ACCOUNT).url == found
 
 
@@ -526,6 +552,27 @@ def test_deltalake_is_told_the_credentials_that_our_client_has(
 ) -> None:
     _, found = open_storage("abfs://data@lake.dfs.core.windows.net/table", options).delta_place()
     assert found == {"account_name": "lake"} | expected
+
+
+@pytest.mark.parametrize(
+    ("host", "asked", "endpoint"),
+    [
+        ("lake.dfs.core.windows.net", "lake.dfs.core.windows.net", None),
+        # deltalake takes no URL of these.
+        ("lake.dfs.core.chinacloudapi.cn", "lake.dfs.core.windows.net", "https://lake.blob.core.chinacloudapi.cn"),
+        ("lake.dfs.core.usgovcloudapi.net", "lake.dfs.core.windows.net", "https://lake.blob.core.usgovcloudapi.net"),
+        (
+            "onelake.dfs.fabric.microsoft.com",
+            "onelake.dfs.fabric.microsoft.com",
+            "https://onelake.blob.fabric.microsoft.com",
+        ),
+    ],
+)
+def test_deltalake_is_told_a_url_that_it_knows(host: str, asked: str, endpoint: str | None) -> None:
+    storage = open_storage(f"abfss://data@{host}/a.dfs.core.b/table", {"credential": lambda: "token"})
+    url, options = storage.delta_place()
+    assert url == f"abfss://data@{asked}/a.dfs.core.b/table"
+    assert options.get("azure_endpoint") == endpoint
 
 
 @pytest.mark.parametrize("fails", [RuntimeError("no answer"), None], ids=str)
