@@ -485,23 +485,26 @@ def test_the_account_of_a_url_is_that_of_its_connection_string(azurite: Azurite)
         )
 
 
-def write_as(url: str, user: str) -> list[str]:
+def write_with(url: str, options: dict[str, Any]) -> list[str]:
+    """Who owns what is written, in a process that has been nobody else."""
     from hdfs_native import Client
 
     spark = converter.start_local_spark("user")
-    options = {"user": user}
     with make_spark_converter(spark.range(10), cache_dir=url, storage_options=options) as made:
         path = made.url.removeprefix("hdfs://").partition("/")[2]
         return sorted({one.owner for one in Client(url).list_status(f"/{path}", recursive=True)})
 
 
-def test_hdfs_knows_the_user(hdfs: Hdfs) -> None:
-    root = open_storage(f"{hdfs.url}/of-alice")
-    root.put_if_absent("x", b"")
+@pytest.mark.parametrize("is_option", [True, False], ids=["option", "url"])
+def test_hdfs_knows_the_user(hdfs: Hdfs, is_option: bool) -> None:
     from hdfs_native import Client
 
-    Client(hdfs.url).set_permission("/of-alice", 0o777)
-    assert run_python(write_as, f"{hdfs.url}/of-alice", "alice") == ["alice"]
+    path = f"/of-alice-{is_option}"
+    open_storage(f"{hdfs.url}{path}").put_if_absent("x", b"")
+    Client(hdfs.url).set_permission(path, 0o777)
+    place = hdfs.url if is_option else hdfs.url.replace("://", "://alice@")
+    owners = run_python(write_with, f"{place}{path}", {"user": "alice"} if is_option else {})
+    assert owners == ["alice"]
 
 
 def test_a_store_that_cannot_be_reached_is_named(azurite: Azurite) -> None:

@@ -77,8 +77,8 @@ class Hdfs:
         }
         conf = folder / "conf"
         conf.mkdir()
-        (conf / "hdfs-site.xml").write_text(_as_xml(configuration))
-        (conf / "core-site.xml").write_text(_as_xml(configuration))
+        (conf / "hdfs-site.xml").write_text(as_xml(configuration))
+        (conf / "core-site.xml").write_text(as_xml(configuration))
         (conf / "log4j2.properties").write_text(_LOGGING)
         self._class_path = ":".join([str(conf), *_jars()])
         self.namenode = Server(
@@ -232,7 +232,7 @@ def _pyspark_jars(*names: str) -> list[Path]:
     return [jar for name in names for jar in sorted(folder.glob(f"{name}-[0-9]*.jar"))]
 
 
-def _as_xml(configuration: dict[str, str]) -> str:
+def as_xml(configuration: dict[str, str]) -> str:
     properties = (
         f"<property><name>{name}</name><value>{escape(value)}</value></property>"
         for name, value in configuration.items()
