@@ -85,10 +85,19 @@ def place(request: pytest.FixtureRequest) -> Place:
     return Place(f"{hdfs.url}/{abs(hash(request.node.name))}", {})
 
 
-@everywhere
-def test_every_row_is_there_and_nothing_is_left(spark: SparkSession, place: Place) -> None:
-    with place.convert(known_rows(spark, NUM_ROWS, partitions=3), row_group_bytes=1 << 18) as made:
+@pytest.mark.parametrize(
+    ("place", "writer"),
+    [*((kind, "executors") for kind in (*KINDS, "s3")), ("hdfs", "spark")],
+    indirect=["place"],
+)
+def test_every_row_is_there_and_nothing_is_left(spark: SparkSession, place: Place, writer: str) -> None:
+    df = known_rows(spark, NUM_ROWS, partitions=3)
+    # Spark's writer must be told the shape of matrices.
+    shapes = {"nested": (2, 3)}
+    with place.convert(df, row_group_bytes=1 << 18, writer=writer, shapes=shapes) as made:
         assert made.url.startswith(f"{place.url}/converter-v1/")
+        # How Spark's writer names a file.
+        assert {"-c000" in name for name in made._manifest.file_names} == {writer == "spark"}
         with made.make_batch_reader(batch_size=64, ragged="nested", nulls="mask") as reader:
             assert_same(concatenate(list(reader)), known_values(range(NUM_ROWS)))
         with made.make_batch_reader(batch_size=64, columns=["id"], shuffle=True, verify_checksums=True) as reader:
@@ -344,12 +353,12 @@ def convert_on_azure(url: str, options: dict[str, str], python: str, confs: dict
     }
     builder: Any = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     spark = builder.config(map=confs).getOrCreate()
-    result: dict[str, Any] = {"error": "", "rows": 0, "names": []}
+    result: dict[str, Any] = {"error": "", "ids": [], "names": []}
     try:
         with make_spark_converter(spark.range(100), cache_dir=url, storage_options=options) as made:
             result["names"] = [name.rpartition("/")[2] for name in made._manifest.file_names]
             with made.make_batch_reader(batch_size=64) as reader:
-                result["rows"] = sum(len(batch["id"]) for batch in reader)
+                result["ids"] = [int(one) for batch in reader for one in batch["id"]]
     except CacheError as error:
         result["error"] = str(error)
     spark.stop()
@@ -371,7 +380,7 @@ def test_auto_takes_the_side_that_can_write(azurite: Azurite, tmp_path: Path, ha
     result = run_python(convert_on_azure, place.url, place.options, str(python), confs)
     if has_driver or has_key:
         assert not result["error"]
-        assert result["rows"] == 100
+        assert result["ids"] == list(range(100))
         # How the executors, and how Spark's writer names a file.
         assert all(("-c000" in name) != has_driver for name in result["names"]), result["names"]
         assert bool(result["said"]) != has_driver
