@@ -1,6 +1,7 @@
 """What was fetched, kept on this host's own disk: shared by its processes, bounded, complete or absent.
 
     <local_cache_dir>/converter-local-v1/.owner                     ownership marker
+    <local_cache_dir>/converter-local-v1/.used                      bytes used or promised; locked while one decides
     <local_cache_dir>/converter-local-v1/<fingerprint>/.held        locked by whoever reads these rows
     <local_cache_dir>/converter-local-v1/<fingerprint>/.lock-<n>    locked while a piece is fetched, by one
     <local_cache_dir>/converter-local-v1/<fingerprint>/<piece>      the wanted columns of a row group, or a footer
@@ -9,6 +10,10 @@ A piece appears by a rename, whole. What does not fit is fetched again each time
 nothing of the rows that are being read makes room, because in the next epoch it
 would be wanted again. Rows that nobody holds make room, the oldest first. Locks are
 the kernel's, so a process that is killed leaves none.
+
+All processes count together. Bytes are promised before they are written, by a half
+piece with their number in its name, so that a listing finds what the counter says;
+it may say more, after a deletion, and nothing is refused before a listing.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -39,15 +45,16 @@ logger = logging.getLogger(__name__)
 DIRECTORY = "converter-local-v1"
 _OWNER = ".owner"
 _OWNER_BYTES = b'{"package": "spark-tensor-converter", "format_version": 1}\n'
+_USED = ".used"
+_USED_NUM_BYTES = 21
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
-_OURS = re.compile(r"\.held|\.lock-\d+|\.[0-9a-f]{32}\.part|(rows|footer)-\d+-[0-9a-f]{16}")
+_PART = re.compile(r"\.[0-9a-f]{32}-(\d+)\.part")
+_OURS = re.compile(rf"\.held|\.lock-\d+|{_PART.pattern}|(rows|footer)-\d+-[0-9a-f]{{16}}")
 _FREE_SHARE = 0.9
 """Of what is free on the disk, where nobody says how much may be used."""
 
 _NUM_LOCKS = 64
 _LOOK_SECONDS = 0.05
-_COUNT_SECONDS = 1.0
-_ABANDONED_SECONDS = 3600.0
 
 
 class LocalCache:
@@ -62,19 +69,10 @@ class LocalCache:
         self.root = open_local_root(directory)
         self._folder = os.path.join(self.root, hashlib.sha256(fingerprint.encode()).hexdigest()[:32])
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._counted: tuple[float, int] = (-_COUNT_SECONDS, 0)
+        self._has_listed = False
         self._is_full = False
         held = self._hold()
         weakref.finalize(self, os.close, held)
-        self._remove_abandoned()
-
-    def _remove_abandoned(self) -> None:
-        """Half pieces of processes that were killed."""
-        for entry in list(os.scandir(self._folder)):
-            with contextlib.suppress(FileNotFoundError):
-                if entry.name.endswith(".part") and time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
-                    os.unlink(entry.path)
 
     def _hold(self) -> int:
         while True:
@@ -89,9 +87,8 @@ class LocalCache:
                 continue
             fcntl.flock(held, fcntl.LOCK_SH)
             # Whoever made room in between has removed the folder with the file.
-            with contextlib.suppress(FileNotFoundError):
-                if os.fstat(held).st_ino == os.stat(path).st_ino:
-                    return held
+            if _is_at(held, path):
+                return held
             os.close(held)
 
     def get(
@@ -165,16 +162,24 @@ class LocalCache:
                     time.sleep(_LOOK_SECONDS)
             yield
         finally:
-            os.close(lock)
+            _unlock(lock)
 
     def _keep(self, name: str, parts: Sequence[Data]) -> None:
-        aside = os.path.join(self._folder, f".{uuid.uuid4().hex}.part")
+        if self._is_full:
+            return
+        num_bytes = sum(map(len, parts))
+        aside = os.path.join(self._folder, f".{uuid.uuid4().hex}-{num_bytes}.part")
         try:
-            if self._is_full or not self._has_room(sum(map(len, parts))):
+            file = self._reserve(aside, num_bytes)
+            if file is None:
                 return
-            with open(aside, "xb") as file:
+            with file:
                 file.writelines(parts)
-            os.rename(aside, os.path.join(self._folder, name))
+                file.flush()
+                # Nobody lists meanwhile, who would perhaps see neither name. And before its own lock ends: without
+                # it, this is the half piece of a process that was killed.
+                with _locked(self.root, fcntl.LOCK_SH):
+                    os.rename(aside, os.path.join(self._folder, name))
         except OSError as error:
             self._say_full(f"{error.strerror or error}")
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -183,24 +188,36 @@ class LocalCache:
             with contextlib.suppress(OSError):
                 os.unlink(aside)
 
-    def _has_room(self, num_bytes: int) -> bool:
-        with self._lock:
-            counted, used = self._counted
-            if time.monotonic() - counted >= _COUNT_SECONDS:
-                used = _bytes_below(self.root)
-                counted = time.monotonic()
-            limit = self._max_bytes
-            if limit is None:
-                limit = int((shutil.disk_usage(self.root).free + used) * _FREE_SHARE)
+    def _reserve(self, aside: str, num_bytes: int) -> BinaryIO | None:
+        """The half piece, empty and locked, and its bytes counted; None where there is no room for them."""
+        with _locked(self.root, fcntl.LOCK_EX) as counter:
+            used = _read_used(counter) if self._has_listed else None
+            self._has_listed = True
+            if used is None or used + num_bytes > self._limit(used):
+                used = _list_used(self.root)
+            num_missing = used + num_bytes - self._limit(used)
+            if num_missing > 0:
+                remove_unheld(self.root, least_bytes=num_missing)
+                used = _list_used(self.root)
+            limit = self._limit(used)
             if used + num_bytes > limit:
-                remove_unheld(self.root, until_bytes=limit - num_bytes)
-                used, counted = _bytes_below(self.root), time.monotonic()
-            if used + num_bytes > limit:
-                self._counted = counted, used
+                _write_used(counter, used)
                 self._say_full(f"{limit} bytes are used")
-                return False
-            self._counted = counted, used + num_bytes
-            return True
+                return None
+            # Counted first: who is killed in between leaves a number that is too high, which the next listing mends.
+            _write_used(counter, used + num_bytes)
+            file = open(aside, "xb")  # noqa: SIM115 (it outlives this lock)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except BaseException:
+                file.close()
+                raise
+            return file
+
+    def _limit(self, used: int) -> int:
+        if self._max_bytes is not None:
+            return self._max_bytes
+        return int((shutil.disk_usage(self.root).free + used) * _FREE_SHARE)
 
     def _say_full(self, why: str) -> None:
         if not self._is_full:
@@ -276,43 +293,109 @@ def find_local_root(directory: str) -> str | None:
     return root if os.path.isfile(os.path.join(root, _OWNER)) else None
 
 
-def remove_unheld(root: str, *, until_bytes: int = -1, dry_run: bool = False) -> tuple[int, int]:
-    """Remove rows that no process holds, the oldest first, until so few bytes are used; files and bytes removed."""
+def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = False) -> tuple[int, int]:
+    """Remove rows that no process holds: all, or the oldest until so many bytes are free; files and bytes removed."""
     num_files = num_bytes = 0
-    used = _bytes_below(root)
-    folders = [entry for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
-    folders = [entry for entry in folders if _FINGERPRINT.fullmatch(entry.name)]
-    for entry in sorted(folders, key=lambda entry: entry.stat().st_mtime):
-        if used <= until_bytes:
+    folders = []
+    for entry in _entries(root):
+        with contextlib.suppress(FileNotFoundError):
+            if entry.is_dir(follow_symlinks=False) and _FINGERPRINT.fullmatch(entry.name):
+                folders.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    for _, folder in sorted(folders):
+        if least_bytes is not None and num_bytes >= least_bytes:
             break
         # Another user's is theirs to remove.
         with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError):
-            held = os.open(os.path.join(entry.path, ".held"), os.O_RDWR | os.O_CLOEXEC)
+            held = os.open(os.path.join(folder, ".held"), os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Under the lock, so that nobody begins to hold what goes: who opens it next looks whether it is there.
-                for piece in list(os.scandir(entry.path)):
+                for piece in _entries(folder):
                     if not _OURS.fullmatch(piece.name):
                         continue
                     size = piece.stat(follow_symlinks=False).st_size
-                    num_files, num_bytes, used = num_files + 1, num_bytes + size, used - size
+                    num_files, num_bytes = num_files + 1, num_bytes + size
                     if not dry_run:
                         os.unlink(piece.path)
                 if not dry_run:
                     # Unless a stranger's file stands there.
                     with contextlib.suppress(OSError):
-                        os.rmdir(entry.path)
+                        os.rmdir(folder)
             finally:
-                os.close(held)
+                _unlock(held)
     return num_files, num_bytes
 
 
-def _bytes_below(root: str) -> int:
-    found = 0
-    for folder in os.scandir(root):
+@contextlib.contextmanager
+def _locked(root: str, kind: int) -> Iterator[int]:
+    """The counter's file, locked among all processes of this host: for a decision or a rename, never for data."""
+    path = os.path.join(root, _USED)
+    while True:
+        # Not 0o644: whoever may write into the root may count.
+        counter = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(counter, kind)
+            if _is_at(counter, path):
+                yield counter
+                return
+        finally:
+            _unlock(counter)
+
+
+def _is_at(file: int, path: str) -> bool:
+    """Whether an open file still has its name: somebody may have removed it with its folder."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    return False
+
+
+def _unlock(file: int) -> None:
+    # Not by closing it alone: a process that was forked meanwhile has it open too.
+    fcntl.flock(file, fcntl.LOCK_UN)
+    os.close(file)
+
+
+def _read_used(counter: int) -> int | None:
+    """None where it was never written, or is damaged."""
+    found = os.pread(counter, _USED_NUM_BYTES + 1, 0)
+    return int(found) if re.fullmatch(rb"\d{20}\n", found) else None
+
+
+def _write_used(counter: int, used: int) -> None:
+    os.pwrite(counter, b"%020d\n" % used, 0)
+
+
+def _list_used(root: str) -> int:
+    """Bytes that are used or promised, found anew, by who holds the counter; half pieces of the dead go."""
+    found = len(_OWNER_BYTES) + _USED_NUM_BYTES
+    for folder in _entries(root):
         if folder.is_dir(follow_symlinks=False):
-            with contextlib.suppress(FileNotFoundError):
-                for piece in os.scandir(folder.path):
-                    with contextlib.suppress(FileNotFoundError):
+            for piece in _entries(folder.path):
+                with contextlib.suppress(FileNotFoundError):
+                    part = _PART.fullmatch(piece.name)
+                    if part is None:
                         found += piece.stat(follow_symlinks=False).st_size
+                    elif not _remove_if_abandoned(piece.path):
+                        found += int(part[1])
     return found
+
+
+def _remove_if_abandoned(part: str) -> bool:
+    """Whether this half piece was of a process that is no more."""
+    # Another user's is counted, and theirs to remove.
+    with contextlib.suppress(BlockingIOError, PermissionError):
+        file = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(part)
+            return True
+        finally:
+            os.close(file)
+    return False
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """What lies there, before any of it is changed; nothing where the folder is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return list(os.scandir(folder))
+    return []

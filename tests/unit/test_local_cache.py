@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +31,8 @@ from converter.stores import GivenUpError
 
 ONE, TWO = "fingerprint one", "fingerprint two"
 PIECE = "rows-0-0123456789abcdef"
+MARKERS = 80
+"""Bytes of the files that stand beside the pieces, which count too."""
 
 
 class Fetch:
@@ -112,7 +114,7 @@ def test_an_answer_that_is_too_short_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_fetched_each_time_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cache = LocalCache(str(tmp_path), ONE, 150)
+    cache = LocalCache(str(tmp_path), ONE, MARKERS + 150)
     pieces = {f"rows-{number}-{number:016x}": Fetch(bytes([number]) * 100) for number in range(3)}
     with caplog.at_level(logging.WARNING, logger="converter"):
         for _ in range(2):
@@ -120,24 +122,125 @@ def test_what_does_not_fit_is_fetched_each_time_and_said_once(tmp_path: Path, ca
                 assert get(cache, fetch, name) == [fetch.parts[0]]
     assert [fetch.count for fetch in pieces.values()] == [1, 2, 2]
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / DIRECTORY} is full (150 bytes are used): what does not fit is fetched each time."
+        f"{tmp_path / DIRECTORY} is full ({MARKERS + 150} bytes are used): what does not fit is fetched each time."
     ]
 
 
 def test_rows_that_nobody_reads_make_room(tmp_path: Path) -> None:
-    old = LocalCache(str(tmp_path), ONE, 250)
+    old = LocalCache(str(tmp_path), ONE, MARKERS + 250)
     get(old, Fetch(b"1" * 200))
-    new = LocalCache(str(tmp_path), TWO, 250)
+    new = LocalCache(str(tmp_path), TWO, MARKERS + 250)
     fetch = Fetch(b"2" * 200)
     get(new, fetch)
     get(new, fetch)
     assert fetch.count == 2, "rows that are held made room"
     del old
-    newer = LocalCache(str(tmp_path), TWO, 250)
+    newer = LocalCache(str(tmp_path), TWO, MARKERS + 250)
     get(newer, fetch)
     get(newer, fetch)
     assert fetch.count == 3
-    assert len(list((tmp_path / DIRECTORY).iterdir())) == 2
+    assert len([path for path in (tmp_path / DIRECTORY).iterdir() if path.is_dir()]) == 1
+
+
+KEEPER = """
+import logging, sys
+from converter.local_cache import LocalCache
+logging.disable(logging.WARNING)
+cache = LocalCache(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(60):
+    content = bytes([number]) * 100_000
+    # Names that no other process has.
+    (found,) = cache.get(f"rows-{number}-{int(sys.argv[4]):016x}", [len(content)], lambda: [content])
+    assert found.to_pybytes() == content
+"""
+
+
+def used_bytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("fingerprints", [[ONE, ONE, ONE], [ONE, TWO, TWO]], ids=["of-one-job", "of-two-jobs"])
+def test_processes_count_their_bytes_together(tmp_path: Path, fingerprints: list[str]) -> None:
+    limit = 2_000_000
+    keepers = [
+        subprocess.Popen(
+            [sys.executable, "-c", KEEPER, str(tmp_path), fingerprint, str(limit), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number, fingerprint in enumerate(fingerprints)
+    ]
+    try:
+        for keeper in keepers:
+            assert keeper.stdout is not None
+            assert keeper.stdout.readline() == "ready\n"
+        for keeper in keepers:
+            assert keeper.stdin is not None
+            keeper.stdin.write("go\n")
+            keeper.stdin.flush()
+        for keeper in keepers:
+            keeper.communicate(timeout=60)
+            assert keeper.returncode == 0
+    finally:
+        for keeper in keepers:
+            keeper.kill()
+            keeper.communicate()
+    assert limit - 100_000 < used_bytes(tmp_path) <= limit
+    assert int((tmp_path / DIRECTORY / ".used").read_bytes()) == used_bytes(tmp_path)
+
+
+class SlowParts(list[bytes]):
+    """Waits in the middle of being written."""
+
+    def __init__(self, folder: Path, content: bytes) -> None:
+        super().__init__([content])
+        self.folder, self.begun, self.go = folder, threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        if list(self.folder.rglob("*.part")):
+            self.begun.set()
+            self.go.wait(10)
+        return super().__iter__()
+
+
+def test_what_is_being_written_is_counted_whole(tmp_path: Path) -> None:
+    limit = MARKERS + 250
+    parts, fetch = SlowParts(tmp_path, b"1" * 200), Fetch(b"2" * 100)
+    first, second = LocalCache(str(tmp_path), ONE, limit), LocalCache(str(tmp_path), TWO, limit)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(first.get, PIECE, [200], lambda: parts)
+        try:
+            assert parts.begun.wait(10)
+            assert get(second, fetch) == [b"2" * 100]
+        finally:
+            parts.go.set()
+        done.result(10)
+    assert [path.stat().st_size for path in tmp_path.rglob(PIECE)] == [200]
+
+
+@pytest.mark.parametrize("damaged", [None, b"", b"\0" * 21, b"nonsense", b"9" * 20 + b"\n"])
+def test_a_counter_that_is_gone_or_damaged_is_found_anew(tmp_path: Path, damaged: bytes | None) -> None:
+    cache, counter = LocalCache(str(tmp_path), ONE, MARKERS + 250), tmp_path / DIRECTORY / ".used"
+    for number in range(3):
+        get(cache, Fetch(b"%d" % number * 100), f"rows-{number}-{number:016x}")
+        if damaged is None:
+            counter.unlink()
+        else:
+            counter.write_bytes(damaged)
+    assert len(names(tmp_path)) == 2
+
+
+def test_what_was_counted_too_low_before_is_listed_by_who_begins(tmp_path: Path) -> None:
+    get(LocalCache(str(tmp_path), ONE, MARKERS + 150), Fetch(b"1" * 100))
+    held = LocalCache(str(tmp_path), ONE, MARKERS + 150)
+    # As after a power cut, where the file was not written and the piece was.
+    (tmp_path / DIRECTORY / ".used").write_bytes(b"%020d\n" % 0)
+    get(LocalCache(str(tmp_path), TWO, MARKERS + 150), Fetch(b"2" * 100))
+    assert names(tmp_path) == [PIECE]
+    del held
 
 
 def test_a_full_disk_is_said_once_and_leaves_nothing(
@@ -165,6 +268,56 @@ def fetch():
     print("fetching", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 cache.get(sys.argv[3], [3], fetch)
+"""
+
+
+KILLED_ASIDE = """
+import os, signal, sys
+from converter.local_cache import LocalCache
+def die(aside, path):
+    print(os.path.getsize(aside), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.rename = die
+cache = LocalCache(sys.argv[1], sys.argv[2], None)
+cache.get(sys.argv[3], [100], lambda: [bytes(100)])
+"""
+
+FORKED = """
+import os, sys, threading
+from converter.local_cache import LocalCache
+cache = LocalCache(sys.argv[1], "one", None)
+read, write = os.pipe()
+forked, given_up = threading.Event(), threading.Event()
+def fetch():
+    fetching.set()
+    forked.wait()
+    return [b"too short to be kept"]
+fetching = threading.Event()
+thread = threading.Thread(target=cache.get, args=("rows-0-0000000000000000", [100], fetch))
+thread.start()
+fetching.wait()
+if os.fork() == 0:
+    # As a loader's worker, for as long as the other one lives.
+    os.close(write)
+    os.read(read, 1)
+    os._exit(0)
+forked.set()
+thread.join()
+threading.Timer(10, given_up.set).start()
+cache.get("rows-0-0000000000000000", [100], fetch, given_up)
+print("fetched again", flush=True)
+os._exit(0)
+"""
+
+FULL = """
+import logging, sys
+from converter.local_cache import LocalCache
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+cache, content = LocalCache(sys.argv[1], "one", 10**9), bytes(range(250)) * 2000
+for number in range(6):
+    found = cache.get(f"rows-{number}-{number:016x}", [len(content)], lambda: [content])
+    assert found[0].to_pybytes() == content
+cache = None
 """
 
 
@@ -209,6 +362,74 @@ def test_a_process_that_is_killed_leaves_no_lock_and_no_half_piece(tmp_path: Pat
     assert done.returncode == -9
     assert names(tmp_path) == []
     assert get(LocalCache(str(tmp_path), ONE, None), Fetch(b"one")) == [b"one"]
+
+
+def kill_before_the_rename(directory: Path, fingerprint: str) -> Path:
+    """The half piece that is left."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_ASIDE, str(directory), fingerprint, PIECE],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.stdout, done.returncode) == ("100\n", -9), done.stderr
+    (part,) = directory.rglob("*.part")
+    return part
+
+
+def test_a_half_piece_of_a_process_that_was_killed_is_swept(tmp_path: Path) -> None:
+    part = kill_before_the_rename(tmp_path, ONE)
+    assert sweep(tmp_path, dry_run=True).num_bytes == 100
+    assert part.exists()
+    assert sweep(tmp_path).num_bytes == 100
+    assert not part.exists()
+
+
+def test_a_half_piece_of_a_process_that_was_killed_is_never_used_and_makes_room(tmp_path: Path) -> None:
+    held = LocalCache(str(tmp_path), ONE, MARKERS + 150)
+    part = kill_before_the_rename(tmp_path, ONE)
+    fetch = Fetch(b"1" * 100)
+    assert get(held, fetch) == get(held, fetch) == [b"1" * 100]
+    assert fetch.count == 1
+    assert not part.exists()
+    # And one that comes after this process has counted.
+    other = Fetch(b"2" * 50)
+    part = kill_before_the_rename(tmp_path, TWO)
+    assert get(held, other, "rows-1-0123456789abcdef") == get(held, other, "rows-1-0123456789abcdef") == [b"2" * 50]
+    assert other.count == 1
+    assert not part.exists()
+
+
+def test_a_process_that_was_forked_during_a_fetch_keeps_nobody_waiting(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "fetched again\n", done.stderr
+
+
+def test_a_disk_that_becomes_full_during_a_write_is_said_once(tmp_path: Path) -> None:
+    small_disk = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    mount = 'mount -t tmpfs -o size=1200k none "$0" && '
+    if subprocess.run([*small_disk, f"{mount}true", tmp_path], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine lets nobody but root mount a disk")
+    # Two pieces of 500 kB fit; then what is left, where nobody but the other namespace sees it.
+    script = f'{mount}"$@" && find "$0" -name "*.part" && find "$0" -name "rows-*" | wc -l'
+    done = subprocess.run(
+        [*small_disk, script, tmp_path, sys.executable, "-c", FULL, tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == [
+        f"{tmp_path / DIRECTORY} is full (No space left on device): what does not fit is fetched each time.",
+        "2",
+    ], done.stderr
 
 
 def test_sweep_removes_what_nobody_holds_and_nothing_of_others(tmp_path: Path) -> None:
