@@ -233,6 +233,15 @@ def test_a_counter_that_is_gone_or_damaged_is_found_anew(tmp_path: Path, damaged
     assert len(names(tmp_path)) == 2
 
 
+def test_a_counter_that_is_too_high_costs_no_rows(tmp_path: Path) -> None:
+    get(LocalCache(str(tmp_path), TWO, None), Fetch(b"2" * 100))
+    cache = LocalCache(str(tmp_path), ONE, MARKERS + 200)
+    for number in range(2):
+        get(cache, Fetch(b"%d" % number * 50), f"rows-{number}-{number:016x}")
+        (tmp_path / DIRECTORY / ".used").write_bytes(b"%020d\n" % 1000)
+    assert len(names(tmp_path)) == 3
+
+
 def test_what_was_counted_too_low_before_is_listed_by_who_begins(tmp_path: Path) -> None:
     get(LocalCache(str(tmp_path), ONE, MARKERS + 150), Fetch(b"1" * 100))
     held = LocalCache(str(tmp_path), ONE, MARKERS + 150)
