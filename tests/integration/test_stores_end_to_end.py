@@ -37,7 +37,7 @@ from converter.errors import SourceChangedError
 from converter.local_spark import find_java_home
 from converter.storage import Storage, open_storage
 from tests.integration.test_stores import wait_for_requests
-from tests.known_rows import assert_same, concatenate, known_rows, known_values, run_python
+from tests.known_rows import assert_same, concatenate, known_rows, known_values, run_python, wait_until
 
 if TYPE_CHECKING:
     from tests.servers.azurite import Azurite, BlobAccount, SlowAzurite
@@ -170,6 +170,60 @@ def test_row_groups_are_fetched_in_few_requests_and_footers_once(
         assert sizes[False] < 0.6 * sizes[True]
 
 
+@pytest.mark.parametrize("names", [["id"], ["id", "f1", "f9"], ["f2", "f4", "f6", "f8"]], ids="-".join)
+def test_little_is_fetched_beside_the_wanted_columns(
+    spark: SparkSession, slow_azurite: SlowAzurite, names: list[str]
+) -> None:
+    place = on_azure(slow_azurite)
+    df = spark.range(0, 100_000, 1, 1).selectExpr("id", *(f"cast(id * {k} as float) f{k}" for k in range(1, 10)))
+    # Chunks that are larger than the gap for which nobody asks twice.
+    with place.convert(df, row_group_bytes=1 << 21) as made:
+        wanted = sum(
+            chunk.total_compressed_size
+            for file in made._manifest.file_names
+            for chunk in chunks(io.BytesIO(made._storage.read(file)))
+            if chunk.path_in_schema in names
+        )
+        with made.make_batch_reader(batch_size=1000, columns=names) as reader:
+            for _ in reader:
+                pass
+            # Without the footers, which are known now.
+            slow_azurite.proxy.forget()
+            for _ in reader:
+                pass
+        parts = [one.range.removeprefix("bytes=").split("-") for one in slow_azurite.proxy.requests if one.range]
+        assert len(parts) == len(slow_azurite.proxy.requests) >= made._manifest.num_row_groups
+        assert wanted <= sum(int(end) - int(start) + 1 for start, end in parts) <= 1.05 * wanted
+
+
+def chunks(file: io.BytesIO) -> Iterator[pq.ColumnChunkMetaData]:
+    footer = pq.read_metadata(file)
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        yield from (group.column(column) for column in range(group.num_columns))
+
+
+@pytest.mark.parametrize("windows_ahead", [1, 3, 8])
+def test_windows_ahead_are_fetched_at_once_and_no_more(
+    spark: SparkSession, slow_azurite: SlowAzurite, windows_ahead: int
+) -> None:
+    place = on_azure(slow_azurite)
+    with place.convert(spark.range(0, 160_000, 1, 1), row_group_bytes=1 << 16) as made:
+        rows = int(made._manifest.row_group_rows[0])
+        options = {"batch_size": rows, "shuffle_window_rows": rows, "prefetch_batches": windows_ahead}
+        with made.make_batch_reader(**options) as reader:
+            for _ in reader:
+                pass
+            slow_azurite.proxy.forget()
+            # So that all that are asked for at once are seen at once.
+            slow_azurite.proxy.delay_seconds = 0.1
+            assert sum(len(batch["id"]) for batch in reader) == 160_000
+        # A window is a row group here, and that is one request.
+        assert slow_azurite.proxy.count() == made._manifest.num_row_groups > 2 * windows_ahead
+        assert slow_azurite.proxy.most_at_once <= windows_ahead
+        assert slow_azurite.proxy.most_at_once > windows_ahead // 2
+
+
 def test_the_first_batch_takes_few_round_trips(spark: SparkSession, slow_azurite: SlowAzurite) -> None:
     place = on_azure(slow_azurite)
     with place.convert(spark.range(0, 100_000, 1, 1)) as made:
@@ -212,6 +266,70 @@ def test_a_second_epoch_fetches_nothing_with_a_cache_on_this_host(
         assert data_requests(slow_azurite) == 0
     assert converter.sweep(tmp_path).num_bytes > 0
     assert not list(tmp_path.rglob("rows-*"))
+
+
+def read_ids_together(url: str, options: dict[str, Any], local_cache_dir: str, ready: str, go: str) -> list[int]:
+    Path(ready).touch()
+    wait_until(Path(go).exists)
+    return read_ids(url, options, local_cache_dir)
+
+
+def test_processes_that_begin_together_fetch_once_for_a_host(
+    spark: SparkSession, slow_azurite: SlowAzurite, tmp_path: Path
+) -> None:
+    place = on_azure(slow_azurite)
+
+    def fetched() -> list[tuple[str, str | None]]:
+        found = [(one.path, one.range) for one in slow_azurite.proxy.requests if ".parquet" in one.path]
+        slow_azurite.proxy.forget()
+        return sorted(found, key=str)
+
+    with place.convert(spark.range(0, 100_000, 1, 2), row_group_bytes=1 << 16) as made:
+        fetched()
+        assert run_python(read_ids, made.url, place.options, str(tmp_path / "one")) == list(range(100_000))
+        of_one = fetched()
+        assert len(of_one) > made._manifest.num_row_groups
+        # So that each finds what the other one is fetching.
+        slow_azurite.proxy.delay_seconds = 0.2
+        ready, go = [tmp_path / "ready-0", tmp_path / "ready-1"], tmp_path / "go"
+        with ThreadPoolExecutor(2) as pool:
+            both = [
+                pool.submit(
+                    run_python, read_ids_together, made.url, place.options, str(tmp_path / "two"), str(one), str(go)
+                )
+                for one in ready
+            ]
+            wait_until(lambda: all(one.exists() for one in ready))
+            go.touch()
+            assert [one.result() for one in both] == [list(range(100_000))] * 2
+        assert fetched() == of_one
+
+
+def read_ids_with_small_files(url: str, options: dict[str, Any], local_cache_dir: str, max_bytes: int) -> list[Any]:
+    """The ids, and what was said, where no file can become larger."""
+    import resource
+
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("converter").addHandler(handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
+    return [read_ids(url, options, local_cache_dir), said]
+
+
+def test_a_disk_that_takes_no_more_costs_no_row(spark: SparkSession, slow_azurite: SlowAzurite, tmp_path: Path) -> None:
+    place = on_azure(slow_azurite)
+    df = spark.range(0, 20_000, 1, 2).selectExpr("id", "sha2(cast(id as string), 256) s")
+    with place.convert(df) as made:
+        num_bytes = 100_000
+        assert int(made._manifest.file_bytes.min()) > 2 * num_bytes
+        found, said = run_python(read_ids_with_small_files, made.url, place.options, str(tmp_path), num_bytes)
+        assert found == list(range(20_000))
+        (text,) = said
+        assert text.endswith("is full (File too large): what does not fit is fetched each time.")
+        # Footers are smaller.
+        assert list(tmp_path.rglob("footer-*"))
+        assert not [*tmp_path.rglob("rows-*"), *tmp_path.rglob("*.part")]
 
 
 def test_damaged_copies_on_this_host_are_fetched_again(
@@ -292,6 +410,38 @@ def test_a_file_that_is_deleted_under_a_reader_is_named(spark: SparkSession, pla
         with pytest.raises(SourceChangedError, match="is not there") as raised:
             list(made.make_batch_reader(batch_size=100))
         assert raised.value.path == f"{made.url}/{name}"
+
+
+@everywhere
+def test_a_file_that_is_deleted_after_the_first_batch_is_named(
+    spark: SparkSession, place: Place, request: pytest.FixtureRequest
+) -> None:
+    blocks = before = set()
+    if place.url.startswith("hdfs:"):
+        data: Path = request.getfixturevalue("hdfs").logs / "data"
+        before = set(data.rglob("blk_*"))
+    with place.convert(spark.range(0, 100_000, 1, 1), row_group_bytes=1 << 16) as made:
+        (name,) = made._manifest.file_names
+        if place.url.startswith("hdfs:"):
+            num_bytes = int(made._manifest.file_bytes[0])
+            blocks = {path for path in set(data.rglob("blk_*")) - before if path.stat().st_size == num_bytes}
+            assert len(blocks) == 1
+        assert made._manifest.num_row_groups > 8
+        found: list[int] = []
+        with made.make_batch_reader(batch_size=100, shuffle_window_rows=1000, prefetch_batches=1) as reader:
+            iterator = iter(reader)
+            found += next(iterator)["id"].tolist()
+            # The reader has the footer, and most row groups are still to be fetched.
+            made._storage.delete_file(name)
+            # As from an open file, what a DataNode has not dropped yet is read from there.
+            wait_until(lambda: not any(block.exists() for block in blocks))
+            with pytest.raises(ConverterError) as raised:
+                found.extend(one for batch in iterator for one in batch["id"].tolist())
+        assert raised.value.path == f"{made.url}/{name}"
+        assert isinstance(raised.value, SourceChangedError)
+        assert f"{made.url}/{name} is not there" in str(raised.value)
+        assert found == list(range(len(found)))
+        assert len(found) < 50_000
 
 
 # Secrets -----------------------------------------------------------------------------
