@@ -1,0 +1,270 @@
+"""Each credential that Azure has opens the same container, and folders that are blobs leave no trace of ours.
+
+What talks TLS runs in a Python of its own, which trusts the emulator's certificate from its first import on.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+
+from converter import DatasetConverter, make_delta_converter, make_parquet_converter
+from converter.storage import open_storage
+from tests.known_rows import run_python
+from tests.servers.azurite import SecureAzurite, start_secure_azurite
+
+STORAGE = "https://storage.azure.com"
+HEADER = "known to the machine alone"
+HOUR = 3600
+SOON = 200
+"""Seconds: azure-core asks for another token when fewer than 300 are left."""
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureAzurite]:
+    with start_secure_azurite(tmp_path_factory.mktemp("secure") / "azurite") as account:
+        yield account
+
+
+class MachineIdentity:
+    """The address that App Service, Functions and their like give tokens of a managed identity at.
+
+    Of each path it gives one token after another, which live for `lives` seconds each, and the last life for all that
+    follow; `asked` counts them.
+    """
+
+    def __init__(self, *lives: int, audience: str = STORAGE) -> None:
+        self.asked: Counter[str] = Counter()
+        identity, lock = self, threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                address = urlsplit(self.path)
+                if self.headers["X-IDENTITY-HEADER"] != HEADER or parse_qs(address.query)["resource"] != [STORAGE]:
+                    self.send_error(400)
+                    return
+                with lock:
+                    life = lives[min(identity.asked[address.path], len(lives) - 1)]
+                    identity.asked[address.path] += 1
+                until = int(time.time()) + life
+                found = {"access_token": token(until, audience), "expires_on": str(until), "resource": STORAGE}
+                answer = json.dumps(found | {"token_type": "Bearer"}).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What such a machine tells its processes."""
+        return {"IDENTITY_ENDPOINT": f"http://127.0.0.1:{self._server.server_port}/", "IDENTITY_HEADER": HEADER}
+
+    def __enter__(self) -> MachineIdentity:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def token(until: int, audience: str) -> str:
+    """As Entra ID gives them, signed by nobody: the emulator does not look."""
+
+    def part(value: dict[str, Any]) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+    claims = {"aud": audience, "iss": "https://sts.windows.net/tests/", "iat": until - HOUR, "nbf": until - HOUR}
+    return ".".join([part({"alg": "none"}), part(claims | {"exp": until}), "nobody"])
+
+
+# In a Python of its own --------------------------------------------------------------
+
+
+def ask_the_machine() -> str:
+    """What a user writes who has a service that gives tokens as texts."""
+    address = f"{os.environ['IDENTITY_ENDPOINT']}?resource={STORAGE}"
+    request = urllib.request.Request(address, headers={"X-IDENTITY-HEADER": os.environ["IDENTITY_HEADER"]})
+    with urllib.request.urlopen(request) as answer:
+        return str(json.load(answer)["access_token"])
+
+
+def provider(kind: str) -> Any:
+    """What gives tokens to a user, asked at an address that says which kind it is."""
+    import azure.identity
+    import azure.identity.aio
+
+    os.environ["IDENTITY_ENDPOINT"] = f"{os.environ['IDENTITY_ENDPOINT'].rpartition('/')[0]}/{kind}"
+    if kind == "function":
+        return ask_the_machine
+    return getattr(azure.identity.aio if kind.startswith("aio") else azure.identity, kind.removeprefix("aio-"))()
+
+
+def rows_of(converter: DatasetConverter) -> list[int]:
+    with converter, converter.make_batch_reader(batch_size=2) as reader:
+        return sorted(number for batch in reader for number in batch["id"].tolist())
+
+
+def use(url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """All that a cache and readers do with a store."""
+    storage = open_storage(f"{url}/cache", options, 20)
+    won = [storage.put_if_absent("a", b"first"), storage.put_if_absent("a", b"second"), storage.put_if_absent("b", b"")]
+    storage.touch("a")
+    storage.delete_file("b")
+    return {
+        "won": won,
+        "read": storage.read("a").decode(),
+        "names": [info.name for info in storage.list()],
+        "parquet": rows_of(make_parquet_converter(f"{url}/parquet", storage_options=options, timeout_seconds=20)),
+        "delta": rows_of(make_delta_converter(f"{url}/delta", storage_options=options, timeout_seconds=20)),
+    }
+
+
+USED = {"won": [True, False, True], "read": "first", "names": ["a"], "parquet": [0, 1, 2], "delta": [0, 1, 2]}
+
+
+def use_each(places: dict[str, tuple[str, dict[str, str]]]) -> dict[str, Any]:
+    """What each credential shows in a container of its own, or how it fails."""
+    found: dict[str, Any] = {}
+    for kind, (url, given) in places.items():
+        try:
+            found[kind] = use(url, given | ({"credential": provider(kind)} if kind in PROVIDERS else {}))
+        except Exception as error:  # noqa: BLE001 (the next credential is tried all the same)
+            found[kind] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def use_parquet(kind: str, url: str, given: dict[str, str]) -> list[int]:
+    options = given | {"credential": provider(kind)}
+    return rows_of(make_parquet_converter(f"{url}/parquet", storage_options=options, timeout_seconds=20))
+
+
+def use_urls(urls: list[str], given: dict[str, str]) -> dict[str, Any]:
+    """What is read by each URL, and what each of them has written."""
+    for number, url in enumerate(urls):
+        assert open_storage(url, given, 20).put_if_absent(f"cache/{number}", url.encode())
+    return {
+        url: {
+            "shown": open_storage(url, given, 20).url,
+            "cache": [open_storage(url, given, 20).read(f"cache/{number}").decode() for number in range(len(urls))],
+            "parquet": rows_of(make_parquet_converter(f"{url}/parquet", storage_options=given, timeout_seconds=20)),
+            "delta": rows_of(make_delta_converter(f"{url}/delta", storage_options=given, timeout_seconds=20)),
+        }
+        for url in urls
+    }
+
+
+# Credentials -------------------------------------------------------------------------
+
+PROVIDERS = ["function", "ManagedIdentityCredential", "DefaultAzureCredential", "aio-ManagedIdentityCredential"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A Parquet folder and a Delta table, by the names below them."""
+    folder = tmp_path_factory.mktemp("tables")
+    (folder / "parquet").mkdir()
+    for number in range(3):
+        table = pa.table({"id": [number]})
+        write_deltalake(folder / "delta", table, mode="append")
+        pq.write_table(table, folder / f"parquet/{number}.parquet")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+
+
+def new_tables(account: SecureAzurite, files: dict[str, bytes]) -> str:
+    """A new container with these files."""
+    container = account.new_container()
+    with account.client(container) as client:
+        for name, data in files.items():
+            client.upload_blob(name, data)
+    return container
+
+
+def test_each_credential_reads_and_writes(secure: SecureAzurite, files: dict[str, bytes]) -> None:
+    kinds = ["account_key", "sas_token", *PROVIDERS]
+    containers = {kind: new_tables(secure, files) for kind in kinds}
+    given = {kind: {"account_host": secure.host} for kind in kinds}
+    given["account_key"]["account_key"] = secure.key
+    given["sas_token"]["sas_token"] = secure.sas(containers["sas_token"], permission="rcwdl")
+    places = {kind: (secure.url(containers[kind]), given[kind]) for kind in kinds}
+    with MachineIdentity(HOUR) as identity:
+        environment = {"SSL_CERT_FILE": str(secure.certificate), **identity.environment}
+        assert run_python(use_each, places, environment=environment) == dict.fromkeys(kinds, USED)
+    for container in containers.values():
+        assert [name for name in secure.files(container) if name not in files] == ["cache/a"]
+    # An object of azure-identity keeps its token; a function is asked by each store, and for deltalake.
+    assert identity.asked == {"/function": 4, **{f"/{kind}": 1 for kind in PROVIDERS[1:]}}
+
+
+@pytest.mark.parametrize("kind", ["function", "ManagedIdentityCredential"])
+def test_a_token_that_ends_soon_is_asked_for_again_and_no_row_is_missed(
+    secure: SecureAzurite, files: dict[str, bytes], kind: str
+) -> None:
+    container = new_tables(secure, files)
+    with MachineIdentity(SOON, SOON, SOON, SOON, HOUR) as identity:
+        environment = {"SSL_CERT_FILE": str(secure.certificate), **identity.environment}
+        place = secure.url(container), {"account_host": secure.host}
+        assert run_python(use_parquet, kind, *place, environment=environment) == [0, 1, 2]
+    # Each of the first four while the one before was still good; the fifth for all that follows.
+    assert identity.asked == {f"/{kind}": 5}
+
+
+def test_a_token_that_azure_refuses_is_an_error_at_once(secure: SecureAzurite, files: dict[str, bytes]) -> None:
+    place = secure.url(new_tables(secure, files)), {"account_host": secure.host}
+    with MachineIdentity(HOUR, audience="https://vault.azure.net") as identity:
+        environment = {"SSL_CERT_FILE": str(secure.certificate), **identity.environment}
+        (said,) = run_python(use_each, {"ManagedIdentityCredential": place}, environment=environment).values()
+    # It would be a TimeoutError if it had been asked until the deadline.
+    assert said.startswith("PermissionError: ")
+    assert "Server failed to authenticate the request" in said
+    assert token(0, "").partition(".")[0] not in said
+
+
+def test_each_form_of_a_url_reaches_the_same_blobs(secure: SecureAzurite, files: dict[str, bytes]) -> None:
+    account = secure.account
+    container = new_tables(secure, {f"a folder/{name}": data for name, data in files.items()})
+    hadoop = f"{container}@{account}.dfs.core.windows.net/a folder"
+    shown = {
+        f"abfs://{hadoop}": f"abfs://{hadoop}",
+        f"abfss://{hadoop}": f"abfss://{hadoop}",
+        f"abfss://{container}@{account}.blob.core.windows.net/a folder": f"abfss://{hadoop}",
+        f"az://{hadoop}": f"abfs://{hadoop}",
+        f"az://{container}/a folder": f"abfs://{hadoop}",
+        f"abfs://{container}/a folder": f"abfs://{hadoop}",
+        f"https://{account}.dfs.core.windows.net/{container}/a%20folder": f"abfss://{hadoop}",
+        f"https://{account}.blob.core.windows.net/{container}/a%20folder": f"abfss://{hadoop}",
+        # The host that is given counts also where a URL names one that is not Azure's own.
+        f"https://{account}.blob.core.chinacloudapi.cn/{container}/a%20folder": (
+            f"abfss://{container}@{account}.dfs.core.chinacloudapi.cn/a folder"
+        ),
+    }
+    urls = list(shown)
+    given = {"account_name": account, "account_key": secure.key, "account_host": secure.host}
+    found = run_python(use_urls, urls, given, environment={"SSL_CERT_FILE": str(secure.certificate)})
+    rows = {"cache": urls, "parquet": [0, 1, 2], "delta": [0, 1, 2]}
+    assert found == {url: {"shown": shown[url], **rows} for url in urls}
+    assert [name for name in secure.files(container) if name.removeprefix("a folder/") not in files] == [
+        f"a folder/cache/{number}" for number in range(len(urls))
+    ]
