@@ -217,8 +217,12 @@ def test_windows_ahead_are_fetched_at_once_and_no_more(
             slow_azurite.proxy.forget()
             # So that all that are asked for at once are seen at once.
             slow_azurite.proxy.delay_seconds = 0.1
-            assert sum(len(batch["id"]) for batch in reader) == 160_000
-        # A window is a row group here, and that is one request.
+            num_rows = 0
+            # A window is a batch here, and a row group, which is one request.
+            for number, batch in enumerate(reader):
+                assert slow_azurite.proxy.count() <= number + windows_ahead
+                num_rows += len(batch["id"])
+        assert num_rows == 160_000
         assert slow_azurite.proxy.count() == made._manifest.num_row_groups > 2 * windows_ahead
         assert slow_azurite.proxy.most_at_once <= windows_ahead
         assert slow_azurite.proxy.most_at_once > windows_ahead // 2
