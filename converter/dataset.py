@@ -341,8 +341,8 @@ class DatasetConverter:
             local_cache_dir: a directory on this machine's disk, where what was fetched from a network is kept for
                 later epochs and for other processes on this machine. Bounded: what does not fit is fetched each time;
                 rows that no process reads any more make room. `sweep` empties it.
-            local_cache_bytes: how much of that disk may be used, by all processes together; None for nine tenths of what
-                is free.
+            local_cache_bytes: how much of that disk may be used, by all processes together; None for nine tenths of
+                what is free.
             num_workers: processes, as torch means it. Threads are faster, unless code of yours holds the GIL.
             persistent_workers: keep those processes from one iteration to the next.
             multiprocessing_context: how they are started: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's way.

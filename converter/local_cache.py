@@ -371,12 +371,15 @@ def _list_used(root: str) -> int:
     for folder in _entries(root):
         if folder.is_dir(follow_symlinks=False):
             for piece in _entries(folder.path):
-                with contextlib.suppress(FileNotFoundError):
-                    part = _PART.fullmatch(piece.name)
+                part = _PART.fullmatch(piece.name)
+                try:
                     if part is None:
                         found += piece.stat(follow_symlinks=False).st_size
                     elif not _remove_if_abandoned(piece.path):
                         found += int(part[1])
+                except FileNotFoundError:
+                    # Somebody swept, or let go of it.
+                    continue
     return found
 
 
