@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import threading
 import time
 import urllib.request
@@ -20,12 +21,14 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from azure.storage.blob import ContainerClient
 from deltalake import write_deltalake
 
-from converter import DatasetConverter, make_delta_converter, make_parquet_converter
+from converter import DatasetConverter, SourceError, cache, make_delta_converter, make_parquet_converter, sweep
 from converter.storage import open_storage
 from tests.known_rows import run_python
-from tests.servers.azurite import SecureAzurite, start_secure_azurite
+from tests.servers.azurite import Azurite, SecureAzurite, start_secure_azurite
+from tests.unit.test_cache import KEY, write_attempt
 
 STORAGE = "https://storage.azure.com"
 HEADER = "known to the machine alone"
@@ -268,3 +271,73 @@ def test_each_form_of_a_url_reaches_the_same_blobs(secure: SecureAzurite, files:
     assert [name for name in secure.files(container) if name.removeprefix("a folder/") not in files] == [
         f"a folder/cache/{number}" for number in range(len(urls))
     ]
+
+
+# Blobs that stand for folders --------------------------------------------------------
+
+
+def mark_folders(azurite: Azurite, container: str, *names: str) -> None:
+    """As Hadoop's drivers leave them, and as accounts with a hierarchy list their folders."""
+    with ContainerClient.from_connection_string(azurite.connection_string, container) as client:
+        for name in names:
+            client.upload_blob(name, b"", metadata={"hdi_isfolder": "true"}, overwrite=True)
+
+
+def blobs_of(azurite: Azurite, container: str) -> list[str]:
+    with ContainerClient.from_connection_string(azurite.connection_string, container) as client:
+        return sorted(blob.name for blob in client.list_blobs())
+
+
+def test_blobs_that_stand_for_folders_hide_no_row(azurite: Azurite, files: dict[str, bytes]) -> None:
+    options = {"connection_string": azurite.connection_string}
+    container = azurite.new_container()
+    url = azurite.url(container)
+    with ContainerClient.from_connection_string(azurite.connection_string, container) as client:
+        for name, data in files.items():
+            client.upload_blob(re.sub(r"^parquet/(\d)", r"parquet/x=\1/a", name), data)
+    folders = ["parquet", "parquet/x=0", "parquet/x=1", "parquet/x=2", "parquet/empty", "delta", "delta/_delta_log"]
+    for marked in ([], folders[:1], folders[1:3], folders):
+        mark_folders(azurite, container, *marked)
+        assert rows_of(make_parquet_converter(f"{url}/parquet", storage_options=options)) == [0, 1, 2]
+        assert rows_of(make_parquet_converter(f"{url}/parquet/x=1", storage_options=options)) == [1]
+        assert rows_of(make_delta_converter(f"{url}/delta", storage_options=options)) == [0, 1, 2]
+    storage = open_storage(f"{url}/parquet", options)
+    found = [(info.name, info.is_directory, info.num_bytes) for info in storage.list()]
+    assert found == [(name, True, 0) for name in ("empty", "x=0", "x=1", "x=2")]
+    assert storage.below("empty").list() == []
+    assert storage.size("x=1") is None
+    assert not storage.below("x=1").is_at_a_file
+    with pytest.raises(SourceError, match="holds no Parquet files"):
+        make_parquet_converter(f"{url}/parquet/empty", storage_options=options)
+
+
+@pytest.mark.parametrize("ends", ["delete", "sweep", "sweep of an attempt"])
+def test_a_cache_among_blobs_that_stand_for_folders_leaves_none_of_its_own(azurite: Azurite, ends: str) -> None:
+    options = {"connection_string": azurite.connection_string}
+    container = azurite.new_container()
+    root = cache.open_root(f"{azurite.url(container)}/cache", options)
+    mark_folders(azurite, container, "cache", "cache/converter-v1", "cache/thesis")
+    before = blobs_of(azurite, container)
+    attempt, manifest = write_attempt(root)
+    entry = f"cache/converter-v1/{KEY}"
+    data = f"{entry}/{attempt.data_directory}"
+    mark_folders(azurite, container, entry, data)
+    if ends == "sweep of an attempt":
+        # What Spark's own writer leaves of a job that was killed.
+        mark_folders(azurite, container, f"{data}/_temporary", f"{data}/_temporary/0", f"{data}/_temporary/0/task")
+        assert root.below(KEY, attempt.data_directory, "_temporary/0/task").put_if_absent("part", b"a part")
+        cache.release(attempt.intent)
+    else:
+        _, lease = cache.commit(root, attempt, manifest)
+        found = cache.load(root, KEY)
+        assert found is not None
+        assert found.file_names == manifest.file_names
+        if ends == "delete":
+            cache.delete(root, KEY, manifest, lease)
+        else:
+            cache.release(lease)
+    if ends != "delete":
+        report = sweep(f"{azurite.url(container)}/cache", storage_options=options)
+        counted = (report.num_entries, report.num_attempts, report.num_files)
+        assert counted == ((1, 0, 2) if ends == "sweep" else (0, 1, 2))
+    assert blobs_of(azurite, container) == before
