@@ -159,24 +159,28 @@ def use_each(places: dict[str, tuple[str, dict[str, str]]]) -> dict[str, Any]:
     return found
 
 
-def use_parquet(kind: str, url: str, given: dict[str, str]) -> list[int]:
-    options = given | {"credential": provider(kind)}
-    return rows_of(make_parquet_converter(f"{url}/parquet", storage_options=options, timeout_seconds=20))
+def read_by_each(kinds: list[str], url: str, given: dict[str, str]) -> dict[str, list[int]]:
+    def read(kind: str) -> list[int]:
+        options = given | {"credential": provider(kind)}
+        return rows_of(make_parquet_converter(f"{url}/parquet", storage_options=options, timeout_seconds=20))
+
+    return {kind: read(kind) for kind in kinds}
 
 
-def use_urls(urls: list[str], given: dict[str, str]) -> dict[str, Any]:
-    """What is read by each URL, and what each of them has written."""
+def use_urls(urls: list[str], tables: list[str], given: dict[str, str]) -> dict[str, Any]:
+    """What is read by each URL, and of what each of them has written."""
+    found = {}
     for number, url in enumerate(urls):
-        assert open_storage(url, given, 20).put_if_absent(f"cache/{number}", url.encode())
-    return {
-        url: {
-            "shown": open_storage(url, given, 20).url,
-            "cache": [open_storage(url, given, 20).read(f"cache/{number}").decode() for number in range(len(urls))],
+        storage = open_storage(f"{url}/cache", given, 20)
+        assert storage.put_if_absent(str(number), url.encode())
+        found[url] = {
+            "shown": storage.url,
+            "names": [info.name for info in storage.list()],
+            "read": storage.read("0").decode(),
             "parquet": rows_of(make_parquet_converter(f"{url}/parquet", storage_options=given, timeout_seconds=20)),
-            "delta": rows_of(make_delta_converter(f"{url}/delta", storage_options=given, timeout_seconds=20)),
         }
-        for url in urls
-    }
+    delta = [rows_of(make_delta_converter(f"{url}/delta", storage_options=given, timeout_seconds=20)) for url in tables]
+    return {"each": found, "delta": delta}
 
 
 # Credentials -------------------------------------------------------------------------
@@ -221,17 +225,18 @@ def test_each_credential_reads_and_writes(secure: SecureAzurite, files: dict[str
     assert identity.asked == {"/function": 4, **{f"/{kind}": 1 for kind in PROVIDERS[1:]}}
 
 
-@pytest.mark.parametrize("kind", ["function", "ManagedIdentityCredential"])
 def test_a_token_that_ends_soon_is_asked_for_again_and_no_row_is_missed(
-    secure: SecureAzurite, files: dict[str, bytes], kind: str
+    secure: SecureAzurite, files: dict[str, bytes]
 ) -> None:
+    kinds = ["function", "ManagedIdentityCredential"]
     container = new_tables(secure, files)
     with MachineIdentity(SOON, SOON, SOON, SOON, HOUR) as identity:
         environment = {"SSL_CERT_FILE": str(secure.certificate), **identity.environment}
         place = secure.url(container), {"account_host": secure.host}
-        assert run_python(use_parquet, kind, *place, environment=environment) == [0, 1, 2]
-    # Each of the first four while the one before was still good; the fifth for all that follows.
-    assert identity.asked == {f"/{kind}": 5}
+        found = run_python(read_by_each, kinds, *place, environment=environment)
+    assert found == {kind: [0, 1, 2] for kind in kinds}
+    # Each of the first four was still good when the next one was asked for; the fifth is for all that follows.
+    assert identity.asked == {f"/{kind}": 5 for kind in kinds}
 
 
 def test_a_token_that_azure_refuses_is_an_error_at_once(secure: SecureAzurite, files: dict[str, bytes]) -> None:
@@ -263,14 +268,17 @@ def test_each_form_of_a_url_reaches_the_same_blobs(secure: SecureAzurite, files:
             f"abfss://{container}@{account}.dfs.core.chinacloudapi.cn/a folder"
         ),
     }
-    urls = list(shown)
+    urls, tables = list(shown), sorted(set(shown.values()))
     given = {"account_name": account, "account_key": secure.key, "account_host": secure.host}
-    found = run_python(use_urls, urls, given, environment={"SSL_CERT_FILE": str(secure.certificate)})
-    rows = {"cache": urls, "parquet": [0, 1, 2], "delta": [0, 1, 2]}
-    assert found == {url: {"shown": shown[url], **rows} for url in urls}
-    assert [name for name in secure.files(container) if name.removeprefix("a folder/") not in files] == [
-        f"a folder/cache/{number}" for number in range(len(urls))
-    ]
+    found = run_python(use_urls, urls, tables, given, environment={"SSL_CERT_FILE": str(secure.certificate)})
+    names = [str(number) for number in range(len(urls))]
+    assert found["each"] == {
+        url: {"shown": f"{shown[url]}/cache", "names": names[: number + 1], "read": urls[0], "parquet": [0, 1, 2]}
+        for number, url in enumerate(urls)
+    }
+    assert found["delta"] == [[0, 1, 2]] * 3
+    written = [name for name in secure.files(container) if name.removeprefix("a folder/") not in files]
+    assert written == [f"a folder/cache/{name}" for name in names]
 
 
 # Blobs that stand for folders --------------------------------------------------------
