@@ -23,6 +23,7 @@ import pytest
 import s3fs
 from azure.storage.blob import BlobClient
 from deltalake import DeltaTable, write_deltalake
+from hdfs_native import Client
 
 from converter import (
     ConverterError,
@@ -58,6 +59,15 @@ class TestHdfs(StorageContract):
     def storage(self, hdfs: Hdfs, request: pytest.FixtureRequest) -> Storage:
         return open_storage(f"{hdfs.url}/contract/{abs(hash(request.node.name))}/cache")
 
+    @pytest.fixture
+    def forbidden(self, hdfs: Hdfs, monkeypatch: pytest.MonkeyPatch) -> Storage:
+        storage = open_storage(f"{hdfs.url}/forbidden", timeout_seconds=20)
+        storage.make_directory()
+        storage.put_if_absent("a", b"1")
+        Client(hdfs.url).set_permission("/forbidden", 0o700)
+        monkeypatch.setenv("HADOOP_USER_NAME", "bob")
+        return open_storage(storage.url, timeout_seconds=20)
+
 
 class TestAzure(StorageContract):
     @pytest.fixture
@@ -66,6 +76,16 @@ class TestAzure(StorageContract):
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string)
         self.connection_string = azurite.connection_string
         return blobs(azurite)
+
+    @pytest.fixture
+    def forbidden(self, azurite: Azurite) -> Storage:
+        """Of a signature that allows to look at tags alone."""
+        container = azurite.new_container()
+        url = f"{azurite.url(container)}/forbidden"
+        open_storage(url, {"connection_string": azurite.connection_string}, 20).put_if_absent("a", b"1")
+        signature = azurite.sas(container, permission="t")
+        text = azurite.connection_string.replace(f"AccountKey={azurite.key}", f"SharedAccessSignature={signature}")
+        return open_storage(url, {"connection_string": text}, 20)
 
     def open(self, url: str) -> Storage:
         return open_storage(url, {"connection_string": self.connection_string})
@@ -78,6 +98,9 @@ class TestAzure(StorageContract):
 
 
 class TestS3(StorageContract):
+    # The emulator looks at a policy where one object is asked for, and not where a folder is.
+    refuses_lists = False
+
     @pytest.fixture
     def storage(self, s3: S3, monkeypatch: pytest.MonkeyPatch) -> Storage:
         # For whoever opens the place anew.
@@ -85,6 +108,17 @@ class TestS3(StorageContract):
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret)
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3.options["endpoint_url"])
         return open_storage(f"{s3.url(s3.new_bucket())}/some/folder", s3.options, 20)
+
+    @pytest.fixture
+    def forbidden(self, s3: S3) -> Storage:
+        bucket = s3.new_bucket()
+        storage = open_storage(f"{s3.url(bucket)}/forbidden", s3.options, 20)
+        storage.put_if_absent("a", b"1")
+        denied = {"Effect": "Deny", "Principal": "*", "Action": "s3:*", "Resource": f"arn:aws:s3:::{bucket}/*"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [denied]})
+        store = s3fs.S3FileSystem(**s3.options, skip_instance_cache=True)
+        store.call_s3("put_bucket_policy", Bucket=bucket, Policy=policy)
+        return storage
 
 
 def test_a_bucket_that_is_missing_is_named_and_not_made(s3: S3) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import threading
@@ -17,12 +18,21 @@ import pytest
 from converter.errors import CacheError
 from converter.storage import Storage, open_storage, python_path_of, spark_url_of
 
+NOBODY = 65534
+
 
 class StorageContract:
-    """What every store must do; a member gives the fixture `storage`: a directory that does not exist yet."""
+    """What every store must do.
+
+    A member gives two fixtures: `storage`, a directory that does not exist yet, and `forbidden`, one with a file "a"
+    of which nothing may be done; None where a store knows no permissions.
+    """
 
     has_folders = True
     """Whether an empty folder is anything at all."""
+
+    refuses_lists = True
+    """Whether the folder `forbidden` may not be listed either."""
 
     def open(self, url: str) -> Storage:
         """The same place once more, as another process would open it."""
@@ -191,6 +201,25 @@ class StorageContract:
         assert below.url == storage.below("b", "c").url
         assert below.path("d") == storage.below("b", "c").path("d")
 
+    def test_what_is_not_allowed_is_said_at_once(self, forbidden: Storage | None) -> None:
+        if forbidden is None:
+            # The member says that there is no such place.
+            return
+        for ask in (
+            lambda: forbidden.put_if_absent("b", b"1"),
+            lambda: forbidden.put_if_absent("a", b"2"),
+            lambda: forbidden.read("a"),
+            lambda: forbidden.look("a"),
+            lambda: forbidden.size("a"),
+            lambda: forbidden.open_parquet("a"),
+            lambda: forbidden.touch("a"),
+            lambda: forbidden.delete_file("a"),
+            *([forbidden.list] if self.refuses_lists else []),
+        ):
+            # It would be a TimeoutError if it had been asked until the deadline.
+            with pytest.raises(PermissionError, match=r"/forbidden|^\[Errno 13\] Permission denied$"):
+                ask()
+
     def test_a_place_is_named_without_a_slash_at_its_end(self, storage: Storage) -> None:
         assert not storage.url.endswith("/")
         assert storage.below("b").url == f"{storage.url}/b"
@@ -201,6 +230,24 @@ class TestLocal(StorageContract):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Storage:
         return open_storage(tmp_path / "cache")
+
+    @pytest.fixture
+    def forbidden(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = open_storage(tmp_path / "forbidden")
+        storage.make_directory()
+        storage.put_if_absent("a", b"1")
+        os.chmod(storage.path(), 0)
+        user = os.geteuid()
+        try:
+            if user == 0:
+                # To whom everything is allowed, unless it is somebody else meanwhile.
+                os.seteuid(NOBODY)
+            yield storage
+        finally:
+            os.seteuid(user)
+            os.chmod(storage.path(), 0o700)
+        assert [info.name for info in storage.list()] == ["a"]
+        assert storage.read("a") == b"1"
 
     def test_a_local_directory_is_local(self, storage: Storage, tmp_path: Path) -> None:
         assert storage.is_local
@@ -278,6 +325,10 @@ class TestMemory(StorageContract):
         filesystem = fsspec.filesystem("memory")
         if filesystem.exists(url):
             filesystem.rm(url, recursive=True)
+
+    @pytest.fixture
+    def forbidden(self) -> None:
+        """A process may do everything in its own memory."""
 
     def test_memory_is_not_local(self, storage: Storage) -> None:
         assert not storage.is_local
