@@ -21,7 +21,8 @@ from converter import CacheError, DatasetConverter, ReadError, cache, make_spark
 from converter.sources import executor
 from converter.storage import open_storage
 from converter.stores import TIMEOUT_SECONDS
-from tests.faults.small_entries import write_data
+from tests.faults.small_entries import NUM_ROWS as NUM_SMALL_ROWS
+from tests.faults.small_entries import ids_of, write_data
 from tests.known_rows import finish, run_python, start_python, wait_until
 from tests.servers.hdfs import SMALL_BLOCK_BYTES
 
@@ -367,30 +368,45 @@ def test_what_a_killed_driver_leaves_is_swept(place: Any) -> None:
     wait_until(lambda: converter.sweep(url, storage_options=options) is not None and left(place) == [".owner"])
 
 
-def race(url: str, options: dict[str, Any], rounds: int, begin: float, seconds: float) -> list[dict[str, Any]]:
-    """Commit an entry in each round, together with another process; what was committed, and whether it is right."""
+def race(url: str, options: dict[str, Any], index: int, rounds: int, meeting: str) -> list[dict[str, Any]]:
+    """Commit an entry in each round at the same time as another process; whose it is, and sometimes its rows."""
     root = cache.open_root(url, options)
     found = []
     for number in range(rounds):
         key = f"{number:016x}-0123456789abcdef"
         attempt = cache.begin(root, key, application_id="race")
         manifest = write_data(root, attempt)
-        time.sleep(max(0.0, begin + seconds * number - time.time()))
+        Path(meeting, f"{number}-{index}").touch()
+        other = Path(meeting, f"{number}-{1 - index}")
+        deadline = time.monotonic() + 60
+        # A coarser wait would let the one that comes last always be first.
+        while not other.exists():
+            assert time.monotonic() < deadline, "the other one has ended"
+            time.sleep(0.0005)
         committed, lease = cache.commit(root, attempt, manifest)
         assert cache.find_damage(root.below(key), committed) is None
-        found.append({"data": committed.file_names[0], "is_own": committed.file_names == manifest.file_names})
+        ids = []
+        if number % 10 == 0:
+            # By a lease of its own: the winner may have let go.
+            with converter.open_converter(root.below(key).url, storage_options=options) as made:
+                ids = ids_of(made)
+        is_own = committed.file_names == manifest.file_names
+        found.append({"data": committed.file_names[0], "is_own": is_own, "ids": ids})
         cache.release(lease)
     return found
 
 
 @pytest.mark.parametrize("place", KINDS, indirect=True)
-def test_of_two_drivers_with_one_key_one_commits_and_both_are_right(place: Any) -> None:
+def test_of_two_drivers_with_one_key_one_commits_and_both_are_right(place: Any, tmp_path: Path) -> None:
     url, options = place
-    rounds, seconds = 100, 0.4
+    rounds = 40
     with ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(run_python, race, url, options, rounds, time.time() + 6, seconds) for _ in range(2)]
+        both = [pool.submit(run_python, race, url, options, index, rounds, str(tmp_path)) for index in range(2)]
         one, other = (found.result() for found in both)
     assert [first["data"] for first in one] == [second["data"] for second in other]
     assert [first["is_own"] + second["is_own"] for first, second in zip(one, other, strict=True)] == [1] * rounds
+    # Where one were always first, they would not have raced.
+    assert any(first["is_own"] for first in one) and any(second["is_own"] for second in other)
+    assert [found["ids"] for found in (one + other)[::10]] == [list(range(NUM_SMALL_ROWS))] * (rounds // 5)
     assert converter.sweep(url, storage_options=options).num_entries == rounds
     assert left(place) == [".owner"]
