@@ -6,6 +6,7 @@ What talks TLS runs in a Python of its own, which trusts the emulator's certific
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import json
 import os
 import re
@@ -349,3 +350,40 @@ def test_a_cache_among_blobs_that_stand_for_folders_leaves_none_of_its_own(azuri
         counted = (report.num_entries, report.num_attempts, report.num_files)
         assert counted == ((1, 0, 2) if ends == "sweep" else (0, 1, 2))
     assert blobs_of(azurite, container) == before
+
+
+# Signatures --------------------------------------------------------------------------
+
+
+def use_signatures(url: str, given: dict[str, str], key: str) -> dict[str, Any]:
+    """What a cache does with signatures that live for three seconds each, from a function that gives them."""
+    from azure.storage.blob import ContainerSasPermissions, generate_container_sas
+
+    container, _, host = url.partition("://")[2].partition("@")
+    given_out = []
+
+    def sign() -> str:
+        given_out.append(time.time())
+        until = dt.datetime.fromtimestamp(given_out[-1] + 3, dt.timezone.utc)
+        permission = ContainerSasPermissions.from_string("rcwdl")
+        return generate_container_sas(host.partition(".")[0], container, key, permission=permission, expiry=until)
+
+    storage = open_storage(f"{url}/cache", given | {"sas_token": sign}, 20)
+    won = storage.put_if_absent("a", b"first")
+    read, begin = set(), time.monotonic()
+    while time.monotonic() - begin < 5:
+        read.add(storage.read("a").decode())
+        time.sleep(0.1)
+    # After a rest the last one has ended, and another is waited for.
+    time.sleep(4)
+    before = len(given_out)
+    read.add(storage.read("a").decode())
+    return {"won": won, "read": list(read), "in five seconds": before, "after a rest": len(given_out) - before}
+
+
+def test_a_signature_that_ends_is_asked_for_again(secure: SecureAzurite) -> None:
+    url, given = secure.url(secure.new_container()), {"account_host": secure.host}
+    environment = {"SSL_CERT_FILE": str(secure.certificate)}
+    found = run_python(use_signatures, url, given, secure.key, environment=environment)
+    assert found.pop("in five seconds") >= 3
+    assert found == {"won": True, "read": ["first"], "after a rest": 1}
