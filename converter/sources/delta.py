@@ -317,7 +317,8 @@ def _open(storage: Storage, log: Mapping[str, FileInfo], *, version: int | None,
 
 def _lost_hint(error: Exception) -> str:
     """What to say where the log's hint names a checkpoint that is not there, as part of a message."""
-    if _HINT not in str(error):
+    # Its name alone stands in every error of asking for it, also where it may not be read.
+    if f"{_HINT} hint" not in str(error):
         return ""
     return (
         f" {_LOG}/{_HINT} names a checkpoint that is gone or not whole. It is no more than a hint: where all commits "

@@ -251,6 +251,24 @@ def test_a_token_that_azure_refuses_is_an_error_at_once(secure: SecureAzurite, f
     assert token(0, "").partition(".")[0] not in said
 
 
+def test_a_signature_that_allows_to_list_alone_blames_no_file(azurite: Azurite, files: dict[str, bytes]) -> None:
+    container = azurite.new_container()
+    with ContainerClient.from_connection_string(azurite.connection_string, container) as client:
+        for name, data in files.items():
+            client.upload_blob(name, data)
+    signature = azurite.sas(container, permission="l")
+    text = azurite.connection_string.replace(f"AccountKey={azurite.key}", f"SharedAccessSignature={signature}")
+    for make, folder, said in (
+        (make_parquet_converter, "parquet", "not authorized to perform this operation using this permission"),
+        (make_delta_converter, "delta", "lacked the necessary privileges"),
+    ):
+        with pytest.raises(SourceError, match=said) as raised:
+            make(f"{azurite.url(container)}/{folder}", storage_options={"connection_string": text}, timeout_seconds=20)
+        # Nobody should remove what is well.
+        assert "gone" not in str(raised.value)
+        assert "removed" not in str(raised.value)
+
+
 def test_each_form_of_a_url_reaches_the_same_blobs(secure: SecureAzurite, files: dict[str, bytes]) -> None:
     account = secure.account
     container = new_tables(secure, {f"a folder/{name}": data for name, data in files.items()})
