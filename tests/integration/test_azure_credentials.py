@@ -9,6 +9,7 @@ import base64
 import datetime as dt
 import json
 import os
+import pickle
 import re
 import threading
 import time
@@ -36,6 +37,11 @@ HEADER = "known to the machine alone"
 HOUR = 3600
 SOON = 200
 """Seconds: azure-core asks for another token when fewer than 300 are left."""
+
+SENT = ["function", "ManagedIdentityCredential", "DefaultAzureCredential"]
+"""What gives tokens, and travels with a converter to worker processes."""
+
+PROVIDERS = [*SENT, "aio-ManagedIdentityCredential"]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +88,12 @@ class MachineIdentity:
     @property
     def environment(self) -> dict[str, str]:
         """What such a machine tells its processes."""
-        return {"IDENTITY_ENDPOINT": f"http://127.0.0.1:{self._server.server_port}/", "IDENTITY_HEADER": HEADER}
+        return {
+            "IDENTITY_ENDPOINT": f"http://127.0.0.1:{self._server.server_port}/",
+            "IDENTITY_HEADER": HEADER,
+            # adlfs would find it by itself, and hide that it was not told a credential.
+            "AZURE_STORAGE_ANON": "true",
+        }
 
     def __enter__(self) -> MachineIdentity:
         self._thread.start()
@@ -154,7 +165,11 @@ def use_each(places: dict[str, tuple[str, dict[str, str]]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind, (url, given) in places.items():
         try:
-            found[kind] = use(url, given | ({"credential": provider(kind)} if kind in PROVIDERS else {}))
+            options = given | ({"credential": provider(kind)} if kind in PROVIDERS else {})
+            found[kind] = use(url, options)
+            if kind in SENT:
+                again = pickle.loads(pickle.dumps(open_storage(f"{url}/cache", options, 20)))
+                found[kind]["read elsewhere"] = again.read("a").decode()
         except Exception as error:  # noqa: BLE001 (the next credential is tried all the same)
             found[kind] = f"{type(error).__name__}: {error}"
     return found
@@ -185,8 +200,6 @@ def use_urls(urls: list[str], tables: list[str], given: dict[str, str]) -> dict[
 
 
 # Credentials -------------------------------------------------------------------------
-
-PROVIDERS = ["function", "ManagedIdentityCredential", "DefaultAzureCredential", "aio-ManagedIdentityCredential"]
 
 
 @pytest.fixture(scope="module")
@@ -219,11 +232,12 @@ def test_each_credential_reads_and_writes(secure: SecureAzurite, files: dict[str
     places = {kind: (secure.url(containers[kind]), given[kind]) for kind in kinds}
     with MachineIdentity(HOUR) as identity:
         environment = {"SSL_CERT_FILE": str(secure.certificate), **identity.environment}
-        assert run_python(use_each, places, environment=environment) == dict.fromkeys(kinds, USED)
+        found = run_python(use_each, places, environment=environment)
+    assert found == {kind: USED | ({"read elsewhere": "first"} if kind in SENT else {}) for kind in kinds}
     for container in containers.values():
         assert [name for name in secure.files(container) if name not in files] == ["cache/a"]
-    # An object of azure-identity keeps its token; a function is asked by each store, and for deltalake.
-    assert identity.asked == {"/function": 4, **{f"/{kind}": 1 for kind in PROVIDERS[1:]}}
+    # An object of azure-identity keeps its token in one process; a function is asked by each store, and for deltalake.
+    assert identity.asked == {"/function": 5, **{f"/{kind}": 2 if kind in SENT else 1 for kind in PROVIDERS[1:]}}
 
 
 def test_a_token_that_ends_soon_is_asked_for_again_and_no_row_is_missed(
