@@ -777,7 +777,9 @@ class AzureStore(Store):
         by_connection = "SharedAccessSignature" in str(self.options.get("connection_string"))
         if isinstance(found, PermissionError) and (by_connection or "sas_token" in self.options):
             said = "A signature for a cache must allow to read, create, write, delete and list (sp=rcwdl)"
-            return PermissionError(f"{found}. {said}; to read files that are there, to read and list (sp=rl)")
+            return PermissionError(
+                f"{str(found).rstrip('.')}. {said}; to read files that are there, to read and list (sp=rl)"
+            )
         return found
 
     def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
