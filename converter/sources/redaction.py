@@ -14,7 +14,7 @@ _QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
 _PASSWORD = re.compile(r"://[^/@:\s]*:([^/@\s]*)@")
 _SECRET_NAME = re.compile(
     r"key|token|secret|pass|pwd|credential|connection_string|signature|authorization|cookie|header"
-    r"|(?<![a-z])(?:auth|sas)(?![a-z])",
+    r"|(?<![a-z])(?:auth|sas|sig)(?![a-z])",
     re.IGNORECASE,
 )
 _HELD_NAME = re.compile(r"secret|password|passphrase|private|client_credential|assertion")

@@ -908,6 +908,7 @@ SAS = "?sv=2024-01-01&sp=r&sig=c2lnbmF0dXJl%3D"
         ({"connection_string": CONNECTION}, ["a2V5LW9mLXRoZS1sYWtl"]),
         ({"client_secret": "hunter22", "tenant_id": "t"}, ["hunter22"]),
         ({"client_kwargs": {"aws_secret_access_key": "hunter22"}}, ["hunter22"]),
+        ({"params": {"sp": "r", "sig": "c2lnbmF0dXJl"}}, ["c2lnbmF0dXJl"]),
         ({"endpoint_url": "https://user:hunter22@host"}, ["hunter22"]),
         ({"config_kwargs": {"proxies": {"http": "http://user:hunter22@proxy:1"}}}, ["hunter22"]),
     ],
