@@ -13,6 +13,7 @@ window goes to a device as a whole: one copy for each column, not for each batch
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import multiprocessing
 import pickle
@@ -276,14 +277,23 @@ class _Runs(IterableDataset[list[Batch]]):
             self._begin.share_memory_()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A source leaves the credentials behind; our own workers need them.
-        return {**self.__dict__, "storage_options": self._source.storage.options}
+        # A source leaves the credentials behind, and workers need them. Of what is pickled while no process is being
+        # started nobody knows where it goes.
+        is_for_worker = multiprocessing.context.get_spawning_popen() is not None
+        return {**self.__dict__, "storage_options": self._source.storage.options if is_for_worker else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state.pop("storage_options")
         self.__dict__.update(state)
-        self._source.storage.lend(options)
+        if options is not None:
+            self._source.storage.lend(options)
         self._share()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Runs:
+        memo[id(self)] = copied = _Runs.__new__(_Runs)
+        # It stays in this process.
+        copied.__setstate__({**copy.deepcopy(self.__dict__, memo), "storage_options": self._source.storage.options})
+        return copied
 
     def begin_at(self, epoch: int, epochs_done: int, past: Past) -> bool:
         """Let the next iteration begin there; True where running workers cannot know of it."""
