@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import _thread
+import copy
 import io
 import json
 import logging
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -476,6 +480,81 @@ def test_no_secret_is_shown_or_stored(spark: SparkSession, azurite: Azurite, cap
         assert wrong not in text
 
 
+def test_a_loader_gives_its_worker_processes_the_credentials_and_nobody_else(
+    spark: SparkSession, azurite: Azurite
+) -> None:
+    place = on_azure(azurite)
+    workers = {"num_workers": 2, "multiprocessing_context": "spawn"}
+    with (
+        place.convert(spark.range(0, 3000, 1, 2), row_group_bytes=1 << 12) as made,
+        made.make_torch_dataloader(batch_size=100, **workers) as loader,
+    ):
+        batches = iter(loader)
+        found = next(batches)["id"].tolist()
+        # The workers run.
+        pickled = [pickle.dumps(one) for one in (made, loader.source, loader.dataset)]
+        found += [one for batch in batches for one in batch["id"].tolist()]
+        assert found == list(range(3000))
+        pickled += [pickle.dumps(one) for one in (made, loader.dataset)]
+        assert [azurite.key.encode() in text for text in pickled] == [False] * len(pickled)
+        # What never leaves this process keeps them.
+        with copy.deepcopy(made.make_torch_dataloader(batch_size=100)) as copied:
+            assert sum(len(batch["id"]) for batch in copied) == 3000
+
+
+@pytest.mark.parametrize("fault", ["key", "expired", "container"])
+def test_what_a_store_refuses_is_named_by_every_way_in(spark: SparkSession, azurite: Azurite, fault: str) -> None:
+    container = azurite.new_container()
+    wrong_key = azurite.key.replace("E", "F")
+    sas = azurite.sas(container, valid_seconds=-60)
+    options, secret, cause = {
+        "key": (azurite.connection_string.replace(azurite.key, wrong_key), wrong_key, "failed to authenticate"),
+        "expired": (by_sas(azurite, sas), sas.partition("sig=")[2], "failed to authenticate.*sp=rcwdl"),
+        "container": (azurite.connection_string, azurite.key, "there is no container 'no-such-container'"),
+    }[fault]
+    url = f"{azurite.url('no-such-container' if fault == 'container' else container)}/cache"
+    given: dict[str, Any] = {"storage_options": {"connection_string": options}}
+    entry_url = f"{url}/converter-v1/0123456789abcdef-0123456789abcdef"
+    for call, named in (
+        (lambda: make_spark_converter(spark.range(5), cache_dir=url, **given), url),
+        (lambda: open_converter(entry_url, **given), entry_url),
+        (lambda: make_parquet_converter(url, **given), url),
+    ):
+        with pytest.raises(ConverterError, match=f"{re.escape(named)} cannot be (read|written): .*{cause}") as raised:
+            call()
+        shown = "".join(traceback.format_exception(raised.value))
+        assert secret not in shown
+        assert unquote(secret) not in shown
+
+
+def test_a_signature_that_ends_while_rows_are_read_is_an_error(spark: SparkSession, slow_azurite: SlowAzurite) -> None:
+    place = on_azure(slow_azurite)
+    container = place.url.partition("://")[2].partition("@")[0]
+    with place.convert(spark.range(0, 20_000, 1, 1), row_group_bytes=1 << 14) as made:
+        folder = made._manifest.file_names[0].partition("/")[0]
+        sas = slow_azurite.sas(container, permission="rl", valid_seconds=8)
+        options = {"connection_string": by_sas(slow_azurite, sas)}
+        with (
+            make_parquet_converter(f"{made.url}/{folder}", storage_options=options, timeout_seconds=5) as files,
+            files.make_batch_reader(batch_size=500, shuffle_window_rows=2000, num_epochs=None) as reader,
+        ):
+            slow_azurite.proxy.delay_seconds = 0.05
+            batches = iter(reader)
+            assert next(batches)["id"].tolist() == list(range(500))
+            # It reads epoch after epoch.
+            with pytest.raises(ReadError, match=r"part-.* cannot be fetched: .*authenticate.*sp=rl") as raised:
+                for _ in batches:
+                    pass
+        assert raised.value.path.startswith(made.url)
+        shown = "".join(traceback.format_exception(raised.value))
+        assert sas.partition("sig=")[2] not in shown
+        assert unquote(sas.partition("sig=")[2]) not in shown
+
+
+def by_sas(account: BlobAccount, sas: str) -> str:
+    return f"BlobEndpoint={account.endpoint};SharedAccessSignature={sas}"
+
+
 def test_ctrl_c_is_heard_while_a_store_hangs(slow_azurite: SlowAzurite) -> None:
     place = on_azure(slow_azurite)
     storage = open_storage(place.url, place.options, 60)
@@ -583,8 +662,7 @@ def test_a_token_for_a_container_is_enough_to_read_what_is_in_it(spark: SparkSes
     table = io.BytesIO()
     pq.write_table(pa.table({"id": [1, 2, 3]}), table)
     storage.put_if_absent("x.parquet", table.getvalue())
-    endpoint = f"BlobEndpoint=http://127.0.0.1:{azurite.port}/{azurite.account}"
-    options = {"connection_string": f"{endpoint};SharedAccessSignature={azurite.sas(container, permission='rl')}"}
+    options = {"connection_string": by_sas(azurite, azurite.sas(container, permission="rl"))}
     for place in (url, f"{url}/?.parquet", f"{url}/{{x,y}}.parquet", f"{azurite.url(container)}/deep/**/[x].parquet"):
         with make_parquet_converter(place, storage_options=options) as made:
             assert len(made) == 3
