@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +24,7 @@ from converter import CacheError, DatasetConverter, ReadError, cache, make_spark
 from converter.cache import SweepReport
 from converter.sources import executor
 from converter.storage import Storage, open_storage
-from converter.stores import TIMEOUT_SECONDS
+from converter.stores import REQUEST_THREAD, TIMEOUT_SECONDS
 from tests.faults.small_entries import NUM_ROWS as NUM_SMALL_ROWS
 from tests.faults.small_entries import ids_of, write_data
 from tests.known_rows import finish, run_python, start_python, wait_until
@@ -320,6 +323,74 @@ def test_who_interrupts_a_write_to_a_store_that_hangs_is_not_kept(
     finally:
         azurite.process.resume()
     wait_until(lambda: converter.sweep(place[0], storage_options=place[1]) is not None and left(place) == [".owner"])
+
+
+def read_for_ever(url: str, options: dict[str, Any], progress: str) -> None:
+    """Read until a signal comes; say how far at each batch, and at the end which threads still read."""
+    waiting = (executor.CLOSING_THREAD, REQUEST_THREAD)
+    try:
+        with (
+            converter.open_converter(url, storage_options=options) as made,
+            made.make_torch_dataloader(
+                batch_size=1000, shuffle=True, shuffle_window_rows=16_000, num_epochs=None
+            ) as loader,
+        ):
+            for number, _ in enumerate(loader):
+                Path(progress).write_text(str(number))
+    finally:
+        # What waits for the store's answer is alone with it: the interpreter's end leaves it behind.
+        names = [thread.name for thread in threading.enumerate()]
+        print(json.dumps([name for name in names if name.startswith("converter-") and name not in waiting]))
+
+
+@contextlib.contextmanager
+def silent(hdfs: Hdfs) -> Iterator[None]:
+    """In this block neither rows come, nor can a lease be given back."""
+    try:
+        hdfs.datanode.pause()
+        hdfs.namenode.pause()
+        yield
+    finally:
+        hdfs.namenode.resume()
+        hdfs.datanode.resume()
+        hdfs.wait_until_writable()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_real_ctrl_c_ends_an_epoch_though_the_store_hangs(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    if kind == "azure":
+        azurite: SlowAzurite = request.getfixturevalue("slow_azurite")
+        url, options = azurite.url(azurite.new_container()), {"connection_string": azurite.connection_string}
+        hanging = azurite.proxy.hanging
+    else:
+        hdfs: Hdfs = request.getfixturevalue("hdfs")
+        url, options = f"{hdfs.url}/ctrl-c", {}
+        hanging = functools.partial(silent, hdfs)
+    progress = tmp_path / "progress"
+
+    def is_stuck() -> bool:
+        before = progress.read_text()
+        time.sleep(1)
+        return progress.read_text() == before
+
+    with convert(spark, (url, options)) as made:
+        with start_python(read_for_ever, made.url, options, str(progress)) as process:
+            wait_until(lambda: process.poll() is not None or progress.exists())
+            assert process.poll() is None, process.communicate()[1]
+            with hanging():
+                # What was fetched ahead still comes.
+                wait_until(is_stuck)
+                os.kill(process.pid, signal.SIGINT)
+                # Who waited for the store would hear of it after timeout_seconds, TIMEOUT_SECONDS here.
+                output, errors = process.communicate(timeout=TIMEOUT_SECONDS / 2)
+        assert "\nKeyboardInterrupt\n" in errors
+        assert process.returncode == -signal.SIGINT
+        assert json.loads(output) == []
+        assert read(made) == list(range(NUM_ROWS))
+    # The lease that could not be given back is a dead reader's.
+    wait_until(lambda: converter.sweep(url, storage_options=options) is not None and left((url, options)) == [".owner"])
 
 
 @pytest.mark.parametrize("place", ["hdfs"], indirect=True)
