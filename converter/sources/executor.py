@@ -589,7 +589,7 @@ def _async_credential(provider: Any) -> Any:
 def _renewed_signature(provider: Callable[[], str]) -> Any:
     """What adlfs takes for a shared access signature that ends, from a function that gives one.
 
-    It is asked again, in a thread beside, once half of a signature's time is over, or five minutes are left of it.
+    It is asked again, in a thread beside, once five minutes are left of a signature, or half of a shorter one's time.
     """
     from azure.core.credentials import AzureSasCredential
 
