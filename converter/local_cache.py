@@ -48,7 +48,9 @@ _OWNER_BYTES = b'{"package": "spark-tensor-converter", "format_version": 1}\n'
 _USED = ".used"
 _USED_NUM_BYTES = 21
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
-_PART = re.compile(r"\.[0-9a-f]{32}-(\d+)\.part")
+_PART = re.compile(r"\.[0-9a-f]{32}(?:-(\d+))?\.part")
+"""Without a number of bytes it is of an older version of this package."""
+
 _OURS = re.compile(rf"\.held|\.lock-\d+|{_PART.pattern}|(rows|footer)-\d+-[0-9a-f]{{16}}")
 _FREE_SHARE = 0.9
 """Of what is free on the disk, where nobody says how much may be used."""
@@ -176,6 +178,8 @@ class LocalCache:
             with file:
                 file.writelines(parts)
                 file.flush()
+                # A network's filesystem says at a close what it could not write: before the piece has its name.
+                os.close(os.dup(file.fileno()))
                 # Nobody lists meanwhile, who would perhaps see neither name. And before its own lock ends: without
                 # it, this is the half piece of a process that was killed.
                 with _locked(self.root, fcntl.LOCK_SH):
@@ -331,8 +335,14 @@ def _locked(root: str, kind: int) -> Iterator[int]:
     """The counter's file, locked among all processes of this host: for a decision or a rename, never for data."""
     path = os.path.join(root, _USED)
     while True:
-        # Not 0o644: whoever may write into the root may count.
-        counter = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            # Another user's may be opened, and not created, where the folder is sticky.
+            counter = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            counter = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            # Whoever may write into the root may count.
+            with contextlib.suppress(OSError):
+                os.fchmod(counter, os.stat(root).st_mode & 0o666)
         try:
             fcntl.flock(counter, kind)
             if _is_at(counter, path):
@@ -376,7 +386,7 @@ def _list_used(root: str) -> int:
                     if part is None:
                         found += piece.stat(follow_symlinks=False).st_size
                     elif not _remove_if_abandoned(piece.path):
-                        found += int(part[1])
+                        found += int(part[1] or 0)
                 except FileNotFoundError:
                     # Somebody swept, or let go of it.
                     continue

@@ -959,7 +959,8 @@ def _check_signs(text: str, shown: str) -> None:
 
 def _open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:
     place = parse_azure_url(url)
-    found = dict(options)
+    # As where it is not said.
+    found = {name: value for name, value in options.items() if (name, value) != ("connection_string", None)}
     said, who = _account_in(found.get("connection_string")), "the connection string"
     if "connection_string" not in found and os.environ.get(_AZURE_CONNECTION):
         # adlfs takes it before all else that it is given.
@@ -981,7 +982,9 @@ def _open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) ->
     _check_signs(place.path, shown)
     _require("adlfs", shown, "azure")
     if said not in (None, account):
-        raise ValueError(f"{shown} is of the account {account!r}, and {who} of {said!r}; give those of one.")
+        raise ValueError(
+            f"{shown} is of the account {account!r}, and {who} of {said!r}; give those of one, or unset it."
+        )
     if "connection_string" not in found:
         found["account_name"] = account
     if place.account_host is not None:
@@ -1061,7 +1064,11 @@ def parse_azure_url(url: str) -> AzurePlace:
 
 def _account_in(connection_string: Any) -> str | None:
     """The account that a connection string names."""
-    found = re.search(r"AccountName=([^;]+)", connection_string) if isinstance(connection_string, str) else None
+    if not isinstance(connection_string, str):
+        return None
+    found = re.search(r"AccountName=([^;]+)", connection_string)
+    # With a signature it may name the account in the endpoint alone.
+    found = found or re.search(r"BlobEndpoint=https?://([^./:;]+)\.blob\.", connection_string)
     return None if found is None else found[1]
 
 

@@ -606,6 +606,7 @@ def _renewed_signature(provider: Callable[[], str]) -> Any:
             self._asking = threading.Lock()
             self._asked = threading.Event()
             self._ends = self._renew_at = 0.0
+            self._error: Exception | None = None
             self._take(super().signature)
 
         @property
@@ -615,8 +616,11 @@ def _renewed_signature(provider: Callable[[], str]) -> Any:
                 self._asked.clear()
                 threading.Thread(target=self._renew, name=TOKEN_THREAD, daemon=True).start()
             if now > self._ends:
-                # All requests of this process wait: there is none that could be sent. Not for ever.
-                self._asked.wait(_SIGNATURE_SECONDS)
+                # All requests of this process wait: there is none that could be sent. Not for ever, and once.
+                if not isinstance(self._error, TimeoutError) and not self._asked.wait(_SIGNATURE_SECONDS):
+                    self._error = TimeoutError("storage_options['sas_token'] gives no signature")
+                if self._error is not None:
+                    raise self._error
             return super().signature
 
         def _take(self, signature: str) -> None:
@@ -624,12 +628,16 @@ def _renewed_signature(provider: Callable[[], str]) -> Any:
             self._ends = signature_expiry(signature)
             self._renew_at = now + max(self._ends - now - _RENEW_SECONDS, (self._ends - now) / 2)
             self.update(signature)
+            self._error = None
 
         def _renew(self) -> None:
             try:
                 self._take(ask())
-            except BaseException:  # noqa: BLE001 (the old one may still do; what the store then says is raised)
-                self._renew_at = time.time() + _ASK_AGAIN_SECONDS
+            except BaseException as error:  # noqa: BLE001 (raised once the old one has ended)
+                ended = RuntimeError(f"storage_options['sas_token'] failed: it raised {type(error).__name__}")
+                self._error = error if isinstance(error, Exception) else ended
+                # Each request asks again from then on.
+                self._renew_at = min(time.time() + _ASK_AGAIN_SECONDS, self._ends)
             finally:
                 self._asked.set()
                 self._asking.release()

@@ -410,6 +410,45 @@ def test_a_half_piece_of_a_process_that_was_killed_is_never_used_and_makes_room(
     assert not part.exists()
 
 
+def test_a_half_piece_of_an_older_version_makes_room_and_is_swept(tmp_path: Path) -> None:
+    cache = LocalCache(str(tmp_path), ONE, 100 + MARKERS)
+    folder = Path(cache._folder)
+    (folder / f".{'0' * 32}.part").write_bytes(bytes(90))
+    assert get(cache, Fetch(bytes(60))) == [bytes(60)]
+    assert names(tmp_path) == [PIECE]
+    assert not list(folder.glob("*.part"))
+    (folder / f".{'1' * 32}.part").write_bytes(b"half")
+    del cache
+    sweep(str(tmp_path))
+    assert not folder.exists()
+
+
+def test_who_shares_a_folder_shares_its_counter(tmp_path: Path) -> None:
+    root = Path(open_local_root(str(tmp_path)))
+    root.chmod(0o777)
+    get(LocalCache(str(tmp_path), ONE, None), Fetch(b"one"))
+    assert (root / ".used").stat().st_mode & 0o777 == 0o666
+
+
+def test_what_a_filesystem_says_at_a_close_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, close, renamed = LocalCache(str(tmp_path), ONE, None), os.close, []
+    dup = os.dup
+    duplicates: set[int] = set()
+    monkeypatch.setattr(os, "dup", lambda file: duplicates.add(found := dup(file)) or found)
+    monkeypatch.setattr(os, "rename", lambda *paths: renamed.append(paths))
+
+    def close_late(file: int) -> None:
+        close(file)
+        if file in duplicates:
+            duplicates.remove(file)
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "close", close_late)
+    assert get(cache, Fetch(b"one")) == [b"one"]
+    assert not renamed
+    assert names(tmp_path) == []
+
+
 def test_a_process_that_was_forked_during_a_fetch_keeps_nobody_waiting(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED, str(tmp_path)],

@@ -1023,11 +1023,39 @@ def test_a_signature_that_lasts_is_asked_for_once() -> None:
     assert provider.num_asked == 1
 
 
-def test_a_signature_stays_where_no_other_is_given() -> None:
-    provider, credential = signature_of(1.0)
+def test_a_signature_stays_while_no_other_is_given_until_it_ends() -> None:
+    provider, credential = signature_of(4.0)
     first, provider.is_away = credential.signature, True
-    time.sleep(1.1)
+    time.sleep(2.5)
+    # Half of its time is over: another was asked for.
     assert [credential.signature, credential.signature] == [first, first]
+    time.sleep(1.6)
+    with pytest.raises(OSError, match="away"):
+        credential.signature  # noqa: B018 (a property that asks)
+    # It was away for a while.
+    provider.is_away = False
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            assert credential.signature != first
+            break
+    assert provider.num_asked == 2
+
+
+def test_a_provider_of_signatures_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider, credential = signature_of(0.2)
+    is_over, waited = threading.Event(), []
+    wait = threading.Event.wait
+    monkeypatch.setattr(executor, "_SIGNATURE_SECONDS", 0.3)
+    monkeypatch.setattr(Signatures, "__call__", lambda _: str(is_over.wait()))
+    credential._asked.wait = lambda seconds: waited.append(seconds) or wait(credential._asked, seconds)
+    time.sleep(0.3)
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match=r"sas_token'\] gives no signature"):
+            credential.signature  # noqa: B018 (a property that asks)
+    is_over.set()
+    assert waited == [0.3]
+    assert provider.num_asked == 1
 
 
 @pytest.mark.parametrize(("given", "kind"), [(None, "NoneType"), ("abc", "a text without sig="), (7, "int")])
@@ -1095,7 +1123,14 @@ def test_a_connection_string_of_another_account_is_refused(
     with pytest.raises(ValueError, match=r"of the account 'other', and .*_CONNECTION_STRING of 'lake'") as caught:
         open_storage(url, options)
     assert "hunter22" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"'other', and .* of 'lake'"):
+        open_storage(url, options | {"connection_string": None})
     assert open_storage("abfs://data/a").url == "abfs://data@lake.dfs.core.windows.net/a"
+    monkeypatch.setenv(
+        "AZURE_STORAGE_CONNECTION_STRING", "BlobEndpoint=https://lake.blob.core.windows.net;SharedAccessSignature=sig=a"
+    )
+    with pytest.raises(ValueError, match=r"'other', and .* of 'lake'"):
+        open_storage(url, options)
 
 
 @pytest.mark.parametrize(
