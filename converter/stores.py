@@ -1073,12 +1073,13 @@ def _account_in(connection_string: Any) -> str | None:
 
 
 def _default_place_of_spark() -> AzurePlace | None:
-    """Where a Spark session of this process keeps what has no scheme, if that is on Azure: Synapse and Fabric do so."""
-    sql: Any = sys.modules.get("pyspark.sql")
-    # Without a session, or with one that has been stopped, nobody says anything.
+    """Where Spark in this process keeps what has no scheme, if that is on Azure: Synapse and Fabric start it so."""
+    spark: Any = sys.modules.get("pyspark")
+    # Without a context, or with one that has been stopped, nobody says anything. The context, since a session is
+    # active in the thread alone that asked for it.
     with contextlib.suppress(Exception):
-        session = sql.SparkSession.getActiveSession()
-        confs = session.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 (there is no other way)
+        context = spark.SparkContext._active_spark_context  # noqa: SLF001 (there is no other way)
+        confs = context._jsc.hadoopConfiguration()  # noqa: SLF001
         return parse_azure_url(str(confs.get("fs.defaultFS")))
     return None
 

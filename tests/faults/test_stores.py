@@ -119,8 +119,8 @@ def test_a_namenode_that_is_paused_delays_writing_and_reading(spark: SparkSessio
     assert left(place) == [".owner"]
 
 
-def create_while_the_namenode_hangs(url: str, namenode: int) -> list[str]:
-    """In a process of its own: a small file whose closing the NameNode does not answer."""
+def create_while_the_namenode_hangs(url: str, namenode: int, failed: str) -> list[str]:
+    """In a process of its own: a small file whose closing the NameNode does not answer, and then the file `failed`."""
     store = open_storage(url, timeout_seconds=2)
     store.make_directory()
     close_whole = executor.close_whole
@@ -132,19 +132,23 @@ def create_while_the_namenode_hangs(url: str, namenode: int) -> list[str]:
     executor.close_whole = hang_and_close
     with pytest.raises(TimeoutError, match="could not be reached for 2 seconds"):
         store.put_if_absent("file", b"content")
+    Path(failed).touch()
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("converter-"))
 
 
 @pytest.mark.parametrize("is_back", [False, True])
 @pytest.mark.parametrize("place", ["hdfs"], indirect=True)
-def test_an_interpreter_ends_while_the_namenode_hangs_or_comes_back(hdfs: Hdfs, place: Any, is_back: bool) -> None:
+def test_an_interpreter_ends_while_the_namenode_hangs_or_comes_back(
+    hdfs: Hdfs, place: Any, is_back: bool, tmp_path: Path
+) -> None:
+    failed = tmp_path / "failed"
     try:
-        with start_python(create_while_the_namenode_hangs, place[0], hdfs.namenode.pid) as process:
+        with start_python(create_while_the_namenode_hangs, place[0], hdfs.namenode.pid, str(failed)) as process:
             if is_back:
+                wait_until(failed.exists)
                 # While the interpreter's end waits for what is under way.
-                timer = threading.Timer(4, hdfs.namenode.resume)
-                timer.start()
-                timer.join()
+                time.sleep(1)
+                hdfs.namenode.resume()
             assert executor.CLOSING_THREAD in finish(process, seconds=60)
     finally:
         hdfs.namenode.resume()

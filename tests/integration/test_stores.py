@@ -610,6 +610,9 @@ def test_a_url_without_account_is_of_the_account_where_spark_keeps_its_files(spa
     try:
         storage = open_storage("abfs://other/a", key)
         named = open_storage("abfs://other/a", key | {"account_name": "named"})
+        with ThreadPoolExecutor(1) as threads:
+            # No session is active in this thread.
+            assert threads.submit(open_storage, "abfs://other/a", key).result().url == storage.url
     finally:
         confs.set("fs.defaultFS", before)
     assert storage.url == f"abfs://other@{host}/a"
