@@ -10,11 +10,13 @@ groups is opened by every rank and worker, and must cost them nothing.
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -32,6 +34,9 @@ FORMAT_VERSION = 1
 
 DATA_FILE = re.compile(r"part-[0-9]{5,}-([0-9a-f]{8,}-[0-9]{4,}|[0-9a-f-]{36}-c[0-9]{3,}(\.[0-9a-z_]+)?)\.parquet")
 """How our writer names a data file, and how Spark's does."""
+
+MAX_END_BYTES = 8 << 20
+"""Of the footers of all files: they are opened with the manifest, by every rank and worker."""
 
 _DATA_DIRECTORY = re.compile(r"data-[0-9a-f]{32}")
 
@@ -196,6 +201,10 @@ class Manifest:
     file_footers: npt.NDArray[np.int64] | None = None
     """CRC-32 of each file's footer, so that another file of the same size is noticed; None where nobody took it."""
 
+    file_ends: tuple[bytes, ...] | None = None
+    """Each file's bytes from its footer on, so that behind a network nobody asks for them; None where nobody kept them,
+    and of more than `MAX_END_BYTES`."""
+
     row_group_file: npt.NDArray[np.int64]
     """For each row group the number of its file; ascending."""
 
@@ -277,7 +286,12 @@ class Manifest:
     def to_json(self) -> bytes:
         """The manifest as the bytes that are committed."""
         footers = None if self.file_footers is None else self.file_footers.tolist()
-        files = {"name": list(self.file_names), "bytes": self.file_bytes.tolist(), "footer_crc32": footers}
+        files: dict[str, Any] = {"name": list(self.file_names), "bytes": self.file_bytes.tolist()}
+        files["footer_crc32"] = footers
+        if self.file_ends is not None:
+            # Together: footers of one dataset resemble each other.
+            files["end_bytes"] = list(map(len, self.file_ends))
+            files["ends"] = base64.b64encode(zlib.compress(b"".join(self.file_ends))).decode()
         row_groups = {
             "file": self.row_group_file.tolist(),
             "rows": self.row_group_rows.tolist(),
@@ -323,6 +337,7 @@ class Manifest:
                 file_names=tuple(str(name) for name in document["files"]["name"]),
                 file_bytes=_integers(document["files"]["bytes"]),
                 file_footers=None if (footers := document["files"]["footer_crc32"]) is None else _integers(footers),
+                file_ends=_ends_from(document["files"]),
                 row_group_file=_integers(document["row_groups"]["file"]),
                 row_group_rows=_integers(document["row_groups"]["rows"]),
                 row_group_bytes=_integers(document["row_groups"]["bytes"]),
@@ -332,7 +347,9 @@ class Manifest:
                 is_kept=bool(document["is_kept"]),
             )
             manifest._check()
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except (
+            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error
+        ) as error:  # fmt: skip
             raise CacheCorruptError(
                 f"{path} is not a manifest that this package wrote ({type(error).__name__}: {error}). "
                 "Delete the entry and convert again.",
@@ -346,6 +363,10 @@ class Manifest:
             raise ValueError("files do not agree with their sizes")
         if self.file_footers is not None and len(self.file_footers) != num_files:
             raise ValueError("files do not agree with their footers")
+        if self.file_ends is not None and (
+            self.file_footers is None or list(map(zlib.crc32, self.file_ends)) != self.file_footers.tolist()
+        ):
+            raise ValueError("footers do not agree with their digests")
         if self.statistics and set(self.statistics) != set(self.schema.names):
             raise ValueError("the statistics are of other columns than the schema")
         if len(set(self.schema.names)) != len(self.schema) or self.float_dtype not in ("float32", "float64"):
@@ -369,6 +390,20 @@ class Manifest:
 def _is_data_file(name: str) -> bool:
     directory, _, file = name.partition("/")
     return bool(_DATA_DIRECTORY.fullmatch(directory) and DATA_FILE.fullmatch(file))
+
+
+def _ends_from(files: Mapping[str, Any]) -> tuple[bytes, ...] | None:
+    """What was kept of the files' ends, which older versions did not do."""
+    if "ends" not in files:
+        return None
+    edges = np.concatenate([[0], np.cumsum(_integers(files["end_bytes"]))]).tolist()
+    if not 0 <= edges[-1] <= MAX_END_BYTES:
+        raise ValueError("footers are larger than any that are kept")
+    # Never more than is announced, whatever it was compressed from.
+    ends = zlib.decompressobj().decompress(base64.b64decode(files["ends"], validate=True), edges[-1] + 1)
+    if len(ends) != edges[-1]:
+        raise ValueError("footers do not have their sizes")
+    return tuple(ends[start:end] for start, end in itertools.pairwise(edges))
 
 
 def _integers(values: Sequence[Any]) -> npt.NDArray[np.int64]:

@@ -39,7 +39,7 @@ from converter.columns import (
     joined,
     null_error,
 )
-from converter.errors import ReadError, SourceError
+from converter.errors import ReadError, SourceChangedError, SourceError
 from converter.files import DataFiles, FetchedGroup, RowGroup
 from converter.local_cache import open_local_cache
 from converter.manifest import Manifest
@@ -412,7 +412,7 @@ class _WindowReader:
         fetched = result_of(fetching)
         try:
             return self._read(piece, fetched)
-        except ReadError:
+        except (ReadError, SourceChangedError):
             # The store's own bytes, if only this host's copies were damaged.
             if not self._files.remove_copies(piece.row_groups.tolist()):
                 raise

@@ -12,6 +12,7 @@ names in the files.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -19,6 +20,7 @@ import logging
 import math
 import posixpath
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,7 +36,7 @@ from converter.errors import (
     SourceError,
     UnsupportedTypeError,
 )
-from converter.manifest import Manifest, fingerprint_of
+from converter.manifest import MAX_END_BYTES, Manifest, fingerprint_of
 from converter.schema import Field, Schema
 from converter.sources import executor, moments
 from converter.sources.spark_parquet import WRITE_CONFS, write_with_spark
@@ -171,6 +173,8 @@ def write_dataframe(
             "row_group_bytes": row_group_bytes,
             "file_bytes": FILE_BYTES,
             "compression": "none" if compression == "auto" and root.is_local else compression,
+            # On a local disk a footer costs nothing to read.
+            "end_bytes": 0 if root.is_local else MAX_END_BYTES,
         }
         directory = root.below(key).below(attempt.data_directory)
         try:
@@ -539,6 +543,7 @@ def _manifest_from(
         file_names=tuple(f"{directory}/{report['name']}" for report in files),
         file_bytes=np.array([report["bytes"] for report in files], np.int64),
         file_footers=np.array([report["footer_crc32"] for report in files], np.int64),
+        file_ends=_ends_of(files),
         row_group_file=np.repeat(np.arange(len(files)), [len(groups) for groups in rows]).astype(np.int64),
         row_group_rows=np.array([count for groups in rows for count in groups], np.int64),
         row_group_bytes=np.array([size for report in files for size in report["row_group_bytes"]], np.int64),
@@ -548,6 +553,19 @@ def _manifest_from(
         is_kept=is_kept,
         float_dtype=float_dtype or "float64",
     )
+
+
+def _ends_of(files: Sequence[Mapping[str, Any]]) -> tuple[bytes, ...] | None:
+    """The files' ends, if all were told and they are not too many bytes."""
+    ends, num_bytes = [], 0
+    for report in files:
+        if "end" not in report:
+            return None
+        ends.append(zlib.decompress(base64.b64decode(report["end"])))
+        num_bytes += len(ends[-1])
+        if num_bytes > MAX_END_BYTES:
+            return None
+    return tuple(ends)
 
 
 def _row_group_span(column: SparkColumn, spans: Sequence[Sequence[float]], *, num_row_groups: int) -> float | None:

@@ -16,8 +16,8 @@ Read: "raw" asks hdfs-native for the same byte ranges of the same files in the o
 threads, and drops what it gets; it opens each file once an epoch, and undoes no compression.
 
 Counts: requests to Azurite as a proxy in a process of its own sees them, on HDFS as the package asks its store; what
-ends with the file is its footer, and all else is data. Delay: by the same proxy, for each request. A round trip is the
-time that a delay adds, over that delay: what is asked at once counts once.
+ends with the file, and is of no row group, is its footer, and all else is data. Delay: by the same proxy, for each
+request. A round trip is the time that a delay adds, over that delay: what is asked at once counts once.
 """
 
 from __future__ import annotations
@@ -438,7 +438,7 @@ class Counted:
             name.rpartition("/")[2]: size
             for name, size in zip(manifest.file_names, manifest.file_bytes.tolist(), strict=True)
         }
-        is_footer = [end == sizes[path.rpartition("/")[2]] for path, _, end in asked]
+        data: set[Part] = set()
         wanted, started, is_adjacent = 0, 0, True
         for number in range(manifest.num_row_groups):
             file = files._open_file(int(manifest.row_group_file[number]))
@@ -446,6 +446,13 @@ class Counted:
             size = sum(end - start for start, end in ranges)
             wanted, started = wanted + size, started + -(-size // MAX_REQUEST_BYTES)
             is_adjacent = is_adjacent and ranges[-1][1] - ranges[0][0] == size
+            name = manifest.file_names[int(manifest.row_group_file[number])].rpartition("/")[2]
+            data |= {(name, *part) for part in files._ranges(number, file)}
+        # The last row group's request may end with the file as well.
+        is_footer = [
+            end == sizes[name] and (name, start, end) not in data
+            for name, start, end in ((path.rpartition("/")[2], start, end) for path, start, end in asked)
+        ]
         fetched = [end - start for _, start, end in asked]
         return cls(
             num_groups=manifest.num_row_groups,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import copy
 import io
 import json
@@ -102,6 +103,9 @@ def test_every_row_is_there_and_nothing_is_left(spark: SparkSession, place: Plac
         assert made.url.startswith(f"{place.url}/converter-v1/")
         # How Spark's writer names a file.
         assert {"-c000" in name for name in made._manifest.file_names} == {writer == "spark"}
+        ends = [made._storage.read(name)[-len(end) :] for name, end in zip(*footers_of(made), strict=True)]
+        assert ends == list(footers_of(made)[1])
+        assert [int.from_bytes(end[-8:-4], "little") + 8 for end in ends] == list(map(len, ends))
         with made.make_batch_reader(batch_size=64, ragged="nested", nulls="mask") as reader:
             assert_same(concatenate(list(reader)), known_values(range(NUM_ROWS)))
         with made.make_batch_reader(batch_size=64, columns=["id"], shuffle=True, verify_checksums=True) as reader:
@@ -110,6 +114,22 @@ def test_every_row_is_there_and_nothing_is_left(spark: SparkSession, place: Plac
         with open_converter(made.url, storage_options=place.options) as again:
             assert again.fingerprint == made.fingerprint
     assert place.files() == ["converter-v1/.owner"]
+
+
+def footers_of(made: DatasetConverter) -> tuple[tuple[str, ...], tuple[bytes, ...]]:
+    """The files, and what the manifest knows of their ends."""
+    ends = made._manifest.file_ends
+    assert ends is not None
+    return made._manifest.file_names, ends
+
+
+def without_footers(made: DatasetConverter) -> DatasetConverter:
+    """The entry as older versions wrote it."""
+    document = json.loads(made._storage.read("manifest.json"))
+    del document["files"]["ends"], document["files"]["end_bytes"]
+    made._storage.delete_file("manifest.json")
+    assert made._storage.put_if_absent("manifest.json", json.dumps(document).encode())
+    return open_converter(made.url, storage_options=made._storage.options)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -124,6 +144,8 @@ def test_the_order_is_that_of_a_local_cache(
         remote.make_torch_dataloader(**options) as there,
         local.make_torch_dataloader(**options) as here,
     ):
+        # On a local disk they cost nothing to read.
+        assert local._manifest.file_ends is None
         for one, other in zip(there, here, strict=True):
             assert {name: tensor.tolist() for name, tensor in one.items()} == {
                 name: tensor.tolist() for name, tensor in other.items()
@@ -146,27 +168,32 @@ def test_an_entry_is_known_by_its_key_and_a_dead_owners_is_swept(spark: SparkSes
 # Few requests ------------------------------------------------------------------------
 
 
-def test_row_groups_are_fetched_in_few_requests_and_footers_once(
-    spark: SparkSession, slow_azurite: SlowAzurite
+@pytest.mark.parametrize("is_of_an_older_version", [False, True])
+def test_row_groups_are_fetched_in_few_requests_and_footers_never_where_they_are_known(
+    spark: SparkSession, slow_azurite: SlowAzurite, is_of_an_older_version: bool
 ) -> None:
     place = on_azure(slow_azurite)
     df = spark.range(0, 200_000, 1, 2).selectExpr("id", *(f"cast(id * {k} as float) f{k}" for k in range(9)))
-    with place.convert(df, row_group_bytes=1 << 20) as made:
+    with contextlib.ExitStack() as stack:
+        made = stack.enter_context(place.convert(df, row_group_bytes=1 << 20))
         manifest = made._manifest
+        footers = 0
+        if is_of_an_older_version:
+            made, footers = stack.enter_context(without_footers(made)), len(manifest.file_names)
         sizes = {}
         for columns in (None, ["id", "f0", "f1"]):
             with made.make_batch_reader(batch_size=1000, columns=columns) as reader:
                 slow_azurite.proxy.forget()
                 assert sum(len(batch["id"]) for batch in reader) == 200_000
                 gets = [one for one in slow_azurite.proxy.requests if one.method == "GET" and ".parquet" in one.path]
-                footers = len(manifest.file_names)
                 assert len(gets) - footers <= 2 * manifest.num_row_groups
                 assert slow_azurite.proxy.count() == len(gets)
+                num_first = len(gets)
                 slow_azurite.proxy.forget()
                 for _ in reader:
                     pass
                 gets = [one for one in slow_azurite.proxy.requests if one.method == "GET"]
-                assert len(gets) <= manifest.num_row_groups
+                assert num_first - footers == len(gets) <= manifest.num_row_groups
                 parts = [one.range.removeprefix("bytes=").split("-") for one in gets if one.range]
                 assert len(parts) == len(gets)
                 sizes[columns is None] = sum(int(end) - int(start) + 1 for start, end in parts)
@@ -188,11 +215,8 @@ def test_little_is_fetched_beside_the_wanted_columns(
             for chunk in chunks(io.BytesIO(made._storage.read(file)))
             if chunk.path_in_schema in names
         )
+        slow_azurite.proxy.forget()
         with made.make_batch_reader(batch_size=1000, columns=names) as reader:
-            for _ in reader:
-                pass
-            # Without the footers, which are known now.
-            slow_azurite.proxy.forget()
             for _ in reader:
                 pass
         parts = [one.range.removeprefix("bytes=").split("-") for one in slow_azurite.proxy.requests if one.range]
@@ -296,7 +320,7 @@ def test_processes_that_begin_together_fetch_once_for_a_host(
         fetched()
         assert run_python(read_ids, made.url, place.options, str(tmp_path / "one")) == list(range(100_000))
         of_one = fetched()
-        assert len(of_one) > made._manifest.num_row_groups
+        assert len(of_one) == made._manifest.num_row_groups
         # So that each finds what the other one is fetching.
         slow_azurite.proxy.delay_seconds = 0.2
         ready, go = [tmp_path / "ready-0", tmp_path / "ready-1"], tmp_path / "go"
@@ -328,7 +352,7 @@ def read_ids_with_small_files(url: str, options: dict[str, Any], local_cache_dir
 def test_a_disk_that_takes_no_more_costs_no_row(spark: SparkSession, slow_azurite: SlowAzurite, tmp_path: Path) -> None:
     place = on_azure(slow_azurite)
     df = spark.range(0, 20_000, 1, 2).selectExpr("id", "sha2(cast(id as string), 256) s")
-    with place.convert(df) as made:
+    with place.convert(df) as made, without_footers(made):
         num_bytes = 100_000
         assert int(made._manifest.file_bytes.min()) > 2 * num_bytes
         found, said = run_python(read_ids_with_small_files, made.url, place.options, str(tmp_path), num_bytes)
@@ -344,7 +368,7 @@ def test_damaged_copies_on_this_host_are_fetched_again(
     spark: SparkSession, slow_azurite: SlowAzurite, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = on_azure(slow_azurite)
-    with place.convert(spark.range(0, 20_000, 1, 2)) as made:
+    with place.convert(spark.range(0, 20_000, 1, 2)) as known, without_footers(known) as made:
         assert read_here(made, tmp_path) == list(range(20_000))
         copies = [*tmp_path.rglob("rows-*"), *tmp_path.rglob("footer-*")]
         assert {path.name.partition("-")[0] for path in copies} == {"rows", "footer"}
@@ -362,6 +386,30 @@ def test_damaged_copies_on_this_host_are_fetched_again(
 def read_here(made: DatasetConverter, local_cache_dir: Path) -> list[int]:
     with made.make_batch_reader(batch_size=1000, local_cache_dir=local_cache_dir) as reader:
         return [int(one) for batch in reader for one in batch["id"]]
+
+
+@pytest.mark.parametrize("is_of_an_older_version", [False, True])
+@everywhere
+def test_a_file_in_the_place_of_another_one_is_noticed_by_its_end(
+    spark: SparkSession, place: Place, tmp_path: Path, is_of_an_older_version: bool
+) -> None:
+    """Of the same size, with every page where it was."""
+    with (
+        place.convert(spark.range(0, 2000, 1, 2), compression="none", row_group_bytes=1 << 12) as made,
+        without_footers(made) if is_of_an_older_version else contextlib.nullcontext(made) as again,
+    ):
+        storage, (one, other) = made._storage, made._manifest.file_names
+        assert len({len(storage.read(name)) for name in (one, other)}) == 1
+        before = {one: storage.read(other), other: storage.read(one)}
+        for name, data in before.items():
+            storage.delete_file(name)
+            assert storage.put_if_absent(name, data)
+        for options in ({}, {"local_cache_dir": tmp_path}):
+            with (
+                again.make_batch_reader(batch_size=100, **options) as reader,
+                pytest.raises(SourceChangedError, match="has another footer than it was written with"),
+            ):
+                list(reader)
 
 
 # Faults ------------------------------------------------------------------------------

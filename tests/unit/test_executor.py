@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import gc
 import json
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -940,6 +942,25 @@ def test_spans_of_dates_are_days(tmp_path: Path) -> None:
     days = pa.array([dt.date(1, 1, 1), dt.date(9999, 12, 31)])
     (report,) = write_one(tmp_path, plan("scalar", "datetime64[D]", 0), days)
     assert report["spans"] == {"x": [3_652_058.0, -719_162.0, 2_932_896.0]}
+
+
+@pytest.mark.parametrize(("partition", "is_told"), [(0, True), (1, True), (2, False), (10**6, False)])
+def test_the_end_of_a_file_is_told_while_those_of_as_many_files_are_kept(
+    tmp_path: Path, partition: int, is_told: bool
+) -> None:
+    def report(end_bytes: int, attempt: int = 1) -> dict[str, Any]:
+        spec = make_spec(tmp_path, [ID.plan()]) | {"end_bytes": end_bytes}
+        (found,) = executor._write(iter([record_batch([ID], [1])]), spec, partition=partition, attempt=attempt)
+        return found
+
+    before = report(0)
+    assert "end" not in before
+    data = (tmp_path / before["name"]).read_bytes()
+    end = data[-8 - int.from_bytes(data[-8:-4], "little") :]
+    found = report(2 * len(end), attempt=2)
+    assert zlib.crc32(end) == found["footer_crc32"]
+    assert ("end" in found) == is_told
+    assert not is_told or zlib.decompress(base64.b64decode(found["end"])) == end
 
 
 @pytest.mark.usefixtures("every_batch_counts")

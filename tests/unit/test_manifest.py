@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -90,6 +92,61 @@ def test_a_manifest_survives_json(manifest: Manifest) -> None:
 @settings(max_examples=20)
 def test_a_manifest_survives_pickle(manifest: Manifest) -> None:
     assert same(pickle.loads(pickle.dumps(manifest)), manifest)
+
+
+def with_ends(*ends: bytes) -> Manifest:
+    """A manifest of as many files, which knows how they end."""
+    footers = np.array(list(map(zlib.crc32, ends)), np.int64)
+    return replace(make_manifest([[1]] * len(ends)), file_ends=ends, file_footers=footers)
+
+
+@given(st.lists(st.binary(max_size=200), max_size=5))
+@settings(max_examples=50)
+def test_the_ends_of_files_survive_json_and_older_manifests_have_none(ends: list[bytes]) -> None:
+    known = with_ends(*ends)
+    assert Manifest.from_json(known.to_json(), path=PATH).file_ends == tuple(ends)
+    assert pickle.loads(pickle.dumps(known)).file_ends == tuple(ends)
+    older = json.loads(known.to_json())
+    del older["files"]["ends"], older["files"]["end_bytes"]
+    assert Manifest.from_json(json.dumps(older).encode(), path=PATH).file_ends is None
+    assert "ends" not in json.loads(replace(known, file_ends=None).to_json())["files"]
+
+
+def packed(ends: bytes) -> str:
+    return base64.b64encode(zlib.compress(ends)).decode()
+
+
+WRONG_ENDS = {
+    "no text": ({"ends": 7}, "rror: "),
+    "no base64": ({"ends": "?" * 8}, "rror: "),
+    "not compressed": ({"ends": base64.b64encode(b"onetwo").decode()}, "rror: "),
+    "cut": ({"ends": packed(b"onetwo")[:8]}, "rror: "),
+    "of other bytes": ({"ends": packed(b"onetwO")}, "footers do not agree with their digests"),
+    "more than they say": ({"ends": packed(b"onetwo!")}, "footers do not have their sizes"),
+    "a mountain": ({"ends": packed(bytes(1 << 28))}, "footers do not have their sizes"),
+    "fewer than they say": ({"ends": packed(b"onetw")}, "footers do not have their sizes"),
+    "of fewer files": ({"end_bytes": [6]}, "footers do not agree with their digests"),
+    "cut elsewhere": ({"end_bytes": [2, 4]}, "footers do not agree with their digests"),
+    "sizes below nothing": ({"end_bytes": [-1, 7]}, "footers do not agree with their digests"),
+    "sizes that are text": ({"end_bytes": ["3", "3"]}, "rror: "),
+    "sizes without end": ({"end_bytes": [1 << 62, 6]}, "footers are larger than any that are kept"),
+    "no sizes": ({"end_bytes": None}, "rror: "),
+    "without digests": ({"footer_crc32": None}, "footers do not agree with their digests"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_ENDS)
+def test_ends_that_are_not_those_of_the_files_are_corrupt(kind: str) -> None:
+    changed = json.loads(with_ends(b"one", b"two").to_json())
+    changed["files"].update(WRONG_ENDS[kind][0])
+    tracemalloc.start()
+    try:
+        with pytest.raises(CacheCorruptError, match=rf"is not a manifest.*{WRONG_ENDS[kind][1]}"):
+            Manifest.from_json(json.dumps(changed).encode(), path=PATH)
+        # Nobody can make it unpack more than it says.
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=5))
