@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import contextlib
+import json
 import os
 import re
 import sys
@@ -24,7 +25,7 @@ from nbclient.exceptions import DeadKernelError
 import converter
 from converter.local_spark import find_java_home
 from tests.known_rows import files_below, run_python
-from tests.servers.azurite import start_secure_azurite
+from tests.servers.azurite import SecureAzurite, start_secure_azurite
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 DIGITS = ["01_digits_in_torch", "02_digits_in_keras"]
@@ -37,8 +38,11 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 CLOUD = "cloud"
 """The tag of cells that need a platform."""
 
-NOTEBOOKUTILS = '''
-"""Stands in for the module of Synapse and Fabric: its names, and tokens of the form that Entra ID gives."""
+IN_ACCOUNT = "abfss:"
+"""What begins the names of files that are in a storage account, where others are on a volume."""
+
+STAND_IN_TOKENS = '''
+"""Tokens of the form that Entra ID gives, and a file that says who asked for them."""
 
 import base64
 import json
@@ -50,19 +54,92 @@ def _part(value):
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
 
+def give(*asked_by):
+    with open(os.environ["STAND_IN_ASKED"], "a") as asked:
+        asked.write(json.dumps([os.getpid(), *asked_by]) + "\\n")
+    now = int(time.time())
+    claims = {"aud": "https://storage.azure.com", "iss": "https://sts.windows.net/tests/"}
+    claims |= {"iat": now, "nbf": now - 5, "exp": now + 3600}
+    return ".".join([_part({"alg": "none"}), _part(claims), "signed-by-nobody"]), now + 3600
+'''
+
+NOTEBOOKUTILS = '''
+"""Stands in for the module of Synapse and Fabric: its names."""
+
+import os
+
+from stand_in_tokens import give
+
+
 class credentials:
     def getToken(audience):
         assert audience == "storage"
-        with open(os.environ["STAND_IN_ASKED"], "a") as asked:
-            asked.write(f"{os.getpid()}\\n")
-        now = int(time.time())
-        claims = {"aud": "https://storage.azure.com", "iss": "https://sts.windows.net/tests/"}
-        claims |= {"iat": now, "nbf": now - 5, "exp": now + 3600}
-        return ".".join([_part({"alg": "none"}), _part(claims), "signed-by-nobody"])
+        return give()[0]
 
     def getConnectionStringOrCreds(linkedService):
         assert linkedService == "lake"
         return os.environ["STAND_IN_SAS"]
+'''
+
+DATABRICKS_RUNTIME = '''
+"""Stands in for what Databricks has in the notebook's process: it cannot be used or sent elsewhere."""
+
+from itertools import count
+
+from azure.core.credentials import AccessToken
+from pyspark import TaskContext
+from stand_in_tokens import give
+
+
+class _Bound:
+    def __reduce__(self):
+        raise TypeError("You cannot use dbutils within a spark job or otherwise pickle it.")
+
+
+class _Provider(_Bound):
+    numbers = count(1)
+
+    def __init__(self, name):
+        self.name, self.number = name, next(self.numbers)
+
+    def get_token(self, *scopes, **_):
+        assert scopes == ("https://storage.azure.com/.default",)
+        return AccessToken(*give("notebook", self.name, self.number))
+
+
+class _Credentials(_Bound):
+    def getServiceCredentialsProvider(self, name):
+        assert TaskContext.get() is None
+        return _Provider(name)
+
+
+class _Utilities(_Bound):
+    credentials = _Credentials()
+
+
+dbutils = _Utilities()
+'''
+
+DATABRICKS_SERVICE_CREDENTIALS = '''
+"""Stands in for what Databricks has on executors, and nowhere else."""
+
+from azure.core.credentials import AccessToken
+from pyspark import TaskContext
+from stand_in_tokens import give
+
+
+class _Provider:
+    def __init__(self, name):
+        self.name = name
+
+    def get_token(self, *scopes, **_):
+        assert scopes == ("https://storage.azure.com/.default",)
+        return AccessToken(*give("executor", self.name))
+
+
+def getServiceCredentialsProvider(name):
+    assert TaskContext.get() is not None
+    return _Provider(name)
 '''
 
 CONNECT = """
@@ -70,6 +147,11 @@ from pyspark.sql import SparkSession
 
 builder = SparkSession.builder.remote("local[2]")
 builder.config("spark.sql.execution.arrow.pythonUDF.columnarInput.enabled", "false").getOrCreate()
+"""
+
+DBUTILS = """
+# Databricks' notebooks have the name without an import.
+from databricks.sdk.runtime import dbutils
 """
 
 KILLED_WHILE_SAVING = """
@@ -181,40 +263,60 @@ def on_this_machine(folder: Path) -> Iterator[Workspace]:
 
 
 @contextlib.contextmanager
+def with_an_account(folder: Path, modules: Mapping[str, str]) -> Iterator[tuple[SecureAzurite, str, dict[str, str]]]:
+    """Blobs over TLS that take tokens, a container, and an environment where a platform's modules give them."""
+    with start_secure_azurite(folder / "azurite") as account:
+        platform = folder / "platform"
+        for name, source in {"stand_in_tokens": STAND_IN_TOKENS, **modules}.items():
+            path = platform / f"{name.replace('.', '/')}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(source)
+        environment = {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(platform), os.environ.get("PYTHONPATH")])),
+            "SSL_CERT_FILE": str(account.certificate),
+            "STAND_IN_ASKED": str(platform / "asked"),
+        }
+        yield account, account.new_container(), environment
+
+
+@contextlib.contextmanager
 def as_on_databricks(folder: Path) -> Iterator[Workspace]:
-    """Spark Connect, and a folder for the volume: what a volume's mount does otherwise is not seen here."""
+    """Spark Connect, blobs over TLS, and a folder for the volume: what a volume's mount does otherwise is not seen."""
     volume = folder / "cache"
     volume.mkdir()
-    yield Workspace(
-        files=lambda: files_below(volume),
-        environment={
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "JAVA_HOME": str(find_java_home()),
-            "PYSPARK_PYTHON": sys.executable,
-        },
-        before=CONNECT,
-        replaced={"/Volumes/main/default/volume": str(volume)},
-        killed_by=KILLED_WHILE_SAVING,
-    )
+    modules = {
+        "databricks.sdk.runtime": DATABRICKS_RUNTIME,
+        "databricks.service_credentials": DATABRICKS_SERVICE_CREDENTIALS,
+    }
+    with with_an_account(folder, modules) as (account, container, environment):
+        yield Workspace(
+            files=lambda: [*files_below(volume), *(f"{IN_ACCOUNT}{name}" for name in account.files(container))],
+            data_requests=account.data_requests,
+            environment={
+                **environment,
+                "SPARK_LOCAL_IP": "127.0.0.1",
+                "JAVA_HOME": str(find_java_home()),
+                "PYSPARK_PYTHON": sys.executable,
+            },
+            before=CONNECT + DBUTILS,
+            replaced={
+                "/Volumes/main/default/volume": str(volume),
+                "container@account.": f"{container}@{account.account}.",
+            },
+            # The emulator has all accounts on one host.
+            after_cloud=f"to_read['account_host'] = to_write['account_host'] = '{account.host}'",
+            killed_by=KILLED_WHILE_SAVING,
+        )
 
 
 @contextlib.contextmanager
 def as_in_synapse(folder: Path) -> Iterator[Workspace]:
     """Classic Spark, a module that gives tokens, and blobs over TLS that take them."""
-    with start_secure_azurite(folder / "azurite") as account:
-        container = account.new_container()
-        platform = folder / "platform"
-        platform.mkdir()
-        (platform / "notebookutils.py").write_text(NOTEBOOKUTILS)
+    with with_an_account(folder, {"notebookutils": NOTEBOOKUTILS}) as (account, container, environment):
         yield Workspace(
             files=lambda: account.files(container),
             data_requests=account.data_requests,
-            environment={
-                "PYTHONPATH": os.pathsep.join(filter(None, [str(platform), os.environ.get("PYTHONPATH")])),
-                "SSL_CERT_FILE": str(account.certificate),
-                "STAND_IN_ASKED": str(platform / "asked"),
-                "STAND_IN_SAS": account.sas(container),
-            },
+            environment={**environment, "STAND_IN_SAS": account.sas(container)},
             before="from converter import start_local_spark\n\nstart_local_spark('synapse', master='local[2]')",
             replaced={"container@account.": f"{container}@{account.account}."},
             # The emulator has all accounts on one host.
@@ -389,6 +491,12 @@ def cell_with(name: str, text: str) -> str:
     return str(cell.id)
 
 
+def asked_for_tokens(run: Run) -> list[list[Any]]:
+    """For each token that a stand-in gave the process that asked, and what else the stand-in noted."""
+    lines = Path(run.workspace.environment["STAND_IN_ASKED"]).read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
 @pytest.mark.parametrize("notebook", [path for path in NOTEBOOKS if path.stem == SYNAPSE], indirect=True, ids=str)
 class TestSynapse:
     def test_the_rows_are_in_the_storage_account_and_nowhere_else(self, run: Run) -> None:
@@ -412,8 +520,7 @@ class TestSynapse:
         assert run.requests_after[second] == run.requests_after[first]
 
     def test_the_function_is_asked_for_tokens_here_and_on_executors(self, run: Run) -> None:
-        asked = Path(run.workspace.environment["STAND_IN_ASKED"]).read_text().split()
-        assert len(set(asked)) >= 2
+        assert len({process for process, *_ in asked_for_tokens(run)}) >= 2
 
     def test_no_token_is_shown(self, run: Run) -> None:
         assert "signed-by-nobody" not in str(run.outputs)
@@ -461,7 +568,7 @@ class TestDatabricks:
         assert "DatasetConverter(100,000 rows × 3 columns" in run.shown()
         kept = [name for name in run.files_when_killed if name.endswith((".parquet", "manifest.json"))]
         assert len(kept) >= 2
-        again = run.files_after[cell_with(DATABRICKS, "make_spark_converter(")]
+        again = run.files_after[cell_with(DATABRICKS, "cache_key=")]
         assert [name for name in again if name.endswith((".parquet", "manifest.json"))] == kept
 
     def test_training_goes_on_after_the_last_checkpoint_and_reads_each_row_once(self, run: Run) -> None:
@@ -478,6 +585,46 @@ class TestDatabricks:
         said = run.text("stdout")
         assert "swept while it is in use: 0 entries\n" in said
         assert "left over after delete(): 0 files\n" in said
+        assert "left over in the storage account after delete(): 0 files\n" in said
+
+    def test_the_executors_write_into_the_storage_account(self, run: Run) -> None:
+        before, after = (
+            run.files_after[cell_with(DATABRICKS, text)] for text in ("times_read[batch", "cache_dir=account_dir")
+        )
+        written = set(after) - set(before)
+        assert {name.partition("/")[0] for name in written} == {f"{IN_ACCOUNT}cache"}
+        assert any(name.endswith(".parquet") for name in written)
+        assert any(name.endswith("/manifest.json") for name in written)
+
+    def test_the_rows_that_the_network_learned_are_read_from_there(self, run: Run) -> None:
+        before, after = (
+            run.requests_after[cell_with(DATABRICKS, text)] for text in ("times_read[batch", "cache_dir=account_dir")
+        )
+        assert before == 0 < after
+        found = re.search(
+            r"^loss over 100,000 rows from the storage account: ([\d.]+)$", run.text("stdout"), re.MULTILINE
+        )
+        assert found
+        # The noise alone has 0.01.
+        assert float(found[1]) < 0.05
+
+    def test_the_service_credential_is_asked_for_tokens_by_its_name_here_and_on_executors(self, run: Run) -> None:
+        asked = asked_for_tokens(run)
+        here = [line for line in asked if line[1] == "notebook"]
+        executors = [line for line in asked if line[1] == "executor"]
+        assert here
+        assert executors
+        assert {name for _, _, name, *_ in asked} == {"lake"}
+        assert len({process for process, *_ in here}) == 1
+        assert not {process for process, *_ in here} & {process for process, *_ in executors}
+        # The first provider of the notebook is the one that is itself the credential of what reads; the others the
+        # function asked for.
+        numbers = {number for *_, number in here}
+        assert 1 in numbers
+        assert numbers - {1}
+
+    def test_no_token_is_shown(self, run: Run) -> None:
+        assert "signed-by-nobody" not in str(run.outputs)
 
 
 @pytest.mark.parametrize("notebook", [path for path in NOTEBOOKS if path.stem == DELTA], indirect=True, ids=str)
