@@ -12,11 +12,13 @@ module in a Python of its own: `start_python`, `run_python`.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,6 +133,14 @@ def run_python(function: Callable[..., Any], *arguments: Any, environment: Mappi
     """What `function` returns in a Python of its own."""
     with start_python(function, *arguments, environment=environment) as process:
         return finish(process)
+
+
+@contextmanager
+def only_connect_server() -> Iterator[None]:
+    """The block in which a local server of Spark Connect may run: all of them listen on port 15002 of this machine."""
+    with open(Path(tempfile.gettempdir()) / "spark-tensor-converter-tests-connect.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def finish(process: subprocess.Popen[str], *, seconds: float = 120) -> Any:

@@ -25,6 +25,7 @@ from tests.known_rows import (
     known_rows,
     known_valid,
     known_values,
+    only_connect_server,
     run_python,
 )
 
@@ -95,7 +96,8 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def connect(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What `convert_over_connect` saw; that its values are exact it has asserted itself."""
-    return run_python(convert_over_connect, str(tmp_path_factory.mktemp("connect")))
+    with only_connect_server():
+        return run_python(convert_over_connect, str(tmp_path_factory.mktemp("connect")))
 
 
 def test_every_row_arrives_over_connect(connect: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from converter import DatasetConverter, identity, make_spark_converter, open_converter, start_local_spark, sweep
 from converter.local_spark import find_java_home
-from tests.known_rows import REPOSITORY, files_below, run_python
+from tests.known_rows import REPOSITORY, files_below, only_connect_server, run_python
 
 MARKER = "converter-v1/.owner"
 LONG_AGO = 1_600_000_000 * 10**9
@@ -989,7 +989,8 @@ def convert_twice_over_connect(folder: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def connect(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What `convert_twice_over_connect` saw."""
-    result = run_python(convert_twice_over_connect, str(tmp_path_factory.mktemp("connect")))
+    with only_connect_server():
+        result = run_python(convert_twice_over_connect, str(tmp_path_factory.mktemp("connect")))
     return json.loads(json.dumps(result))
 
 

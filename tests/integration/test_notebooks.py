@@ -24,7 +24,7 @@ from nbclient.exceptions import DeadKernelError
 
 import converter
 from converter.local_spark import find_java_home
-from tests.known_rows import files_below, run_python
+from tests.known_rows import files_below, only_connect_server, run_python
 from tests.servers.azurite import SecureAzurite, start_secure_azurite
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
@@ -288,7 +288,7 @@ def as_on_databricks(folder: Path) -> Iterator[Workspace]:
         "databricks.sdk.runtime": DATABRICKS_RUNTIME,
         "databricks.service_credentials": DATABRICKS_SERVICE_CREDENTIALS,
     }
-    with with_an_account(folder, modules) as (account, container, environment):
+    with only_connect_server(), with_an_account(folder, modules) as (account, container, environment):
         yield Workspace(
             files=lambda: [*files_below(volume), *(f"{IN_ACCOUNT}{name}" for name in account.files(container))],
             data_requests=account.data_requests,
