@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from tests.servers.s3 import S3
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pytest-xdist give out the files in the order of `testpaths`.
+
+    It would begin with those of most tests; but some of those with few, a job or a cluster each, take minutes, and a
+    worker that is given one of them at the end lets the other one idle.
+    """
+    config.option.loadscopereorder = False
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Only where there is more than doctests and the tests in `tests/unit`, which start no Java."""
     folders = {item.path.relative_to(session.config.rootpath).parts[:2] for item in session.items}
