@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.known_rows import run_python
+from tests.known_rows import finish, run_python, start_python
 from tests.parity import golden_tables
 
 Found = dict[str, Any]
@@ -139,8 +139,8 @@ def convert_under_settings(folder: str) -> list[Found]:
     return found
 
 
-def test_frames_of_one_text_made_under_other_settings_keep_their_rows(tmp_path: Path) -> None:
-    found = run_python(convert_under_settings, str(tmp_path))
+def test_frames_of_one_text_made_under_other_settings_keep_their_rows(programs: dict[str, Any]) -> None:
+    found = programs[convert_under_settings.__name__]
     for one in found:
         assert one["ids"] == one["expected"], one["text"]
     # Settings that a text means other rows by, or the test would show nothing.
@@ -177,8 +177,8 @@ def convert_a_table_that_was_put_back(folder: str) -> list[Found]:
     return found
 
 
-def test_a_version_of_a_table_that_was_put_back_from_a_copy_is_another_one(tmp_path: Path) -> None:
-    first, second = run_python(convert_a_table_that_was_put_back, str(tmp_path))
+def test_a_version_of_a_table_that_was_put_back_from_a_copy_is_another_one(programs: dict[str, Any]) -> None:
+    first, second = programs[convert_a_table_that_was_put_back.__name__]
     assert (first["ids"], second["ids"]) == ([*range(10), 100], [*range(10), 200])
     assert first["url"] != second["url"]
 
@@ -214,8 +214,21 @@ def convert_while_it_changes(folder: str) -> Found:
     return {"rows": [len(one) for one in made], "urls": [one.url for one in made], "folders": len(folders)}
 
 
-def test_a_table_that_changes_while_it_is_written_is_not_taken_for_its_version(tmp_path: Path) -> None:
-    found = run_python(convert_while_it_changes, str(tmp_path))
+def run_programs(folder: str) -> dict[str, Any]:
+    """What each of the programs found: one Java for all, which starts a Spark for each."""
+    programs = (convert_under_settings, convert_a_table_that_was_put_back, convert_while_it_changes)
+    return {program.__name__: program(f"{folder}/{program.__name__}") for program in programs}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with start_python(run_programs, str(tmp_path_factory.mktemp("programs"))) as process:
+        found: dict[str, Any] = finish(process, seconds=270)
+    return found
+
+
+def test_a_table_that_changes_while_it_is_written_is_not_taken_for_its_version(programs: dict[str, Any]) -> None:
+    found = programs[convert_while_it_changes.__name__]
     assert found["rows"] == [110, 120, 120, 120, 110, 120]
     by_chance, newest, again, before, early = found["urls"][1:]
     assert newest == again
