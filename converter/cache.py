@@ -196,14 +196,13 @@ def choose_cache_dir(
     )
 
 
-def open_root(
+def open_parent(
     cache_dir: str, storage_options: StorageOptions | None = None, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> Storage:
-    """Our own subdirectory of the user's cache directory, made and marked where it is missing.
+    """The user's cache directory as it is named: nothing is asked of it, and nothing made.
 
     Raises:
-        CacheError: the directory is a file, or cannot be written.
-        CacheNotOwnedError: the subdirectory exists, holds something and was not made by us.
+        CacheError: its name is none, or what reaches it is not installed.
     """
     try:
         parent = open_storage(cache_dir, storage_options, timeout_seconds)
@@ -221,6 +220,19 @@ def open_root(
             "the driver and the executors share.",
             path=parent.url,
         )
+    return parent
+
+
+def open_root(
+    cache_dir: str, storage_options: StorageOptions | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Storage:
+    """Our own subdirectory of the user's cache directory, made and marked where it is missing.
+
+    Raises:
+        CacheError: the directory is a file, or cannot be written.
+        CacheNotOwnedError: the subdirectory exists, holds something and was not made by us.
+    """
+    parent = open_parent(cache_dir, storage_options, timeout_seconds)
     root = parent.below(DIRECTORY)
     try:
         root.make_directory()

@@ -770,7 +770,8 @@ def make_spark_converter(
         shuffle_rows_seed: write the rows in a random order (one shuffle in Spark), the same for the same seed and
             input partitions: the remedy for data that are sorted by what the model must learn.
         writer: `"executors"` write with pyarrow; `"spark"` lets Spark's own Parquet writer do it, with its own
-            credentials; `"auto"` asks an executor to write a small file and takes the second where it cannot.
+            credentials and, on HDFS, as the user of its JVM; `"auto"` asks an executor to write a small file and takes
+            the second where it cannot.
         storage_options: keyword arguments of the fsspec filesystem: credentials and the like. For Azure `credential`
             may be an object of azure-identity, or a function that gives a token. No secret is shown or stored.
         timeout_seconds: how long a remote store may be out of reach before that is an error.

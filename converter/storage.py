@@ -103,6 +103,11 @@ class Storage:
         """The filesystem's options, secrets included: for a process of our own that is to read the same place."""
         return {} if self.is_local else dict(self._filesystem.options)
 
+    @property
+    def user(self) -> str | None:
+        """As whom files are written here, where cache_dir or storage_options name somebody."""
+        return None if self.is_local else self._filesystem.user
+
     def delta_place(self) -> tuple[str, dict[str, str]]:
         """What deltalake calls this directory, and how it is told the credentials, secrets included."""
         if self.is_local:

@@ -138,6 +138,11 @@ class Store:
         return f"{type(self).__name__}({self.protocol!r})"
 
     @property
+    def user(self) -> str | None:
+        """As whom files are written, where that was named and each client must be told."""
+        return None
+
+    @property
     def timeout_seconds(self) -> float:
         """How long it may be out of reach."""
         return min([self._timeout_seconds, *self._hurries])
@@ -427,6 +432,12 @@ class HdfsStore(Store):
     def __init__(self, options: Mapping[str, Any], *, protocol: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         super().__init__(options, protocol=protocol, timeout_seconds=timeout_seconds)
         self._readers: dict[str, Any] = {}
+
+    @property
+    def user(self) -> str | None:
+        """The one of the options or of the URL; None where the environment says it, as it does to Hadoop's clients."""
+        user = self.options.get("user")
+        return None if user is None else str(user)
 
     def passes(self, error: BaseException) -> bool:
         """Also what hdfs-native raises where nodes are away, or where the NameNode is about to begin."""

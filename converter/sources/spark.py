@@ -123,6 +123,15 @@ def write_dataframe(
         master=session.conf.get("spark.master", None) or "unknown",
         is_connect=is_connect,
     )
+    if writer == "spark":
+        named = cache.open_parent(chosen, storage_options, timeout_seconds)
+        other = _find_other_user(named, session)
+        if other is not None:
+            raise ValueError(
+                f"writer='spark' writes to {named.url} as {other!r}, the user of Spark's JVM, where cache_dir or "
+                f"storage_options name {named.user!r}. Say writer='executors', who are handed that name, or let the "
+                f"environment say HADOOP_USER_NAME={named.user} before Spark starts."
+            )
     root = cache.open_root(chosen, storage_options, timeout_seconds)
     write_options = {
         "float_dtype": float_dtype,
@@ -375,8 +384,34 @@ def _choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect:
         _probed[place] = _probe(directory, session)
     way, reason = _probed[place]
     if way != "executors":
+        other = _find_other_user(directory, session)
+        if other is not None:
+            raise CacheError(
+                f"Nobody writes to {directory.url} as {directory.user!r}, whom cache_dir or storage_options name: "
+                f"{reason}, and Spark's own writer writes as {other!r}, the user of its JVM. Let the environment say "
+                f"HADOOP_USER_NAME={directory.user} before Spark starts, or let the executors write.",
+                path=directory.url,
+            )
         logger.info("Spark's own Parquet writer is taken: %s", reason)
     return way
+
+
+def _find_other_user(directory: Storage, session: Any) -> str | None:
+    """Whose name Spark's own writer writes in, where cache_dir or storage_options name somebody else.
+
+    The driver commits and deletes as the one who was named, whom HDFS lets delete nothing in another one's folder.
+    """
+    if directory.user is None:
+        return None
+    try:
+        # Spark Connect has no JVM here, and a shared cluster of Databricks refuses: what differs there, HDFS will say.
+        users = session._jvm.org.apache.hadoop.security.UserGroupInformation  # noqa: SLF001 (there is no other way)
+        # With Kerberos both are who the ticket says, whatever they are told.
+        own = directory.user if users.isSecurityEnabled() else str(users.getCurrentUser().getShortUserName())
+    except Exception as error:  # noqa: BLE001 (each platform refuses with an error of its own)
+        logger.debug("Could not ask Spark's JVM for its user: %s", error)
+        return None
+    return None if own == directory.user else own
 
 
 def _place_of(directory: Storage, session: Any) -> tuple[str, str, str]:

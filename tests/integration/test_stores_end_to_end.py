@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pickle
+import pwd
 import re
 import signal
 import sys
@@ -42,7 +43,7 @@ from converter.errors import SourceChangedError
 from converter.local_spark import find_java_home
 from converter.storage import Storage, open_storage
 from tests.integration.test_stores import wait_for_requests
-from tests.known_rows import assert_same, concatenate, known_rows, known_values, run_python, wait_until
+from tests.known_rows import assert_same, concatenate, error_of, known_rows, known_values, run_python, wait_until
 
 if TYPE_CHECKING:
     from tests.servers.azurite import Azurite, BlobAccount, SlowAzurite
@@ -794,6 +795,76 @@ def test_hdfs_knows_the_user(hdfs: Hdfs, is_option: bool) -> None:
     place = hdfs.url if is_option else hdfs.url.replace("://", "://alice@")
     owners = run_python(write_with, f"{place}{path}", {"user": "alice"} if is_option else {})
     assert owners == ["alice"]
+
+
+OWN_USER = pwd.getpwuid(os.getuid()).pw_name
+
+
+def folder_of_anybody(hdfs: Hdfs, path: str) -> Storage:
+    from hdfs_native import Client
+
+    storage = open_storage(f"{hdfs.url}{path}")
+    storage.put_if_absent("x", b"")
+    Client(hdfs.url).set_permission(path, 0o777)
+    return storage
+
+
+@pytest.mark.parametrize("is_option", [True, False], ids=["option", "url"])
+def test_sparks_writer_is_refused_another_user_before_anything_is_written(
+    spark: SparkSession, hdfs: Hdfs, is_option: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that it is unset again afterwards, whoever sets it.
+    monkeypatch.setenv("HADOOP_USER_NAME", OWN_USER)
+    monkeypatch.delenv("HADOOP_USER_NAME")
+    storage = folder_of_anybody(hdfs, f"/of-nobody-{is_option}")
+    url = storage.url if is_option else storage.url.replace("://", "://alice@")
+    options = {"user": "alice"} if is_option else {}
+    said = rf"to {storage.url} as '{OWN_USER}'.* name 'alice'\. Say writer='executors'.*HADOOP_USER_NAME=alice"
+    with pytest.raises(ValueError, match=said):
+        make_spark_converter(spark.range(10), cache_dir=url, storage_options=options, writer="spark")
+    assert [info.name for info in storage.list()] == ["x"]
+    # Nor is the process somebody else from now on.
+    assert "HADOOP_USER_NAME" not in os.environ
+
+
+def test_sparks_writer_takes_the_user_of_its_own_jvm(
+    spark: SparkSession, hdfs: Hdfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the option says, this process's environment says from then on.
+    monkeypatch.setenv("HADOOP_USER_NAME", OWN_USER)
+    place = Place(f"{hdfs.url}/of-myself", {"user": OWN_USER})
+    with place.convert(spark.range(10), writer="spark") as made:
+        assert all("-c000" in name for name in made._manifest.file_names)
+        assert len(made) == 10
+    assert place.files() == ["converter-v1/.owner"]
+
+
+def convert_as_alice(url: str, python: str) -> list[str]:
+    """With executors whose environment names somebody else, in a process that has been nobody else."""
+    os.environ |= {
+        "JAVA_HOME": str(find_java_home()),
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    builder: Any = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.executorEnv.HADOOP_USER_NAME", "bob").getOrCreate()
+    return error_of(lambda: make_spark_converter(spark.range(10), cache_dir=url, storage_options={"user": "alice"}))
+
+
+def test_auto_takes_nobody_who_writes_as_another_user(hdfs: Hdfs, tmp_path: Path) -> None:
+    # With the driver's own program nobody would be asked.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    storage = folder_of_anybody(hdfs, "/of-others")
+    kind, said = run_python(convert_as_alice, storage.url, str(python))
+    assert kind == "CacheError"
+    assert f"Nobody writes to {storage.url}" in said
+    assert "the user alice is not the one of HADOOP_USER_NAME" in said
+    assert f"Spark's own writer writes as '{OWN_USER}'" in said
+    assert said.endswith("HADOOP_USER_NAME=alice before Spark starts, or let the executors write.")
+    assert [info.name for info in storage.below("converter-v1").list()] == [".owner"]
 
 
 def test_a_store_that_cannot_be_reached_is_named(azurite: Azurite) -> None:
