@@ -11,12 +11,14 @@ import json
 import os
 import pickle
 import re
+import sys
 import threading
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -25,11 +27,22 @@ import pyarrow.parquet as pq
 import pytest
 from azure.storage.blob import ContainerClient
 from deltalake import write_deltalake
+from pyspark.sql import SparkSession
 
-from converter import DatasetConverter, SourceError, cache, make_delta_converter, make_parquet_converter, sweep
+from converter import (
+    CacheError,
+    DatasetConverter,
+    SourceError,
+    cache,
+    make_delta_converter,
+    make_parquet_converter,
+    make_spark_converter,
+    sweep,
+)
+from converter.local_spark import find_java_home
 from converter.storage import open_storage
 from tests.known_rows import run_python
-from tests.servers.azurite import Azurite, SecureAzurite, start_secure_azurite
+from tests.servers.azurite import TRUST_PASSWORD, Azurite, SecureAzurite, start_secure_azurite
 from tests.unit.test_cache import KEY, write_attempt
 
 STORAGE = "https://storage.azure.com"
@@ -312,6 +325,82 @@ def test_each_form_of_a_url_reaches_the_same_blobs(secure: SecureAzurite, files:
     assert found["delta"] == [[0, 1, 2]] * 3
     written = [name for name in secure.files(container) if name.removeprefix("a folder/") not in files]
     assert written == [f"a folder/cache/{name}" for name in names]
+
+
+# Which side has credentials ----------------------------------------------------------
+
+
+def convert_with_each_side(
+    python: str, confs: dict[str, str], key: str, places: dict[str, tuple[str, dict[str, str]]]
+) -> dict[str, Any]:
+    """Who writes with `auto`, or what is said, where the driver, the executors and Spark have credentials or none."""
+    os.environ |= {
+        "JAVA_HOME": str(find_java_home()),
+        # Another program than the driver's, or nobody would be asked.
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    builder: Any = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    spark = builder.config(map=confs).getOrCreate()
+    driver = os.getpid()
+
+    def everywhere() -> str:
+        return ask_the_machine()
+
+    def on_the_driver() -> str:
+        # As the identity of a notebook, which is the driver's alone.
+        if os.getpid() != driver:
+            raise RuntimeError("only the driver has an identity")
+        return ask_the_machine()
+
+    found: dict[str, Any] = {}
+    for kind, (url, given) in places.items():
+        options = given | {"credential": everywhere if kind == "executors" else on_the_driver}
+        if kind == "spark":
+            # Each container is a filesystem of its own to Hadoop, which looks here when it opens one.
+            spark.sparkContext._jsc.hadoopConfiguration().set("fs.azure.account.key", key)
+        try:
+            with make_spark_converter(spark.range(100), cache_dir=url, storage_options=options) as made:
+                names = [name.rpartition("/")[2] for name in made._manifest.file_names]
+                with made.make_batch_reader(batch_size=64) as reader:
+                    ids = [int(one) for batch in reader for one in batch["id"]]
+            found[kind] = {"ids": ids, "is_by_spark": ["-c000" in name for name in names]}
+        except CacheError as error:
+            found[kind] = str(error)
+    spark.stop()
+    return found
+
+
+def test_auto_takes_the_side_that_has_credentials(secure: SecureAzurite, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    confs = {name: value for name, value in secure.spark_confs().items() if "account.key" not in name}
+    confs |= {
+        "spark.hadoop.fs.azure.always.use.https": "true",
+        "spark.driver.extraJavaOptions": (
+            f"-Djavax.net.ssl.trustStore={secure.trust_store} -Djavax.net.ssl.trustStorePassword={TRUST_PASSWORD}"
+        ),
+    }
+    containers = {kind: secure.new_container() for kind in ("executors", "neither", "spark")}
+    places = {kind: (f"{secure.url(one)}/cache", {"account_host": secure.host}) for kind, one in containers.items()}
+    with MachineIdentity(HOUR) as identity:
+        environment = {"SSL_CERT_FILE": str(secure.certificate), **identity.environment}
+        found = run_python(convert_with_each_side, str(python), confs, secure.key, places, environment=environment)
+    said = found.pop("neither")
+    ids = list(range(100))
+    assert found == {
+        "executors": {"ids": ids, "is_by_spark": [False]},
+        "spark": {"ids": ids, "is_by_spark": [True]},
+    }
+    assert "Invalid configuration value detected for fs.azure.account.key. It was asked because" in said
+    assert "only the driver has an identity" in said
+    assert said.endswith("Give storage_options= that may write there: the executors are handed storage_options.")
+    for container in containers.values():
+        # Spark makes blobs that stand for the folders above.
+        left = [name for name in secure.files(container) if name not in ("cache", "cache/converter-v1")]
+        assert left == ["cache/converter-v1/.owner"]
 
 
 # Blobs that stand for folders --------------------------------------------------------

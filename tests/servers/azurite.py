@@ -30,6 +30,8 @@ ACCOUNT = "devstoreaccount1"
 # No secret: the key of every emulator of Azure's storage, as Microsoft's documentation prints it.
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
+TRUST_PASSWORD = "no-secret"
+
 _NODE = "install Node.js 20 or later: Azurite, the emulator of Azure's blobs, runs on it"
 _SAVE_SECONDS = 30
 
@@ -163,7 +165,9 @@ class SecureAzurite(BlobAccount):
         super().__init__(free_port())
         folder.mkdir()
         self.certificate, self._log = folder / "certificate.pem", folder / "azurite.log"
-        _write_certificate(self.certificate, folder / "key.pem")
+        self.trust_store = folder / "trusted.p12"
+        """The certificate as Java takes it, with `TRUST_PASSWORD`."""
+        _write_certificate(self.certificate, folder / "key.pem", self.trust_store)
         self.host = f"127.0.0.1:{self.port}/{self.account}"
         self.connection_string = self.connection_string.replace("http", "https")
         tls = ["--oauth", "basic", "--cert", str(self.certificate), "--key", str(folder / "key.pem")]
@@ -258,11 +262,12 @@ def _installed() -> Path:
     return fetched(f"azurite-{VERSION}", fill)
 
 
-def _write_certificate(certificate: Path, key: Path) -> None:
+def _write_certificate(certificate: Path, key: Path, trust_store: Path) -> None:
     """A certificate of 127.0.0.1, signed by itself."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import pkcs12
     from cryptography.x509.oid import NameOID
 
     private = ec.generate_private_key(ec.SECP256R1())
@@ -285,5 +290,8 @@ def _write_certificate(certificate: Path, key: Path) -> None:
         .sign(private, hashes.SHA256())
     )
     certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    trusted = [pkcs12.PKCS12Certificate(made, b"azurite")]
+    encryption = serialization.BestAvailableEncryption(TRUST_PASSWORD.encode())
+    trust_store.write_bytes(pkcs12.serialize_java_truststore(trusted, encryption))
     kind, unencrypted = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     key.write_bytes(private.private_bytes(serialization.Encoding.PEM, kind, unencrypted))
