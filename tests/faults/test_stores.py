@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import multiprocessing
 import os
 import signal
 import threading
@@ -329,14 +330,14 @@ def test_who_interrupts_a_write_to_a_store_that_hangs_is_not_kept(
     wait_until(lambda: converter.sweep(place[0], storage_options=place[1]) is not None and left(place) == [".owner"])
 
 
-def read_for_ever(url: str, options: dict[str, Any], progress: str) -> None:
-    """Read until a signal comes; say how far at each batch, and at the end which threads still read."""
+def read_for_ever(url: str, options: dict[str, Any], progress: str, num_workers: int) -> None:
+    """Read until a signal comes; say how far at each batch, and at the end which threads and processes still read."""
     waiting = (executor.CLOSING_THREAD, REQUEST_THREAD)
     try:
         with (
             converter.open_converter(url, storage_options=options) as made,
             made.make_torch_dataloader(
-                batch_size=1000, shuffle=True, shuffle_window_rows=16_000, num_epochs=None
+                batch_size=1000, shuffle=True, shuffle_window_rows=16_000, num_epochs=None, num_workers=num_workers
             ) as loader,
         ):
             for number, _ in enumerate(loader):
@@ -344,7 +345,8 @@ def read_for_ever(url: str, options: dict[str, Any], progress: str) -> None:
     finally:
         # What waits for the store's answer is alone with it: the interpreter's end leaves it behind.
         names = [thread.name for thread in threading.enumerate()]
-        print(json.dumps([name for name in names if name.startswith("converter-") and name not in waiting]))
+        left = [name for name in names if name.startswith("converter-") and name not in waiting]
+        print(json.dumps(left + [child.name for child in multiprocessing.active_children()]))
 
 
 @contextlib.contextmanager
@@ -360,9 +362,10 @@ def silent(hdfs: Hdfs) -> Iterator[None]:
         hdfs.wait_until_writable()
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_real_ctrl_c_ends_an_epoch_though_the_store_hangs(
-    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, kind: str
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, kind: str, num_workers: int
 ) -> None:
     if kind == "azure":
         azurite: SlowAzurite = request.getfixturevalue("slow_azurite")
@@ -372,7 +375,8 @@ def test_a_real_ctrl_c_ends_an_epoch_though_the_store_hangs(
         hdfs: Hdfs = request.getfixturevalue("hdfs")
         url, options = f"{hdfs.url}/ctrl-c", {}
         hanging = functools.partial(silent, hdfs)
-    progress = tmp_path / "progress"
+    progress, temporary = tmp_path / "progress", tmp_path / "temporary"
+    temporary.mkdir()
 
     def is_stuck() -> bool:
         before = progress.read_text()
@@ -380,18 +384,25 @@ def test_a_real_ctrl_c_ends_an_epoch_though_the_store_hangs(
         return progress.read_text() == before
 
     with convert(spark, (url, options)) as made:
-        with start_python(read_for_ever, made.url, options, str(progress)) as process:
+        environment = {"TMPDIR": str(temporary)}
+        with start_python(
+            read_for_ever, made.url, options, str(progress), num_workers, environment=environment
+        ) as process:
             wait_until(lambda: process.poll() is not None or progress.exists())
             assert process.poll() is None, process.communicate()[1]
             with hanging():
                 # What was fetched ahead still comes.
                 wait_until(is_stuck)
-                os.kill(process.pid, signal.SIGINT)
-                # Who waited for the store would hear of it after timeout_seconds, TIMEOUT_SECONDS here.
+                # A terminal tells all processes, the workers too.
+                os.killpg(process.pid, signal.SIGINT)
+                # Who waited for the store would hear of it after timeout_seconds, TIMEOUT_SECONDS here. A worker
+                # process that lived on would keep the pipes open.
                 output, errors = process.communicate(timeout=TIMEOUT_SECONDS / 2)
         assert "\nKeyboardInterrupt\n" in errors
         assert process.returncode == -signal.SIGINT
         assert json.loads(output) == []
+        # A worker that torch had to terminate would leave multiprocessing's folder.
+        assert list(temporary.iterdir()) == []
         assert read(made) == list(range(NUM_ROWS))
     # The lease that could not be given back is a dead reader's.
     wait_until(lambda: converter.sweep(url, storage_options=options) is not None and left((url, options)) == [".owner"])
