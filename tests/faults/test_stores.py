@@ -422,8 +422,8 @@ def test_safe_mode_is_named_and_leaves_nothing(spark: SparkSession, hdfs: Hdfs, 
 # Drivers that die, drivers that race -------------------------------------------------
 
 
-def convert_for_ever(url: str, options: dict[str, Any], writer: str) -> None:
-    spark = converter.start_local_spark("dies", master="local[2]")
+def convert_for_ever(url: str, options: dict[str, Any], writer: str, confs: dict[str, str]) -> None:
+    spark = converter.start_local_spark("dies", master="local[2]", conf=confs)
 
     def slow(batches: Any) -> Any:
         import time
@@ -451,13 +451,18 @@ def data_files(storage: Storage) -> list[str]:
 
 @pytest.mark.parametrize(
     ("place", "writer", "is_alone"),
-    [("hdfs", "executors", True), ("hdfs", "spark", False), ("azure", "executors", True)],
+    [("hdfs", "executors", True), ("hdfs", "spark", False), ("azure", "executors", True), ("azure", "spark", False)],
     indirect=["place"],
 )
-def test_what_a_killed_driver_leaves_is_swept(place: Any, writer: str, is_alone: bool) -> None:
+def test_what_a_killed_driver_leaves_is_swept(
+    request: pytest.FixtureRequest, place: Any, writer: str, is_alone: bool
+) -> None:
     url, options = place
+    confs = {}
+    if writer == "spark" and url.startswith("abfs:"):
+        confs = request.getfixturevalue("azurite").spark_confs()
     root = open_storage(url, options).below(cache.DIRECTORY)
-    with start_python(convert_for_ever, url, options, writer) as process:
+    with start_python(convert_for_ever, url, options, writer, confs) as process:
         # As two are written at a time, one at least is whole.
         wait_until(lambda: process.poll() is not None or len(data_files(root)) >= 3)
         assert process.poll() is None, process.communicate()[1]
