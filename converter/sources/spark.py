@@ -367,6 +367,9 @@ def _write_with_executors(
     return [*reports, (-1, {"moments": {name: moments.to_json(closed) for name, closed in totals.items()}})]
 
 
+_PICKLING_ERRORS = ("PicklingError", "PySparkPicklingError")
+"""What pyspark raises, classic and Connect."""
+
 _probed: dict[tuple[str, str, str], tuple[Writer, str]] = {}
 
 
@@ -436,6 +439,10 @@ def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
         # In one partition: Azure refuses one of two that write the same blob at the same time.
         rows = session.range(0, 1, 1, 1).mapInArrow(probe, executor.REPORT_SCHEMA).collect()
     except Exception as error:  # noqa: BLE001 (whatever it is, executors that fail here would fail later)
+        if type(error).__name__ in _PICKLING_ERRORS:
+            # As Databricks' own providers of tokens, which stay in the notebook.
+            cause = directory.without_secrets(short_cause(error))
+            return "spark", f"storage_options cannot be handed to the executors ({cause})"
         return "lists", f"the executors cannot run pyarrow ({directory.without_secrets(short_cause(error))})"
     [row] = rows
     answer = json.loads(row["report"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import logging
 import os
 import pickle
 import re
@@ -25,6 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from azure.core.credentials import AccessToken
 from azure.storage.blob import ContainerClient
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
@@ -354,9 +356,25 @@ def convert_with_each_side(
             raise RuntimeError("only the driver has an identity")
         return ask_the_machine()
 
+    class Bound:
+        """As Databricks' provider of tokens."""
+
+        def get_token(self, *_scopes: str, **_options: Any) -> AccessToken:
+            return AccessToken(ask_the_machine(), int(time.time()) + HOUR)
+
+        def __reduce__(self) -> Any:
+            raise TypeError("it stays in the notebook")
+
+    said: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("converter").addHandler(handler)
+    logging.getLogger("converter").setLevel(logging.INFO)
     found: dict[str, Any] = {}
     for kind, (url, given) in places.items():
-        options = given | {"credential": everywhere if kind == "executors" else on_the_driver}
+        said.clear()
+        credential = {"executors": everywhere, "bound": Bound()}.get(kind, on_the_driver)
+        options = given | {"credential": credential}
         if kind == "spark":
             # Each container is a filesystem of its own to Hadoop, which looks here when it opens one.
             spark.sparkContext._jsc.hadoopConfiguration().set("fs.azure.account.key", key)
@@ -366,6 +384,7 @@ def convert_with_each_side(
                 with made.make_batch_reader(batch_size=64) as reader:
                     ids = [int(one) for batch in reader for one in batch["id"]]
             found[kind] = {"ids": ids, "is_by_spark": ["-c000" in name for name in names]}
+            found[kind]["because"] = [text for text in said if text.startswith("Spark's own Parquet writer is taken")]
         except CacheError as error:
             found[kind] = str(error)
     spark.stop()
@@ -383,17 +402,22 @@ def test_auto_takes_the_side_that_has_credentials(secure: SecureAzurite, tmp_pat
             f"-Djavax.net.ssl.trustStore={secure.trust_store} -Djavax.net.ssl.trustStorePassword={TRUST_PASSWORD}"
         ),
     }
-    containers = {kind: secure.new_container() for kind in ("executors", "neither", "spark")}
+    containers = {kind: secure.new_container() for kind in ("executors", "neither", "spark", "bound")}
     places = {kind: (f"{secure.url(one)}/cache", {"account_host": secure.host}) for kind, one in containers.items()}
     with MachineIdentity(HOUR) as identity:
         environment = {"SSL_CERT_FILE": str(secure.certificate), **identity.environment}
         found = run_python(convert_with_each_side, str(python), confs, secure.key, places, environment=environment)
     said = found.pop("neither")
-    ids = list(range(100))
+    because = {kind: " ".join(one.pop("because")) for kind, one in found.items()}
     assert found == {
-        "executors": {"ids": ids, "is_by_spark": [False]},
-        "spark": {"ids": ids, "is_by_spark": [True]},
+        kind: {"ids": list(range(100)), "is_by_spark": [kind != "executors"]}
+        for kind in ("executors", "spark", "bound")
     }
+    assert because["executors"] == ""
+    assert "the executors cannot write to" in because["spark"]
+    assert "only the driver has an identity" in because["spark"]
+    assert "storage_options cannot be handed to the executors" in because["bound"]
+    assert "it stays in the notebook" in because["bound"]
     assert "Invalid configuration value detected for fs.azure.account.key. It was asked because" in said
     assert "only the driver has an identity" in said
     assert said.endswith("Give storage_options= that may write there: the executors are handed storage_options.")
