@@ -413,6 +413,50 @@ def test_a_file_in_the_place_of_another_one_is_noticed_by_its_end(
                 list(reader)
 
 
+# Bounded memory ----------------------------------------------------------------------
+
+
+def memory_of_a_slow_consumer(url: str, options: dict[str, Any], reading: dict[str, Any]) -> list[int]:
+    """Rows, the anonymous memory that reading them took at most, and the bound that was told."""
+
+    def anonymous() -> int:
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+        return int(line.split()[1]) * 1024
+
+    with open_converter(url, storage_options=options) as made:
+        bound = made.plan(**reading).peak_memory_bytes
+        with made.make_batch_reader(**reading) as reader:
+            before, peak, is_over = anonymous(), [0], threading.Event()
+
+            def watch() -> None:
+                while not is_over.wait(0.002):
+                    peak[0] = max(peak[0], anonymous())
+
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            num_rows = 0
+            try:
+                for batch in reader:
+                    num_rows += len(batch["id"])
+                    # Whoever fetches is faster by far.
+                    time.sleep(0.02)
+            finally:
+                is_over.set()
+                watcher.join()
+    return [num_rows, peak[0] - before, bound]
+
+
+def test_who_reads_slowly_over_a_network_holds_no_more_than_was_told(spark: SparkSession, place: Place) -> None:
+    num_rows, num_bytes = 3_000_000, 3_000_000 * 21 * 8
+    df = spark.range(0, num_rows, 1, 2).selectExpr("id", *(f"xxhash64(id, {number}) x{number}" for number in range(20)))
+    with place.convert(df, row_group_bytes=1 << 20, compression="none", writer="executors") as made:
+        reading = {"batch_size": 20_000, "shuffle_window_rows": 20_000}
+        found, peak, bound = run_python(memory_of_a_slow_consumer, made.url, place.options, reading)
+    assert found == num_rows
+    # As large as a window of these rows at least, so that the watching is seen to work.
+    assert 20_000 * 21 * 8 < peak < bound < num_bytes / 3
+
+
 # Faults ------------------------------------------------------------------------------
 
 
