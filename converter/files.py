@@ -108,7 +108,7 @@ class DataFiles:
     def _row_group(self, number: int, fetched: FetchedGroup | None) -> RowGroup:
         with named_read_errors(self.storage, self.manifest, number):
             if fetched is not None:
-                fetched.file.check_end(fetched.parts)
+                fetched.file.check_heads(self.manifest.row_group_in_file(number), fetched.parts)
                 return RowGroup(self, number, fetched.file, fetched.parts)
             return RowGroup(self, number, self._open_file(int(self.manifest.row_group_file[number])), None)
 
@@ -175,6 +175,9 @@ class DataFiles:
         def fetch() -> list[Data]:
             parts = at_once(lambda part: self._fetch_part(number, part, given_up), ranges)
             self._check_stamps([number], given_up)
+            # Before others are given it.
+            found = Fetched([(start, part) for (start, _), part in zip(ranges, parts, strict=True)])
+            opened.check_heads(self.manifest.row_group_in_file(number), found)
             return parts
 
         parts = cache.get(name, [end - start for start, end in ranges], fetch, given_up)
@@ -186,11 +189,7 @@ class DataFiles:
         return cache is not None and cache.remove("rows", numbers)
 
     def _ranges(self, number: int, opened: OpenFile) -> list[Range]:
-        wanted = opened.ranges(opened.row_groups(self.manifest.row_group_in_file(number)))
-        # With what lies before it, it costs no request: so what was put in the file's place is noticed.
-        if opened.end is not None and any(end == opened.end_range[0] for _, end in wanted):
-            wanted.append(opened.end_range)
-        return merge_ranges(wanted)
+        return merge_ranges(opened.ranges(opened.row_groups(self.manifest.row_group_in_file(number))))
 
     def _fetch_part(self, number: int, part: Range, given_up: threading.Event | None) -> Data:
         with named_read_errors(self.storage, self.manifest, number):
@@ -300,15 +299,18 @@ class OpenFile:
         self.verify_checksums = files.verify_checksums
         self.number, self.identity = file, self._storage.identity(self._name)
         self._remedy, self._num_bytes = files.manifest.remedy, int(files.manifest.file_bytes[file])
-        self.end = known_end(self._storage, files.manifest, file)
-        with files.open_footer(file, given_up) if self.end is None else pa.BufferReader(self.end) as opened:
-            if self.end is None:
+        # On a local disk a footer costs nothing to read.
+        ends = None if self._storage.is_local else files.manifest.file_ends
+        end = None if ends is None else ends[file]
+        with files.open_footer(file, given_up) if end is None else pa.BufferReader(end.footer) as opened:
+            if end is None:
                 check_file(self._storage, files.manifest, file, opened)
             # Of a mapped file this is the mapping itself.
             self.buffer = opened.read_buffer() if self.identity is not None else None
             parquet = pq.ParquetFile(opened if self.buffer is None else pa.BufferReader(self.buffer))
             self.metadata, schema = parquet.metadata, parquet.schema_arrow
             refuse_encrypted(f"{self._storage.url}/{self._name}", opened, self.metadata)
+        self._heads = None if end is None else end.heads_of(self.metadata)
         self.places = find_places(files.manifest, list(files.fields), schema)
         check_bounds(self._storage, files.manifest, file, self.metadata, schema)
         self._chunks: dict[int, dict[str, Chunk | list[Array]]] = {}
@@ -319,19 +321,24 @@ class OpenFile:
                 if found is not None:
                     self.plain[name] = found
 
-    @property
-    def end_range(self) -> Range:
-        """Where the footer lies that was known beforehand."""
-        return self._num_bytes - len(self.end or b""), self._num_bytes
+    def check_heads(self, index: int, fetched: Fetched) -> None:
+        """Raise SourceChangedError if what was fetched of a row group does not begin as the manifest says.
 
-    def check_end(self, fetched: Fetched) -> None:
-        """Raise SourceChangedError if the file's end came with a row group, and is not the one that was known."""
-        if self.end is None:
+        A column's first page says its own checksum there: so another file in the place of one whose footer was known
+        beforehand is noticed.
+        """
+        if self._heads is None:
             return
-        # Most row groups do not lie before it.
-        with contextlib.suppress(ValueError):
-            if not fetched.slice(*self.end_range).equals(pa.py_buffer(self.end)):
-                raise another_footer(f"{self._storage.url}/{self._name}", self._remedy)
+        group = self.metadata.row_group(index)
+        for place in self.places.values():
+            for leaf in () if place is None else place.leaves:
+                start, num_bytes = executor.head_of(group.column(leaf))
+                if zlib.crc32(fetched.slice(start, start + num_bytes)) != self._heads[index, leaf]:
+                    raise SourceChangedError(
+                        f"{self._storage.url}/{self._name} holds other rows than were written there: it was replaced, "
+                        f"or is damaged. {self._remedy}",
+                        path=f"{self._storage.url}/{self._name}",
+                    )
 
     @property
     def num_kept_chunks(self) -> int:
@@ -504,24 +511,14 @@ def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.Nativ
             path=path,
         )
     if manifest.file_footers is not None and zlib.crc32(executor.end_of(opened)) != manifest.file_footers[file]:
-        raise another_footer(path, manifest.remedy)
+        raise SourceChangedError(
+            f"{path} has another footer than it was written with: it was replaced by a file of the same size, or is "
+            f"damaged. {manifest.remedy}",
+            path=path,
+        )
     opened.seek(0)
     if storage.is_local:
         check_stamp(storage, manifest, file)
-
-
-def known_end(storage: Storage, manifest: Manifest, file: int) -> bytes | None:
-    """A remote file from its footer on, if the manifest has it."""
-    return None if storage.is_local or manifest.file_ends is None else manifest.file_ends[file]
-
-
-def another_footer(path: str, remedy: str) -> SourceChangedError:
-    """The error of a file whose footer is not the one that the manifest says."""
-    return SourceChangedError(
-        f"{path} has another footer than it was written with: it was replaced by a file of the same size, or is "
-        f"damaged. {remedy}",
-        path=path,
-    )
 
 
 def check_stamp(storage: Storage, manifest: Manifest, file: int, given_up: threading.Event | None = None) -> None:
@@ -749,12 +746,8 @@ def opened_file(
     name = manifest.file_names[file]
     with named_read_errors(storage, manifest, row_group):
         identity = storage.identity(name)
-        metadata, end = None if footers is None else footers.get(file, identity), known_end(storage, manifest, file)
-        num_bytes = None if metadata is None and end is None else int(manifest.file_bytes[file])
-        if metadata is None and end is not None:
-            metadata = pq.read_metadata(pa.BufferReader(end))
-            if footers is not None:
-                footers.keep(file, identity, metadata)
+        metadata = None if footers is None else footers.get(file, identity)
+        num_bytes = None if metadata is None else int(manifest.file_bytes[file])
         with storage.open_parquet(name, num_bytes, given_up=given_up) as opened:
             if metadata is None:
                 check_file(storage, manifest, file, opened)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from converter.errors import CacheCorruptError, CacheError
 from converter.schema import Schema
@@ -36,7 +37,7 @@ DATA_FILE = re.compile(r"part-[0-9]{5,}-([0-9a-f]{8,}-[0-9]{4,}|[0-9a-f-]{36}-c[
 """How our writer names a data file, and how Spark's does."""
 
 MAX_END_BYTES = 8 << 20
-"""Of the footers of all files: they are opened with the manifest, by every rank and worker."""
+"""Of all files' footers and heads: they are opened with the manifest, by every rank and worker."""
 
 _DATA_DIRECTORY = re.compile(r"data-[0-9a-f]{32}")
 
@@ -184,6 +185,21 @@ def _field_id(field: pa.Field) -> int | None:
     return None if said is None else int(said)
 
 
+class FileEnd(NamedTuple):
+    """What a reader would fetch of a file before it knows where its columns lie."""
+
+    footer: bytes
+    """Its bytes from the footer on."""
+
+    heads: bytes
+    """The CRC-32 of the head of each column chunk, as little-endian uint32, row group by row group: the head says the
+    checksum of what follows, which the footer does not."""
+
+    def heads_of(self, metadata: pq.FileMetaData) -> npt.NDArray[np.uint32]:
+        """The heads as `(row groups, columns)`. Raises ValueError where they are not as many."""
+        return np.frombuffer(self.heads, "<u4").reshape(metadata.num_row_groups, metadata.num_columns)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Manifest:
     """A dataset: its files in order, their row groups in order, what a row is.
@@ -201,9 +217,9 @@ class Manifest:
     file_footers: npt.NDArray[np.int64] | None = None
     """CRC-32 of each file's footer, so that another file of the same size is noticed; None where nobody took it."""
 
-    file_ends: tuple[bytes, ...] | None = None
-    """Each file's bytes from its footer on, so that behind a network nobody asks for them; None where nobody kept them,
-    and of more than `MAX_END_BYTES`."""
+    file_ends: tuple[FileEnd, ...] | None = None
+    """What is known of each file's footer, so that behind a network nobody asks for it; None where nobody told it, and
+    of more than `MAX_END_BYTES`."""
 
     row_group_file: npt.NDArray[np.int64]
     """For each row group the number of its file; ascending."""
@@ -289,9 +305,8 @@ class Manifest:
         files: dict[str, Any] = {"name": list(self.file_names), "bytes": self.file_bytes.tolist()}
         files["footer_crc32"] = footers
         if self.file_ends is not None:
-            # Together: footers of one dataset resemble each other.
-            files["end_bytes"] = list(map(len, self.file_ends))
-            files["ends"] = base64.b64encode(zlib.compress(b"".join(self.file_ends))).decode()
+            files["footers"] = _packed([end.footer for end in self.file_ends])
+            files["heads"] = _packed([end.heads for end in self.file_ends])
         row_groups = {
             "file": self.row_group_file.tolist(),
             "rows": self.row_group_rows.tolist(),
@@ -364,7 +379,8 @@ class Manifest:
         if self.file_footers is not None and len(self.file_footers) != num_files:
             raise ValueError("files do not agree with their footers")
         if self.file_ends is not None and (
-            self.file_footers is None or list(map(zlib.crc32, self.file_ends)) != self.file_footers.tolist()
+            self.file_footers is None
+            or [zlib.crc32(end.footer) for end in self.file_ends] != self.file_footers.tolist()
         ):
             raise ValueError("footers do not agree with their digests")
         if self.statistics and set(self.statistics) != set(self.schema.names):
@@ -392,18 +408,28 @@ def _is_data_file(name: str) -> bool:
     return bool(_DATA_DIRECTORY.fullmatch(directory) and DATA_FILE.fullmatch(file))
 
 
-def _ends_from(files: Mapping[str, Any]) -> tuple[bytes, ...] | None:
+def _ends_from(files: Mapping[str, Any]) -> tuple[FileEnd, ...] | None:
     """What was kept of the files' ends, which older versions did not do."""
-    if "ends" not in files:
+    if "footers" not in files:
         return None
-    edges = np.concatenate([[0], np.cumsum(_integers(files["end_bytes"]))]).tolist()
-    if not 0 <= edges[-1] <= MAX_END_BYTES:
+    return tuple(itertools.starmap(FileEnd, zip(_unpacked(files["footers"]), _unpacked(files["heads"]), strict=True)))
+
+
+def _packed(parts: Sequence[bytes]) -> dict[str, Any]:
+    """Together: those of one dataset resemble each other."""
+    return {"bytes": list(map(len, parts)), "zlib": base64.b64encode(zlib.compress(b"".join(parts))).decode()}
+
+
+def _unpacked(packed: Mapping[str, Any]) -> list[bytes]:
+    sizes = _integers(packed["bytes"])
+    if (sizes < 0).any() or (sizes > MAX_END_BYTES).any() or sizes.sum() > MAX_END_BYTES:
         raise ValueError("footers are larger than any that are kept")
+    edges = [0, *np.cumsum(sizes).tolist()]
     # Never more than is announced, whatever it was compressed from.
-    ends = zlib.decompressobj().decompress(base64.b64decode(files["ends"], validate=True), edges[-1] + 1)
-    if len(ends) != edges[-1]:
+    parts = zlib.decompressobj().decompress(base64.b64decode(packed["zlib"], validate=True), edges[-1] + 1)
+    if len(parts) != edges[-1]:
         raise ValueError("footers do not have their sizes")
-    return tuple(ends[start:end] for start, end in itertools.pairwise(edges))
+    return [parts[start:end] for start, end in itertools.pairwise(edges)]
 
 
 def _integers(values: Sequence[Any]) -> npt.NDArray[np.int64]:

@@ -75,6 +75,12 @@ _STEP_BYTES = 8 << 20
 _SLOW_BYTES_PER_SECOND = 500_000
 """What a request may send takes longer by this, because its progress cannot be seen; of a line this slow. A guess."""
 
+_HEAD_BYTES = 20
+"""A page's header begins with its kind, its sizes and its checksum: at most 2, 12 and 6 bytes (parquet.thrift)."""
+
+_MAX_BEGINNINGS = 1 << 16
+"""Of a file with more pages the footer is too large to be kept."""
+
 _AZURE_BLOCK_BYTES = 8 << 20
 """adlfs sends 50 MB at once otherwise, which takes a slow line longer than a store may be silent."""
 
@@ -279,9 +285,10 @@ def _write(
         if file is not None:
             shapes = {name: None if shape == "ragged" else list(shape) for name, shape in layout.items()}
             report = _close_file(file) | {"shapes": shapes}
-            # As many of them and more there are in all: what is too much then is not even told.
-            if (partition + 1) * len(file["end"]) <= spec.get("end_bytes", 0):
-                report["end"] = packed_end(file["end"])
+            # As many files and more there are in all: what is too much then is not even told.
+            num_files, heads = partition + 1 + len(reports), file["heads"]
+            if heads is not None and num_files * (len(file["end"]) + len(heads)) <= spec["end_bytes"]:
+                report["end"] = [base64.b64encode(zlib.compress(part)).decode() for part in (file["end"], heads)]
             reports.append(report)
             file = None
 
@@ -829,6 +836,8 @@ def _open_file(
         _seconds_for(store), lambda: _open_new(filesystem, spec["directory"], name, num_bytes=num_bytes), path
     )
     file: dict[str, Any] = {"name": name, "path": path, "store": store, "filesystem": filesystem, "raw": raw}
+    # Of each write, by its place.
+    file["beginnings"] = {} if spec.get("end_bytes") else None
     file |= {"bytes": 0, "crc": 0}
 
     if is_hdfs(filesystem):
@@ -848,6 +857,8 @@ def _open_file(
             if file.get("is_discarded"):
                 # A discarded file's writer ends with a footer that nobody wants.
                 return len(data)
+            if file["beginnings"] is not None and len(file["beginnings"]) < _MAX_BEGINNINGS:
+                file["beginnings"][file["bytes"]] = bytes(memoryview(data)[:_HEAD_BYTES])
             file["bytes"] += len(data)
             if len(data) <= _MAX_HEADER_BYTES:
                 file["crc"] = zlib.crc32(data, file["crc"])
@@ -1030,7 +1041,7 @@ def _close_file(file: dict[str, Any]) -> dict[str, Any]:
     seconds = _seconds_for(file["store"], unsent_bytes)
     _answer_in(seconds, lambda: close_whole(file["filesystem"], raw, file["path"], num_bytes), file["path"])
     _let_go_of_writer(file)
-    file["end"] = end_of(file["footer"])
+    file["end"], file["heads"] = end_of(file["footer"]), _heads(file)
     return {
         "name": file["name"],
         "footer_crc32": zlib.crc32(file["end"]),
@@ -1058,9 +1069,27 @@ def end_of(file: Any) -> bytes:
     return bytes(file.read())
 
 
-def packed_end(end: bytes) -> str:
-    """A file's end as a report says it."""
-    return base64.b64encode(zlib.compress(end)).decode()
+def head_of(chunk: Any) -> tuple[int, int]:
+    """Where a column chunk that we wrote begins, and how many bytes of it hold its first page's sizes and checksum."""
+    return chunk.data_page_offset, min(_HEAD_BYTES, chunk.total_compressed_size)
+
+
+def _heads(file: dict[str, Any]) -> bytes | None:
+    """The CRC-32 of each chunk's head, four bytes each, row group by row group; None where nobody wants them."""
+    if file["beginnings"] is None:
+        return None
+    footer, found = file["footers"][0], []
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for chunk in map(group.column, range(footer.num_columns)):
+            start, num_bytes = head_of(chunk)
+            head = file["beginnings"].get(start, b"")
+            # A short header, and the page behind it.
+            while 0 < len(head) < num_bytes and (more := file["beginnings"].get(start + len(head))):
+                head += more
+            if len(head) < num_bytes:
+                return None
+            found.append(zlib.crc32(head[:num_bytes]))
+    return np.array(found, "<u4").tobytes()
 
 
 def sum_footer(footer: pq.FileMetaData) -> dict[str, Any]:

@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.errors import SourceError
-from converter.manifest import MAX_END_BYTES, Level, Manifest, SourceColumn, count_leaves
+from converter.manifest import Level, Manifest, SourceColumn, count_leaves
 from converter.ranges import at_once
 from converter.schema import DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
 from converter.sources import executor
@@ -96,8 +96,6 @@ class Footer:
     """`Storage.look`."""
 
     digest: str
-    end: bytes | None
-    """The file from its footer on, behind a network, where those of all files may be kept."""
 
     @property
     def num_rows(self) -> int:
@@ -174,8 +172,7 @@ def read_footers(
         file_names=tuple(file.name for file in files),
         file_bytes=np.array([file.num_bytes for file in files], np.int64),
         file_footers=np.array([file.footer_crc32 for file in files], np.int64),
-        file_stamps=(stamps := _stamps_of(files)),
-        file_ends=_ends_of(files, stamps),
+        file_stamps=_stamps_of(files),
         row_group_file=np.repeat(np.arange(len(files)), [len(file.row_group_rows) for file in files]).astype(np.int64),
         row_group_rows=rows,
         row_group_bytes=np.concatenate([file.row_group_bytes for file in files]),
@@ -192,12 +189,6 @@ def _stamps_of(files: Sequence[Footer]) -> npt.NDArray[np.int64] | None:
     if all(file.stamp is None for file in files):
         return None
     return np.array([file.stamp or 0 for file in files], np.int64)
-
-
-def _ends_of(files: Sequence[Footer], stamps: npt.NDArray[np.int64] | None) -> tuple[bytes, ...] | None:
-    """What need not be read again: a file that was written since then has another stamp."""
-    ends = [file.end for file in files if file.end is not None]
-    return None if stamps is None or not stamps.all() or len(ends) < len(files) else tuple(ends)
 
 
 def _find_files(
@@ -446,9 +437,8 @@ def look_at(storage: Storage, names: Sequence[str]) -> list[Footer]:
     """The footers of files, in order, read at once."""
     last: list[_Kind] = []
     given_up = threading.Event()
-    end_bytes = 0 if storage.is_local else MAX_END_BYTES // max(len(names), 1)
     return at_once(
-        functools.partial(_read_footer, storage, last, given_up, end_bytes),
+        functools.partial(_read_footer, storage, last, given_up),
         names,
         threads_count=_FOOTER_THREADS,
         given_up=given_up,
@@ -501,7 +491,7 @@ def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterato
     yield from map(with_text, schema)
 
 
-def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event, end_bytes: int, name: str) -> Footer:
+def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event, name: str) -> Footer:
     path = f"{storage.url}/{name}"
     try:
         # Before: what is written meanwhile has another one.
@@ -515,18 +505,10 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
             # It names every page's place, size and range: other rows give another one.
             digest = hashlib.sha256(opened.read(length)).hexdigest()
             refuse_encrypted(path, opened, parquet.metadata)
-            end = executor.end_of(opened)
+            crc = zlib.crc32(executor.end_of(opened))
             kind = _kind_of(parquet, last)
-            return _footer_of(
-                parquet,
-                kind,
-                name=name,
-                num_bytes=num_bytes,
-                footer_crc32=zlib.crc32(end),
-                stamp=stamp,
-                digest=digest,
-                end=end if len(end) <= end_bytes else None,
-            )
+            said = {"name": name, "num_bytes": num_bytes, "footer_crc32": crc, "stamp": stamp, "digest": digest}
+            return _footer_of(parquet, kind, **said)
     except FileNotFoundError as error:
         raise SourceError(f"{path} is not there.", path=path) from error
     except OSError as error:

@@ -36,7 +36,7 @@ from converter.errors import (
     SourceError,
     UnsupportedTypeError,
 )
-from converter.manifest import MAX_END_BYTES, Manifest, fingerprint_of
+from converter.manifest import MAX_END_BYTES, FileEnd, Manifest, fingerprint_of
 from converter.schema import Field, Schema
 from converter.sources import executor, moments
 from converter.sources.spark_parquet import WRITE_CONFS, write_with_spark
@@ -597,14 +597,14 @@ def _manifest_from(
     )
 
 
-def _ends_of(files: Sequence[Mapping[str, Any]]) -> tuple[bytes, ...] | None:
-    """The files' ends, if all were told and they are not too many bytes."""
+def _ends_of(files: Sequence[Mapping[str, Any]]) -> tuple[FileEnd, ...] | None:
+    """What readers would fetch first, if the writers told it of all files and it is not too many bytes."""
     ends, num_bytes = [], 0
     for report in files:
         if "end" not in report:
             return None
-        ends.append(zlib.decompress(base64.b64decode(report["end"])))
-        num_bytes += len(ends[-1])
+        ends.append(FileEnd(*(zlib.decompress(base64.b64decode(part)) for part in report["end"])))
+        num_bytes += sum(map(len, ends[-1]))
         if num_bytes > MAX_END_BYTES:
             return None
     return tuple(ends)

@@ -259,12 +259,12 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
     read = functools.partial(_footer, directory, given_up)
     footers = at_once(read, [info for _, info in found], given_up=given_up)
     reports = []
-    for (match, info), (footer, end) in zip(found, footers, strict=True):
+    for (match, info), (footer, crc) in zip(found, footers, strict=True):
         groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
         report: dict[str, Any] = {
             "name": info.name,
             "bytes": info.num_bytes,
-            "footer_crc32": zlib.crc32(end),
+            "footer_crc32": crc,
             "rows": [group.num_rows for group in groups],
             "row_group_bytes": [group.total_byte_size for group in groups],
             "digests": [],
@@ -273,8 +273,6 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
             "odd_rows": {},
             **executor.sum_footer(footer),
         }
-        if not directory.is_local:
-            report["end"] = executor.packed_end(end)
         if report["rows"]:
             reports.append((int(match[1]), report))
     reports.sort(key=lambda item: (item[0], item[1]["name"]))
@@ -283,10 +281,10 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
     return reports
 
 
-def _footer(directory: Storage, given_up: threading.Event, info: FileInfo) -> tuple[Any, bytes]:
+def _footer(directory: Storage, given_up: threading.Event, info: FileInfo) -> tuple[Any, int]:
     try:
         with directory.open_parquet(info.name, info.num_bytes, given_up) as opened:
-            return pq.ParquetFile(opened).metadata, executor.end_of(opened)
+            return pq.ParquetFile(opened).metadata, zlib.crc32(executor.end_of(opened))
     except OSError as error:
         path = posixpath.join(directory.url, info.name)
         raise CacheError(f"Spark wrote {path}, but the driver cannot read its footer: {error}", path=path) from error

@@ -957,10 +957,33 @@ def test_the_end_of_a_file_is_told_while_those_of_as_many_files_are_kept(
     assert "end" not in before
     data = (tmp_path / before["name"]).read_bytes()
     end = data[-8 - int.from_bytes(data[-8:-4], "little") :]
-    found = report(2 * len(end), attempt=2)
+    # One column, one row group: one head of four bytes.
+    found = report(2 * (len(end) + 4), attempt=2)
     assert zlib.crc32(end) == found["footer_crc32"]
     assert ("end" in found) == is_told
-    assert not is_told or zlib.decompress(base64.b64decode(found["end"])) == end
+    if is_told:
+        footer, heads = (zlib.decompress(base64.b64decode(part)) for part in found["end"])
+        assert footer == end
+        assert heads == zlib.crc32(data[4:24]).to_bytes(4, "little")
+
+
+def test_the_heads_of_tiny_pages_and_of_large_ones_are_those_of_the_file(tmp_path: Path) -> None:
+    columns = list(ALL)
+    batches = [record_batch(columns, range(start, start + 50)) for start in range(0, 1000, 50)]
+    spec = make_spec(tmp_path, [column.plan() for column in columns], row_group_bytes=2048, file_bytes=32 << 10)
+    reports = executor._write(iter(batches), spec | {"end_bytes": 1 << 20}, partition=0, attempt=1)
+    assert len(reports) > 1
+    for report in reports:
+        data = (tmp_path / report["name"]).read_bytes()
+        footer, heads = (zlib.decompress(base64.b64decode(part)) for part in report["end"])
+        assert data.endswith(footer)
+        metadata = pq.read_metadata(pa.BufferReader(data))
+        starts = [
+            metadata.row_group(group).column(column).data_page_offset
+            for group in range(metadata.num_row_groups)
+            for column in range(metadata.num_columns)
+        ]
+        assert np.frombuffer(heads, "<u4").tolist() == [zlib.crc32(data[start : start + 20]) for start in starts]
 
 
 @pytest.mark.usefixtures("every_batch_counts")

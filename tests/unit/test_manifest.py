@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from converter.errors import CacheCorruptError, CacheError
-from converter.manifest import FORMAT_VERSION, Manifest, fingerprint_of
+from converter.manifest import FORMAT_VERSION, FileEnd, Manifest, fingerprint_of
 from converter.schema import Field, Schema
 from converter.statistics import ColumnStatistics
 
@@ -97,19 +97,20 @@ def test_a_manifest_survives_pickle(manifest: Manifest) -> None:
 def with_ends(*ends: bytes) -> Manifest:
     """A manifest of as many files, which knows how they end."""
     footers = np.array(list(map(zlib.crc32, ends)), np.int64)
-    return replace(make_manifest([[1]] * len(ends)), file_ends=ends, file_footers=footers)
+    known = tuple(FileEnd(end, end[:4]) for end in ends)
+    return replace(make_manifest([[1]] * len(ends)), file_ends=known, file_footers=footers)
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5))
 @settings(max_examples=50)
 def test_the_ends_of_files_survive_json_and_older_manifests_have_none(ends: list[bytes]) -> None:
     known = with_ends(*ends)
-    assert Manifest.from_json(known.to_json(), path=PATH).file_ends == tuple(ends)
-    assert pickle.loads(pickle.dumps(known)).file_ends == tuple(ends)
+    assert Manifest.from_json(known.to_json(), path=PATH).file_ends == known.file_ends
+    assert pickle.loads(pickle.dumps(known)).file_ends == known.file_ends
     older = json.loads(known.to_json())
-    del older["files"]["ends"], older["files"]["end_bytes"]
+    del older["files"]["footers"], older["files"]["heads"]
     assert Manifest.from_json(json.dumps(older).encode(), path=PATH).file_ends is None
-    assert "ends" not in json.loads(replace(known, file_ends=None).to_json())["files"]
+    assert "footers" not in json.loads(replace(known, file_ends=None).to_json())["files"]
 
 
 def packed(ends: bytes) -> str:
@@ -117,31 +118,42 @@ def packed(ends: bytes) -> str:
 
 
 WRONG_ENDS = {
-    "no text": ({"ends": 7}, "rror: "),
-    "no base64": ({"ends": "?" * 8}, "rror: "),
-    "not compressed": ({"ends": base64.b64encode(b"onetwo").decode()}, "rror: "),
-    "cut": ({"ends": packed(b"onetwo")[:8]}, "rror: "),
-    "of other bytes": ({"ends": packed(b"onetwO")}, "footers do not agree with their digests"),
-    "more than they say": ({"ends": packed(b"onetwo!")}, "footers do not have their sizes"),
-    "a mountain": ({"ends": packed(bytes(1 << 28))}, "footers do not have their sizes"),
-    "fewer than they say": ({"ends": packed(b"onetw")}, "footers do not have their sizes"),
-    "of fewer files": ({"end_bytes": [6]}, "footers do not agree with their digests"),
-    "cut elsewhere": ({"end_bytes": [2, 4]}, "footers do not agree with their digests"),
-    "sizes below nothing": ({"end_bytes": [-1, 7]}, "footers do not agree with their digests"),
-    "sizes that are text": ({"end_bytes": ["3", "3"]}, "rror: "),
-    "sizes without end": ({"end_bytes": [1 << 62, 6]}, "footers are larger than any that are kept"),
-    "no sizes": ({"end_bytes": None}, "rror: "),
-    "without digests": ({"footer_crc32": None}, "footers do not agree with their digests"),
+    "no text": ({"zlib": 7}, "rror: "),
+    "no base64": ({"zlib": "?" * 8}, "rror: "),
+    "not compressed": ({"zlib": base64.b64encode(b"onetwo").decode()}, "rror: "),
+    "cut": ({"zlib": packed(b"onetwo")[:8]}, "rror: "),
+    "of other bytes": ({"zlib": packed(b"onetwO")}, "footers do not agree with their digests"),
+    "more than they say": ({"zlib": packed(b"onetwo!")}, "footers do not have their sizes"),
+    "a mountain": ({"zlib": packed(bytes(1 << 28))}, "footers do not have their sizes"),
+    "fewer than they say": ({"zlib": packed(b"onetw")}, "footers do not have their sizes"),
+    "of fewer files": ({"bytes": [6]}, "rror: "),
+    "cut elsewhere": ({"bytes": [2, 4]}, "footers do not agree with their digests"),
+    "sizes below nothing": ({"bytes": [-1, 7]}, "footers are larger than any that are kept"),
+    "the same ones again and again": (
+        {"bytes": [(1 << 23) - 1, 1 - (1 << 23)] * 1000, "zlib": packed(bytes(1 << 23))},
+        "footers are larger than any that are kept",
+    ),
+    "sizes that are text": ({"bytes": ["3", "3"]}, "rror: "),
+    "sizes without end": ({"bytes": [1 << 62, 6]}, "footers are larger than any that are kept"),
+    "no sizes": ({"bytes": None}, "rror: "),
 }
 
 
-@pytest.mark.parametrize("kind", WRONG_ENDS)
-def test_ends_that_are_not_those_of_the_files_are_corrupt(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        *(("footers", kind) for kind in WRONG_ENDS),
+        # Heads are digests themselves; their number is compared with the footer's once a file is opened.
+        *(("heads", kind) for kind, (_, said) in WRONG_ENDS.items() if "digests" not in said),
+    ],
+)
+def test_ends_that_are_not_those_of_the_files_are_corrupt(part: str, kind: str) -> None:
     changed = json.loads(with_ends(b"one", b"two").to_json())
-    changed["files"].update(WRONG_ENDS[kind][0])
+    change, said = WRONG_ENDS[kind]
+    changed["files"][part].update(change)
     tracemalloc.start()
     try:
-        with pytest.raises(CacheCorruptError, match=rf"is not a manifest.*{WRONG_ENDS[kind][1]}"):
+        with pytest.raises(CacheCorruptError, match=rf"is not a manifest.*{said}"):
             Manifest.from_json(json.dumps(changed).encode(), path=PATH)
         # Nobody can make it unpack more than it says.
         assert tracemalloc.get_traced_memory()[1] < 8 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import decimal
 import io
@@ -35,7 +34,6 @@ from converter import (
     manifest,
     windows,
 )
-from converter.dataset import borrow_files
 from converter.storage import FileInfo, Storage
 from converter.stores import Store
 from tests.encrypted import write_encrypted
@@ -444,30 +442,24 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     found.is_over.set()
 
 
-def without_footers(converter: DatasetConverter) -> DatasetConverter:
-    """As of a store that does not say when a file was written: what was read of it may not be that of today."""
-    return borrow_files(converter._storage, dataclasses.replace(converter._manifest, file_ends=None))
-
-
-@pytest.mark.parametrize(("make", "starts"), [(lambda made: made, [4]), (without_footers, [0, 4])])
 def test_a_footer_is_asked_for_once_also_where_more_files_are_on_their_way_than_are_kept_open(
-    monkeypatch: pytest.MonkeyPatch, hanging: Hanging, make: Any, starts: list[int]
+    monkeypatch: pytest.MonkeyPatch, hanging: Hanging
 ) -> None:
     for number in range(60):
         put(f"memory://many/f{number:02d}.parquet", [number])
-    with make_parquet_converter("memory://many") as made, make(made) as converter:
+    with make_parquet_converter("memory://many") as converter:
         monkeypatch.setattr("converter.files._MAX_OPEN_FILES", 5)
         hanging.asked.clear()
         ids = read(converter, shuffle_window_rows=10, prefetch_batches=8, workers_count=4)["id"]
         assert ids.tolist() == list(range(60))
-    assert sorted(hanging.asked) == sorted((f"/many/f{n:02d}.parquet", start) for n in range(60) for start in starts)
+    assert sorted(hanging.asked) == sorted((f"/many/f{n:02d}.parquet", start) for n in range(60) for start in (0, 4))
 
 
 def test_who_waits_for_a_file_that_cannot_be_opened_does_not_try_again(hanging: Hanging) -> None:
     content = io.BytesIO()
     pq.write_table(pa.table({"id": range(60)}), content, row_group_size=1)
     fsspec.filesystem("memory").pipe_file("/one/a.parquet", content.getvalue())
-    with make_parquet_converter("memory://one", timeout_seconds=2) as made, without_footers(made) as converter:
+    with make_parquet_converter("memory://one", timeout_seconds=2) as converter:
         hanging.asked.clear()
         hanging.has_begun.set()
         with pytest.raises(ReadError, match=r"a\.parquet could not be reached for 2 seconds"):
