@@ -16,12 +16,8 @@ import contextlib
 import copy
 import logging
 import multiprocessing
-import os
 import pickle
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing import connection
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -47,9 +43,6 @@ logger = logging.getLogger(__name__)
 
 _TENSORS_AT_ONCE = 512
 """Python looks for garbage once 700 objects more were made than let go of."""
-
-_END_SECONDS = 2
-"""What a worker process may take to end by itself."""
 
 Batch = dict[str, Any]
 """A batch: tensors, and lists for strings and bytes."""
@@ -244,38 +237,9 @@ class TorchDataLoader(DataLoader[Batch]):
     def _end_workers(self, items: Any) -> None:
         """End worker processes now: left to garbage collection, torch waits five seconds for each of them."""
         if hasattr(items, "_shutdown_workers"):
-            with _interrupting(items._workers):  # noqa: SLF001 (torch has no public way)
-                items._shutdown_workers()  # noqa: SLF001
+            items._shutdown_workers()  # noqa: SLF001 (torch has no public way)
         if items is self._iterator:
             self._iterator = None
-
-
-@contextlib.contextmanager
-def _interrupting(workers: Sequence[multiprocessing.Process]) -> Iterator[None]:
-    """Send Ctrl-C to the processes that still run after `_END_SECONDS`.
-
-    One that waits for a store that is away does not hear that it is to end: torch would wait five seconds for each, and
-    kill it, which leaves its temporary files behind.
-    """
-
-    def interrupt() -> None:
-        for worker in workers:
-            # To ask whether it is alive would take its end from who waits for it.
-            if worker.pid is not None and not connection.wait([worker.sentinel], 0):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.pid, signal.SIGINT)
-
-    timer = threading.Timer(_END_SECONDS, interrupt)
-    timer.name, timer.daemon = "converter-end", True
-    # While the interpreter ends no thread can be started any more.
-    with contextlib.suppress(RuntimeError):
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        if timer.ident is not None:
-            timer.join()
 
 
 class _EpochSampler(Sampler[None]):

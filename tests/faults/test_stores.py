@@ -362,12 +362,10 @@ def silent(hdfs: Hdfs) -> Iterator[None]:
         hdfs.wait_until_writable()
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_workers", "is_alone"),
-    [("hdfs", 0, True), ("hdfs", 2, True), ("azure", 0, False), ("azure", 2, False), ("azure", 2, True)],
-)
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_real_ctrl_c_ends_an_epoch_though_the_store_hangs(
-    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, kind: str, num_workers: int, is_alone: bool
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, kind: str, num_workers: int
 ) -> None:
     if kind == "azure":
         azurite: SlowAzurite = request.getfixturevalue("slow_azurite")
@@ -395,11 +393,8 @@ def test_a_real_ctrl_c_ends_an_epoch_though_the_store_hangs(
             with hanging():
                 # What was fetched ahead still comes.
                 wait_until(is_stuck)
-                if is_alone:
-                    os.kill(process.pid, signal.SIGINT)
-                else:
-                    # A terminal tells all processes, the workers too.
-                    os.killpg(process.pid, signal.SIGINT)
+                # A terminal tells all processes, the workers too.
+                os.killpg(process.pid, signal.SIGINT)
                 # Who waited for the store would hear of it after timeout_seconds, TIMEOUT_SECONDS here. A worker
                 # process that lived on would keep the pipes open.
                 output, errors = process.communicate(timeout=TIMEOUT_SECONDS / 2)
