@@ -177,7 +177,8 @@ class DataFiles:
             self._check_stamps([number], given_up)
             # Before others are given it.
             found = Fetched([(start, part) for (start, _), part in zip(ranges, parts, strict=True)])
-            opened.check_heads(self.manifest.row_group_in_file(number), found)
+            with named_read_errors(self.storage, self.manifest, number):
+                opened.check_heads(self.manifest.row_group_in_file(number), found)
             return parts
 
         parts = cache.get(name, [end - start for start, end in ranges], fetch, given_up)
@@ -197,6 +198,11 @@ class DataFiles:
             data = self.storage.read_part(name, *part, given_up)
             if len(data) != part[1] - part[0]:
                 self._check_stamps([number], given_up)
+                if self.manifest.file_ends is not None:
+                    # Nobody has looked at the file's end.
+                    path = f"{self.storage.url}/{name}"
+                    said = f"{path} ends before byte {part[1]}: it was cut after it was written."
+                    raise SourceChangedError(f"{said} {self.manifest.remedy}", path=path)
                 raise OSError(f"{len(data)} bytes came where {part[1] - part[0]} were asked for")
             return data
 

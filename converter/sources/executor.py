@@ -79,7 +79,7 @@ _HEAD_BYTES = 20
 """A page's header begins with its kind, its sizes and its checksum: at most 2, 12 and 6 bytes (parquet.thrift)."""
 
 _MAX_BEGINNINGS = 1 << 16
-"""Of a file with more pages the footer is too large to be kept."""
+"""Writes whose beginnings are kept, some 10 MB; of a file with more of them the footer is read."""
 
 _AZURE_BLOCK_BYTES = 8 << 20
 """adlfs sends 50 MB at once otherwise, which takes a slow line longer than a store may be silent."""
@@ -285,7 +285,7 @@ def _write(
         if file is not None:
             shapes = {name: None if shape == "ragged" else list(shape) for name, shape in layout.items()}
             report = _close_file(file) | {"shapes": shapes}
-            # As many files and more there are in all: what is too much then is not even told.
+            # So many files there are where no partition is empty: what is too much then is not even told.
             num_files, heads = partition + 1 + len(reports), file["heads"]
             if heads is not None and num_files * (len(file["end"]) + len(heads)) <= spec["end_bytes"]:
                 report["end"] = [base64.b64encode(zlib.compress(part)).decode() for part in (file["end"], heads)]

@@ -436,6 +436,26 @@ def test_a_file_in_the_place_of_another_one_is_noticed(
             assert concatenate(list(reader))["id"].tolist() == ids
 
 
+@pytest.mark.parametrize("is_of_an_older_version", [False, True])
+@everywhere
+def test_a_file_that_was_cut_is_noticed_and_named(
+    spark: SparkSession, place: Place, tmp_path: Path, is_of_an_older_version: bool
+) -> None:
+    with (
+        place.convert(spark.range(0, 2000, 1, 1), row_group_bytes=1 << 12) as made,
+        without_footers(made) if is_of_an_older_version else contextlib.nullcontext(made) as again,
+    ):
+        (name,) = made._manifest.file_names
+        data = made._storage.read(name)
+        made._storage.delete_file(name)
+        assert made._storage.put_if_absent(name, data[: len(data) // 2])
+        for options in ({}, {"local_cache_dir": tmp_path}):
+            with again.make_batch_reader(batch_size=100, **options) as reader:
+                with pytest.raises((SourceChangedError, ReadError), match=rf"{name}.*Convert again") as raised:
+                    list(reader)
+                assert str(raised.value.path).endswith(name)
+
+
 # Bounded memory ----------------------------------------------------------------------
 
 
