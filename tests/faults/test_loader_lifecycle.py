@@ -33,6 +33,7 @@ import torch
 from converter import ConverterError, DatasetConverter, ReadError, SourceChangedError, open_converter
 from tests.faults.small_entries import tree
 from tests.known_rows import error_of, finish, start_python, wait_until
+from tests.servers.process import server_pids
 from tests.unit.known_tables import ID, Column, assert_batch, write_converter
 
 TEXT = Column(name="text", dtype="str")
@@ -94,12 +95,12 @@ class FailAt:
 # What could be left --------------------------------------------------------------------------
 
 
-_NOT_OURS = ("resource_tracker", "forkserver", "org.apache.spark", "org.apache.hadoop", "azurite")
+_NOT_OURS = ("resource_tracker", "forkserver", "org.apache.spark")
 
 
 def child_processes() -> list[str]:
-    """Command lines of the children, zombies too; without what multiprocessing keeps, and other tests' servers."""
-    found = []
+    """Command lines of the children, zombies too; without what multiprocessing keeps, Spark, and the tests' servers."""
+    found, servers = [], server_pids()
     for listed in Path("/proc/self/task").glob("*/children"):
         pids: list[str] = []
         with contextlib.suppress(OSError):  # a thread that has ended since
@@ -107,7 +108,7 @@ def child_processes() -> list[str]:
         for pid in pids:
             with contextlib.suppress(OSError):
                 line = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-                if not any(kept in line for kept in _NOT_OURS):
+                if int(pid) not in servers and not any(kept in line for kept in _NOT_OURS):
                     found.append(f"{pid} {line}")
     return found
 

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -362,10 +363,22 @@ def silent(hdfs: Hdfs) -> Iterator[None]:
         hdfs.wait_until_writable()
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Where worker processes make sockets, whose paths have at most 107 bytes; those of pytest have more."""
+    with tempfile.TemporaryDirectory(prefix="ctrl-c-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_real_ctrl_c_ends_an_epoch_though_the_store_hangs(
-    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, kind: str, num_workers: int
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    tmp_path: Path,
+    short_folder: Path,
+    kind: str,
+    num_workers: int,
 ) -> None:
     if kind == "azure":
         azurite: SlowAzurite = request.getfixturevalue("slow_azurite")
@@ -375,8 +388,7 @@ def test_a_real_ctrl_c_ends_an_epoch_though_the_store_hangs(
         hdfs: Hdfs = request.getfixturevalue("hdfs")
         url, options = f"{hdfs.url}/ctrl-c", {}
         hanging = functools.partial(silent, hdfs)
-    progress, temporary = tmp_path / "progress", tmp_path / "temporary"
-    temporary.mkdir()
+    progress = tmp_path / "progress"
 
     def is_stuck() -> bool:
         before = progress.read_text()
@@ -384,7 +396,7 @@ def test_a_real_ctrl_c_ends_an_epoch_though_the_store_hangs(
         return progress.read_text() == before
 
     with convert(spark, (url, options)) as made:
-        environment = {"TMPDIR": str(temporary)}
+        environment = {"TMPDIR": str(short_folder)}
         with start_python(
             read_for_ever, made.url, options, str(progress), num_workers, environment=environment
         ) as process:
@@ -402,7 +414,7 @@ def test_a_real_ctrl_c_ends_an_epoch_though_the_store_hangs(
         assert process.returncode == -signal.SIGINT
         assert json.loads(output) == []
         # A worker that torch had to terminate would leave multiprocessing's folder.
-        assert list(temporary.iterdir()) == []
+        assert list(short_folder.iterdir()) == []
         assert read(made) == list(range(NUM_ROWS))
     # The lease that could not be given back is a dead reader's.
     wait_until(lambda: converter.sweep(url, storage_options=options) is not None and left((url, options)) == [".owner"])

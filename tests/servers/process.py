@@ -36,6 +36,8 @@ NUM_TAIL_LINES = 40
 _PORTS = range(20_000, 30_000)
 _given_ports: set[int] = set()
 
+_pids: set[int] = set()
+
 # `exec` keeps the process id. The watcher reads from descriptor 3: what runs in the background gets no other input.
 _WATCHED = 'exec 3<&0; (read _ <&3; kill -s KILL -- -$$) & exec "$@" 3<&- </dev/null'
 
@@ -89,6 +91,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        _pids.add(self._process.pid)
 
     def wait_until_ready(self) -> None:
         """Return once it answers; show the end of its log if it does not."""
@@ -119,6 +122,7 @@ class Server:
             self._process.wait()
             assert self._process.stdin is not None
             self._process.stdin.close()
+            _pids.discard(self._process.pid)
             self._process = None
 
     def pause(self) -> None:
@@ -150,6 +154,11 @@ class Server:
             yield
         finally:
             self.start()
+
+
+def server_pids() -> frozenset[int]:
+    """The processes of all servers that this test process has started and not ended."""
+    return frozenset(_pids)
 
 
 def tail(log: Path) -> str:
