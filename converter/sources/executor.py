@@ -78,6 +78,9 @@ _SLOW_BYTES_PER_SECOND = 500_000
 _HEAD_BYTES = 20
 """A page's header begins with its kind, its sizes and its checksum: at most 2, 12 and 6 bytes (parquet.thrift)."""
 
+_SIGNATURE_BYTES = 28
+"""A nonce of 12 bytes and a tag of 16 (Parquet's Encryption.md, "Plaintext Footer")."""
+
 _MAX_BEGINNINGS = 1 << 16
 """Writes whose beginnings are kept, some 10 MB; of a file with more of them the footer is read."""
 
@@ -1067,6 +1070,14 @@ def end_of(file: Any) -> bytes:
     length = int.from_bytes(file.read(4), "little")
     file.seek(max(num_bytes - 8 - length, 0))
     return bytes(file.read())
+
+
+def has_encrypted_columns(footer_bytes: int, footer: Any) -> bool:
+    """Whether a footer that can be read is followed by a signature: to ask Arrow for such columns ends the process.
+
+    The signature is not part of what Arrow reads; `footer_bytes` is what the file says of its length.
+    """
+    return bool(footer_bytes - footer.serialized_size == _SIGNATURE_BYTES)
 
 
 def head_of(chunk: Any) -> tuple[int, int]:

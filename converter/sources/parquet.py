@@ -52,8 +52,6 @@ DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _DELTA_LOG = "_delta_log"
 _FOOTER_THREADS = 8
 _MAGIC_BYTES = 8
-_SIGNATURE_BYTES = 28
-"""A nonce of 12 bytes and a tag of 16 (Parquet's Encryption.md, "Plaintext Footer")."""
 
 _MAX_DIGITS = 38
 _ENDINGS = (".parquet", ".parq", ".pq")
@@ -518,13 +516,9 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
 
 
 def refuse_encrypted(path: str, opened: pa.NativeFile, metadata: pq.FileMetaData) -> None:
-    """Raise SourceError if columns are encrypted behind a footer that is not: to ask Arrow for one ends the process.
-
-    Such a footer is signed, and the signature is not part of what Arrow reads of it.
-    """
+    """Raise SourceError if columns are encrypted behind a footer that is not."""
     opened.seek(opened.size() - _MAGIC_BYTES)
-    length = int.from_bytes(opened.read(4), "little")
-    if length - metadata.serialized_size == _SIGNATURE_BYTES:
+    if executor.has_encrypted_columns(int.from_bytes(opened.read(4), "little"), metadata):
         raise SourceError(
             f"{path} has encrypted columns, which cannot be read. Read it with Spark, which has the keys, and convert "
             "the DataFrame.",

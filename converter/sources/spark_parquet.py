@@ -40,6 +40,7 @@ _SPARK_TYPES = {
     "bytes": "binary",
 }
 _CODECS = {"auto": "zstd", "none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
+_MAGIC_BYTES = 8
 _FILE_NAME = re.compile(r"part-([0-9]{5,})-.*-c([0-9]{3,})\..*")
 
 # Times as whole microseconds, in every version (INT96 wraps beyond 1677 to 2262 for its readers); dates of any year as
@@ -282,9 +283,16 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
 
 
 def _footer(directory: Storage, given_up: threading.Event, info: FileInfo) -> tuple[Any, int]:
+    path = posixpath.join(directory.url, info.name)
     try:
         with directory.open_parquet(info.name, info.num_bytes, given_up) as opened:
-            return pq.ParquetFile(opened).metadata, zlib.crc32(executor.end_of(opened))
+            footer, end = pq.ParquetFile(opened).metadata, executor.end_of(opened)
     except OSError as error:
-        path = posixpath.join(directory.url, info.name)
         raise CacheError(f"Spark wrote {path}, but the driver cannot read its footer: {error}", path=path) from error
+    if executor.has_encrypted_columns(len(end) - _MAGIC_BYTES, footer):
+        raise CacheError(
+            f"Spark encrypted columns of {path}, which cannot be read without its keys. Unset "
+            'spark.hadoop.parquet.crypto.factory.class, or choose writer="executors", which does not encrypt.',
+            path=path,
+        )
+    return footer, zlib.crc32(end)
