@@ -185,7 +185,7 @@ class DataFiles:
         return Fetched([(start, part) for (start, _), part in zip(ranges, parts, strict=True)])
 
     def remove_copies(self, numbers: Sequence[int]) -> bool:
-        """Let go of what this host keeps of row groups that cannot be decoded; whether there was any."""
+        """Let go of what this host keeps of row groups that cannot be decoded; whether they may have come from it."""
         cache = self._local_cache
         return cache is not None and cache.remove("rows", numbers)
 

@@ -73,6 +73,7 @@ class LocalCache:
         self._max_bytes = max_bytes
         self._has_listed = False
         self._is_full = False
+        self._taken: set[str] = set()
         held = self._hold()
         weakref.finalize(self, os.close, held)
 
@@ -114,18 +115,20 @@ class LocalCache:
             return [part if isinstance(part, pa.Buffer) else pa.py_buffer(part) for part in fetched]
 
     def remove(self, kind: str, numbers: Sequence[int]) -> bool:
-        """Let go of pieces that are not what they should be; whether there were any."""
+        """Let go of pieces that are not what they should be; whether they may have come from here."""
         wanted = tuple(f"{kind}-{number}-" for number in numbers)
-        try:
+        # Another process may have met the same ones, and let go of them.
+        taken = {name for name in tuple(self._taken) if name.startswith(wanted)}
+        self._taken -= taken
+        names: list[str] = []
+        # Or somebody removed the folder.
+        with contextlib.suppress(OSError):
             names = [name for name in os.listdir(self._folder) if name.startswith(wanted)]
-        except OSError:
-            # Somebody removed the folder.
-            return False
         for name in names:
-            logger.warning("%s was damaged, and is fetched again.", os.path.join(self._folder, name))
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._folder, name))
-        return bool(names)
+                logger.warning("%s was damaged, and is fetched again.", os.path.join(self._folder, name))
+        return bool(taken or names)
 
     def _read(self, name: str, sizes: Sequence[int]) -> list[pa.Buffer] | None:
         try:
@@ -136,6 +139,7 @@ class LocalCache:
         except OSError:
             # Not there, or out of reach with its folder: then it is fetched.
             return None
+        self._taken.add(name)
         found, start = [], 0
         for size in sizes:
             found.append(whole.slice(start, size))
