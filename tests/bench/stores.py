@@ -47,8 +47,8 @@ from converter.ranges import MAX_REQUEST_BYTES, MAX_REQUESTS_AT_ONCE, Range
 from converter.stores import HdfsStore
 
 DELAY_SECONDS = 0.05
-LONG_DELAY_SECONDS = 0.5
-"""So long that the time of a first batch tells how often it waited for it."""
+LONG_DELAY_SECONDS = 2.0
+"""So long that the time of a first batch tells how often it waited for it: work that goes on meanwhile takes less."""
 
 HDFS_NAMES = ("tab", "emb")
 FRAMES = ("tab", "emb", "img")
