@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ from converter.columns import (
     has_fill,
     null_error,
 )
-from converter.errors import ConverterError, ReadError, SourceChangedError, SourceError
+from converter.errors import CacheCorruptError, ConverterError, ReadError, SourceChangedError, SourceError
 from converter.local_cache import LocalCache, piece_name
 from converter.manifest import Level, Manifest, Place
 from converter.pages import Chunk, PlainColumn, find_plain_column
@@ -118,8 +119,12 @@ class DataFiles:
         given_up: threading.Event | None = None,
         turn: Turn | None = None,
         pool: futures.ThreadPoolExecutor | None = None,
+        *,
+        anew: bool = False,
     ) -> dict[int, FetchedGroup]:
         """The bytes of the wanted columns, row group by row group, all asked for at once when it is their turn.
+
+        What this host keeps of them is not believed where they are fetched `anew`.
 
         Raises:
             SourceChangedError: a file is not what the manifest says.
@@ -139,7 +144,7 @@ class DataFiles:
         if self._local_cache is not None:
             cache = self._local_cache
             kept = at_once(
-                lambda one: self._fetch_kept(cache, one, files[one], given_up), numbers, turn=turn, pool=pool
+                lambda one: self._fetch_kept(cache, one, files[one], given_up, anew=anew), numbers, turn=turn, pool=pool
             )
             return {number: FetchedGroup(files[number], one) for number, one in zip(numbers, kept, strict=True)}
         wanted = [(number, part) for number in numbers for part in self._ranges(number, files[number])]
@@ -162,7 +167,7 @@ class DataFiles:
         at_once(check, list({int(self.manifest.row_group_file[number]): number for number in numbers}.values()))
 
     def _fetch_kept(
-        self, cache: LocalCache, number: int, opened: OpenFile, given_up: threading.Event | None
+        self, cache: LocalCache, number: int, opened: OpenFile, given_up: threading.Event | None, *, anew: bool
     ) -> Fetched:
         """A row group's bytes, from this host's disk if they were fetched before."""
         ranges = self._ranges(number, opened)
@@ -181,44 +186,39 @@ class DataFiles:
                 opened.check_heads(self.manifest.row_group_in_file(number), found)
             return parts
 
-        parts = cache.get(name, [end - start for start, end in ranges], fetch, given_up)
+        parts = cache.get(name, [end - start for start, end in ranges], fetch, given_up, anew=anew)
         return Fetched([(start, part) for (start, _), part in zip(ranges, parts, strict=True)])
 
-    def remove_copies(self, numbers: Sequence[int]) -> bool:
-        """Let go of what this host keeps of row groups that cannot be decoded; whether they may have come from it."""
-        cache = self._local_cache
-        return cache is not None and cache.remove("rows", numbers)
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether this host may keep what is fetched."""
+        return self._local_cache is not None
 
     def _ranges(self, number: int, opened: OpenFile) -> list[Range]:
-        return merge_ranges(opened.ranges(opened.row_groups(self.manifest.row_group_in_file(number))))
+        with named_read_errors(self.storage, self.manifest, number):
+            return merge_ranges(opened.ranges(opened.row_groups(self.manifest.row_group_in_file(number))))
 
     def _fetch_part(self, number: int, part: Range, given_up: threading.Event | None) -> Data:
         with named_read_errors(self.storage, self.manifest, number):
-            name = self.manifest.file_names[int(self.manifest.row_group_file[number])]
-            data = self.storage.read_part(name, *part, given_up)
-            if len(data) != part[1] - part[0]:
-                self._check_stamps([number], given_up)
-                if self.manifest.file_ends is not None:
-                    # Nobody has looked at the file's end.
-                    path = f"{self.storage.url}/{name}"
-                    said = f"{path} ends before byte {part[1]}: it was cut after it was written."
-                    raise SourceChangedError(f"{said} {self.manifest.remedy}", path=path)
-                raise OSError(f"{len(data)} bytes came where {part[1] - part[0]} were asked for")
-            return data
+            return read_part(self.storage, self.manifest, int(self.manifest.row_group_file[number]), part, given_up)
 
-    def open_footer(self, file: int, given_up: threading.Event | None = None) -> pa.NativeFile:
-        """A data file, to read its footer from."""
-        manifest, storage, name = self.manifest, self.storage, self.manifest.file_names[file]
-        if self._local_cache is None or manifest.file_footers is None:
-            # A footer is known by its digest, so that no request is needed for the size.
-            num_bytes = None if manifest.file_footers is None else int(manifest.file_bytes[file])
-            return storage.open_parquet(name, num_bytes, given_up)
-        cache, digest = self._local_cache, int(manifest.file_footers[file])
+    def open_footer(self, file: int, given_up: threading.Event | None = None, *, anew: bool = False) -> pa.NativeFile:
+        """A data file, to read its footer from; what this host keeps is not believed where that is read `anew`."""
+        manifest, cache = self.manifest, self._local_cache
+        if self.storage.is_local or manifest.file_footers is None:
+            return self.storage.open_parquet(manifest.file_names[file], given_up=given_up)
+        # A footer is known by its digest, so that no request is needed for the size.
+        digest = int(manifest.file_footers[file])
 
-        def fetch(start: int, end: int) -> bytes:
+        def fetch(start: int, end: int) -> Data:
+            def read() -> Data:
+                return read_part(self.storage, manifest, file, (start, end), given_up)
+
+            if cache is None:
+                return read()
             piece = piece_name("footer", file, (start, end, digest))
-            (part,) = cache.get(piece, [end - start], lambda: [storage.read_part(name, start, end, given_up)], given_up)
-            return bytes(part)
+            (part,) = cache.get(piece, [end - start], lambda: [read()], given_up, anew=anew)
+            return part
 
         return pa.PythonFile(PartialFile(int(manifest.file_bytes[file]), fetch), mode="r")
 
@@ -270,13 +270,17 @@ class DataFiles:
                 self._open.move_to_end(file)
                 return found
         try:
-            opened = OpenFile(self, file, given_up)
+            try:
+                opened = OpenFile(self, file, given_up)
+            except (ConverterError, pa.ArrowException, ValueError):
+                if not self.keeps_copies:
+                    raise
+                # The store's own bytes, if only this host's copy was damaged.
+                opened = OpenFile(self, file, given_up, anew=True)
         except (ConverterError, pa.ArrowException, ValueError):
-            if self._local_cache is None or not self._local_cache.remove("footer", [file]):
-                if not self.storage.is_local:
-                    check_stamp(self.storage, self.manifest, file, given_up)
-                raise
-            opened = OpenFile(self, file, given_up)
+            if not self.storage.is_local:
+                check_stamp(self.storage, self.manifest, file, given_up)
+            raise
         with self._lock:
             self._open[file] = opened
             while len(self._open) > _MAX_OPEN_FILES:
@@ -300,25 +304,27 @@ class FetchedGroup:
 class OpenFile:
     """A data file whose footer was read once; on a local disk it is mapped into memory."""
 
-    def __init__(self, files: DataFiles, file: int, given_up: threading.Event | None = None) -> None:
-        self._storage, self._name = files.storage, files.manifest.file_names[file]
+    def __init__(
+        self, files: DataFiles, file: int, given_up: threading.Event | None = None, *, anew: bool = False
+    ) -> None:
+        self._storage, self._manifest, self._name = files.storage, files.manifest, files.manifest.file_names[file]
         self.verify_checksums = files.verify_checksums
         self.number, self.identity = file, self._storage.identity(self._name)
-        self._remedy, self._num_bytes = files.manifest.remedy, int(files.manifest.file_bytes[file])
-        # On a local disk a footer costs nothing to read.
-        ends = None if self._storage.is_local else files.manifest.file_ends
-        end = None if ends is None else ends[file]
-        with files.open_footer(file, given_up) if end is None else pa.BufferReader(end.footer) as opened:
-            if end is None:
-                check_file(self._storage, files.manifest, file, opened)
-            # Of a mapped file this is the mapping itself.
-            self.buffer = opened.read_buffer() if self.identity is not None else None
-            parquet = pq.ParquetFile(opened if self.buffer is None else pa.BufferReader(self.buffer))
-            self.metadata, schema = parquet.metadata, parquet.schema_arrow
-            refuse_encrypted(f"{self._storage.url}/{self._name}", opened, self.metadata)
-        self._heads = None if end is None else end.heads_of(self.metadata)
-        self.places = find_places(files.manifest, list(files.fields), schema)
-        check_bounds(self._storage, files.manifest, file, self.metadata, schema)
+        self.buffer: pa.Buffer | None = None
+        self._known = known_footer(self._storage, self._manifest, file)
+        if self._known is not None:
+            self.metadata = self._known.metadata
+            schema = self.metadata.schema.to_arrow_schema()
+        else:
+            with files.open_footer(file, given_up, anew=anew) as opened:
+                check_file(self._storage, self._manifest, file, opened)
+                # Of a mapped file this is the mapping itself.
+                self.buffer = opened.read_buffer() if self.identity is not None else None
+                parquet = pq.ParquetFile(opened if self.buffer is None else pa.BufferReader(self.buffer))
+                self.metadata, schema = parquet.metadata, parquet.schema_arrow
+                refuse_encrypted(f"{self._storage.url}/{self._name}", opened, self.metadata)
+        self.places = find_places(self._manifest, list(files.fields), schema)
+        check_bounds(self._storage, self._manifest, file, self.metadata, schema)
         self._chunks: dict[int, dict[str, Chunk | list[Array]]] = {}
         self.plain: dict[str, PlainColumn] = {}
         for name, place in self.places.items():
@@ -328,23 +334,9 @@ class OpenFile:
                     self.plain[name] = found
 
     def check_heads(self, index: int, fetched: Fetched) -> None:
-        """Raise SourceChangedError if what was fetched of a row group does not begin as the manifest says.
-
-        A column's first page says its own checksum there: so another file in the place of one whose footer was known
-        beforehand is noticed.
-        """
-        if self._heads is None:
-            return
-        group = self.metadata.row_group(index)
-        for place in self.places.values():
-            for leaf in () if place is None else place.leaves:
-                start, num_bytes = executor.head_of(group.column(leaf))
-                if zlib.crc32(fetched.slice(start, start + num_bytes)) != self._heads[index, leaf]:
-                    raise SourceChangedError(
-                        f"{self._storage.url}/{self._name} holds other rows than were written there: it was replaced, "
-                        f"or is damaged. {self._remedy}",
-                        path=f"{self._storage.url}/{self._name}",
-                    )
+        """Raise SourceChangedError if what was fetched of a row group does not begin as the manifest says."""
+        if self._known is not None:
+            self._known.check_heads(index, self._leaves, fetched)
 
     @property
     def num_kept_chunks(self) -> int:
@@ -375,16 +367,11 @@ class OpenFile:
 
     def ranges(self, indices: Sequence[int]) -> list[Range]:
         """Where the wanted columns of row groups lie in the file."""
-        found = []
-        for group in map(self.metadata.row_group, indices):
-            for place in self.places.values():
-                for leaf in () if place is None else place.leaves:
-                    chunk = group.column(leaf)
-                    start = chunk.data_page_offset
-                    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                        start = min(start, chunk.dictionary_page_offset)
-                    found.append((start, start + chunk.total_compressed_size))
-        return found
+        return find_ranges(self._manifest, self.number, self.metadata, indices, self._leaves)
+
+    @property
+    def _leaves(self) -> list[int]:
+        return [leaf for place in self.places.values() if place is not None for leaf in place.leaves]
 
     def plain_values(self, name: str, chunk: Chunk, fetched: Fetched | None) -> list[Array] | None:
         """A plain column's values in a row group; None where Arrow must decode them."""
@@ -399,7 +386,7 @@ class OpenFile:
         if fetched is None:
             return self._read(pa.BufferReader(self.buffer), indices, places)
         partial = PartialFile(
-            self._num_bytes, lambda start, end: self._storage.read_part(self._name, start, end), fetched
+            int(self._manifest.file_bytes[self.number]), functools.partial(self._storage.read_part, self._name), fetched
         )
         return self._read(pa.PythonFile(partial, mode="r"), indices, places)
 
@@ -505,6 +492,96 @@ class RowGroup:
                     raise pa.ArrowInvalid(f"column {name!r} holds nulls where none were counted")
                 if num_nulls:
                     raise null_error(field, count=num_nulls)
+
+
+def read_part(
+    storage: Storage, manifest: Manifest, file: int, part: Range, given_up: threading.Event | None = None
+) -> Data:
+    """Some bytes of a remote file, in one request.
+
+    Raises:
+        SourceChangedError: the file ends before.
+        OSError: as `Storage.read_part`.
+    """
+    name = manifest.file_names[file]
+    data = storage.read_part(name, *part, given_up)
+    if len(data) != part[1] - part[0]:
+        check_stamp(storage, manifest, file, given_up)
+        path = f"{storage.url}/{name}"
+        raise SourceChangedError(
+            f"{path} ends before byte {part[1]}: it was cut after it was written. {manifest.remedy}", path=path
+        )
+    return data
+
+
+def find_ranges(
+    manifest: Manifest, file: int, metadata: pq.FileMetaData, indices: Sequence[int], leaves: Sequence[int]
+) -> list[Range]:
+    """Where columns of row groups lie in a file. Raises ValueError where its footer says that they lie elsewhere."""
+    num_bytes, found = int(manifest.file_bytes[file]), []
+    for group in map(metadata.row_group, indices):
+        for leaf in leaves:
+            chunk = group.column(leaf)
+            start = chunk.data_page_offset
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                start = min(start, chunk.dictionary_page_offset)
+            end = start + chunk.total_compressed_size
+            if not 0 <= start <= end <= num_bytes:
+                raise ValueError(f"a column is said to lie from byte {start} to {end} of {num_bytes}")
+            found.append((start, end))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFooter:
+    """The footer of a remote file as its manifest holds it."""
+
+    metadata: pq.FileMetaData
+
+    heads: npt.NDArray[np.uint32]
+    """`FileEnd.heads` as `(row groups, columns)`."""
+
+    path: str
+    remedy: str
+
+    def check_heads(self, index: int, leaves: Sequence[int], fetched: Fetched) -> None:
+        """Raise SourceChangedError if columns of a row group do not begin as the manifest says.
+
+        A column's first page says its own checksum there: so another file in the place of this one is noticed.
+        """
+        group = self.metadata.row_group(index)
+        for leaf in leaves:
+            start, num_bytes = executor.head_of(group.column(leaf))
+            if zlib.crc32(fetched.slice(start, start + num_bytes)) != self.heads[index, leaf]:
+                raise SourceChangedError(
+                    f"{self.path} holds other rows than were written there: it was replaced, or is damaged. "
+                    f"{self.remedy}",
+                    path=self.path,
+                )
+
+
+def known_footer(storage: Storage, manifest: Manifest, file: int) -> KnownFooter | None:
+    """A file's footer if the manifest holds it; None on a local disk, where one costs nothing to read.
+
+    Raises:
+        CacheCorruptError: the manifest contradicts itself.
+    """
+    if storage.is_local or manifest.file_ends is None:
+        return None
+    end, num_leaves, path = manifest.file_ends[file], len(manifest.schema), f"{storage.url}/{manifest.file_names[file]}"
+    first, last = np.searchsorted(manifest.row_group_file, [file, file + 1])
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(end.footer))
+        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        said = [(group.num_columns, group.num_rows) for group in groups]
+        expected = [(num_leaves, num_rows) for num_rows in manifest.row_group_rows[first:last].tolist()]
+        if metadata.num_columns != num_leaves or said != expected:
+            raise ValueError("it is of other columns or rows")
+        return KnownFooter(metadata, end.heads_of(metadata), path, manifest.remedy)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CacheCorruptError(
+            f"The manifest does not hold the footer of {path} ({error}). {manifest.remedy}", path=path
+        ) from error
 
 
 def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.NativeFile) -> None:
@@ -719,17 +796,17 @@ class Footers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: OrderedDict[tuple[int, tuple[int, ...] | None], pq.FileMetaData] = OrderedDict()
+        self._found: OrderedDict[tuple[int, tuple[int, ...] | None], pq.FileMetaData | KnownFooter] = OrderedDict()
 
-    def get(self, file: int, identity: tuple[int, ...] | None) -> pq.FileMetaData | None:
+    def get(self, file: int, identity: tuple[int, ...] | None) -> pq.FileMetaData | KnownFooter | None:
         """What was read of a file that is still the same."""
         with self._lock:
             return self._found.get((file, identity))
 
-    def keep(self, file: int, identity: tuple[int, ...] | None, metadata: pq.FileMetaData) -> None:
+    def keep(self, file: int, identity: tuple[int, ...] | None, footer: pq.FileMetaData | KnownFooter) -> None:
         """Keep it while others are few."""
         with self._lock:
-            self._found[file, identity] = metadata
+            self._found[file, identity] = footer
             while len(self._found) > _MAX_KEPT_FOOTERS:
                 self._found.popitem(last=False)
 
@@ -740,32 +817,57 @@ def opened_file(
     manifest: Manifest,
     row_group: int,
     given_up: threading.Event | None = None,
+    *,
     footers: Footers | None = None,
+    names: Sequence[str] = (),
 ) -> Iterator[pq.ParquetFile]:
-    """The open file of a row group; what goes wrong inside is named.
+    """The open file of a row group, of which the columns `names` will be read; what goes wrong inside is named.
 
     Raises:
-        SourceChangedError: the file is gone or has another size than the manifest says.
+        SourceChangedError: the file is gone or is another one than the manifest says.
+        CacheCorruptError: the manifest contradicts itself.
         ReadError: the row group cannot be decoded.
     """
     file = int(manifest.row_group_file[row_group])
     name = manifest.file_names[file]
     with named_read_errors(storage, manifest, row_group):
         identity = storage.identity(name)
-        metadata = None if footers is None else footers.get(file, identity)
-        num_bytes = None if metadata is None else int(manifest.file_bytes[file])
+        footers = Footers() if footers is None else footers
+        found = footers.get(file, identity)
+        if found is None and (known := known_footer(storage, manifest, file)) is not None:
+            footers.keep(file, identity, known)
+            found = known
+        if isinstance(found, KnownFooter):
+            read = functools.partial(read_part, storage, manifest, file, given_up=given_up)
+            with _open_known(manifest, row_group, names, found, read) as opened:
+                yield pq.ParquetFile(opened, metadata=found.metadata)
+            return
+        num_bytes = None if found is None else int(manifest.file_bytes[file])
         with storage.open_parquet(name, num_bytes, given_up=given_up) as opened:
-            if metadata is None:
+            if found is None:
                 check_file(storage, manifest, file, opened)
-            parquet = pq.ParquetFile(opened, metadata=metadata, coerce_int96_timestamp_unit="us")
-            if metadata is None:
+            parquet = pq.ParquetFile(opened, metadata=found, coerce_int96_timestamp_unit="us")
+            if found is None:
                 refuse_encrypted(f"{storage.url}/{name}", opened, parquet.metadata)
                 check_bounds(storage, manifest, file, parquet.metadata, parquet.schema_arrow)
-                if footers is not None:
-                    footers.keep(file, identity, parquet.metadata)
+                footers.keep(file, identity, parquet.metadata)
             yield parquet
             if not storage.is_local:
                 check_stamp(storage, manifest, file, given_up)
+
+
+def _open_known(
+    manifest: Manifest, row_group: int, names: Sequence[str], known: KnownFooter, read: Callable[[Range], Data]
+) -> pa.NativeFile:
+    """A file whose footer the manifest holds, with columns of a row group in memory."""
+    file, index = int(manifest.row_group_file[row_group]), manifest.row_group_in_file(row_group)
+    places = find_places(manifest, names, known.metadata.schema.to_arrow_schema())
+    leaves = [leaf for place in places.values() if place is not None for leaf in place.leaves]
+    ranges = merge_ranges(find_ranges(manifest, file, known.metadata, [index], leaves))
+    fetched = Fetched([(start, part) for (start, _), part in zip(ranges, at_once(read, ranges), strict=True)])
+    known.check_heads(index, leaves, fetched)
+    num_bytes = int(manifest.file_bytes[file])
+    return pa.PythonFile(PartialFile(num_bytes, lambda start, end: read((start, end)), fetched), mode="r")
 
 
 def read_columns(

@@ -73,7 +73,6 @@ class LocalCache:
         self._max_bytes = max_bytes
         self._has_listed = False
         self._is_full = False
-        self._taken: set[str] = set()
         held = self._hold()
         weakref.finalize(self, os.close, held)
 
@@ -100,35 +99,30 @@ class LocalCache:
         sizes: Sequence[int],
         fetch: Callable[[], Sequence[Data]],
         given_up: threading.Event | None = None,
+        *,
+        anew: bool = False,
     ) -> list[pa.Buffer]:
-        """A piece's parts, of these sizes: from the disk, else from `fetch`, and then kept if there is room."""
+        """A piece's parts, of these sizes: from the disk, else from `fetch`, and then kept if there is room.
+
+        What is on the disk is not believed where it is fetched `anew`, and gives way if it is another.
+        """
         found = self._read(name, sizes)
-        if found is not None:
+        if found is not None and not anew:
             return found
         with self._fetching(name, given_up):
             found = self._read(name, sizes)
-            if found is not None:
+            if found is not None and not anew:
                 return found
             fetched = fetch()
-            if [len(part) for part in fetched] == list(sizes):
-                self._keep(name, fetched)
-            return [part if isinstance(part, pa.Buffer) else pa.py_buffer(part) for part in fetched]
-
-    def remove(self, kind: str, numbers: Sequence[int]) -> bool:
-        """Let go of pieces that are not what they should be; whether they may have come from here."""
-        wanted = tuple(f"{kind}-{number}-" for number in numbers)
-        # Another process may have met the same ones, and let go of them.
-        taken = {name for name in tuple(self._taken) if name.startswith(wanted)}
-        self._taken -= taken
-        names: list[str] = []
-        # Or somebody removed the folder.
-        with contextlib.suppress(OSError):
-            names = [name for name in os.listdir(self._folder) if name.startswith(wanted)]
-        for name in names:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(self._folder, name))
+            parts = [part if isinstance(part, pa.Buffer) else pa.py_buffer(part) for part in fetched]
+            if found is not None and parts != found:
                 logger.warning("%s was damaged, and is fetched again.", os.path.join(self._folder, name))
-        return bool(taken or names)
+                # Of another user it may be theirs to remove.
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self._folder, name))
+            if parts != found and [part.size for part in parts] == list(sizes):
+                self._keep(name, fetched)
+            return parts
 
     def _read(self, name: str, sizes: Sequence[int]) -> list[pa.Buffer] | None:
         try:
@@ -139,7 +133,6 @@ class LocalCache:
         except OSError:
             # Not there, or out of reach with its folder: then it is fetched.
             return None
-        self._taken.add(name)
         found, start = [], 0
         for size in sizes:
             found.append(whole.slice(start, size))

@@ -186,7 +186,7 @@ def _field_id(field: pa.Field) -> int | None:
 
 
 class FileEnd(NamedTuple):
-    """What a reader would fetch of a file before it knows where its columns lie."""
+    """What is known of a remote file, so that its footer need not be fetched."""
 
     footer: bytes
     """Its bytes from the footer on."""

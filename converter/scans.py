@@ -84,7 +84,7 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     def mask_row_group(row_group: int, given_up: threading.Event) -> Mask:
         num_rows = int(manifest.row_group_rows[row_group])
         already = None if manifest.selection is None else manifest.selection.mask(row_group, num_rows)
-        with opened_file(storage, manifest, row_group, given_up, footers) as parquet:
+        with opened_file(storage, manifest, row_group, given_up, footers=footers, names=names) as parquet:
             if may_pass_footer is not None and not may_pass_footer(row_group=row_group, parquet=parquet):
                 return np.zeros(num_rows, np.bool_)
             table = read_columns(storage, manifest, row_group, names, parquet)
@@ -172,7 +172,7 @@ def split_by_key(
     footers = Footers()
 
     def number_row_group(row_group: int, given_up: threading.Event) -> npt.NDArray[np.int64]:
-        with opened_file(storage, manifest, row_group, given_up, footers) as parquet:
+        with opened_file(storage, manifest, row_group, given_up, footers=footers, names=[field.name]) as parquet:
             column = read_columns(storage, manifest, row_group, [field.name], parquet).column(0)
             hashes = _hash_column(column, field, seed)
         # The upper 53 bits, so that as a float they are exact.
@@ -723,9 +723,12 @@ def _ruled_in(expression: pc.Expression, storage: Storage, manifest: Manifest) -
 
     def look(file: int) -> None:
         groups = np.flatnonzero(manifest.row_group_file == file)
+        ends = None if storage.is_local else manifest.file_ends
         with (
             opened_file(storage, manifest, int(groups[0]), given_up) as parquet,
-            storage.open_parquet(manifest.file_names[file], given_up=given_up) as opened,
+            storage.open_parquet(manifest.file_names[file], given_up=given_up)
+            if ends is None
+            else pa.BufferReader(ends[file].footer) as opened,
         ):
             fragment = ds.ParquetFileFormat().make_fragment(opened)
             try:

@@ -73,6 +73,8 @@ _PASSING_CODES = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", "O
 _REFUSED_STATUS = {401, 403}
 _GONE_STATUS = {404, 410}
 _PARTIAL_STATUS = 206
+_BEYOND_THE_END_STATUS = 416
+"""Of a part that begins where the file has ended already."""
 _PASSING_KINDS = {"ServiceRequestError", "ServiceResponseError", "IncompleteReadError", "ClientConnectionError",
                   "ClientPayloadError"}  # fmt: skip
 """Of azure-core and aiohttp, which need not be there."""
@@ -318,9 +320,16 @@ class Store:
 
     def read_range(self, path: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
         """A part of a file, in one request; fewer bytes where it ends before."""
-        return self.ask(
-            lambda filesystem: bytes(filesystem.cat_file(path, start=start, end=end)), path=path, given_up=given_up
-        )
+
+        def read(filesystem: Any) -> bytes:
+            try:
+                return bytes(filesystem.cat_file(path, start=start, end=end))
+            except Exception as error:
+                if _status(error) == _BEYOND_THE_END_STATUS:
+                    return b""
+                raise
+
+        return self.ask(read, path=path, given_up=given_up)
 
     def read_in_turn(self, path: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
         """The same, once those that are asked for leave room for it on the line."""
@@ -626,6 +635,8 @@ class HttpStore(Store):
             async with session.get(filesystem.encode_url(url), **kwargs) as response:
                 if response.status in _GONE_STATUS:
                     raise FileNotFoundError(url)
+                if response.status == _BEYOND_THE_END_STATUS:
+                    return b""
                 response.raise_for_status()
                 if response.status != _PARTIAL_STATUS:
                     raise OSError(

@@ -39,7 +39,7 @@ from converter.columns import (
     joined,
     null_error,
 )
-from converter.errors import ReadError, SourceChangedError, SourceError
+from converter.errors import NullValueError, ReadError, SourceChangedError, SourceError
 from converter.files import DataFiles, FetchedGroup, RowGroup
 from converter.local_cache import open_local_cache
 from converter.manifest import Manifest
@@ -204,7 +204,7 @@ class BatchSource:
 
         Raises:
             NullValueError: a column with `nulls="raise"` holds one.
-            SourceChangedError: a file is gone or has another size.
+            SourceChangedError: a file is gone, or is another one than it was.
             ReadError: a row group cannot be decoded.
         """
         wanted = range(plan.num_batches) if batches is None else batches
@@ -394,11 +394,11 @@ class _WindowReader:
         self._first_rows = np.cumsum(rows) - rows
 
     def fetch(
-        self, piece: Piece, turn: Turn | None = None, pool: ThreadPoolExecutor | None = None
+        self, piece: Piece, turn: Turn | None = None, pool: ThreadPoolExecutor | None = None, *, anew: bool = False
     ) -> Mapping[int, FetchedGroup]:
-        """What lies behind a network of a piece's row groups."""
+        """What lies behind a network of a piece's row groups; where it is fetched `anew`, no copy is believed."""
         try:
-            return self._files.fetch(piece.row_groups.tolist(), self.given_up, turn, pool)
+            return self._files.fetch(piece.row_groups.tolist(), self.given_up, turn, pool, anew=anew)
         finally:
             if turn is not None:
                 turn.end()
@@ -412,11 +412,11 @@ class _WindowReader:
         fetched = result_of(fetching)
         try:
             return self._read(piece, fetched)
-        except (ReadError, SourceChangedError):
-            # The store's own bytes, if only this host's copies were damaged.
-            if not self._files.remove_copies(piece.row_groups.tolist()):
+        except (ReadError, SourceChangedError, NullValueError):
+            if not self._files.keeps_copies:
                 raise
-            return self._read(piece, self.fetch(piece))
+            # The store's own bytes, if only this host's copies were damaged.
+            return self._read(piece, self.fetch(piece, anew=True))
 
     def _read(self, piece: Piece, fetched: Mapping[int, FetchedGroup] | None) -> Columns:
         groups = self._files.row_groups(piece.row_groups.tolist(), fetched)

@@ -81,6 +81,9 @@ _HEAD_BYTES = 20
 _SIGNATURE_BYTES = 28
 """A nonce of 12 bytes and a tag of 16 (Parquet's Encryption.md, "Plaintext Footer")."""
 
+_MAX_ROW_GROUP_ROWS = 64 << 20
+"""Of more rows pyarrow makes several row groups (`max_row_group_length`), whatever it is told."""
+
 _MAX_BEGINNINGS = 1 << 16
 """Writes whose beginnings are kept, some 10 MB; of a file with more of them the footer is read."""
 
@@ -125,7 +128,8 @@ def make_write_partition(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBa
     `spec` has `directory` (a path), `store` (None for local disks, else the fsspec
     `protocol`, its `options` and `timeout_seconds`), `columns` (one dict for each input column, by
     position: `name`, `kind`, `dtype`, `ndim`, `shape`), `row_group_bytes`,
-    `file_bytes` and `compression` (`auto`: of each column what pays).
+    `file_bytes`, `compression` (`auto`: of each column what pays) and, where readers lie behind a network, `end_bytes`:
+    how many bytes of all files' footers and heads may be reported.
     """
 
     def write_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -340,8 +344,11 @@ def _write(
             pending_rows, pending_bytes = pending_rows + table.num_rows, pending_bytes + table.nbytes
             rows_seen += batch.num_rows
             # Cutting at one and a half keeps the last row group between a half and one and a half.
-            while pending_bytes >= 1.5 * spec["row_group_bytes"] and pending_rows > 1:
-                write_rows(max(1, pending_rows * spec["row_group_bytes"] // pending_bytes))
+            while pending_rows > 1 and (
+                pending_bytes >= 1.5 * spec["row_group_bytes"] or pending_rows > _MAX_ROW_GROUP_ROWS
+            ):
+                num_rows = max(1, pending_rows * spec["row_group_bytes"] // max(pending_bytes, 1))
+                write_rows(min(num_rows, _MAX_ROW_GROUP_ROWS))
         if pending:
             write_rows()
         close_file()

@@ -443,7 +443,7 @@ def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
             # As Databricks' own providers of tokens, which stay in the notebook.
             cause = directory.without_secrets(short_cause(error))
             return "spark", f"storage_options cannot be handed to the executors ({cause})"
-        return "lists", f"the executors cannot run pyarrow ({directory.without_secrets(short_cause(error))})"
+        return "lists", f"the executors cannot run what writes there ({directory.without_secrets(short_cause(error))})"
     [row] = rows
     answer = json.loads(row["report"])
     if int(answer["pyarrow"].partition(".")[0]) < LEAST_PYARROW:

@@ -38,7 +38,7 @@ from converter.sources import executor
 from converter.storage import Storage, open_storage
 from converter.stores import GivenUpError
 from tests.known_rows import run_python
-from tests.unit.test_storage import StorageContract
+from tests.unit.test_storage import RemoteStorageContract
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +54,7 @@ def blobs(account: BlobAccount, *, timeout_seconds: float = 20, **options: Any) 
     return open_storage(url, options or {"connection_string": account.connection_string}, timeout_seconds)
 
 
-class TestHdfs(StorageContract):
+class TestHdfs(RemoteStorageContract):
     @pytest.fixture
     def storage(self, hdfs: Hdfs, request: pytest.FixtureRequest) -> Storage:
         return open_storage(f"{hdfs.url}/contract/{abs(hash(request.node.name))}/cache")
@@ -69,7 +69,7 @@ class TestHdfs(StorageContract):
         return open_storage(storage.url, timeout_seconds=20)
 
 
-class TestAzure(StorageContract):
+class TestAzure(RemoteStorageContract):
     @pytest.fixture
     def storage(self, azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> Storage:
         # For whoever opens the place anew.
@@ -97,7 +97,7 @@ class TestAzure(StorageContract):
         assert storage.put_if_absent("a", b"1")
 
 
-class TestS3(StorageContract):
+class TestS3(RemoteStorageContract):
     # The emulator looks at a policy where one object is asked for, and not where a folder is.
     refuses_lists = False
 
@@ -567,17 +567,6 @@ def test_hdfs_that_stays_paused_is_a_named_error_in_time(hdfs: Hdfs) -> None:
             storage.put_if_absent("a", b"1")
         assert time.monotonic() - begin < 30
     wait_for_requests()
-
-
-def test_hdfs_gives_what_there_is_of_a_file_that_was_cut(hdfs: Hdfs) -> None:
-    storage = open_storage(f"{hdfs.url}/cut")
-    storage.make_directory()
-    storage.put_if_absent("a", b"0123456789")
-    assert storage.read_part("a", 3, 5) == b"34"
-    assert storage.read_part("a", 8, 20) == b"89"
-    assert storage.read_part("a", 20, 30) == b""
-    storage.put_if_absent("empty", b"")
-    assert storage.read("empty") == b""
 
 
 def write_as_somebody(url: str) -> str:

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,6 +240,34 @@ def chunks(file: io.BytesIO) -> Iterator[pq.ColumnChunkMetaData]:
         yield from (group.column(column) for column in range(group.num_columns))
 
 
+@everywhere
+def test_filters_and_splits_fetch_what_they_look_at_and_no_footer(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int, int]] = []
+    read_part = Storage.read_part
+
+    def count(storage: Storage, name: str, start: int, end: int, *args: Any) -> Any:
+        asked.append((name, start, end))
+        return read_part(storage, name, start, end, *args)
+
+    df = spark.range(0, 100_000, 1, 2).selectExpr("id", "cast(id * 0.5 as float) x", "id % 7 day")
+    with place.convert(df, row_group_bytes=1 << 19) as made:
+        manifest = made._manifest
+        assert manifest.num_row_groups > len(manifest.file_names)
+        sizes = {name: len(made._storage.read(name)) for name in manifest.file_names}
+        monkeypatch.setattr(Storage, "read_part", count)
+        monkeypatch.setattr(Storage, "size", None)
+        # Of one row group the least and the largest value let a row pass.
+        assert len(made.where([("id", "<", 100)])) == 100
+        assert len(asked) == 1
+        assert len(made.where([("day", "==", 3), ("x", ">=", 0)])) == 14_286
+        made.split({"train": 0.5, "val": 0.5}, by="day")
+        assert len(asked) == 1 + 2 * manifest.num_row_groups
+        ends = dict(zip(manifest.file_names, manifest.file_ends or (), strict=True))
+        assert all(end <= sizes[name] - len(ends[name].footer) for name, _, end in asked)
+
+
 @pytest.mark.parametrize("windows_ahead", [1, 3, 8])
 def test_windows_ahead_are_fetched_at_once_and_no_more(
     spark: SparkSession, slow_azurite: SlowAzurite, windows_ahead: int
@@ -373,40 +401,56 @@ def test_a_disk_that_takes_no_more_costs_no_row(spark: SparkSession, slow_azurit
         assert not [*tmp_path.rglob("rows-*"), *tmp_path.rglob("*.part")]
 
 
-@pytest.mark.parametrize("is_second", [False, True])
 def test_damaged_copies_on_this_host_are_fetched_again(
-    spark: SparkSession,
-    slow_azurite: SlowAzurite,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    is_second: bool,
+    spark: SparkSession, slow_azurite: SlowAzurite, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if is_second:
-        # Another process met them as well, and was quicker.
-        def remove_second(cache: LocalCache, kind: str, numbers: Sequence[int]) -> bool:
-            for number in numbers:
-                for path in tmp_path.rglob(f"{kind}-{number}-*"):
-                    path.unlink()
-            return remove(cache, kind, numbers)
-
-        remove = LocalCache.remove
-        monkeypatch.setattr(LocalCache, "remove", remove_second)
     place = on_azure(slow_azurite)
     with place.convert(spark.range(0, 20_000, 1, 2)) as known, without_footers(known) as made:
         assert read_here(made, tmp_path) == list(range(20_000))
-        copies = [*tmp_path.rglob("rows-*"), *tmp_path.rglob("footer-*")]
+        copies = damage_copies(tmp_path)
         assert {path.name.partition("-")[0] for path in copies} == {"rows", "footer"}
-        for path in copies:
-            path.write_bytes(b"\xff" * path.stat().st_size)
         slow_azurite.proxy.forget()
         assert read_here(made, tmp_path) == list(range(20_000))
         assert data_requests(slow_azurite) > 0
-        num_said = sum("was damaged, and is fetched again" in text for text in caplog.messages)
-        assert num_said == (0 if is_second else len(copies))
+        assert sum("was damaged, and is fetched again" in text for text in caplog.messages) == len(copies)
         slow_azurite.proxy.forget()
         assert read_here(made, tmp_path) == list(range(20_000))
         assert data_requests(slow_azurite) == 0
+
+
+def test_who_meet_damaged_copies_together_read_every_row(
+    spark: SparkSession, slow_azurite: SlowAzurite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, readers_count = on_azure(slow_azurite), 3
+    met: dict[str, threading.Barrier] = {}
+    get = LocalCache.get
+
+    def get_together(cache: LocalCache, name: str, *args: Any, **kwargs: Any) -> list[pa.Buffer]:
+        found = get(cache, name, *args, **kwargs)
+        if name.startswith("rows-") and not kwargs.get("anew"):
+            met.setdefault(name, threading.Barrier(readers_count)).wait(60)
+        return found
+
+    with place.convert(spark.range(0, 20_000, 1, 2)) as made:
+        assert read_here(made, tmp_path) == list(range(20_000))
+        assert damage_copies(tmp_path)
+        monkeypatch.setattr(LocalCache, "get", get_together)
+        # Whoever is first still fetches when the others find the same.
+        slow_azurite.proxy.delay_seconds = 0.2
+        with (
+            made.make_batch_reader(batch_size=1000, local_cache_dir=tmp_path) as reader,
+            ThreadPoolExecutor(readers_count) as pool,
+        ):
+            found = pool.map(lambda _: [int(one) for batch in reader for one in batch["id"]], range(readers_count))
+            assert list(found) == [list(range(20_000))] * readers_count
+    assert len(met) == 2
+
+
+def damage_copies(local_cache_dir: Path) -> list[Path]:
+    copies = [*local_cache_dir.rglob("rows-*"), *local_cache_dir.rglob("footer-*")]
+    for path in copies:
+        path.write_bytes(b"\xff" * path.stat().st_size)
+    return copies
 
 
 def read_here(made: DatasetConverter, local_cache_dir: Path) -> list[int]:
@@ -443,7 +487,7 @@ def test_a_file_in_the_place_of_another_one_is_noticed(
                     pytest.raises(SourceChangedError, match=rf"{one}.* {said}"),
                 ):
                     next(iter(reader))
-        with pytest.raises(SourceChangedError, match="another footer than it was written with"):
+        with pytest.raises(SourceChangedError, match=said):
             again.where([("id", "<", 100)])
         exchange()
         # Nothing wrong was kept on this host. (HDFS's client still knows the blocks of before.)
@@ -454,10 +498,11 @@ def test_a_file_in_the_place_of_another_one_is_noticed(
             assert concatenate(list(reader))["id"].tolist() == ids
 
 
+@pytest.mark.parametrize("share", [0, 0.5])
 @pytest.mark.parametrize("is_of_an_older_version", [False, True])
 @everywhere
 def test_a_file_that_was_cut_is_noticed_and_named(
-    spark: SparkSession, place: Place, tmp_path: Path, is_of_an_older_version: bool
+    spark: SparkSession, place: Place, tmp_path: Path, is_of_an_older_version: bool, share: float
 ) -> None:
     with (
         place.convert(spark.range(0, 2000, 1, 1), row_group_bytes=1 << 12) as made,
@@ -466,12 +511,16 @@ def test_a_file_that_was_cut_is_noticed_and_named(
         (name,) = made._manifest.file_names
         data = made._storage.read(name)
         made._storage.delete_file(name)
-        assert made._storage.put_if_absent(name, data[: len(data) // 2])
+        assert made._storage.put_if_absent(name, data[: int(len(data) * share)])
+        orders = [{}, *({"shuffle": True, "seed": seed} for seed in range(3))]
         for options in ({}, {"local_cache_dir": tmp_path}):
-            with again.make_batch_reader(batch_size=100, **options) as reader:
-                with pytest.raises((SourceChangedError, ReadError), match=rf"{name}.*Convert again") as raised:
-                    list(reader)
-                assert str(raised.value.path).endswith(name)
+            for order in orders:
+                with again.make_batch_reader(batch_size=100, **order, **options) as reader:
+                    with pytest.raises(SourceChangedError, match=rf"{name} .*Convert again") as raised:
+                        list(reader)
+                    assert str(raised.value.path).endswith(name)
+        with pytest.raises(SourceChangedError, match=rf"{name} .*Convert again"):
+            again.where([("id", ">", 1900)])
 
 
 # Bounded memory ----------------------------------------------------------------------

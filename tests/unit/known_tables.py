@@ -177,6 +177,7 @@ def make_spec(
     row_group_bytes: int = ROW_GROUP_BYTES,
     file_bytes: int = FILE_BYTES,
     compression: str = "none",
+    end_bytes: int = 0,
 ) -> dict[str, Any]:
     """What the driver tells the executors."""
     return {
@@ -186,6 +187,7 @@ def make_spec(
         "row_group_bytes": row_group_bytes,
         "file_bytes": file_bytes,
         "compression": compression,
+        "end_bytes": end_bytes,
     }
 
 

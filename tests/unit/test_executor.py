@@ -949,7 +949,7 @@ def test_the_end_of_a_file_is_told_while_those_of_as_many_files_are_kept(
     tmp_path: Path, partition: int, is_told: bool
 ) -> None:
     def report(end_bytes: int, attempt: int = 1) -> dict[str, Any]:
-        spec = make_spec(tmp_path, [ID.plan()]) | {"end_bytes": end_bytes}
+        spec = make_spec(tmp_path, [ID.plan()], end_bytes=end_bytes)
         (found,) = executor._write(iter([record_batch([ID], [1])]), spec, partition=partition, attempt=attempt)
         return found
 
@@ -970,8 +970,9 @@ def test_the_end_of_a_file_is_told_while_those_of_as_many_files_are_kept(
 def test_the_heads_of_tiny_pages_and_of_large_ones_are_those_of_the_file(tmp_path: Path) -> None:
     columns = list(ALL)
     batches = [record_batch(columns, range(start, start + 50)) for start in range(0, 1000, 50)]
-    spec = make_spec(tmp_path, [column.plan() for column in columns], row_group_bytes=2048, file_bytes=32 << 10)
-    reports = executor._write(iter(batches), spec | {"end_bytes": 1 << 20}, partition=0, attempt=1)
+    plans = [column.plan() for column in columns]
+    spec = make_spec(tmp_path, plans, row_group_bytes=2048, file_bytes=32 << 10, end_bytes=1 << 20)
+    reports = executor._write(iter(batches), spec, partition=0, attempt=1)
     assert len(reports) > 1
     for report in reports:
         data = (tmp_path / report["name"]).read_bytes()
@@ -984,6 +985,15 @@ def test_the_heads_of_tiny_pages_and_of_large_ones_are_those_of_the_file(tmp_pat
             for column in range(metadata.num_columns)
         ]
         assert np.frombuffer(heads, "<u4").tolist() == [zlib.crc32(data[start : start + 20]) for start in starts]
+
+
+def test_no_row_group_has_more_rows_than_pyarrow_writes_into_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_MAX_ROW_GROUP_ROWS", 100)
+    (report,) = write([record_batch([ID], range(start, start + 70)) for start in (0, 70, 140)], tmp_path, [ID.plan()])
+    assert report["rows"] == [100, 100, 10]
+    assert pq.read_table(tmp_path / report["name"])["id"].to_pylist() == list(range(210))
 
 
 @pytest.mark.usefixtures("every_batch_counts")

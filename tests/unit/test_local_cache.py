@@ -47,8 +47,8 @@ class Fetch:
         return self.parts
 
 
-def get(cache: LocalCache, fetch: Fetch, name: str = PIECE) -> list[bytes]:
-    return [part.to_pybytes() for part in cache.get(name, [len(part) for part in fetch.parts], fetch)]
+def get(cache: LocalCache, fetch: Fetch, name: str = PIECE, *, anew: bool = False) -> list[bytes]:
+    return [part.to_pybytes() for part in cache.get(name, [len(part) for part in fetch.parts], fetch, anew=anew)]
 
 
 def names(root: Path) -> list[str]:
@@ -105,6 +105,32 @@ def test_a_piece_of_another_size_is_not_taken(tmp_path: Path) -> None:
     (path,) = tmp_path.rglob(PIECE)
     path.write_bytes(b"on")
     assert get(cache, Fetch(b"one")) == [b"one"]
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+@pytest.mark.parametrize("may_go", [True, False])
+def test_what_is_fetched_anew_replaces_what_was_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_damaged: bool, may_go: bool
+) -> None:
+    cache, fetch = LocalCache(str(tmp_path), ONE, None), Fetch(b"one", b"three")
+    assert get(cache, fetch) == [b"one", b"three"]
+    (path,) = tmp_path.rglob(PIECE)
+    if is_damaged:
+        path.write_bytes(b"damaged!")
+    if not may_go:
+
+        def refuse(*_args: object) -> None:
+            raise PermissionError(errno.EPERM, "another user's, in a folder where that counts")
+
+        monkeypatch.setattr(os, "unlink", refuse)
+        monkeypatch.setattr(os, "rename", refuse)
+    assert get(cache, fetch, anew=True) == [b"one", b"three"]
+    assert fetch.count == 2
+    said = [text for text in caplog.messages if "was damaged" in text]
+    assert said == ([f"{path} was damaged, and is fetched again."] if is_damaged else [])
+    monkeypatch.undo()
+    assert get(cache, fetch) == ([b"dam", b"aged!"] if is_damaged and not may_go else [b"one", b"three"])
+    assert fetch.count == 2
 
 
 def test_an_answer_that_is_too_short_is_not_kept(tmp_path: Path) -> None:

@@ -226,6 +226,18 @@ class StorageContract:
         assert storage.url in repr(storage)
 
 
+class RemoteStorageContract(StorageContract):
+    """What every store must do that is no disk."""
+
+    def test_of_a_part_beyond_the_end_there_is_what_there_is(self, storage: Storage) -> None:
+        storage.make_directory()
+        storage.put_if_absent("a", b"0123456789")
+        parts = {(3, 5): b"34", (8, 20): b"89", (10, 12): b"", (20, 30): b""}
+        assert {part: bytes(storage.read_part("a", *part)) for part in parts} == parts
+        storage.put_if_absent("empty", b"")
+        assert bytes(storage.read_part("empty", 0, 5)) == b""
+
+
 class TestLocal(StorageContract):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Storage:
@@ -317,7 +329,7 @@ class TestLocal(StorageContract):
         assert [info.name for info in storage.list()] == ["a"]
 
 
-class TestMemory(StorageContract):
+class TestMemory(RemoteStorageContract):
     @pytest.fixture
     def storage(self) -> Iterator[Storage]:
         url = f"memory://{uuid.uuid4().hex}"
