@@ -101,28 +101,29 @@ class LocalCache:
         given_up: threading.Event | None = None,
         *,
         anew: bool = False,
-    ) -> list[pa.Buffer]:
-        """A piece's parts, of these sizes: from the disk, else from `fetch`, and then kept if there is room.
+    ) -> tuple[list[pa.Buffer], bool]:
+        """A piece's parts, of these sizes: from the disk, else from `fetch`, and then kept; whether from the disk.
 
         What is on the disk is not believed where it is fetched `anew`, and gives way if it is another.
         """
         found = self._read(name, sizes)
         if found is not None and not anew:
-            return found
+            return found, True
         with self._fetching(name, given_up):
             found = self._read(name, sizes)
             if found is not None and not anew:
-                return found
+                return found, True
             fetched = fetch()
             parts = [part if isinstance(part, pa.Buffer) else pa.py_buffer(part) for part in fetched]
             if found is not None and parts != found:
                 logger.warning("%s was damaged, and is fetched again.", os.path.join(self._folder, name))
-                # Of another user it may be theirs to remove.
+                # Another user's may be theirs to remove: then it stays.
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(self._folder, name))
-            if parts != found and [part.size for part in parts] == list(sizes):
+                    found = None
+            if found is None and [part.size for part in parts] == list(sizes):
                 self._keep(name, fetched)
-            return parts
+            return parts, False
 
     def _read(self, name: str, sizes: Sequence[int]) -> list[pa.Buffer] | None:
         try:

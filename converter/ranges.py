@@ -93,7 +93,7 @@ class Fetched:
             part = self._buffers[at].slice(first, min(end - start, self._buffers[at].size - first))
             found.append(part)
             start += part.size
-        return found[0] if len(found) == 1 else pa.py_buffer(b"".join(part.to_pybytes() for part in found))
+        return found[0] if len(found) == 1 else pa.py_buffer(b"".join(found))
 
 
 class PartialFile(io.RawIOBase):
@@ -175,15 +175,32 @@ def at_once(
         turn.wait(given_up)
     if pool is None and len(items) == 1:
         return [function(items[0])]
+    errors: list[BaseException] = []
+
+    def call(item: Item) -> Output:
+        if errors:
+            # Else a store that is away would be waited for once more by each thread, before anybody has heard of it.
+            raise futures.CancelledError
+        try:
+            return function(item)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
     with contextlib.ExitStack() as stack:
         if pool is None:
             threads_count = max(1, min(len(items), threads_count))
             pool = stack.enter_context(futures.ThreadPoolExecutor(threads_count, thread_name_prefix="converter-fetch"))
-        pending = [pool.submit(function, item) for item in items]
+        pending = [pool.submit(call, item) for item in items]
         if turn is not None:
             turn.end()
         try:
-            return [result_of(one) for one in pending]
+            try:
+                return [result_of(one) for one in pending]
+            except futures.CancelledError:
+                if not errors:
+                    raise
+            raise errors[0]
         except BaseException:
             # Before the pool waits for those who still wait for a store.
             if given_up is not None:

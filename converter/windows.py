@@ -39,7 +39,7 @@ from converter.columns import (
     joined,
     null_error,
 )
-from converter.errors import NullValueError, ReadError, SourceChangedError, SourceError
+from converter.errors import NullValueError, ReadError, SourceError
 from converter.files import DataFiles, FetchedGroup, RowGroup
 from converter.local_cache import open_local_cache
 from converter.manifest import Manifest
@@ -394,11 +394,11 @@ class _WindowReader:
         self._first_rows = np.cumsum(rows) - rows
 
     def fetch(
-        self, piece: Piece, turn: Turn | None = None, pool: ThreadPoolExecutor | None = None, *, anew: bool = False
+        self, piece: Piece, turn: Turn | None = None, pool: ThreadPoolExecutor | None = None
     ) -> Mapping[int, FetchedGroup]:
-        """What lies behind a network of a piece's row groups; where it is fetched `anew`, no copy is believed."""
+        """What lies behind a network of a piece's row groups."""
         try:
-            return self._files.fetch(piece.row_groups.tolist(), self.given_up, turn, pool, anew=anew)
+            return self._files.fetch(piece.row_groups.tolist(), self.given_up, turn, pool)
         finally:
             if turn is not None:
                 turn.end()
@@ -412,11 +412,26 @@ class _WindowReader:
         fetched = result_of(fetching)
         try:
             return self._read(piece, fetched)
-        except (ReadError, SourceChangedError, NullValueError):
-            if not self._files.keeps_copies:
+        except (ReadError, SourceError) as error:
+            again = self._fetch_again(fetched, error)
+            if again is None:
                 raise
-            # The store's own bytes, if only this host's copies were damaged.
-            return self._read(piece, self.fetch(piece, anew=True))
+        return self._read(piece, again)
+
+    def _fetch_again(
+        self, fetched: Mapping[int, FetchedGroup], error: ReadError | SourceError
+    ) -> Mapping[int, FetchedGroup] | None:
+        """The same with the store's own bytes, where this host's copies may be to blame and the store is there."""
+        copies = [number for number, group in fetched.items() if group.is_copy]
+        is_expected = isinstance(error, NullValueError) and any(
+            field.name == error.column and field.has_nulls for field in self._source.fields
+        )
+        if not copies or is_expected:
+            return None
+        try:
+            return {**fetched, **self._files.fetch(copies, self.given_up, anew=True)}
+        except ReadError:
+            return None
 
     def _read(self, piece: Piece, fetched: Mapping[int, FetchedGroup] | None) -> Columns:
         groups = self._files.row_groups(piece.row_groups.tolist(), fetched)

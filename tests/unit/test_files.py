@@ -13,22 +13,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from converter import DatasetConverter
+from converter import DatasetConverter, make_parquet_converter
 from converter.dataset import borrow_files
-from converter.errors import CacheCorruptError, ReadError, SourceChangedError
+from converter.errors import CacheCorruptError, NullValueError, ReadError, SourceChangedError
 from converter.manifest import FileEnd, Manifest
-from converter.storage import open_storage
+from converter.storage import Storage, open_storage
 from tests.unit.known_tables import ID, Column, write_converter
 
-X = Column(name="x", dtype="float32")
+X, TEXT = Column(name="x", dtype="float32"), Column(name="text", dtype="str")
+TEXTS = TEXT.values(range(600))
 
 
 @pytest.fixture
 def away(tmp_path: Path) -> DatasetConverter:
     """Two files of several row groups on a store, whose footers the manifest knows."""
+    return write_away(tmp_path, [ID, X])
+
+
+def write_away(directory: Path, columns: list[Column]) -> DatasetConverter:
     partitions = [[range(start, start + 300)] for start in (0, 300)]
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
-    with write_converter(tmp_path, [ID, X], partitions, row_group_bytes=1024, end_bytes=1 << 20) as made:
+    with write_converter(directory, columns, partitions, row_group_bytes=1024, end_bytes=1 << 20) as made:
         manifest = Manifest.from_json(made._manifest.to_json(), path="of a test")
         for name in manifest.file_names:
             storage.below(name.partition("/")[0]).make_directory()
@@ -115,6 +120,99 @@ def test_nothing_is_asked_for_beyond_a_file(away: DatasetConverter) -> None:
     for read in (rows_of, lambda one: one.where([("id", "<", 10)])):
         with pytest.raises(ReadError, match=r"a column is said to lie from byte 4 to 17592186044420 of \d+"):
             read(changed)
+
+
+# What this host keeps of them ----------------------------------------------------------------
+
+
+def read_kept(converter: DatasetConverter, local_cache_dir: Path, name: str = "id") -> list[object]:
+    with converter.make_batch_reader(batch_size=64, local_cache_dir=local_cache_dir) as reader:
+        return [one for batch in reader for one in batch[name].tolist()]
+
+
+def be_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_kwargs: object) -> bytes:
+        raise TimeoutError("the store is away")
+
+    monkeypatch.setattr(Storage, "read_part", refuse)
+
+
+def damage_a_text(kept: Path) -> None:
+    """What is kept of a row group has bytes in a text then which are none, without a checksum that says so."""
+    path = min(kept.rglob("rows-*"))
+    before, sign, after = path.read_bytes().rpartition("·".encode())
+    assert sign
+    path.write_bytes(before + b"\xff\xfe" + after)
+
+
+def test_texts_that_were_damaged_on_this_host_are_fetched_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    away, kept = write_away(tmp_path, [ID, TEXT]), tmp_path / "kept"
+    assert read_kept(away, kept, "text") == TEXTS
+    damage_a_text(kept)
+    assert read_kept(away, kept, "text") == TEXTS
+    assert [message.endswith("was damaged, and is fetched again.") for message in caplog.messages] == [True]
+    assert read_kept(away, kept, "text") == TEXTS
+    assert len(caplog.messages) == 1
+
+
+def test_what_is_damaged_is_named_where_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away, kept = write_away(tmp_path, [ID, TEXT]), tmp_path / "kept"
+    assert read_kept(away, kept, "text") == TEXTS
+    damage_a_text(kept)
+    be_away(monkeypatch)
+    with pytest.raises(ReadError, match=r"cannot be decoded.* The file is damaged") as caught:
+        read_kept(away, kept, "text")
+    assert isinstance(caught.value.__cause__, pa.ArrowException)
+    assert str(caught.value.path).endswith(away._manifest.file_names[0])
+
+
+def test_nulls_that_are_known_of_need_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    put(url, pa.table({"x": [1, None, 3]}))
+    with make_parquet_converter(url) as made:
+        with made.make_batch_reader(batch_size=2, nulls={"x": 7}, local_cache_dir=tmp_path) as reader:
+            assert [batch["x"].tolist() for batch in reader] == [[1, 7], [3]]
+        be_away(monkeypatch)
+        with pytest.raises(NullValueError, match="'x'"):
+            read_kept(made, tmp_path, "x")
+    assert caplog.messages == []
+
+
+def test_lists_that_were_damaged_on_this_host_are_fetched_again(tmp_path: Path) -> None:
+    url, table = f"memory://{uuid.uuid4().hex}", pa.table({"x": [[1.0, 2.0, 3.0]] * 100})
+    put(url, table)
+    with make_parquet_converter(url) as made:
+        assert read_kept(made, tmp_path, "x") == table["x"].to_pylist()
+        (copy,) = tmp_path.rglob("rows-*")
+        whole, num_wrong = copy.read_bytes(), 0
+        for place in range(64):
+            copy.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            assert read_kept(made, tmp_path, "x") == table["x"].to_pylist()
+            num_wrong += copy.read_bytes() == whole
+        assert num_wrong > 10
+
+
+def test_a_short_answer_of_a_file_that_is_the_same_is_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, read_part = f"memory://{uuid.uuid4().hex}", Storage.read_part
+    put(url, pa.table({"x": np.arange(100_000)}))
+    with make_parquet_converter(url) as made, made.make_batch_reader(batch_size=100) as reader:
+        monkeypatch.setattr(Storage, "read_part", lambda *args: read_part(*args)[:-1])
+        with pytest.raises(ReadError, match=r"cannot be fetched: \d+ bytes came where \d+ were asked for"):
+            list(reader)
+
+
+def put(url: str, table: pa.Table) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="none", use_dictionary=False)
+    storage = open_storage(url)
+    storage.make_directory()
+    assert storage.put_if_absent("a.parquet", sink.getvalue().to_pybytes())
 
 
 def varint(number: int) -> bytes:

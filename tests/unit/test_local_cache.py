@@ -48,7 +48,8 @@ class Fetch:
 
 
 def get(cache: LocalCache, fetch: Fetch, name: str = PIECE, *, anew: bool = False) -> list[bytes]:
-    return [part.to_pybytes() for part in cache.get(name, [len(part) for part in fetch.parts], fetch, anew=anew)]
+    parts, _ = cache.get(name, [len(part) for part in fetch.parts], fetch, anew=anew)
+    return [part.to_pybytes() for part in parts]
 
 
 def names(root: Path) -> list[str]:
@@ -61,6 +62,7 @@ def test_a_piece_is_fetched_once(tmp_path: Path) -> None:
     for _ in range(3):
         assert get(cache, fetch) == [b"one", b"", b"three"]
     assert get(LocalCache(str(tmp_path), ONE, None), fetch) == [b"one", b"", b"three"]
+    assert cache.get(PIECE, [3, 0, 5], fetch)[1]
     assert fetch.count == 1
     assert names(tmp_path) == [PIECE]
 
@@ -96,7 +98,9 @@ def test_who_gives_up_waits_for_nobody(tmp_path: Path) -> None:
         with pytest.raises(GivenUpError):
             second.result(10)
         go.set()
-        assert first.result(10)[0].to_pybytes() == b"one"
+        (found,), is_copy = first.result(10)
+        assert found.to_pybytes() == b"one"
+        assert not is_copy
 
 
 def test_a_piece_of_another_size_is_not_taken(tmp_path: Path) -> None:
@@ -126,8 +130,7 @@ def test_what_is_fetched_anew_replaces_what_was_damaged(
         monkeypatch.setattr(os, "rename", refuse)
     assert get(cache, fetch, anew=True) == [b"one", b"three"]
     assert fetch.count == 2
-    said = [text for text in caplog.messages if "was damaged" in text]
-    assert said == ([f"{path} was damaged, and is fetched again."] if is_damaged else [])
+    assert caplog.messages == ([f"{path} was damaged, and is fetched again."] if is_damaged else [])
     monkeypatch.undo()
     assert get(cache, fetch) == ([b"dam", b"aged!"] if is_damaged and not may_go else [b"one", b"three"])
     assert fetch.count == 2
@@ -135,7 +138,7 @@ def test_what_is_fetched_anew_replaces_what_was_damaged(
 
 def test_an_answer_that_is_too_short_is_not_kept(tmp_path: Path) -> None:
     cache = LocalCache(str(tmp_path), ONE, None)
-    assert [part.to_pybytes() for part in cache.get(PIECE, [5], lambda: [b"one"])] == [b"one"]
+    assert [part.to_pybytes() for part in cache.get(PIECE, [5], lambda: [b"one"])[0]] == [b"one"]
     assert names(tmp_path) == []
 
 
@@ -179,7 +182,7 @@ sys.stdin.readline()
 for number in range(60):
     content = bytes([number]) * 100_000
     # Names that no other process has.
-    (found,) = cache.get(f"rows-{number}-{int(sys.argv[4]):016x}", [len(content)], lambda: [content])
+    (found,), _ = cache.get(f"rows-{number}-{int(sys.argv[4]):016x}", [len(content)], lambda: [content])
     assert found.to_pybytes() == content
 """
 
@@ -351,7 +354,7 @@ from converter.local_cache import LocalCache
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 cache, content = LocalCache(sys.argv[1], "one", 10**9), bytes(range(250)) * 2000
 for number in range(6):
-    found = cache.get(f"rows-{number}-{number:016x}", [len(content)], lambda: [content])
+    found, _ = cache.get(f"rows-{number}-{number:016x}", [len(content)], lambda: [content])
     assert found[0].to_pybytes() == content
 cache = None
 """

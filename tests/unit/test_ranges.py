@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -97,6 +98,20 @@ def test_a_partial_file_fetches_what_it_lacks_and_the_footer_once() -> None:
     assert parquet.metadata.num_rows == 100_000
     assert asked == [(len(whole) - (64 << 10), len(whole))]
     assert parquet.read().equals(table)
+
+
+def test_a_store_that_is_away_is_asked_once_by_each_thread() -> None:
+    asked = []
+
+    def ask(number: int) -> None:
+        asked.append(number)
+        time.sleep(0.05)
+        raise TimeoutError(number) from ConnectionError("reset")
+
+    with pytest.raises(TimeoutError) as caught:
+        at_once(ask, range(100), threads_count=8)
+    assert len(asked) <= 8
+    assert isinstance(caught.value.__cause__, ConnectionError)
 
 
 def test_at_once_keeps_the_order_and_raises_the_first_error() -> None:
