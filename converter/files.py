@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from converter.columns import (
     null_error,
 )
 from converter.errors import CacheCorruptError, ConverterError, ReadError, SourceChangedError, SourceError
+from converter.footers import ParsedFooter, parse_end
 from converter.local_cache import LocalCache, piece_name
 from converter.manifest import Level, Manifest, Place
 from converter.pages import Chunk, PlainColumn, find_plain_column
@@ -315,18 +316,18 @@ class OpenFile:
         self.buffer: pa.Buffer | None = None
         self._known = known_footer(self._storage, self._manifest, file)
         if self._known is not None:
-            self.metadata = self._known.metadata
+            self.metadata, self.footer = self._known.metadata, self._known.footer
             schema = self.metadata.schema.to_arrow_schema()
         else:
             with files.open_footer(file, given_up, anew=anew) as opened:
-                check_file(self._storage, self._manifest, file, opened)
+                self.footer = check_file(self._storage, self._manifest, file, opened)
                 # Of a mapped file this is the mapping itself.
                 self.buffer = opened.read_buffer() if self.identity is not None else None
                 parquet = pq.ParquetFile(opened if self.buffer is None else pa.BufferReader(self.buffer))
                 self.metadata, schema = parquet.metadata, parquet.schema_arrow
-                refuse_encrypted(f"{self._storage.url}/{self._name}", opened, self.metadata)
         self.places = find_places(self._manifest, list(files.fields), schema)
-        check_bounds(self._storage, self._manifest, file, self.metadata, schema)
+        check_bounds(self._storage, self._manifest, file, OwnFooter(self.metadata, self.footer), schema)
+        self.footer.keep(self._leaves)
         self._chunks: dict[int, dict[str, Chunk | list[Array]]] = {}
         self.plain: dict[str, PlainColumn] = {}
         for name, place in self.places.items():
@@ -350,9 +351,8 @@ class OpenFile:
         found = self._chunks.get(index)
         if found is None:
             found = {}
-            group = self.metadata.row_group(index) if self.plain else None
             for name, column in self.plain.items():
-                chunk = column.find_chunk(group)
+                chunk = column.find_chunk(self.footer.chunk(index, column.leaf), self.footer.row_group_rows[index])
                 if chunk is not None:
                     found[name] = chunk
             if files.may_keep_chunks():
@@ -361,15 +361,12 @@ class OpenFile:
 
     def row_groups(self, index: int) -> list[int]:
         """The numbers of the row groups that are meant by one in the manifest: itself, or all of the file for -1."""
-        return (
-            [index]
-            if index >= 0
-            else [index for index in range(self.metadata.num_row_groups) if self.metadata.row_group(index).num_rows]
-        )
+        rows = self.footer.row_group_rows
+        return [index] if index >= 0 else [index for index, num_rows in enumerate(rows) if num_rows]
 
     def ranges(self, indices: Sequence[int]) -> list[Range]:
         """Where the wanted columns of row groups lie in the file."""
-        return find_ranges(self._manifest, self.number, self.metadata, indices, self._leaves)
+        return find_ranges(self._manifest, self.number, self.footer, indices, self._leaves)
 
     @property
     def _leaves(self) -> list[int]:
@@ -407,7 +404,7 @@ class RowGroup:
         self._files, self._number, self.file, self._fetched = files, number, file, fetched
         self.num_rows = int(files.manifest.row_group_rows[number])
         self._indices = file.row_groups(files.manifest.row_group_in_file(number))
-        num_rows = sum(file.metadata.row_group(index).num_rows for index in self._indices)
+        num_rows = file.footer.rows_of(self._indices)
         if num_rows != self.num_rows:
             raise rows_changed(files.storage, files.manifest, number, num_rows)
         self._plain = [file.plain_chunks(index, files) for index in self._indices]
@@ -517,17 +514,17 @@ def read_part(
 
 
 def find_ranges(
-    manifest: Manifest, file: int, metadata: pq.FileMetaData, indices: Sequence[int], leaves: Sequence[int]
+    manifest: Manifest, file: int, footer: ParsedFooter, indices: Sequence[int], leaves: Sequence[int]
 ) -> list[Range]:
     """Where columns of row groups lie in a file. Raises ValueError where its footer says that they lie elsewhere."""
     num_bytes, found = int(manifest.file_bytes[file]), []
-    for group in map(metadata.row_group, indices):
+    for index in indices:
         for leaf in leaves:
-            chunk = group.column(leaf)
+            chunk = footer.chunk(index, leaf)
             start = chunk.data_page_offset
-            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+            if chunk.dictionary_page_offset:
                 start = min(start, chunk.dictionary_page_offset)
-            end = start + chunk.total_compressed_size
+            end = start + chunk.stored_bytes
             if not 0 <= start <= end <= num_bytes:
                 raise ValueError(f"a column is said to lie from byte {start} to {end} of {num_bytes}")
             found.append((start, end))
@@ -539,6 +536,7 @@ class KnownFooter:
     """The footer of a remote file as its manifest holds it."""
 
     metadata: pq.FileMetaData
+    footer: ParsedFooter
 
     heads: npt.NDArray[np.uint32]
     """`FileEnd.heads` as `(row groups, columns)`."""
@@ -551,9 +549,9 @@ class KnownFooter:
 
         A column's first page says its own checksum there: so another file in the place of this one is noticed.
         """
-        group = self.metadata.row_group(index)
         for leaf in leaves:
-            start, num_bytes = executor.head_of(group.column(leaf))
+            chunk = self.footer.chunk(index, leaf)
+            start, num_bytes = executor.head_of(chunk.data_page_offset, chunk.stored_bytes)
             if zlib.crc32(fetched.slice(start, start + num_bytes)) != self.heads[index, leaf]:
                 raise SourceChangedError(
                     f"{self.path} holds other rows than were written there: it was replaced, or is damaged. "
@@ -573,21 +571,28 @@ def known_footer(storage: Storage, manifest: Manifest, file: int) -> KnownFooter
     end, num_leaves, path = manifest.file_ends[file], len(manifest.schema), f"{storage.url}/{manifest.file_names[file]}"
     first, last = np.searchsorted(manifest.row_group_file, [file, file + 1])
     try:
-        metadata = pq.read_metadata(pa.BufferReader(end.footer))
-        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-        said = [(group.num_columns, group.num_rows) for group in groups]
-        expected = [(num_leaves, num_rows) for num_rows in manifest.row_group_rows[first:last].tolist()]
-        if metadata.num_columns != num_leaves or said != expected:
+        footer = parse_end(end.footer)
+        if (
+            len(footer.leaf_types) != num_leaves
+            or list(footer.row_group_rows) != manifest.row_group_rows[first:last].tolist()
+        ):
             raise ValueError("it is of other columns or rows")
-        return KnownFooter(metadata, end.heads_of(metadata), path, manifest.remedy)
+        metadata = pq.read_metadata(pa.BufferReader(end.footer))
+        return KnownFooter(metadata, footer, end.heads_of(int(last - first), num_leaves), path, manifest.remedy)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CacheCorruptError(
             f"The manifest does not hold the footer of {path} ({error}). {manifest.remedy}", path=path
         ) from error
 
 
-def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.NativeFile) -> None:
-    """Raise SourceChangedError unless an open data file has the size and the footer that the manifest says."""
+def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.NativeFile) -> ParsedFooter:
+    """The footer of an open data file.
+
+    Raises:
+        SourceChangedError: the file has another size or another footer than the manifest says.
+        SourceError: it has encrypted columns.
+        ValueError: the footer is damaged.
+    """
     path = f"{storage.url}/{manifest.file_names[file]}"
     if opened.size() != manifest.file_bytes[file]:
         raise SourceChangedError(
@@ -595,7 +600,8 @@ def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.Nativ
             f"was written. {manifest.remedy}",
             path=path,
         )
-    if manifest.file_footers is not None and zlib.crc32(executor.end_of(opened)) != manifest.file_footers[file]:
+    end = executor.end_of(opened)
+    if manifest.file_footers is not None and zlib.crc32(end) != manifest.file_footers[file]:
         raise SourceChangedError(
             f"{path} has another footer than it was written with: it was replaced by a file of the same size, or is "
             f"damaged. {manifest.remedy}",
@@ -604,6 +610,9 @@ def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.Nativ
     opened.seek(0)
     if storage.is_local:
         check_stamp(storage, manifest, file)
+    footer = parse_end(end)
+    refuse_encrypted(path, footer)
+    return footer
 
 
 def check_stamp(storage: Storage, manifest: Manifest, file: int, given_up: threading.Event | None = None) -> None:
@@ -624,7 +633,13 @@ def written_again(storage: Storage, manifest: Manifest, file: int) -> SourceChan
     return SourceChangedError(f"{path} was written again since it was looked at. {manifest.remedy}", path=path)
 
 
-def check_bounds(storage: Storage, manifest: Manifest, file: int, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
+def check_bounds(
+    storage: Storage,
+    manifest: Manifest,
+    file: int,
+    read: OwnFooter | KnownFooter,
+    schema: pa.Schema,
+) -> None:
     """Raise SourceChangedError if a file's footer contradicts what its table's log says of the file's values.
 
     The log has no digest of a file; another one may well have as many bytes and rows, and hardly the same bounds. Those
@@ -633,24 +648,19 @@ def check_bounds(storage: Storage, manifest: Manifest, file: int, metadata: pq.F
     level = Level(schema if manifest.compared_columns else ())
     for name, column in manifest.compared_columns.items():
         place = column.find(level)
-        if place is None or place.field.type != column.arrow_type or is_julian(metadata, place):
+        if place is None or place.field.type != column.arrow_type or is_julian(read.metadata, place):
             continue
         # Days may be beyond Python's.
         is_counted = pa.types.is_temporal(column.arrow_type)
         bounds = [None if one is None else one[file] for one in (column.least, column.most)]
         said = [None if one is None else one.value if is_counted else one.as_py() for one in bounds]
-        groups = [metadata.row_group(group).column(place.leaf) for group in range(metadata.num_row_groups)]
         known = [
-            one.statistics
-            for one in groups
-            if one.statistics is not None and one.statistics.has_min_max and one.physical_type != "INT96"
+            read.footer.bounds(group, place.leaf, column.arrow_type) for group in range(len(read.footer.row_group_rows))
         ]
-        if None in said or not known or len(known) < len(groups):
+        if None in said or not known or None in known:
             continue
-        found = [
-            min(one.min_raw if is_counted else one.min for one in known),
-            max(one.max_raw if is_counted else one.max for one in known),
-        ]
+        values = [[one.value if is_counted else one.as_py() for one in both] for both in known if both is not None]
+        found = [min(least for least, _ in values), max(most for _, most in values)]
         if isinstance(found[0], str) and any(len(one.encode()) >= _CUT_TEXT_BYTES for one in found):
             continue
         if (found[0] < said[0] and found[1] < said[1]) or (found[0] > said[0] and found[1] > said[1]):
@@ -793,19 +803,33 @@ def named_read_errors(storage: Storage, manifest: Manifest, row_group: int) -> I
         ) from error
 
 
+class OwnFooter(NamedTuple):
+    """A footer that was read from its file."""
+
+    metadata: pq.FileMetaData
+    footer: ParsedFooter
+
+
+class LookedAt(NamedTuple):
+    """A file that is open for one look."""
+
+    parquet: pq.ParquetFile
+    footer: ParsedFooter
+
+
 class Footers:
     """The footers of the files that are looked through just now, each checked and read once for all its row groups."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: OrderedDict[tuple[int, tuple[int, ...] | None], pq.FileMetaData | KnownFooter] = OrderedDict()
+        self._found: OrderedDict[tuple[int, tuple[int, ...] | None], KnownFooter | OwnFooter] = OrderedDict()
 
-    def get(self, file: int, identity: tuple[int, ...] | None) -> pq.FileMetaData | KnownFooter | None:
+    def get(self, file: int, identity: tuple[int, ...] | None) -> KnownFooter | OwnFooter | None:
         """What was read of a file that is still the same."""
         with self._lock:
             return self._found.get((file, identity))
 
-    def keep(self, file: int, identity: tuple[int, ...] | None, footer: pq.FileMetaData | KnownFooter) -> None:
+    def keep(self, file: int, identity: tuple[int, ...] | None, footer: KnownFooter | OwnFooter) -> None:
         """Keep it while others are few."""
         with self._lock:
             self._found[file, identity] = footer
@@ -822,7 +846,7 @@ def opened_file(
     *,
     footers: Footers | None = None,
     names: Sequence[str] = (),
-) -> Iterator[pq.ParquetFile]:
+) -> Iterator[LookedAt]:
     """The open file of a row group, of which the columns `names` will be read; what goes wrong inside is named.
 
     Raises:
@@ -842,21 +866,21 @@ def opened_file(
         read = functools.partial(read_part, storage, manifest, file, given_up=given_up)
         if isinstance(found, KnownFooter):
             with _open_known(manifest, row_group, names, found, read) as opened:
-                yield pq.ParquetFile(opened, metadata=found.metadata)
+                yield LookedAt(pq.ParquetFile(opened, metadata=found.metadata), found.footer)
             return
         if found is None or storage.is_local:
             opened = storage.open_parquet(name, given_up=given_up)
         else:
             opened = _open_partial(manifest, file, read)
         with opened:
+            footer = check_file(storage, manifest, file, opened) if found is None else found.footer
+            metadata = None if found is None else found.metadata
+            parquet = pq.ParquetFile(opened, metadata=metadata, coerce_int96_timestamp_unit="us")
             if found is None:
-                check_file(storage, manifest, file, opened)
-            parquet = pq.ParquetFile(opened, metadata=found, coerce_int96_timestamp_unit="us")
-            if found is None:
-                refuse_encrypted(f"{storage.url}/{name}", opened, parquet.metadata)
-                check_bounds(storage, manifest, file, parquet.metadata, parquet.schema_arrow)
-                footers.keep(file, identity, parquet.metadata)
-            yield parquet
+                own = OwnFooter(parquet.metadata, footer)
+                check_bounds(storage, manifest, file, own, parquet.schema_arrow)
+                footers.keep(file, identity, own)
+            yield LookedAt(parquet, footer)
             if not storage.is_local:
                 check_stamp(storage, manifest, file, given_up)
 
@@ -868,7 +892,7 @@ def _open_known(
     file, index = int(manifest.row_group_file[row_group]), manifest.row_group_in_file(row_group)
     places = find_places(manifest, names, known.metadata.schema.to_arrow_schema())
     leaves = [leaf for place in places.values() if place is not None for leaf in place.leaves]
-    ranges = merge_ranges(find_ranges(manifest, file, known.metadata, [index], leaves))
+    ranges = merge_ranges(find_ranges(manifest, file, known.footer, [index], leaves))
     fetched = Fetched([(start, part) for (start, _), part in zip(ranges, at_once(read, ranges), strict=True)])
     known.check_heads(index, leaves, fetched)
     return _open_partial(manifest, file, read, fetched)
@@ -882,7 +906,7 @@ def _open_partial(
 
 
 def read_columns(
-    storage: Storage, manifest: Manifest, row_group: int, names: Sequence[str], parquet: pq.ParquetFile
+    storage: Storage, manifest: Manifest, row_group: int, names: Sequence[str], opened: LookedAt
 ) -> pa.Table:
     """Columns of a row group of an open file by their names in the dataset, whichever way the file holds them.
 
@@ -891,8 +915,9 @@ def read_columns(
         pyarrow.ArrowException, OSError: they cannot be decoded.
     """
     index, num_rows = manifest.row_group_in_file(row_group), int(manifest.row_group_rows[row_group])
-    indices = [index] if index >= 0 else list(range(parquet.metadata.num_row_groups))
-    found_rows = sum(parquet.metadata.row_group(index).num_rows for index in indices)
+    parquet, footer = opened
+    indices = [index] if index >= 0 else list(range(len(footer.row_group_rows)))
+    found_rows = footer.rows_of(indices)
     if found_rows != num_rows:
         raise rows_changed(storage, manifest, row_group, found_rows)
     places = find_places(manifest, names, parquet.schema_arrow)

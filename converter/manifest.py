@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from converter.errors import CacheCorruptError, CacheError
 from converter.schema import Schema
@@ -195,9 +194,9 @@ class FileEnd(NamedTuple):
     """The CRC-32 of the head of each column chunk, as little-endian uint32, row group by row group: the head says the
     checksum of what follows, which the footer does not."""
 
-    def heads_of(self, metadata: pq.FileMetaData) -> npt.NDArray[np.uint32]:
+    def heads_of(self, num_row_groups: int, num_columns: int) -> npt.NDArray[np.uint32]:
         """The heads as `(row groups, columns)`. Raises ValueError where they are not as many."""
-        return np.frombuffer(self.heads, "<u4").reshape(metadata.num_row_groups, metadata.num_columns)
+        return np.frombuffer(self.heads, "<u4").reshape(num_row_groups, num_columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

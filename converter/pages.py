@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from converter.footers import BIT_PACKED, PLAIN, RLE, ColumnChunk, read_struct, read_varint
 from converter.manifest import Place
 from converter.schema import Field
 
@@ -39,13 +40,11 @@ _FILE_DTYPES = {pa.int8(): "int32", pa.int16(): "int32", pa.int32(): "int32", pa
                 pa.float32(): "float32", pa.float64(): "float64", pa.date32(): "int32"}  # fmt: skip
 """How a type's numbers lie in a page. Parquet has no integers of fewer than 32 bits."""
 
-_PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}
+_PLAIN = {PLAIN, RLE, BIT_PACKED}
 """Encodings of chunks whose values are plain: the other two are of levels."""
 
 _CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd"}
 _DATA_PAGE = 0
-_PLAIN_PAGE = 0
-_RLE = 3
 
 _HEADER_BYTES = 64
 _MAX_HEADER_BYTES = 1 << 14
@@ -85,23 +84,22 @@ class PlainColumn:
     regular: dict[tuple[bytes, int], bool] = dataclasses.field(default_factory=dict, compare=False)
     """What repetition levels were found to be; those of most pages are the same bytes."""
 
-    def find_chunk(self, row_group: pq.RowGroupMetaData) -> Chunk | None:
-        """Where a row group's values lie, unless the footer says that they are not plain.
+    def find_chunk(self, chunk: ColumnChunk, num_rows: int) -> Chunk | None:
+        """Where the values of a row group of so many rows lie, unless the footer says that they are not plain.
 
         What the footer cannot say is found in the pages.
         """
-        chunk = row_group.column(self.leaf)
-        compression, num_values = chunk.compression, chunk.num_values
+        start, num_values = chunk.data_page_offset, chunk.num_values
         if (
-            compression not in _CODECS
-            or chunk.has_dictionary_page
+            chunk.codec not in _CODECS
+            or chunk.dictionary_page_offset is not None
             or not _PLAIN.issuperset(chunk.encodings)
             or not num_values
-            or num_values != row_group.num_rows * self.row_values
+            or num_values != num_rows * self.row_values
+            or start < 0
         ):
             return None
-        start = chunk.data_page_offset
-        return Chunk(start, start + chunk.total_compressed_size, num_values, _CODECS[compression])
+        return Chunk(start, start + chunk.stored_bytes, num_values, _CODECS[chunk.codec])
 
     def values(self, buffer: pa.Buffer, chunk: Chunk, *, verify_checksums: bool = False) -> list[Array] | None:
         """A chunk's values, page by page, in order; None where they must be decoded by Arrow.
@@ -154,7 +152,7 @@ class PlainColumn:
         """
         place = 0
         if self.has_repetitions:
-            if repetition_encoding != _RLE or num_values % self.row_values:
+            if repetition_encoding != RLE or num_values % self.row_values:
                 return False
             place = _end_of_levels(page, 0)
             if place > levels:
@@ -168,7 +166,7 @@ class PlainColumn:
             if not is_regular:
                 return False
         if self.has_definitions:
-            if definition_encoding != _RLE or place + _SIZE_BYTES > levels:
+            if definition_encoding != RLE or place + _SIZE_BYTES > levels:
                 return False
             place = _end_of_levels(page, place)
         return place == levels
@@ -258,7 +256,7 @@ def _decode_runs(
     place, done = start, 0
     for _ in range(_MAX_PERIOD_RUNS):
         try:
-            header, place = _read_varint(levels, place)
+            header, place = read_varint(levels, place)
         except IndexError:
             return None
         count = header >> 1
@@ -295,59 +293,18 @@ def _read_page_header(
     """
     for most in (_HEADER_BYTES, _MAX_HEADER_BYTES):
         try:
-            found, num_bytes = _read_struct(buffer.slice(start, min(most, end - start)).to_pybytes(), 0)
-        except (IndexError, RecursionError, ValueError):
+            found, num_bytes = read_struct(buffer.slice(start, min(most, end - start)).to_pybytes(), 0)
+        except (IndexError, ValueError):
             continue
         page = found.get(5)
-        if found.get(1) != _DATA_PAGE or not isinstance(page, dict) or page.get(2) != _PLAIN_PAGE:
+        if found.get(1) != _DATA_PAGE or not isinstance(page, dict) or page.get(2) != PLAIN:
             return None
         page_bytes, stored_bytes, num_values = found.get(2, 0), found.get(3, 0), page.get(1, 0)
         for number in (page_bytes, stored_bytes, num_values):
-            if isinstance(number, dict) or number <= 0:
+            if not isinstance(number, int) or number <= 0:
                 return None
         checksum = found.get(4)
-        if isinstance(checksum, dict):
+        if not (checksum is None or isinstance(checksum, int)):
             return None
         return num_bytes, page_bytes, stored_bytes, num_values, checksum, page.get(3), page.get(4)
     return None
-
-
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place
-        shift += 7
-
-
-def _read_struct(data: bytes, place: int) -> tuple[dict[int, Any], int]:
-    """The integers and structs of a Thrift struct in the compact protocol, by number, and where it ends.
-
-    Of the types that a page header may have (parquet.thrift, `PageHeader`), others raise ValueError.
-    """
-    found: dict[int, Any] = {}
-    number = 0
-    while kind := data[place]:
-        place += 1
-        if kind >> 4:
-            number += kind >> 4
-        else:
-            said, place = _read_varint(data, place)
-            number = (said >> 1) ^ -(said & 1)
-        kind &= 0x0F
-        if kind in (5, 6, 4):
-            value, place = _read_varint(data, place)
-            found[number] = (value >> 1) ^ -(value & 1)
-        elif kind == 12:
-            found[number], place = _read_struct(data, place)
-        elif kind == 8:
-            size, place = _read_varint(data, place)
-            place += size
-        elif kind == 3:
-            place += 1
-        elif kind not in (1, 2):
-            raise ValueError(f"a page header has a field of Thrift's type {kind}")
-    return found, place + 1

@@ -24,10 +24,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
-import pyarrow.parquet as pq
 
 from converter.columns import decode, ragged_values
-from converter.files import Footers, find_places, is_julian, opened_file, read_columns
+from converter.files import Footers, LookedAt, find_places, is_julian, opened_file, read_columns
 from converter.manifest import Manifest, SourceColumn
 from converter.schema import Field, Schema
 from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, select_some, share_rows, split_rows
@@ -72,7 +71,7 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     may_pass_footer = None
     if _can_rule_out(filters, manifest, names):
         if manifest.source_columns is None:
-            may_pass = _ruled_in(expression, storage, manifest)
+            may_pass = _ruled_in(expression, storage, manifest, names, arrow_schema)
         else:
             may_pass = _ruled_in_by_log(expression, comparisons, manifest, names, arrow_schema)[manifest.row_group_file]
             may_pass_footer = functools.partial(_may_pass_footer, expression, manifest, names, arrow_schema)
@@ -84,10 +83,10 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     def mask_row_group(row_group: int, given_up: threading.Event) -> Mask:
         num_rows = int(manifest.row_group_rows[row_group])
         already = None if manifest.selection is None else manifest.selection.mask(row_group, num_rows)
-        with opened_file(storage, manifest, row_group, given_up, footers=footers, names=names) as parquet:
-            if may_pass_footer is not None and not may_pass_footer(row_group=row_group, parquet=parquet):
+        with opened_file(storage, manifest, row_group, given_up, footers=footers, names=names) as opened:
+            if may_pass_footer is not None and not may_pass_footer(row_group=row_group, opened=opened):
                 return np.zeros(num_rows, np.bool_)
-            table = read_columns(storage, manifest, row_group, names, parquet)
+            table = read_columns(storage, manifest, row_group, names, opened)
         try:
             mask = _evaluate(expression, table)
         except pa.ArrowException as error:
@@ -172,8 +171,8 @@ def split_by_key(
     footers = Footers()
 
     def number_row_group(row_group: int, given_up: threading.Event) -> npt.NDArray[np.int64]:
-        with opened_file(storage, manifest, row_group, given_up, footers=footers, names=[field.name]) as parquet:
-            column = read_columns(storage, manifest, row_group, [field.name], parquet).column(0)
+        with opened_file(storage, manifest, row_group, given_up, footers=footers, names=[field.name]) as opened:
+            column = read_columns(storage, manifest, row_group, [field.name], opened).column(0)
             hashes = _hash_column(column, field, seed)
         # The upper 53 bits, so that as a float they are exact.
         fractions = (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53
@@ -549,8 +548,8 @@ def _evaluate(expression: pc.Expression, table: pa.Table) -> Mask:
 def _arrow_schema(storage: Storage, manifest: Manifest) -> pa.Schema:
     if manifest.source_columns is not None:
         return _arrow_schema_of(manifest)
-    with opened_file(storage, manifest, 0) as parquet:
-        return parquet.schema_arrow
+    with opened_file(storage, manifest, 0) as opened:
+        return opened.parquet.schema_arrow
 
 
 def _arrow_schema_of(manifest: Manifest) -> pa.Schema:
@@ -625,7 +624,8 @@ def _ruled_in_by_log(
             else:
                 null_count = null_counts[file]
                 has_no_nulls = null_count is not None and null_count.as_py() == 0
-                known.append(_range(name, columns[name], least[file], most[file], has_no_nulls=has_no_nulls))
+                kind = columns[name].arrow_type
+                known.append(_range(name, kind, least[file], most[file], has_no_nulls=has_no_nulls))
         guarantees.append(functools.reduce(operator.and_, known))
     may_pass = np.zeros(len(manifest.file_names), np.bool_)
     may_pass[live] = _may_pass(expression, arrow_schema, guarantees)
@@ -656,11 +656,11 @@ def _decoded_values(column: SourceColumn) -> pa.Array | None:
     return None if column.values is None else column.values.dictionary_decode()
 
 
-def _range(name: str, column: SourceColumn, least: Any, most: Any, *, has_no_nulls: bool) -> pc.Expression:
+def _range(name: str, kind: pa.DataType, least: Any, most: Any, *, has_no_nulls: bool) -> pc.Expression:
     """What values from `least` to `most` can be; None: not known."""
     if least is None or most is None:
         return pc.scalar(True)
-    field, kind = pc.field(name), column.arrow_type
+    field = pc.field(name)
     # Of Arrow where it comes from there: Python has no days before the year 1 or after 9999.
     bounds = [one if isinstance(one, pa.Scalar) else pa.scalar(one, kind) for one in (least, most)]
     between = (field >= bounds[0]) & (field <= bounds[1])
@@ -674,24 +674,28 @@ def _may_pass_footer(
     arrow_schema: pa.Schema,
     *,
     row_group: int,
-    parquet: pq.ParquetFile,
+    opened: LookedAt,
 ) -> bool:
     """Whether a row of a row group may pass, by the least and largest values in the footer of its file."""
-    assert manifest.source_columns is not None
     index = manifest.row_group_in_file(row_group)
-    known = []
+    known = _said_by_footer(opened, manifest, names, index) if index >= 0 else None
+    return known is None or bool(_may_pass(expression, arrow_schema, [known])[0])
+
+
+def _said_by_footer(opened: LookedAt, manifest: Manifest, names: Sequence[str], index: int) -> pc.Expression | None:
+    """What the footer of a file says of the columns' values in a row group; None if nothing."""
+    known, (parquet, footer) = [], opened
     for name, place in find_places(manifest, names, parquet.schema_arrow).items():
-        column = manifest.source_columns[name]
-        if index < 0 or place is None or place.field.type != column.arrow_type or is_julian(parquet.metadata, place):
+        if place is None or is_julian(parquet.metadata, place):
             continue
-        found = parquet.metadata.row_group(index).column(place.leaf).statistics
-        if found is not None and found.has_min_max and found.has_null_count:
-            with contextlib.suppress(OverflowError, ValueError):
-                least, most = found.min, found.max
-                # Spark 4.2 takes NaN for the largest number, and nothing is at most NaN.
-                if least == least and most == most:  # noqa: PLR0124
-                    known.append(_range(name, column, least, most, has_no_nulls=found.null_count == 0))
-    return not known or bool(_may_pass(expression, arrow_schema, [functools.reduce(operator.and_, known)])[0])
+        kind = place.field.type
+        if manifest.source_columns is not None and kind != manifest.source_columns[name].arrow_type:
+            continue
+        bounds, null_count = footer.bounds(index, place.leaf, kind), footer.chunk(index, place.leaf).null_count
+        # Spark 4.2 takes NaN for the largest number, and nothing is at most NaN.
+        if bounds is not None and null_count is not None and not any(map(_is_nan, bounds)):
+            known.append(_range(name, kind, *bounds, has_no_nulls=null_count == 0))
+    return functools.reduce(operator.and_, known) if known else None
 
 
 def _may_pass(expression: pc.Expression, arrow_schema: pa.Schema, guarantees: Sequence[pc.Expression]) -> Mask:
@@ -714,29 +718,19 @@ def _may_pass(expression: pc.Expression, arrow_schema: pa.Schema, guarantees: Se
     return may_pass
 
 
-def _ruled_in(expression: pc.Expression, storage: Storage, manifest: Manifest) -> Mask:
+def _ruled_in(
+    expression: pc.Expression, storage: Storage, manifest: Manifest, names: Sequence[str], arrow_schema: pa.Schema
+) -> Mask:
     """For each row group whether a row of it may pass, by the least and largest values in its file's footer."""
-    # Imported late: it brings pandas, where that is installed.
-    import pyarrow.dataset as ds
-
     may_pass, given_up = np.ones(manifest.num_row_groups, np.bool_), threading.Event()
 
     def look(file: int) -> None:
         groups = np.flatnonzero(manifest.row_group_file == file)
-        ends = None if storage.is_local else manifest.file_ends
-        with (
-            opened_file(storage, manifest, int(groups[0]), given_up) as parquet,
-            storage.open_parquet(manifest.file_names[file], given_up=given_up)
-            if ends is None
-            else pa.BufferReader(ends[file].footer) as opened,
-        ):
-            fragment = ds.ParquetFileFormat().make_fragment(opened)
-            try:
-                kept = fragment.subset(filter=expression, schema=parquet.schema_arrow).row_groups
-            except pa.ArrowException:
-                # What the least and largest values cannot decide, the rows do.
-                return
-        may_pass[groups] = np.isin(np.arange(len(groups)), [one.id for one in kept])
+        with opened_file(storage, manifest, int(groups[0]), given_up) as opened:
+            said = [_said_by_footer(opened, manifest, names, index) for index in range(len(groups))]
+        may_pass[groups] = _may_pass(
+            expression, arrow_schema, [pc.scalar(True) if one is None else one for one in said]
+        )
 
     files = iter(np.unique(manifest.row_group_file).tolist())
     threads = default_workers_count()

@@ -1087,9 +1087,9 @@ def has_encrypted_columns(footer_bytes: int, footer: Any) -> bool:
     return bool(footer_bytes - footer.serialized_size == _SIGNATURE_BYTES)
 
 
-def head_of(chunk: Any) -> tuple[int, int]:
+def head_of(data_page_offset: int, stored_bytes: int) -> tuple[int, int]:
     """Where a column chunk that we wrote begins, and how many bytes of it hold its first page's sizes and checksum."""
-    return chunk.data_page_offset, min(_HEAD_BYTES, chunk.total_compressed_size)
+    return data_page_offset, min(_HEAD_BYTES, stored_bytes)
 
 
 def _heads(file: dict[str, Any]) -> bytes | None:
@@ -1099,7 +1099,7 @@ def _heads(file: dict[str, Any]) -> bytes | None:
     footer, found = file["footers"][0], []
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for chunk in map(group.column, range(footer.num_columns)):
-            start, num_bytes = head_of(chunk)
+            start, num_bytes = head_of(chunk.data_page_offset, chunk.total_compressed_size)
             head = file["beginnings"].get(start, b"")
             # A short header, and the page behind it.
             while 0 < len(head) < num_bytes and (more := file["beginnings"].get(start + len(head))):

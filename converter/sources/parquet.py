@@ -36,6 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.errors import SourceError
+from converter.footers import END_BYTES, ParsedFooter, parse_end
 from converter.manifest import Level, Manifest, SourceColumn, count_leaves
 from converter.ranges import at_once
 from converter.schema import DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
@@ -51,7 +52,6 @@ DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 _DELTA_LOG = "_delta_log"
 _FOOTER_THREADS = 8
-_MAGIC_BYTES = 8
 
 _MAX_DIGITS = 38
 _ENDINGS = (".parquet", ".parq", ".pq")
@@ -496,29 +496,29 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
         num_bytes, stamp = storage.look(name, given_up)
         with storage.open_parquet(name, num_bytes, given_up) as opened:
             num_bytes = opened.size()
+            end = executor.end_of(opened)
+            footer = parse_end(end)
+            refuse_encrypted(path, footer)
             parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
-            opened.seek(num_bytes - _MAGIC_BYTES)
-            length = int.from_bytes(opened.read(4), "little")
-            opened.seek(num_bytes - _MAGIC_BYTES - length)
             # It names every page's place, size and range: other rows give another one.
-            digest = hashlib.sha256(opened.read(length)).hexdigest()
-            refuse_encrypted(path, opened, parquet.metadata)
-            crc = zlib.crc32(executor.end_of(opened))
+            digest = hashlib.sha256(end[:-END_BYTES]).hexdigest()
             kind = _kind_of(parquet, last)
-            said = {"name": name, "num_bytes": num_bytes, "footer_crc32": crc, "stamp": stamp, "digest": digest}
-            return _footer_of(parquet, kind, **said)
+            said = {
+                "name": name, "num_bytes": num_bytes, "footer_crc32": zlib.crc32(end), "stamp": stamp, "digest": digest
+            }  # fmt: skip
+            return _footer_of(footer, kind, **said)
     except FileNotFoundError as error:
         raise SourceError(f"{path} is not there.", path=path) from error
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {str(error).rstrip()}.", path=path) from error
     except (pa.ArrowException, ValueError) as error:
-        raise SourceError(f"{path} is no Parquet file that can be read: {error}", path=path) from error
+        said = str(error).rstrip(". \n")
+        raise SourceError(f"{path} is no Parquet file that can be read: {said}.", path=path) from error
 
 
-def refuse_encrypted(path: str, opened: pa.NativeFile, metadata: pq.FileMetaData) -> None:
+def refuse_encrypted(path: str, footer: ParsedFooter) -> None:
     """Raise SourceError if columns are encrypted behind a footer that is not."""
-    opened.seek(opened.size() - _MAGIC_BYTES)
-    if executor.has_encrypted_columns(int.from_bytes(opened.read(4), "little"), metadata):
+    if footer.is_encrypted:
         raise SourceError(
             f"{path} has encrypted columns, which cannot be read. Read it with Spark, which has the keys, and convert "
             "the DataFrame.",
@@ -526,36 +526,35 @@ def refuse_encrypted(path: str, opened: pa.NativeFile, metadata: pq.FileMetaData
         )
 
 
-def _footer_of(parquet: pq.ParquetFile, kind: _Kind, **said: Any) -> Footer:
-    metadata = parquet.metadata
-    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    nulls = np.zeros(metadata.num_columns, np.int64)
-    sizes = np.zeros(metadata.num_columns, np.int64)
+def _footer_of(footer: ParsedFooter, kind: _Kind, **said: Any) -> Footer:
+    num_leaves = len(footer.leaf_types)
+    if num_leaves != len(kind.levels):
+        raise ValueError(f"its footer describes {num_leaves} columns, and its schema has {len(kind.levels)}")
+    nulls = np.zeros(num_leaves, np.int64)
+    sizes = np.zeros(num_leaves, np.int64)
     lengths: dict[int, set[tuple[int, int]]] = {}
     for leaf, (is_nullable, is_list) in enumerate(kind.levels):
-        chunks = [group.column(leaf) for group in groups]
-        sizes[leaf] = sum([chunk.total_uncompressed_size for chunk in chunks])
+        counts = footer.counts(leaf)
+        sizes[leaf] = sum([raw_bytes for _, raw_bytes, _ in counts])
         if not is_nullable:
             continue
         total, is_known = 0, True
-        for group, chunk in zip(groups, chunks, strict=True):
-            found = chunk.statistics
-            absent = found.null_count if found is not None and found.has_null_count else None
+        for num_rows, (num_values, _, absent) in zip(footer.row_group_rows, counts, strict=True):
             is_known = is_known and absent is not None
             total += absent or 0
-            if is_list and group.num_rows:
+            if is_list and num_rows:
                 # A list that is null or empty counts as a number, and so may row groups of nothing else.
-                length = divmod(chunk.num_values, group.num_rows)
+                length = divmod(num_values, num_rows)
                 if absent or (absent is None and length == (1, 0)):
                     length = _UNEVEN
-                if absent != group.num_rows:
+                if absent != num_rows:
                     lengths.setdefault(leaf, set()).add(length)
         # Of lists it counts those within them as well.
         nulls[leaf] = total if is_known and not (is_list and total) else -1
     return Footer(
         schema=kind.schema,
-        row_group_rows=np.array([group.num_rows for group in groups], np.int64),
-        row_group_bytes=np.array([group.total_byte_size for group in groups], np.int64),
+        row_group_rows=np.array(footer.row_group_rows, np.int64),
+        row_group_bytes=np.array(footer.row_group_bytes, np.int64),
         leaf_nulls=nulls,
         leaf_bytes=sizes,
         list_lengths=lengths,

@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from converter.footers import parse_end
 from converter.manifest import Place
-from converter.pages import _is_regular, _read_page_header, find_plain_column
+from converter.pages import Chunk, PlainColumn, _is_regular, _read_page_header, find_plain_column
 from converter.schema import Field
+from converter.sources import executor
 
 RANDOM = np.random.default_rng(0)
 ONE_PAGE: Any = {
@@ -29,11 +31,18 @@ def views(path: Path, field: Field) -> list[Any]:
     """What is found of the only column in each row group, its pages joined."""
     metadata = pq.read_metadata(path)
     column = find_plain_column(metadata, Place(0, 0, (), metadata.schema.to_arrow_schema().field(0)), field)
-    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     buffer = pa.py_buffer(path.read_bytes())
-    chunks = [None if column is None else column.find_chunk(group) for group in groups]
+    groups = range(metadata.num_row_groups)
+    chunks = [None if column is None else find_chunk(column, path, group) for group in groups]
     found = [None if chunk is None or column is None else column.values(buffer, chunk) for chunk in chunks]
     return [None if pages is None else np.concatenate(pages) for pages in found]
+
+
+def find_chunk(column: PlainColumn, path: Path, row_group: int = 0) -> Chunk | None:
+    """Where the column lies in a row group."""
+    with path.open("rb") as file:
+        footer = parse_end(executor.end_of(file))
+    return column.find_chunk(footer.chunk(row_group, column.leaf), footer.row_group_rows[row_group])
 
 
 def write(path: Path, array: pa.Array, *, nullable: bool = True, **options: Any) -> Path:
@@ -278,7 +287,7 @@ def test_a_flipped_byte_is_refused_or_left_to_arrow_or_changes_numbers_alone(tmp
     metadata = pq.read_metadata(path)
     column = find_plain_column(metadata, Place(0, 0, (), metadata.schema.to_arrow_schema().field(0)), field)
     assert column is not None
-    described = column.find_chunk(metadata.row_group(0))
+    described = find_chunk(column, path)
     assert described is not None
     for place in range(described.start, described.end):
         harmed = bytearray(whole)
@@ -306,7 +315,7 @@ def test_a_chunk_that_ends_behind_the_file_is_left_to_arrow(tmp_path: Path) -> N
     metadata = pq.read_metadata(path)
     column = find_plain_column(metadata, Place(0, 0, (), metadata.schema.to_arrow_schema().field(0)), LONG)
     assert column is not None
-    chunk = column.find_chunk(metadata.row_group(0))
+    chunk = find_chunk(column, path)
     assert chunk is not None
     assert column.values(pa.py_buffer(path.read_bytes()), chunk) is not None
     assert column.values(pa.py_buffer(path.read_bytes()[:4000]), chunk) is None

@@ -34,6 +34,9 @@ from converter import (
     manifest,
     windows,
 )
+from converter.files import check_file
+from converter.footers import ParsedFooter
+from converter.manifest import Manifest
 from converter.storage import FileInfo, Storage
 from converter.stores import Store
 from tests.encrypted import write_encrypted
@@ -542,8 +545,13 @@ def test_a_footer_is_read_once_where_a_filter_looks_at_its_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "a.parquet", {"id": range(300), "x": [1, 2, 3] * 100}, row_group_size=3)
-    looked_at = []
-    monkeypatch.setattr("converter.files.check_file", lambda *arguments: looked_at.append(arguments[2]))
+    looked_at: list[int] = []
+
+    def check(storage: Storage, manifest: Manifest, file: int, opened: pa.NativeFile) -> ParsedFooter:
+        looked_at.append(file)
+        return check_file(storage, manifest, file, opened)
+
+    monkeypatch.setattr("converter.files.check_file", check)
     with make_parquet_converter(tmp_path) as converter:
         assert len(converter.where([("x", "=", 2)])) == 100
         # One for the bounds and one for the rows, and of several threads those that came first.
