@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,12 +80,16 @@ class ParsedFooter:
             raise ValueError("its footer is damaged: it ends too early") from None
         except ValueError as error:
             raise ValueError(f"its footer is damaged: {error}") from None
-        orders = found.get(7)
-        has_order = [isinstance(one, dict) and 1 in one for one in orders] if isinstance(orders, list) else []
-        self.leaf_types = tuple(_leaf_types(found.get(2)))
+        schema: Any = found.get(2)
+        orders: Any = found.get(7)
+        has_schema = isinstance(schema, tuple)
+        if not has_schema:
+            raise ValueError("its footer has no schema")
+        self.leaf_types: tuple[str, ...] = schema
         """The physical type of each column of values."""
-        if len(has_order) != len(self.leaf_types):
-            has_order = [False] * len(self.leaf_types)
+        # Without them nobody knows how a writer compared values (parquet.thrift, `ColumnOrder`).
+        is_told = isinstance(orders, tuple) and len(orders) == len(self.leaf_types)
+        self._has_order: Sequence[bool] = orders if is_told else [False] * len(self.leaf_types)
         self.is_encrypted = found.get(8) is not None
         """Whether columns may be encrypted behind a footer that is not."""
         self.row_group_rows = tuple(_integer(one, 3, "rows") for one, _ in groups)
@@ -95,7 +99,6 @@ class ParsedFooter:
                 raise ValueError(
                     f"its footer describes {len(chunks)} columns of row group {index}, expected {len(self.leaf_types)}"
                 )
-        self._has_order = has_order
         self._groups: list[Sequence[_RawChunk] | Mapping[int, _RawChunk]] = [chunks for _, chunks in groups]
 
     @property
@@ -123,7 +126,6 @@ class ParsedFooter:
                 f"column {leaf} of row group {row_group} is {found.physical_type}, expected {self.leaf_types[leaf]}"
             )
         _check_counts(found.num_values, found.raw_bytes, found.stored_bytes)
-        # Without a stated order nobody knows how a writer compared values (parquet.thrift, `ColumnOrder`).
         return found if found.least is None or self._has_order[leaf] else found._replace(least=None, most=None)
 
     def bounds(self, row_group: int, leaf: int, kind: pa.DataType) -> tuple[pa.Scalar, pa.Scalar] | None:
@@ -349,7 +351,9 @@ def _read_file_metadata(data: bytes) -> tuple[dict[int, Any], list[tuple[dict[in
             number, place = _read_integer(data, place)
         kind = head & 0x0F
         if number == 2 and kind == _LIST:
-            found[2], place = _read_schema(data, place)
+            found[2], place = _read_again(data, place, 2, _leaf_types)
+        elif number == 7 and kind == _LIST:
+            found[7], place = _read_again(data, place, 7, _have_order)
         elif number == 4 and kind == _LIST:
             size, element, place = _read_list_head(data, place)
             if element != _STRUCT and size:
@@ -363,17 +367,21 @@ def _read_file_metadata(data: bytes) -> tuple[dict[int, Any], list[tuple[dict[in
     return found, groups
 
 
-_last_schema: list[tuple[bytes, list[Any]]] = []
-"""The schema that was read last: those of most files of a dataset are the same bytes."""
+_last_lists: dict[int, tuple[bytes, tuple[Any, ...]]] = {}
+"""The schema (2) and the orders (7) that were read last: those of most files of a dataset are the same bytes."""
 
 
-def _read_schema(data: bytes, place: int) -> tuple[list[Any], int]:
-    for raw, elements in _last_schema:
-        if data.startswith(raw, place):
-            return elements, place + len(raw)
+def _read_again(
+    data: bytes, place: int, number: int, values_of: Callable[[list[Any]], tuple[Any, ...]]
+) -> tuple[tuple[Any, ...], int]:
+    """What a list says, and the place behind it; not read again where it is the same as the last one."""
+    raw, values = _last_lists.get(number, (b"", ()))
+    if raw and data.startswith(raw, place):
+        return values, place + len(raw)
     elements, end = _read_list(data, place, 0)
-    _last_schema[:] = [(data[place:end], elements)]
-    return elements, end
+    values = values_of(elements)
+    _last_lists[number] = (data[place:end], values)
+    return values, end
 
 
 def _read_row_group(data: bytes, place: int) -> tuple[tuple[dict[int, Any], list[_RawChunk]], int]:
@@ -405,14 +413,16 @@ def _read_row_group(data: bytes, place: int) -> tuple[tuple[dict[int, Any], list
     return (found, chunks), place + 1
 
 
-def _leaf_types(elements: Any) -> Iterator[str]:
+def _leaf_types(elements: list[Any]) -> tuple[str, ...]:
     """The physical types of a schema's elements that hold values; the others are structs and lists around them."""
-    if not isinstance(elements, list) or not all(isinstance(one, dict) for one in elements):
-        raise ValueError("its footer has no schema")
-    for one in elements:
-        if not one.get(5):
-            kind = one.get(1)
-            yield _name_in(_TYPES, kind)
+    if not all(isinstance(one, dict) for one in elements):
+        raise ValueError("its schema has elements that are no structs")
+    return tuple(_name_in(_TYPES, one.get(1)) for one in elements if not one.get(5))
+
+
+def _have_order(elements: list[Any]) -> tuple[bool, ...]:
+    """For each column of values whether its bounds are of the order that its type defines."""
+    return tuple(isinstance(one, dict) and 1 in one for one in elements)
 
 
 def _integer(found: Mapping[int, Any], number: int, what: str) -> int:

@@ -503,10 +503,10 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
             # It names every page's place, size and range: other rows give another one.
             digest = hashlib.sha256(end[:-END_BYTES]).hexdigest()
             kind = _kind_of(parquet, last)
-            said = {
+            noted = {
                 "name": name, "num_bytes": num_bytes, "footer_crc32": zlib.crc32(end), "stamp": stamp, "digest": digest
             }  # fmt: skip
-            return _footer_of(footer, kind, **said)
+            return _footer_of(footer, kind, **noted)
     except FileNotFoundError as error:
         raise SourceError(f"{path} is not there.", path=path) from error
     except OSError as error:
