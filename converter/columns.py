@@ -15,7 +15,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -67,6 +67,36 @@ class Decoded:
 
     values: Array | pa.Array
     valid: npt.NDArray[np.bool_] | None
+    """Which rows are not null; None where all of them are not."""
+
+    element_valid: npt.NDArray[np.bool_] | None = None
+    """Which elements are not null: `(rows, *shape)`, or of ragged rows one after the other. None where none is."""
+
+    row_sizes: npt.NDArray[np.int64] | None = None
+    """Of ragged rows with null elements how many elements each has."""
+
+    def rows_with_null_elements(self) -> npt.NDArray[np.bool_] | None:
+        """For each row that is not null whether an element of it is; None where there is no such element."""
+        if self.element_valid is None:
+            return None
+        if self.row_sizes is None:
+            found = ~self.element_valid.reshape(len(self.values), -1).all(axis=1)
+        else:
+            owner = np.repeat(np.arange(len(self.row_sizes)), self.row_sizes)
+            found = np.bincount(owner[~self.element_valid], minlength=len(self.row_sizes)) > 0
+        return np.asarray(found if self.valid is None else found & self.valid)
+
+    def element_mask(self, field: Field) -> Array | pa.Array:
+        """Where elements are not null, like the values: `(rows, *shape)`, or of ragged rows an Arrow array."""
+        if field.shape is None:
+            rows = ragged_values(self.values, field)
+            is_there = np.ones(len(rows.values), np.bool_) if self.element_valid is None else self.element_valid
+            return replace(rows, values=is_there).to_arrow(is_jagged=field.is_jagged)
+        if self.element_valid is not None:
+            return self.element_valid
+        whole = new_array((len(self.values), *field.shape), np.bool_)
+        whole[...] = True if self.valid is None else self.valid.reshape(-1, *(1,) * len(field.shape))
+        return whole
 
 
 def decode(
@@ -80,10 +110,24 @@ def decode(
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    array = _typed(array, field)
+    noted = (stored.metadata if stored is not None else None) or {}
+    dtype = noted.get(executor.DTYPE_METADATA.encode(), field.dtype.encode()).decode()
+    if dtype != field.dtype:
+        raise pa.ArrowInvalid(f"column {field.name!r} holds numbers of {dtype} where {field.dtype} was expected")
     valid = None if not array.null_count else np.asarray(pc.is_valid(array))
-    if field.is_object or field.shape is None:
-        return Decoded(values=_decode_variable(array, field, fill, stored), valid=valid)
-    is_raw = is_foreign and executor.DTYPE_METADATA.encode() not in ((stored.metadata if stored else None) or {})
+    if field.is_object:
+        return Decoded(values=_decode_objects(array, field, fill), valid=valid)
+    if field.shape is None:
+        if _is_list(array.type):
+            return _decode_ragged_lists(array, field, fill, valid)
+        return Decoded(values=_decode_ragged_bytes(array, field, stored), valid=valid)
+    if _is_list(array.type) and (element_valid := _valid_elements(array, field)) is not None:
+        values = np.zeros((len(array), *field.shape), field.stored_dtype)
+        values[element_valid] = _flat_numbers(_flat_list(array, field).drop_null(), field)
+        np.copyto(values, np.asarray(fill, values.dtype), where=~element_valid)
+        return Decoded(values=values, valid=valid, element_valid=element_valid)
+    is_raw = is_foreign and executor.DTYPE_METADATA.encode() not in noted
     values = _numbers(array, field, is_raw=is_raw)
     if valid is not None:
         values = values.copy() if not values.flags.writeable else values
@@ -91,31 +135,127 @@ def decode(
     return Decoded(values=values, valid=valid)
 
 
-def _decode_variable(array: pa.Array, field: Field, fill: Any, stored: pa.Field | None) -> pa.Array:
+def _typed(array: pa.Array, field: Field) -> pa.Array:
+    """The array; lists without any value, for which pandas has a type of their own, as lists of numbers.
+
+    Raises:
+        pyarrow.ArrowInvalid: it holds values of another kind than the field's: Arrow would cast text to numbers.
+    """
+    types, kind = pa.types, array.type
+    inner, depth = kind, 0
+    while _is_list(inner):
+        inner, depth = inner.value_type, depth + 1
+    if depth and types.is_null(inner) and not field.is_object:
+        empty = pa.from_numpy_dtype(field.stored_dtype)
+        for _ in range(max(depth, field.ndim)):
+            empty = pa.list_(empty)
+        return pc.cast(array, empty)
+    is_bytes = (
+        types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )  # fmt: skip
+    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    if field.dtype.startswith("datetime64"):
+        is_right = types.is_date32(inner) or (field.dtype == "datetime64[us]" and types.is_timestamp(inner))
+    elif field.dtype == "bool":
+        is_right = types.is_boolean(inner)
+    else:
+        is_right = types.is_integer(inner) or types.is_floating(inner) or types.is_decimal(inner)
     if field.is_object:
-        empty: Any = "" if field.dtype == "str" else b""
-        # One type for all files of a window, whatever their writers took.
-        array = pc.cast(array, pa.large_string() if field.dtype == "str" else pa.large_binary())
-        return array if not array.null_count else pc.fill_null(array, fill or empty)
-    if pa.types.is_fixed_size_list(array.type):
-        array = pc.cast(array, pa.list_(array.type.value_type))
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        column = {"kind": "tensor", "dtype": field.dtype, "ndim": field.ragged_ndim, "shape": None}
-        encoded = executor.encode(array, column)
-        if encoded.get("finding", {}).get("kind") == "null_element":
-            raise _null_element_error(field)
-        if "finding" in encoded:
-            raise SourceError(
-                f"Column {field.name!r} has a row whose inner lists differ in length, which makes no tensor. Leave the "
-                "column out with columns=…, or make its rows regular with Spark.",
-                column=field.name,
-            )
-        array = executor.as_binary(encoded, fixed=None)
-    elif pa.types.is_fixed_size_binary(array.type) and field.ragged_ndim > 1:
+        is_right = (is_bytes or is_text) and field.shape == ()
+    elif field.ndim and not is_bytes:
+        # One list of all numbers is given its shape by whoever declared it.
+        is_right = is_right and depth in ({1, field.ndim} if field.shape is not None else {field.ndim})
+    elif field.ndim:
+        is_right = True
+    else:
+        is_right = is_right and not depth
+    if not is_right:
+        shape = (
+            "" if field.shape == () else " of rows that differ" if field.shape is None else f" of shape {field.shape}"
+        )
+        raise pa.ArrowInvalid(f"column {field.name!r} holds {kind} where {field.dtype}{shape} was expected")
+    return array
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _decode_objects(array: pa.Array, field: Field, fill: Any) -> pa.Array:
+    empty: Any = "" if field.dtype == "str" else b""
+    # One type for all files of a window, whatever their writers took.
+    array = pc.cast(array, pa.large_string() if field.dtype == "str" else pa.large_binary())
+    if field.dtype == "str":
+        _check_text(array, field)
+    return array if not array.null_count else pc.fill_null(array, fill or empty)
+
+
+def _check_text(array: pa.Array, field: Field) -> None:
+    """Raise ArrowInvalid where text is no UTF-8: later, when strings are made of it, its file is no longer known."""
+    if not len(array):
+        return
+    _, offsets, data = array.buffers()
+    start, stop = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)[[0, -1]].tolist()
+    if data is None or not 0 <= start < stop <= data.size:
+        is_ascii = start == stop
+    else:
+        raw = np.frombuffer(data, np.uint8, stop - start, start)
+        whole = raw[: len(raw) // 8 * 8].view(np.uint64)
+        # Of ASCII alone every cut is text, and most text is: a tenth of the time that it takes to look at each.
+        highest = int(np.bitwise_or.reduce(whole)) if len(whole) else 0
+        is_ascii = not highest & 0x8080808080808080 and not (raw[len(whole) * 8 :] & 0x80).any()
+    if not is_ascii:
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise pa.ArrowInvalid(f"column {field.name!r} has text that is no UTF-8 ({error})") from error
+
+
+def _decode_ragged_bytes(array: pa.Array, field: Field, stored: pa.Field | None) -> pa.Array:
+    if pa.types.is_fixed_size_binary(array.type) and field.ragged_ndim > 1:
         array = _with_shapes(array, field, stored)
     # Files whose rows agreed are stored with a fixed width; beside others they are rows like any.
     array = pc.cast(array, pa.large_binary())
-    return array if not array.null_count else pc.fill_null(array, b"")
+    array = array if not array.null_count else pc.fill_null(array, b"")
+    # When batches are cut from them, their file is no longer known.
+    _find_rows(array, field)
+    return array
+
+
+def _decode_ragged_lists(array: pa.Array, field: Field, fill: Any, valid: npt.NDArray[np.bool_] | None) -> Decoded:
+    """Lists that differ in length as Arrow's large lists (`is_jagged`), or as bytes, which are gathered faster."""
+    level, lengths = array, []
+    for depth in range(field.ragged_ndim):
+        if depth and level.null_count:
+            raise NullValueError(
+                f"Column {field.name!r} has arrays whose inner arrays are null, which have no length. Replace them "
+                "with Spark and convert the DataFrame, or leave the column out with columns=….",
+                column=field.name,
+            )
+        sizes = pc.list_value_length(level)
+        sizes = pc.fill_null(sizes, 0) if sizes.null_count else sizes
+        lengths.append(np.asarray(sizes).astype(np.int64))
+        level = level.flatten()
+    element_valid = None
+    if level.null_count:
+        element_valid = np.asarray(pc.is_valid(level))
+        values = np.full(len(level), fill, field.stored_dtype)
+        values[element_valid] = _flat_numbers(level.drop_null(), field)
+    else:
+        values = _flat_numbers(level, field)
+    rows = RaggedRows.of_lists(values, lengths)
+    if field.ragged_ndim > 1 and not field.is_jagged and not rows.is_block.all():
+        raise SourceError(
+            f"Column {field.name!r} has a row whose inner lists differ in length, where none was counted.",
+            column=field.name,
+        )
+    return Decoded(
+        values=rows.to_arrow(is_jagged=field.is_jagged),
+        valid=valid,
+        element_valid=element_valid,
+        row_sizes=None if element_valid is None else np.diff(rows.offsets),
+    )
 
 
 def _with_shapes(array: pa.Array, field: Field, stored: pa.Field | None) -> pa.Array:
@@ -142,6 +282,8 @@ def _numbers(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
     """The numbers of an Arrow array without a copy, whatever stands in the places of nulls."""
     shape = field.shape or ()
     if pa.types.is_fixed_size_binary(array.type):
+        if array.type.byte_width != math.prod(shape) * field.stored_dtype.itemsize:
+            raise pa.ArrowInvalid(f"column {field.name!r} has rows of another shape than {shape}")
         raw = _fixed_width_bytes(array)
         rows: Array = raw.view(field.stored_dtype.newbyteorder("<")).reshape(len(array), *shape)
         return rows
@@ -181,7 +323,25 @@ def _cast(array: pa.Array, field: Field) -> pa.Array:
             ) from error
     if pa.types.is_temporal(array.type):
         return array.view(wanted)
-    return pc.cast(array, wanted, safe=False)
+    return pc.cast(signed(array, field.name), wanted, safe=False)
+
+
+def signed(array: Any, name: str) -> Any:
+    """Unsigned numbers of 64 bits as int64; any other column as it is.
+
+    Raises:
+        SourceError: a number is larger than int64 holds.
+    """
+    if not pa.types.is_uint64(array.type):
+        return array
+    most = pc.max(array).as_py() or 0
+    if most >= 1 << 63:
+        raise SourceError(
+            f"Column {name!r} has the unsigned number {most}, which int64 cannot hold (at most {(1 << 63) - 1}). Leave "
+            "the column out with columns=…, or make a string, a double or a decimal of it.",
+            column=name,
+        )
+    return pc.cast(array, pa.int64())
 
 
 def _doubles_of(array: pa.Array) -> pa.Array:
@@ -287,11 +447,9 @@ def _rows_of_bytes(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
 
 
 def _flat_list(array: pa.Array, field: Field) -> pa.Array:
-    """The numbers of lists that must all have the field's shape."""
-    level, shape = array, field.shape or ()
-    is_flat = not pa.types.is_nested(array.type.value_type)
-    # One list of all numbers is given its shape by whoever declared it.
-    for size in (int(np.prod(shape)),) if is_flat else shape:
+    """The numbers of lists that must all have the field's shape, without those of lists that are null."""
+    level = array
+    for size in _list_sizes(array.type, field):
         if pa.types.is_fixed_size_list(level.type):
             found = {level.type.list_size}
         else:
@@ -304,15 +462,39 @@ def _flat_list(array: pa.Array, field: Field) -> pa.Array:
                 column=field.name,
             )
         level = level.flatten()
-        if level.null_count:
-            raise _null_element_error(field)
     return level
 
 
-def _null_element_error(field: Field) -> NullValueError:
+def _list_sizes(kind: pa.DataType, field: Field) -> tuple[int, ...]:
+    """How long the lists of each level must be."""
+    shape = field.shape or ()
+    # One list of all numbers is given its shape by whoever declared it.
+    return shape if pa.types.is_nested(kind.value_type) else (math.prod(shape),)
+
+
+def _valid_elements(array: pa.Array, field: Field) -> npt.NDArray[np.bool_] | None:
+    """Which elements of lists of the field's shape are not null: `(rows, *shape)`; None where all are but null rows."""
+    levels = [array]
+    for _ in _list_sizes(array.type, field):
+        levels.append(levels[-1].flatten())
+    if not any(level.null_count for level in levels[1:]):
+        return None
+    _flat_list(array, field)
+    present = np.ones(len(array), np.bool_)
+    for level, size in zip(levels, (*_list_sizes(array.type, field), 1), strict=True):
+        # What is within a list that is null is not there, and takes its place all the same.
+        present[present] = np.asarray(pc.is_valid(level))
+        present = np.repeat(present, size)
+    return present.reshape(len(array), *(field.shape or ()))
+
+
+def null_element_error(field: Field, *, is_masked: bool) -> NullValueError:
+    """What to say of arrays with null elements that no policy covers."""
+    said = ", which the footers that were read did not show" if is_masked else ", and nulls='raise'"
+    or_mask = "" if is_masked else f"nulls='mask' (adds {field.name + '__element_valid'!r}) or "
     return NullValueError(
-        f"Column {field.name!r} has arrays with null elements, which no tensor can hold. Replace them with Spark, and "
-        "convert the DataFrame.",
+        f"Column {field.name!r} has arrays with null elements{said}. Replace them in Spark, leave the column out with "
+        f"columns=…, or pass {or_mask}nulls={{{field.name!r}: 0}}.",
         column=field.name,
     )
 
@@ -331,8 +513,6 @@ def check_fill(field: Field, value: Any) -> Any:
         if not isinstance(value, str if field.dtype == "str" else bytes):
             raise wrong
         return value
-    if field.shape is None:
-        raise ValueError(f"nulls: column {field.name!r} has rows of different lengths; say nulls='mask' for it.")
     try:
         given = np.asarray(value)
         if field.dtype.startswith("datetime64"):
@@ -345,24 +525,35 @@ def check_fill(field: Field, value: Any) -> Any:
             is_same = given.dtype.kind in "biuf" and bool((cast.astype(object) == given.astype(object)).all())
             if given.dtype.kind not in "biuf" or (field.stored_dtype.kind != "f" and not is_same):
                 raise wrong
-        np.broadcast_to(cast, field.shape)
+        # Of rows that differ in shape one number for each null element.
+        np.broadcast_to(cast, field.shape or ())
     except (OverflowError, TypeError, ValueError) as error:
         raise wrong from error
     return cast
 
 
 def has_fill(nulls: Nulls, field: Field) -> bool:
-    """Whether a policy says what stands for a null of this column."""
+    """Whether a policy says what stands for a null row: of rows that differ in shape no number can."""
+    return fills_elements(nulls, field) and (field.shape is not None or field.is_object)
+
+
+def fills_elements(nulls: Nulls, field: Field) -> bool:
+    """Whether a policy says what stands for a null element."""
     return not isinstance(nulls, str) and field.name in nulls
 
 
-def null_error(field: Field, *, count: int | None = None) -> NullValueError:
-    """What to say where `nulls="raise"` meets a null."""
+def null_error(field: Field, *, count: int | None = None, nulls: Nulls = "raise") -> NullValueError:
+    """What to say of null rows that no policy covers."""
     name, found = field.name, "nulls" if count is None else f"{count} null{'s' if count > 1 else ''}"
     fill: Any = {"str": "", "bytes": b""}.get(field.dtype, "1970-01-01" if field.dtype.startswith("datetime64") else 0)
     or_fill = "" if field.shape is None else f" or nulls={{{name!r}: {fill!r}}}"
+    why = (
+        "for which no number can stand, as its rows differ in length"
+        if fills_elements(nulls, field)
+        else "and nulls='raise'"
+    )
     return NullValueError(
-        f"Column {name!r} holds {found}, and nulls='raise'. Fill or drop them in Spark, leave the column out with "
+        f"Column {name!r} holds {found}, {why}. Fill or drop them in Spark, leave the column out with "
         f"columns=…, or say nulls='mask' (adds {name + '__valid'!r}){or_fill}.",
         column=name,
     )
@@ -527,7 +718,55 @@ class RaggedRows:
     """Where each row's numbers begin, and where the last one's end."""
 
     shapes: npt.NDArray[np.int64]
-    """Each row's shape: `(rows, ndim)`; zeros for a null row."""
+    """Each row's shape: `(rows, ndim)`; zeros for a null row. Of lists that differ in length the longest counts."""
+
+    lengths: tuple[npt.NDArray[np.int64], ...] | None = None
+    """How long the lists of each level are, of all rows one after the other; None where each row is one block."""
+
+    @classmethod
+    def of_lists(cls, values: Array, lengths: Sequence[npt.NDArray[np.int64]]) -> RaggedRows:
+        """Rows of nested lists, by the lengths of the lists on each level."""
+        num_rows, counts = len(lengths[0]), np.ones(len(lengths[0]), np.int64)
+        shapes = np.zeros((num_rows, len(lengths)), np.int64)
+        for axis, sizes in enumerate(lengths):
+            ends = np.cumsum(counts)
+            starts, filled = ends - counts, counts > 0
+            if len(sizes):
+                shapes[filled, axis] = np.maximum.reduceat(sizes, starts[filled])
+            total = _offsets_of(sizes)
+            counts = total[ends] - total[starts]
+        return cls(values=values, offsets=_offsets_of(counts), shapes=shapes, lengths=tuple(lengths))
+
+    @property
+    def is_block(self) -> npt.NDArray[np.bool_]:
+        """For each row whether all of its lists of one level have one length, so that it is an array."""
+        found: npt.NDArray[np.bool_] = np.diff(self.offsets) == self.shapes.prod(axis=1)
+        return found
+
+    def level_lengths(self) -> list[npt.NDArray[np.int64]]:
+        """How long the lists of each level are, of all rows one after the other."""
+        if self.lengths is not None:
+            return list(self.lengths)
+        found, repeats = [], np.ones(len(self.shapes), np.int64)
+        for sizes in self.shapes.T:
+            # A row's size along the axis, as often as the row has such parts.
+            found.append(np.repeat(sizes, repeats))
+            repeats = repeats * sizes
+        return found
+
+    def to_arrow(self, *, is_jagged: bool) -> pa.Array:
+        """The rows as they wait to be gathered; `ragged_values` is the inverse."""
+        if is_jagged:
+            found = pa.array(self.values.view(np.uint8) if self.values.dtype == np.bool_ else self.values)
+            for sizes in reversed(self.level_lengths()):
+                found = pa.LargeListArray.from_arrays(pa.array(_offsets_of(sizes)), found)
+            return found
+        sizes = np.diff(self.offsets)
+        has_shapes = self.shapes.shape[1] > 1
+        values = np.ascontiguousarray(self.values, self.values.dtype.newbyteorder("<"))
+        encoded = {"values": values, "sizes": sizes, "valid": None, "shape": None}
+        packed = executor.as_binary(encoded | {"shapes": self.shapes if has_shapes else None}, fixed=None)
+        return pc.cast(packed, pa.large_binary())
 
     def pad(self) -> tuple[Array, npt.NDArray[np.int64]]:
         """The rows as `(rows, *longest)`, zeros where a row has no number; and their sizes.
@@ -539,63 +778,139 @@ class RaggedRows:
         [[1, 0], [2, 3]]
         """
         num_rows, ndim = self.shapes.shape
-        longest = self.shapes.max(axis=0) if num_rows else np.zeros(ndim, np.int64)
-        padded = np.zeros((num_rows, *longest.tolist()), self.values.dtype)
+        longest = self._longest()
+        padded = np.zeros((num_rows, *longest), self.values.dtype)
         if ndim == 1:
             padded[np.arange(longest[0]) < self.shapes] = self.values
             return padded, self.shapes[:, 0]
+        if self.lengths is not None:
+            padded.reshape(-1)[self._places(ndim)] = self.values
+            return padded, self.shapes
         owner = np.repeat(np.arange(num_rows), np.diff(self.offsets))
         left = np.arange(len(owner)) - self.offsets[:-1][owner]
         place, stride = np.zeros(len(owner), np.int64), 1
         for axis in range(ndim - 1, -1, -1):
             left, index = np.divmod(left, self.shapes[:, axis][owner])
             place += index * stride
-            stride *= int(longest[axis])
+            stride *= longest[axis]
         padded.reshape(num_rows, stride)[owner, place] = self.values
         return padded, self.shapes
 
+    def pad_inner_lengths(self) -> npt.NDArray[np.int64]:
+        """How many numbers each innermost list has: `(rows, *longest[:-1])`, zeros where a row has no list.
+
+        >>> rows = RaggedRows.of_lists(np.array([1, 2, 3]), [np.array([2, 0]), np.array([1, 2])])
+        >>> rows.pad()[0].tolist(), rows.pad_inner_lengths().tolist()
+        ([[[1, 0], [2, 3]], [[0, 0], [0, 0]]], [[1, 2], [0, 0]])
+        """
+        num_rows, ndim = self.shapes.shape
+        padded = np.zeros((num_rows, *self._longest()[:-1]), np.int64)
+        padded.reshape(-1)[self._places(ndim - 1)] = self.level_lengths()[-1]
+        return padded
+
+    def _longest(self) -> list[int]:
+        num_rows, ndim = self.shapes.shape
+        found: list[int] = self.shapes.max(axis=0).tolist() if num_rows else [0] * ndim
+        return found
+
+    def _places(self, depth: int) -> npt.NDArray[np.int64]:
+        """Where the parts that are so many levels deep stand among the padded ones."""
+        places = np.arange(len(self.shapes))
+        for sizes, longest in zip(self.level_lengths()[:depth], self._longest(), strict=False):
+            within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            places = np.repeat(places * longest, sizes) + within
+        return places
+
     def split(self) -> npt.NDArray[np.object_]:
-        """Each row as an array of its own shape."""
-        rows = np.empty(len(self.shapes), object)
-        rows[:] = np.split(self.values, self.offsets[1:-1])
-        if self.shapes.shape[1] > 1:
-            for index, shape in enumerate(self.shapes.tolist()):
-                rows[index] = rows[index].reshape(shape)
+        """Each row as an array of its own shape; where its inner lists differ, as an object array of arrays."""
+        rows = _objects(self.values, self.offsets)
+        if self.shapes.shape[1] == 1:
+            return rows
+        is_block = self.is_block
+        if not is_block.all():
+            parts = self.values
+            for sizes in reversed(self.level_lengths()):
+                parts = _objects(parts, _offsets_of(sizes))
+            rows[~is_block] = parts[~is_block]
+        for index in np.flatnonzero(is_block).tolist():
+            rows[index] = rows[index].reshape(self.shapes[index])
         return rows
 
 
+def _offsets_of(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+
+
+def _objects(values: Array, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.object_]:
+    """The stretches of an array, as objects."""
+    found = np.empty(len(offsets) - 1, object)
+    if len(found):
+        found[:] = np.split(values, offsets[1:-1])
+    return found
+
+
 def ragged_values(array: pa.Array, field: Field) -> RaggedRows:
-    """Rows that differ in shape, from their bytes: numbers, and before those of several dimensions the shape.
+    """Rows that differ in shape, from lists, or from bytes: numbers, and before those of several dimensions the shape.
 
     Raises:
         ValueError: the bytes are not what their writer would have written.
     """
+    if pa.types.is_large_list(array.type):
+        return _values_of_lists(array, field)
+    offsets, shapes, places, raw = _find_rows(array, field)
+    values = raw.view(field.stored_dtype.newbyteorder("<"))
+    if places is None:
+        return RaggedRows(values=values.astype(field.stored_dtype), offsets=offsets, shapes=shapes)
+    is_number = np.ones(len(values), bool)
+    is_number[places] = False
+    return RaggedRows(
+        values=values[is_number].astype(field.stored_dtype, copy=False),
+        offsets=_offsets_of(shapes.prod(axis=1)),
+        shapes=shapes,
+    )
+
+
+def _values_of_lists(array: pa.Array, field: Field) -> RaggedRows:
+    level, lengths = array, []
+    for _ in range(field.ndim):
+        sizes = pc.list_value_length(level)
+        lengths.append(np.asarray(pc.fill_null(sizes, 0) if sizes.null_count else sizes).astype(np.int64))
+        level = level.flatten()
+    numbers = np.asarray(level.to_numpy(zero_copy_only=False))
+    values = numbers.view(np.bool_).copy() if field.dtype == "bool" else numbers.astype(field.stored_dtype)
+    return RaggedRows.of_lists(values, lengths)
+
+
+def _find_rows(
+    array: pa.Array, field: Field
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64] | None, Array]:
+    """Where the numbers of rows that are bytes begin, their shapes, where what says the shapes stands, and all bytes.
+
+    Raises:
+        ValueError: they are not what their writer would have written.
+    """
+    wrong = ValueError(f"column {field.name!r} has rows whose shape contradicts their length")
     stored = field.stored_dtype.newbyteorder("<")
     _, offsets_buffer, data = array.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int64, count=len(array) + 1, offset=array.offset * 8)
-    num_bytes = int(offsets[-1] - offsets[0])
-    raw = np.frombuffer(data, np.uint8, count=num_bytes, offset=int(offsets[0])) if num_bytes else np.empty(0, np.uint8)
-    offsets = (offsets - offsets[0]) // stored.itemsize
-    values = raw.view(stored)
+    edges = np.frombuffer(offsets_buffer, np.int64, count=len(array) + 1, offset=array.offset * 8)
+    num_bytes = int(edges[-1] - edges[0])
+    raw = np.frombuffer(data, np.uint8, count=num_bytes, offset=int(edges[0])) if num_bytes else np.empty(0, np.uint8)
+    offsets, rest = np.divmod(edges - edges[0], stored.itemsize)
+    if rest.any():
+        raise wrong
+    sizes = np.diff(offsets)
     if field.ndim == 1:
-        return RaggedRows(
-            values=values.astype(field.stored_dtype), offsets=offsets, shapes=np.diff(offsets).reshape(-1, 1)
-        )
+        return offsets, sizes.reshape(-1, 1), None, raw
     header = executor.header_bytes(field.ndim) // stored.itemsize
-    present = np.flatnonzero(np.diff(offsets))
+    present = np.flatnonzero(sizes)
+    if (sizes[present] < header).any():
+        raise wrong
     places = offsets[:-1][present][:, None] + np.arange(header)
     shapes = np.zeros((len(array), field.ndim), np.int64)
     if len(present):
-        shapes[present] = np.ascontiguousarray(values[places]).view("<i4")[:, : field.ndim]
-    is_number = np.ones(len(values), bool)
-    is_number[places] = False
-    sizes = shapes.prod(axis=1)
+        shapes[present] = np.ascontiguousarray(raw.view(stored)[places]).view("<i4")[:, : field.ndim]
     headers = np.zeros(len(array), np.int64)
     headers[present] = header
-    if (shapes < 0).any() or (sizes + headers != np.diff(offsets)).any():
-        raise ValueError(f"column {field.name!r} has rows whose shape contradicts their length")
-    return RaggedRows(
-        values=values[is_number].astype(field.stored_dtype, copy=False),
-        offsets=np.concatenate(([0], np.cumsum(sizes))),
-        shapes=shapes,
-    )
+    if (shapes < 0).any() or (shapes.prod(axis=1) + headers != sizes).any():
+        raise wrong
+    return offsets, shapes, places, raw

@@ -46,6 +46,8 @@ from converter.statistics import ColumnStatistics, StatisticsByColumn
 from converter.storage import Storage, StorageOptions, open_storage
 from converter.stores import TIMEOUT_SECONDS, check_timeout, shown_url
 from converter.windows import (
+    ELEMENT_VALID_SUFFIX,
+    INNER_LENGTH_SUFFIX,
     LENGTH_SUFFIX,
     VALID_SUFFIX,
     BatchSource,
@@ -167,7 +169,8 @@ class DatasetConverter:
         if self._statistics is None:
             # A column that is called like another one's mask or lengths is read in a pass of its own.
             names = self.schema.names
-            later = [name for name in names if name.endswith((VALID_SUFFIX, LENGTH_SUFFIX))]
+            suffixes = (VALID_SUFFIX, ELEMENT_VALID_SUFFIX, LENGTH_SUFFIX, INNER_LENGTH_SUFFIX)
+            later = [name for name in names if name.endswith(suffixes)]
             found: dict[str, ColumnStatistics] = {}
             for part in ([name for name in names if name not in later], *([name] for name in later)):
                 if part:
@@ -328,10 +331,17 @@ class DatasetConverter:
             with_row_index: add a column of this name with each row's number in the dataset, for writing predictions
                 back.
             nulls: `"raise"`; `"mask"`, which adds `<name>__valid` for columns that have nulls, and zeros in their
-                places; or `{column: fill value}`.
+                places; or `{column: fill value}`. Of arrays in files of yours whose elements may be null (Parquet's
+                footers count null elements, null rows and empty rows together), the mask of the rows has
+                `<name>__element_valid` beside it, of the values' shape, False for all elements of a null row. A fill
+                value fills elements and null rows; of rows of different shapes it is one number, and fills elements
+                alone.
             ragged: for rows of different shapes: `"raise"`; `"pad"` with zeros, which adds `<name>__length` (the number
                 of values, or of nested arrays the sizes, `(rows, ndim)`); or `"nested"`, a jagged tensor, whose rows
-                may differ in their first size alone.
+                may differ in their first size alone. Inner lists of one row may differ in length in files of yours:
+                `"pad"` then adds `<name>__inner_length` as well, how many values each innermost list has
+                (`(rows, *longest[:-1])`), and sizes are those of the longest; `"nested"` is an error for torch, a
+                RaggedTensor of TensorFlow, and an object array of arrays in NumPy.
             workers_count: reader threads; None for one a core, up to four.
             prefetch_batches: batches that are read (and transformed) ahead of use; None for one window a thread, and
                 with a transform two batches a thread. The order does not depend on it.
@@ -726,7 +736,7 @@ def make_spark_converter(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_key: str | None = None,
     float_dtype: FloatDtype | None = "float32",
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, DeclaredShape] | None = None,
     row_group_bytes: int = DEFAULT_ROW_GROUP_BYTES,
     compression: str = "auto",
     shuffle_rows_seed: int | None = None,
@@ -762,8 +772,9 @@ def make_spark_converter(
             known by that version in every process (classic Spark alone shows it).
         float_dtype: what doubles and decimals become: `"float32"`, `"float64"`, or None (doubles stay, decimals
             become float64). One logged line for each narrowed column.
-        shapes: `{"image": (8, 8)}` declares the shape of one row of an array column; a row that does not fit
-            fails the write.
+        shapes: `{"image": (8, 8)}` declares the shape of one row of an array column, or that the bytes of a binary
+            column are uint8 numbers of that shape; `{"vector": ("float32", (512,))}` that they are numbers of another
+            dtype, little-endian. A row that does not fit fails the write.
         row_group_bytes: size of the pieces that are read at once, in memory, all columns together.
         compression: `"auto"` (none on a local disk; behind a network zstd for the columns that it makes smaller),
             `"none"`, `"lz4"`, `"zstd"` or `"snappy"`.
@@ -791,9 +802,14 @@ def make_spark_converter(
         UnsupportedTypeError: columns have no tensor form; all of them are named.
         ValueError: an option has a value it cannot have.
     """
+    declared: Any = shapes
+    if isinstance(shapes, Mapping):
+        are_shapes = {name: isinstance(shape, (list, tuple)) for name, shape in shapes.items()}
+        declared = {name: split_declared(name, one)[1] if are_shapes[name] else one for name, one in shapes.items()}
     check_write_options(
-        float_dtype=float_dtype, row_group_bytes=row_group_bytes, compression=compression, writer=writer, shapes=shapes
-    )
+        float_dtype=float_dtype, row_group_bytes=row_group_bytes, compression=compression, writer=writer,
+        shapes=declared,
+    )  # fmt: skip
     _check_flag("delete_on_exit", delete_on_exit)
     if progress is not None:
         _check_flag("progress", progress)
@@ -891,6 +907,18 @@ def make_parquet_converter(
     """The same object over Parquet files as they stand, without a copy; `delete()` never touches them.
 
     Footers are read, rows are not. The files are taken in the order of their names.
+
+    Types arrive as those of Spark do, and beside them:
+
+    | in the files | as |
+    | --- | --- |
+    | uint8, uint16, uint32 | the next wider signed integer |
+    | uint64 | int64; a number of 2**63 or more is a SourceError that names it, its column and its file |
+    | float16 | float32 |
+    | INT96 | times in microseconds, also beyond 1677 to 2262, where readers of nanoseconds wrap |
+    | BYTE_ARRAY annotated as UTF8, STRING, ENUM or JSON | text; text that is no UTF-8 is a ReadError |
+    | BYTE_ARRAY without annotation | bytes, or with `shapes=` the numbers that they are |
+    | lists of numbers | tensors; null elements follow `nulls`, lists of different lengths `ragged` of the loader |
 
     Args:
         url_or_urls: a folder, a file, a pattern (`sales/*/day-?.parquet`), or several of them. What begins with `_` or

@@ -30,10 +30,13 @@ from converter.columns import (
     Nulls,
     check_fill,
     decode,
+    fills_elements,
     floor_times,
     gregorian_days,
     has_fill,
+    null_element_error,
     null_error,
+    signed,
 )
 from converter.errors import CacheCorruptError, ConverterError, ReadError, SourceChangedError, SourceError
 from converter.footers import ParsedFooter, parse_end
@@ -455,6 +458,14 @@ class RowGroup:
         found = self._decoded[name].valid if name in self._decoded else None
         return np.ones(self.num_rows, np.bool_) if found is None else found
 
+    def element_mask(self, name: str) -> Any:
+        """Where a column's elements are not null, as `Decoded.element_mask`, once its values were asked for."""
+        field = self._files.fields[name]
+        if name in self._decoded:
+            return self._decoded[name].element_mask(field)
+        # Plain values are whole.
+        return np.ones((self.num_rows, *(field.shape or ())), np.bool_)
+
     def validate(self) -> None:
         """Raise ReadError if what Arrow decoded contradicts itself."""
         with named_read_errors(self._files.storage, self._files.manifest, self._number):
@@ -480,15 +491,23 @@ class RowGroup:
                 is_foreign=files.manifest.source_columns is not None,
             )
             self._decoded[name] = decoded
-            is_masked = files.nulls == "mask" and field.has_nulls
-            if decoded.valid is not None and not is_masked and not has_fill(files.nulls, field):
-                selection = files.manifest.selection
-                live = None if selection is None else selection.live_rows(self._number)
-                num_nulls = int((~(decoded.valid if live is None else decoded.valid[live])).sum())
-                if num_nulls and files.nulls == "mask":
-                    raise pa.ArrowInvalid(f"column {name!r} holds nulls where none were counted")
-                if num_nulls:
-                    raise null_error(field, count=num_nulls)
+            self._check_nulls(decoded, field)
+
+    def _check_nulls(self, decoded: Decoded, field: Field) -> None:
+        """Raise NullValueError if a live row is null, or an element of one, and no policy covers it."""
+        nulls, selection = self._files.nulls, self._files.manifest.selection
+        live = None if selection is None else selection.live_rows(self._number)
+        is_masked = nulls == "mask"
+        if decoded.valid is not None and not (is_masked and field.has_nulls) and not has_fill(nulls, field):
+            num_nulls = int((~(decoded.valid if live is None else decoded.valid[live])).sum())
+            if num_nulls and is_masked:
+                raise pa.ArrowInvalid(f"column {field.name!r} holds nulls where none were counted")
+            if num_nulls:
+                raise null_error(field, count=num_nulls, nulls=nulls)
+        is_covered = (is_masked and field.has_null_elements) or fills_elements(nulls, field)
+        with_null = None if is_covered else decoded.rows_with_null_elements()
+        if with_null is not None and (with_null if live is None else with_null[live]).any():
+            raise null_element_error(field, is_masked=is_masked)
 
 
 def read_part(
@@ -695,6 +714,9 @@ def read_places(parquet: pq.ParquetFile, indices: Sequence[int], places: Sequenc
         for member in place.members:
             # With the nulls of the struct around it.
             column = pc.struct_field(column, [column.type.get_field_index(member)])
+        if isinstance(column.type, pa.BaseExtensionType):
+            # Text that is said to be JSON; others are not read.
+            column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
         if column.chunks and (pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type)):
             column = pa.chunked_array([_without_views(chunk) for chunk in column.chunks])
         found.append(_in_todays_calendar(column, parquet.metadata, place))
@@ -788,6 +810,10 @@ def named_read_errors(storage: Storage, manifest: Manifest, row_group: int) -> I
         if manifest.source_columns is not None:
             said = manifest.remedy
         raise SourceChangedError(f"{path} is not there. {said}", path=path) from error
+    except SourceError as error:
+        if error.path is not None:
+            raise
+        raise type(error)(f"{error} (Found in {path}.)", column=error.column, path=path) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, (ConverterError, GivenUpError)):
             raise
@@ -927,5 +953,5 @@ def read_columns(
         if name not in columns:
             columns[name] = constant_column(manifest, name, int(manifest.row_group_file[row_group]), num_rows)
         if manifest.source_columns is not None:
-            columns[name] = floor_times(columns[name]).cast(manifest.source_columns[name].arrow_type)
+            columns[name] = signed(floor_times(columns[name]), name).cast(manifest.source_columns[name].arrow_type)
     return pa.table({name: columns[name] for name in names})

@@ -91,6 +91,9 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
         # Rows differ in size, and so do row groups.
         sizes = manifest.row_group_bytes[plan.group_order]
         window_bytes = int(np.add.reduceat(sizes, firsts).max() + sizes.max())
+        if any(one.shape is None and source.has_element_mask(one.name) for one in source.fields):
+            # A mask takes a byte for each element.
+            window_bytes *= 2
     num_windows = len(plan.window_starts) - 1
     batch_bytes = math.ceil(window_bytes / window_rows) * source.batch_size
     # Read ahead, and in use; while a window is read its rows are there a second time, of objects a third.
@@ -137,6 +140,8 @@ def _bytes_decoded(source: BatchSource, num_rows: int) -> int:
     found = 0.0
     for field in source.fields:
         known = manifest.statistics.get(field.name)
+        if field.shape is not None and source.has_element_mask(field.name):
+            found += num_rows * math.prod(field.shape)
         if field.shape is not None and not field.is_object:
             found += num_rows * field.stored_dtype.itemsize * math.prod(field.shape)
         elif known is not None and known.num_bytes is not None:

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from converter.footers import BIT_PACKED, PLAIN, RLE, ColumnChunk, read_struct, read_varint
 from converter.manifest import Place
 from converter.schema import Field
+from converter.sources import executor
 
 Array = npt.NDArray[Any]
 
@@ -179,6 +180,9 @@ def find_plain_column(metadata: pq.FileMetaData, place: Place, field: Field) -> 
     shape: tuple[int, ...] | None = field.shape
     # A member of a struct is null where the struct is.
     if shape is None or field.is_object or field.dtype == "bool" or place.members:
+        return None
+    if (stored.metadata or {}).get(executor.DTYPE_METADATA.encode(), field.dtype.encode()) != field.dtype.encode():
+        # Of other numbers: an error where they are decoded.
         return None
     dtype, row_numbers = field.stored_dtype, math.prod(shape)
     row_bytes = row_numbers * dtype.itemsize

@@ -15,6 +15,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
@@ -33,7 +34,7 @@ from converter.selection import Mask, Selection, hash_bytes, hash_numbers, selec
 from converter.sources import moments
 from converter.statistics import ColumnStatistics
 from converter.storage import Storage
-from converter.windows import VALID_SUFFIX, BatchSource, Output, default_workers_count, read_ahead
+from converter.windows import ELEMENT_VALID_SUFFIX, VALID_SUFFIX, BatchSource, Output, default_workers_count, read_ahead
 
 Filters: TypeAlias = "pc.Expression | Sequence[Any]"
 """What `pyarrow.parquet.read_table` takes: tuples `(column, operator, value)`, lists of them, or an expression."""
@@ -742,6 +743,7 @@ def _ruled_in(
 def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
     """Exact statistics of the columns of `source`, by one pass over all rows; for datasets whose writer took none."""
     opened: dict[str, dict[str, Any]] = {}
+    opened_odd: dict[str, dict[str, Any]] = {}
     lengths: dict[str, tuple[int, int]] = {}
     scratch = moments.new_scratch()
     null_counts = dict.fromkeys((field.name for field in source.fields), 0)
@@ -766,13 +768,29 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
                 lengths[field.name] = (min(least, int(sizes.min())), max(most, int(sizes.max())))
             elements = math.prod(field.shape) if field.shape else 1
             width = elements if elements <= moments.MAX_ELEMENTS else 1
-            numbers = values.view(np.uint8) if values.dtype == np.bool_ else values
-            counted = opened.setdefault(field.name, moments.new_moments(width))
-            moments.add_values(counted, numbers.reshape(-1, width), scratch)
+            parts = [(opened, width, values)]
+            if source.has_element_mask(field.name):
+                mask = run.columns[field.name + ELEMENT_VALID_SUFFIX]
+                if isinstance(mask, pa.Array):
+                    parts = [(opened, width, values[ragged_values(mask, replace(field, dtype="bool")).values])]
+                else:
+                    mask = (mask if valid is None else mask[valid]).reshape(len(values), -1)
+                    is_whole = mask.all(axis=1)
+                    # Of rows with a null the elements do not correspond.
+                    odd = values[~is_whole].reshape(-1, mask.shape[1])[mask[~is_whole]]
+                    parts = [(opened, width, values[is_whole]), (opened_odd, 1, odd)]
+            for into, part_width, part in parts:
+                numbers = part.view(np.uint8) if part.dtype == np.bool_ else part
+                if len(numbers) or into is opened:
+                    counted = into.setdefault(field.name, moments.new_moments(part_width))
+                    moments.add_values(counted, numbers.reshape(-1, part_width), scratch)
     found = {}
     for field in source.fields:
         shortest, longest = lengths.get(field.name, (None, None))
         closed = moments.close_moments(opened[field.name]) if field.name in opened else None
+        if closed is not None and field.name in opened_odd:
+            odd_closed = moments.close_moments(opened_odd[field.name])
+            closed = moments.merge_moments(moments.flatten_moments(closed), odd_closed)
         found[field.name] = ColumnStatistics(
             field=field, null_count=null_counts[field.name], shortest=shortest, longest=longest, closed=closed
         )

@@ -22,6 +22,9 @@ from converter.errors import UnsupportedTypeError
 
 FloatDtype = Literal["float32", "float64"]
 
+_MAX_NDIM = 32
+"""NumPy's own limit before its version 2."""
+
 OBJECT_DTYPES = frozenset({"str", "bytes"})
 """Dtypes that a framework can only hold as one Python object per row."""
 
@@ -110,13 +113,23 @@ class Field:
     ragged_ndim: int = field(default=1, repr=False)
     """Where rows differ in shape, how many dimensions each of them has."""
 
+    has_null_elements: bool = field(default=False, repr=False)
+    """Whether an element of an array may be null, so that masks are of elements, too."""
+
+    is_jagged: bool = field(default=False, repr=False)
+    """Whether the inner lists of one row may differ in length."""
+
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"Field {self.name!r} has dtype {self.dtype!r}; known are {', '.join(sorted(DTYPES))}.")
         if self.shape is not None and any(size < 0 for size in self.shape):
             raise ValueError(f"Field {self.name!r} needs a shape of sizes >= 0, got {self.shape}.")
+        if self.shape == () and self.has_null_elements:
+            raise ValueError(f"Field {self.name!r} is a single value, which has no elements.")
         if self.ragged_ndim < 1:
             raise ValueError(f"Field {self.name!r} needs at least one dimension, got {self.ragged_ndim}.")
+        if self.ndim > _MAX_NDIM:
+            raise ValueError(f"Field {self.name!r} has {self.ndim} dimensions; NumPy arrays have at most {_MAX_NDIM}.")
 
     @property
     def ndim(self) -> int:
@@ -142,6 +155,7 @@ class Field:
         """This field as plain JSON values."""
         shape = None if self.shape is None else list(self.shape)
         known = {"name": self.name, "dtype": self.dtype, "shape": shape, "has_nulls": self.has_nulls}
+        known |= {name: True for name in ("has_null_elements", "is_jagged") if getattr(self, name)}
         return known | ({"ragged_ndim": self.ragged_ndim} if self.shape is None else {})
 
     @classmethod
@@ -154,6 +168,8 @@ class Field:
             shape=None if shape is None else tuple(int(size) for size in shape),
             has_nulls=bool(value["has_nulls"]),
             ragged_ndim=int(value["ragged_ndim"]) if shape is None else 1,
+            has_null_elements=bool(value.get("has_null_elements", False)),
+            is_jagged=bool(value.get("is_jagged", False)),
         )
 
 

@@ -31,6 +31,7 @@ from converter.columns import (
     Array,
     Nulls,
     Ragged,
+    RaggedRows,
     Stack,
     check_fill,
     gather,
@@ -51,7 +52,9 @@ from converter.storage import Storage
 logger = logging.getLogger(__name__)
 
 VALID_SUFFIX = "__valid"
+ELEMENT_VALID_SUFFIX = "__element_valid"
 LENGTH_SUFFIX = "__length"
+INNER_LENGTH_SUFFIX = "__inner_length"
 NOT_PADDED = VALID_SUFFIX
 """What every batch has with `uneven="pad"`: False for a row that another shard reads too."""
 
@@ -134,8 +137,32 @@ class BatchSource:
         return field is not None and (field.is_object or field.shape is None)
 
     def has_mask(self, names: Sequence[str]) -> bool:
-        """Whether every batch has a mask of these columns: where the dataset has a null in one of them."""
+        """Whether every batch has a mask of these columns: where the dataset may have a null in one of them."""
         return self.nulls == "mask" and any(self.manifest.schema[name].has_nulls for name in names)
+
+    def has_element_mask(self, name: str) -> bool:
+        """Whether every batch has a mask of this column's elements: where one of them may be null."""
+        field = self.manifest.schema.get(name)
+        return self.nulls == "mask" and field is not None and field.has_null_elements
+
+    def field_of(self, name: str) -> Field | None:
+        """The field of a window's column: one of the schema's, or of the mask of its elements."""
+        if name in self.names:
+            return self.manifest.schema.get(name)
+        field = self.manifest.schema.get(name.removesuffix(ELEMENT_VALID_SUFFIX))
+        if field is None or not name.endswith(ELEMENT_VALID_SUFFIX):
+            return None
+        return replace(field, name=name, dtype="bool", has_nulls=False, has_null_elements=False)
+
+    def padded(self, name: str, rows: RaggedRows) -> dict[str, Array]:
+        """What `ragged="pad"` makes of rows, by the names of a batch; of a mask nothing else is said."""
+        values, lengths = rows.pad()
+        if name not in self.names:
+            return {name: values}
+        found = {name: values, name + LENGTH_SUFFIX: lengths}
+        if self.manifest.schema[name].is_jagged:
+            found[name + INNER_LENGTH_SUFFIX] = rows.pad_inner_lengths()
+        return found
 
     def plan(self, epoch: int, past: Past = ()) -> EpochPlan:
         """This process's share of one epoch, or of what `past` has left of it."""
@@ -351,7 +378,7 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
             known is not None and known.null_count > 0 and source.manifest.selection is None and not is_filtered
         )
         if is_certain and source.nulls != "mask" and not has_fill(source.nulls, field):
-            raise null_error(field)
+            raise null_error(field, nulls=source.nulls)
         if field.shape is None and source.ragged == "raise":
             raise SourceError(
                 f"Column {field.name!r} has rows of different lengths, which make no tensor. Say ragged='pad' "
@@ -366,10 +393,14 @@ def _check_added_names(source: BatchSource) -> None:
     stacked = {stack.name: stack.columns for stack in source.stacks}
     added: dict[str, str] = {}
     for name in source.names:
-        if source.nulls == "mask" and any(schema[member].has_nulls for member in stacked.get(name, (name,))):
+        if source.has_element_mask(name):
+            added[name + ELEMENT_VALID_SUFFIX] = f"for {name!r}"
+        if source.has_mask(stacked.get(name, (name,))):
             added[name + VALID_SUFFIX] = f"for {name!r}"
         if source.ragged == "pad" and name not in stacked and schema[name].shape is None:
             added[name + LENGTH_SUFFIX] = f"for {name!r}"
+            if schema[name].is_jagged:
+                added[name + INNER_LENGTH_SUFFIX] = f"for {name!r}"
     if source.uneven == "pad":
         added[NOT_PADDED] = "by uneven='pad'"
     for one, why in added.items():
@@ -465,6 +496,8 @@ class _WindowReader:
             columns[name] = gather([part for group in groups for part in group.parts(name)], rows)
             if has_mask:
                 columns[name + VALID_SUFFIX] = gather([group.mask(name) for group in groups], rows)
+            if source.has_element_mask(name):
+                columns[name + ELEMENT_VALID_SUFFIX] = gather([group.element_mask(name) for group in groups], rows)
         if source.row_index is not None:
             columns[source.row_index] = gather([self._row_numbers(int(one)) for one in piece.row_groups], rows)
         return columns

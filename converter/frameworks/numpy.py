@@ -29,7 +29,7 @@ from converter.errors import ConverterError
 from converter.files import DataFiles
 from converter.plan import EpochPlan, Past, State, check_integer
 from converter.shards import look_for_shard
-from converter.windows import LENGTH_SUFFIX, BatchSource, Run, Transform, read_ahead
+from converter.windows import BatchSource, Run, Transform, read_ahead
 
 Batch = dict[str, npt.NDArray[Any]]
 
@@ -412,16 +412,13 @@ def _check_transformed(found: Any, num_rows: int) -> Batch:
 
 
 def _finish(source: BatchSource, name: str, column: Any) -> Batch:
-    field = source.manifest.schema.get(name)
+    field = source.field_of(name)
     if isinstance(column, pa.Array):
         assert field is not None
         if field.is_object:
             return {name: column.to_numpy(zero_copy_only=False)}
         rows = ragged_values(column, field)
-        if source.ragged == "pad":
-            padded, lengths = rows.pad()
-            return {name: padded, name + LENGTH_SUFFIX: lengths}
-        return {name: rows.split()}
+        return source.padded(name, rows) if source.ragged == "pad" else {name: rows.split()}
     if field is not None and field.dtype.startswith("datetime64"):
         stored = column.view("int64") if field.dtype == "datetime64[us]" else column.astype("int64")
         return {name: stored.view(field.dtype)}

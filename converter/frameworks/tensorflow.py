@@ -25,6 +25,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -36,7 +37,15 @@ from converter.errors import ConverterError, MissingDependencyError
 from converter.frameworks.numpy import Batch, Epochs, Iteration, as_generator, numpy_batches, times_as_integers
 from converter.plan import EpochPlan
 from converter.schema import Field
-from converter.windows import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX, BatchSource, Run
+from converter.windows import (
+    ELEMENT_VALID_SUFFIX,
+    INNER_LENGTH_SUFFIX,
+    LENGTH_SUFFIX,
+    NOT_PADDED,
+    VALID_SUFFIX,
+    BatchSource,
+    Run,
+)
 
 try:
     import keras
@@ -400,6 +409,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             specs |= _specs_of_field(field, rows, source.ragged)
             if source.has_mask([name]):
                 specs[name + VALID_SUFFIX] = tf.TensorSpec((rows,), tf.bool)
+            if source.has_element_mask(name):
+                whole = _specs_of_field(replace(field, dtype="bool"), rows, source.ragged)
+                specs[name + ELEMENT_VALID_SUFFIX] = whole[name]
         if source.row_index is not None:
             specs[source.row_index] = tf.TensorSpec((rows,), tf.int64)
         if source.uneven == "pad":
@@ -723,10 +735,13 @@ def _specs_of_field(field: Field, rows: int | None, ragged: str) -> dict[str, An
     inner = (None,) * field.ndim
     if ragged == "pad":
         sizes = (rows,) if field.ndim == 1 else (rows, field.ndim)
-        return {
+        specs = {
             field.name: tf.TensorSpec((rows, *inner), field.stored_dtype),
             field.name + LENGTH_SUFFIX: tf.TensorSpec(sizes, tf.int64),
         }
+        if field.is_jagged:
+            specs[field.name + INNER_LENGTH_SUFFIX] = tf.TensorSpec((rows, *inner[1:]), tf.int64)
+        return specs
     return {field.name: tf.RaggedTensorSpec((None, *inner), field.stored_dtype, ragged_rank=field.ndim)}
 
 
@@ -776,7 +791,7 @@ def _stretches_of(run: Run, *, is_by_batch: bool) -> Iterator[tuple[int, int, in
 
 def _components(source: BatchSource, name: str, column: Any, num_batches: int) -> Batch:
     """A column of batches as what TensorFlow takes, with the batches in front."""
-    field = source.manifest.schema.get(name)
+    field = source.field_of(name)
     if isinstance(column, np.ndarray):
         return {name: _aligned(column).reshape(num_batches, -1, *column.shape[1:])}
     assert field is not None
@@ -784,8 +799,7 @@ def _components(source: BatchSource, name: str, column: Any, num_batches: int) -
         return {name: column.to_numpy(zero_copy_only=False).reshape(num_batches, -1)}
     rows = ragged_values(column, field)
     if source.ragged == "pad":
-        padded, lengths = rows.pad()
-        return {name: padded[np.newaxis], name + LENGTH_SUFFIX: lengths[np.newaxis]}
+        return {key: padded[np.newaxis] for key, padded in source.padded(name, rows).items()}
     return {name: _ragged(rows)}
 
 
@@ -813,13 +827,8 @@ def _aligned(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _ragged(rows: RaggedRows) -> Any:
     """Rows as a RaggedTensor of one batch."""
-    num_rows, ndim = rows.shapes.shape
-    splits, repeats = [np.array([0, num_rows])], np.ones(num_rows, np.int64)
-    for axis in range(ndim):
-        # How long each of this level's parts is: a row's size along the axis, as often as the row has such parts.
-        lengths = np.repeat(rows.shapes[:, axis], repeats)
-        splits.append(np.concatenate(([0], np.cumsum(lengths))))
-        repeats = repeats * rows.shapes[:, axis]
+    splits = [np.array([0, len(rows.shapes)])]
+    splits += [np.concatenate(([0], np.cumsum(lengths))) for lengths in rows.level_lengths()]
     return tf.RaggedTensor.from_nested_row_splits(rows.values, splits, validate=False)
 
 

@@ -29,7 +29,7 @@ from converter.files import DataFiles
 from converter.frameworks.numpy import BatchesOf, Epochs, as_generator, numpy_batches, times_as_integers
 from converter.plan import EpochPlan, Past
 from converter.schema import Field
-from converter.windows import LENGTH_SUFFIX, BatchSource, Run
+from converter.windows import INNER_LENGTH_SUFFIX, LENGTH_SUFFIX, BatchSource, Run
 
 try:
     import torch
@@ -471,7 +471,8 @@ def torch_batches(source: BatchSource, run: Run) -> Iterator[Batch]:
             if name in numbers:
                 batch[name] = numbers[name]
                 continue
-            field = source.manifest.schema[name]
+            field = source.field_of(name)
+            assert field is not None
             part: Any = column[rows]
             batch |= {name: part.to_pylist()} if field.is_object else _ragged(source, field, part)
         yield batch
@@ -480,14 +481,15 @@ def torch_batches(source: BatchSource, run: Run) -> Iterator[Batch]:
 def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Tensor]:
     rows = ragged_values(part, field)
     if source.ragged == "pad":
-        padded, lengths = rows.pad()
-        return {field.name: torch.from_numpy(padded), field.name + LENGTH_SUFFIX: torch.from_numpy(lengths)}
+        return {name: torch.from_numpy(column) for name, column in source.padded(field.name, rows).items()}
     # torch's jagged tensors let the first dimension differ and no other.
     sizes = rows.shapes[np.diff(rows.offsets) > 0, 1:]
-    if len(sizes) and (sizes != sizes[0]).any():
+    if (len(sizes) and (sizes != sizes[0]).any()) or not rows.is_block.all():
+        added = repr(field.name + LENGTH_SUFFIX)
+        added += f" and {field.name + INNER_LENGTH_SUFFIX!r}" if field.is_jagged else ""
         raise SourceError(
             f"Column {field.name!r} has rows that differ in more than their first dimension, which torch's nested "
-            f"tensors cannot hold. Say ragged='pad' (adds {field.name + LENGTH_SUFFIX!r}).",
+            f"tensors cannot hold. Say ragged='pad' (adds {added}).",
             column=field.name,
         )
     inner = sizes[0].tolist() if len(sizes) else [1] * (field.ndim - 1)

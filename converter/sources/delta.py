@@ -822,7 +822,7 @@ class _Files:
             if column.source.values is None:
                 seen = dataclasses.replace(column)
                 count_in(seen, counts)
-                column.lengths = seen.lengths
+                column.lengths, column.has_null_elements = seen.lengths, seen.has_null_elements
 
     def select(self, left: Mapping[str, Mask]) -> Selection | None:
         """The live rows, where some are deleted or not wanted. What a mask does not reach is live."""

@@ -1192,6 +1192,8 @@ def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
     if column["kind"] == "scalar":
         target = _ARROW[column["dtype"]]
         return {"array": array if array.type == target else pc.cast(array, target, safe=False)}
+    if column["kind"] == "bytes":
+        return _encode_bytes(array, column)
     encoded = {"tensor": _encode_tensor, "vector": _encode_vector, "matrix": _encode_matrix}[column["kind"]](
         array, column
     )
@@ -1215,6 +1217,27 @@ def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
         return {"finding": {"kind": "shape", "row": int(row), "found": found, "expected": expected}}
     encoded["shape"] = tuple(declared)
     return encoded
+
+
+def _encode_bytes(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
+    """Rows of bytes that are little-endian numbers of the declared shape."""
+    valid = None if not array.null_count else np.asarray(array.is_valid())
+    present = pc.cast(array if valid is None else array.drop_null(), pa.large_binary())
+    dtype, row_numbers = np.dtype(column["dtype"]).newbyteorder("<"), math.prod(column["shape"])
+    found = np.asarray(pc.binary_length(present))
+    wrong = np.flatnonzero(found != row_numbers * dtype.itemsize)
+    if len(wrong):
+        row = wrong[0] if valid is None else np.flatnonzero(valid)[wrong[0]]
+        said = {"found": f"{found[wrong[0]]} bytes", "expected": f"{row_numbers * dtype.itemsize} bytes"}
+        return {"finding": {"kind": "shape", "row": int(row), **said}}
+    values = np.empty(0, dtype)
+    if len(present):
+        _, offsets, data = present.buffers()
+        start = int(np.frombuffer(offsets, np.int64, count=1, offset=present.offset * 8)[0])
+        values = np.frombuffer(data, np.uint8, count=int(found.sum()), offset=start).view(dtype)
+    sizes = np.full(len(array), row_numbers) if valid is None else valid * row_numbers
+    shape = tuple(column["shape"])
+    return {"values": values, "sizes": sizes, "valid": valid, "shape": shape, "shapes": None, "empty": not len(present)}
 
 
 def _encode_tensor(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:

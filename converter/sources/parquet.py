@@ -64,7 +64,8 @@ _UNEVEN = (0, 0)
 _REMEDY = "Make the converter again."
 
 _WIDER = {
-    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.float16(): pa.float32(),
+    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.int64(),
+    pa.float16(): pa.float32(),
     pa.large_string(): pa.string(), pa.string_view(): pa.string(), pa.large_binary(): pa.binary(),
     pa.binary_view(): pa.binary(),
 }  # fmt: skip
@@ -112,6 +113,9 @@ class Column:
 
     lengths: set[tuple[int, int]] = field(default_factory=set)
     """As in `Footer.list_lengths`, of all files that were looked at."""
+
+    has_null_elements: bool = False
+    """Whether lists may have null elements, by the files that were looked at."""
 
     list_size: int | None = None
     """The length that the type itself says, in every file alike."""
@@ -706,9 +710,15 @@ def count_in(column: Column, counts: Sequence[Counts]) -> None:
             continue
         count = int(found.leaf_nulls[place.leaf])
         nulls = None if nulls is None or count < 0 else nulls + count
+        column.has_null_elements |= count != 0 and _may_hold_null(place.field.type)
         num_bytes += int(found.leaf_bytes[place.leaves.start : place.leaves.stop].sum())
         column.lengths |= found.list_lengths.get(place.leaf, set())
     column.null_count, column.num_bytes = nulls, num_bytes
+
+
+def _may_hold_null(kind: pa.DataType) -> bool:
+    """Whether a type's lists may have null elements."""
+    return is_list(kind) and (kind.value_field.nullable or _may_hold_null(kind.value_type))
 
 
 def _flatten(schema: pa.Schema) -> Iterator[tuple[str, tuple[str, ...], pa.Field]]:
@@ -734,6 +744,8 @@ def canonical(kind: pa.DataType) -> pa.DataType:
         return pa.list_(canonical(kind.value_type))
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz and "UTC")
+    if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json":
+        return canonical(kind.storage_type)
     # What somebody registered with Arrow need not have a hash.
     return kind if isinstance(kind, pa.BaseExtensionType) else _WIDER.get(kind, kind)
 
@@ -850,6 +862,8 @@ def _plan_field(
         shape=shape,
         has_nulls=column.null_count != 0,
         ragged_ndim=ndim if shape is None else 1,
+        has_null_elements=ndim > 0 and column.has_null_elements,
+        is_jagged=ndim > 1 and shape is None and executor.DTYPE_METADATA not in said,
     )
 
 

@@ -37,7 +37,7 @@ from converter.errors import (
     UnsupportedTypeError,
 )
 from converter.manifest import MAX_END_BYTES, FileEnd, Manifest, fingerprint_of
-from converter.schema import Field, Schema
+from converter.schema import DeclaredShape, Field, Schema
 from converter.sources import executor, moments
 from converter.sources.spark_parquet import WRITE_CONFS, write_with_spark
 from converter.sources.spark_schema import SparkColumn, plan_columns
@@ -99,7 +99,7 @@ def write_dataframe(
     cache_dir: str | None,
     cache_key: str | None,
     float_dtype: str | None,
-    shapes: Mapping[str, Sequence[int]] | None,
+    shapes: Mapping[str, DeclaredShape] | None,
     row_group_bytes: int,
     compression: str,
     shuffle_rows_seed: int | None,
@@ -135,7 +135,7 @@ def write_dataframe(
     root = cache.open_root(chosen, storage_options, timeout_seconds)
     write_options = {
         "float_dtype": float_dtype,
-        "shapes": {name: list(shape) for name, shape in (shapes or {}).items()},
+        "shapes": {name: list(shape or ()) for name, shape in (shapes or {}).items()},
         "row_group_bytes": row_group_bytes,
         "compression": compression,
         "shuffle_rows_seed": shuffle_rows_seed,

@@ -86,7 +86,8 @@ def write_with_spark(
     for name, column in named:
         metrics.append(functions.sum(functions.col(name).isNull().cast("long")).alias(f"{name}_nulls"))
         if column.kind != "scalar":
-            metrics += (_byte_metrics if packed else _level_metrics)(functions, column, name)
+            is_bytes = packed or column.kind == "bytes"
+            metrics += (_byte_metrics if is_bytes else _level_metrics)(functions, column, name)
             metrics += _extreme_places(functions, column, name, packed=packed)
     options = {
         "compression": _CODECS[spec["compression"]],
@@ -118,7 +119,7 @@ def write_with_spark(
         shape = _observed_shape(column, name, observed)
         if column.shape is not None and shape != "unknown":
             declared = list(column.shape)
-            fits = isinstance(shape, list) and int(np.prod(shape)) == int(np.prod(declared))
+            fits = isinstance(shape, list) and int(np.prod(shape)) == _row_size(column)
             if not fits or (column.kind == "tensor" and column.ndim > 1 and shape != declared):
                 return [(0, {"finding": _wrong_shape(column, name, observed)})]
             shape = declared
@@ -148,6 +149,12 @@ def _plain(functions: Any, column: SparkColumn, name: str) -> Any:
 
         # vector_to_array refuses null.
         return functions.when(value.isNotNull(), vector_to_array(value, column.dtype)).alias(name)
+    if column.kind == "bytes":
+        ndim = len(column.shape or ())
+        header = np.zeros(executor.header_bytes(ndim) // 4, "<i4")
+        header[: ndim if len(header) else 0] = (column.shape or ())[: len(header)]
+        # As `executor.as_binary` packs them.
+        return functions.concat(functions.lit(bytearray(header.tobytes())), value).alias(name) if len(header) else value
     kind = _SPARK_TYPES[column.dtype]
     for _ in range(column.ndim):
         kind = f"array<{kind}>"
@@ -163,7 +170,7 @@ def _told_apart(functions: Any, named: Sequence[tuple[str, SparkColumn]], *, pac
     for name, column in named:
         level = functions.col(name)
         found.append(level.isNull())
-        if column.kind != "scalar" and not packed:
+        if column.kind not in ("scalar", "bytes") and not packed:
             found.append(functions.size(level))
             for _ in range(column.ndim - 1):
                 found.append(functions.transform(level, functions.size))
@@ -172,11 +179,12 @@ def _told_apart(functions: Any, named: Sequence[tuple[str, SparkColumn]], *, pac
 
 
 def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
-    """Fewest and most numbers of a packed row."""
+    """Fewest and most numbers of a packed row; of bytes that are numbers fewest and most of those."""
     value = functions.col(name)
     header = executor.header_bytes(len(column.shape) if column.shape is not None else column.ndim)
     sizes = functions.when(value.isNotNull(), functions.length(value) - header)
-    itemsize = functions.lit(np.dtype(column.dtype).itemsize)
+    # A part of a number counts as well.
+    itemsize = functions.lit(1 if column.kind == "bytes" else np.dtype(column.dtype).itemsize)
     return [
         (functions.min(sizes) / itemsize).cast("long").alias(f"{name}_least"),
         (functions.max(sizes) / itemsize).cast("long").alias(f"{name}_most"),
@@ -186,7 +194,7 @@ def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
 def _extreme_places(functions: Any, column: SparkColumn, name: str, *, packed: bool) -> list[Any]:
     """Where the rows with the fewest and with the most numbers stand."""
     value, place = functions.col(name), functions.col("place")
-    if packed:
+    if packed or column.kind == "bytes":
         size = functions.length(value)
     else:
         for _ in range(column.ndim - 1):
@@ -246,11 +254,17 @@ def _wrong_shape(column: SparkColumn, name: str, observed: Mapping[str, Any]) ->
     if column.ndim > 1 and f"{name}_most_0" in observed:
         found = tuple(observed[f"{name}_most_{depth}"] for depth in range(column.ndim))
         return {"kind": "shape", "column": column.name, "found": f"shape {found}", "expected": f"shape {declared}"}
-    expected = int(np.prod(declared))
+    expected, unit = _row_size(column), "bytes" if column.kind == "bytes" else "numbers"
     keys = [f"{name}_{bound}{level}" for bound in ("least", "most") for level in ("", "_0")]
     sizes = [observed[key] for key in keys if key in observed]
     size = next((size for size in sizes if size != expected), sizes[0])
-    return {"kind": "shape", "column": column.name, "found": f"{size} numbers", "expected": f"{expected} numbers"}
+    return {"kind": "shape", "column": column.name, "found": f"{size} {unit}", "expected": f"{expected} {unit}"}
+
+
+def _row_size(column: SparkColumn) -> int:
+    """How many numbers a row of the declared shape has; of bytes that are numbers how many of those."""
+    itemsize = np.dtype(column.dtype).itemsize if column.kind == "bytes" else 1
+    return int(np.prod(column.shape or ())) * itemsize
 
 
 def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:

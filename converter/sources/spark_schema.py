@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from converter.errors import SourceError
-from converter.schema import dtype_of, raise_unsupported
+from converter.schema import DeclaredShape, dtype_of, raise_unsupported, split_declared
 
 _ARROW_OF_SPARK: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -41,6 +41,8 @@ class SparkColumn:
     name: str
     path: tuple[str, ...]
     kind: str
+    """`scalar`, `tensor`, `vector`, `matrix`, or `bytes` that are numbers of a declared dtype and shape."""
+
     dtype: str
     ndim: int
     shape: tuple[int, ...] | None
@@ -87,7 +89,7 @@ def plan_columns(
     schema: Mapping[str, Any],
     *,
     float_dtype: str | None,
-    shapes: Mapping[str, Sequence[int]],
+    shapes: Mapping[str, DeclaredShape],
     is_case_sensitive: bool = True,
 ) -> list[SparkColumn]:
     """The columns to write, from a Spark schema's JSON (`df.schema.jsonValue()`): structs flattened, types checked.
@@ -120,6 +122,8 @@ def plan_columns(
         if column is None or column.kind == "scalar":
             what = "does not exist" if column is None else "is no array"
             raise ValueError(f"shapes names the column {name!r}, which {what}. The columns are {names[:20]}.")
+        if column.kind != "bytes" and split_declared(name, shapes[name])[0] is not None:
+            raise ValueError(f"shapes: the arrays of {name!r} are {column.dtype}; say their shape alone.")
     if not columns:
         raise SourceError("The DataFrame has no columns. Select at least one before converting.")
     return columns
@@ -136,7 +140,7 @@ def _flatten(fields: Sequence[Mapping[str, Any]], above: tuple[str, ...]) -> Ite
 
 
 def _plan_column(
-    name: str, path: tuple[str, ...], spark_type: Any, float_dtype: str | None, shapes: Mapping[str, Sequence[int]]
+    name: str, path: tuple[str, ...], spark_type: Any, float_dtype: str | None, shapes: Mapping[str, DeclaredShape]
 ) -> SparkColumn | tuple[str, str]:
     """The column, or its type's name and what to write instead."""
     kind, ndim, element = "scalar", 0, spark_type
@@ -159,7 +163,10 @@ def _plan_column(
         dtype = float_dtype
     elif pa.types.is_decimal(arrow):
         narrowed_from, dtype = str(element), float_dtype or "float64"
-    shape = tuple(int(size) for size in shapes[name]) if name in shapes and kind != "scalar" else None
+    declared_dtype, declared = split_declared(name, shapes.get(name))
+    if kind == "scalar" and arrow == pa.binary() and declared is not None:
+        kind, ndim, dtype = "bytes", len(declared), declared_dtype or "uint8"
+    shape = tuple(int(size) for size in declared) if declared is not None and kind != "scalar" else None
     return SparkColumn(
         name=name,
         path=path,

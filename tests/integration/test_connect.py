@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,13 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
     result["left"] = files_below(cache_dir)
 
     rows = spark.range(0, 10, 1, 2)
+    images = rows.selectExpr("unhex(lpad(hex(id), 8, '0')) AS image")
+    result["images"] = []
+    for writer in ("executors", "spark"):
+        written = make_spark_converter(images, cache_dir=f"{folder}/images", writer=writer, shapes={"image": (2, 2)})
+        with written as converter:
+            result["images"].append(read(converter)["image"].tolist())
+        shutil.rmtree(f"{folder}/images")
     result["nowhere"] = error_of(lambda: make_spark_converter(rows))
     os.environ["CONVERTER_CACHE_DIR"] = f"{folder}/from environment"
     with make_spark_converter(rows):
@@ -112,6 +120,10 @@ def test_connect_writes_the_very_rows_that_classic_spark_writes(
 ) -> None:
     with make_spark_converter(known_rows(spark, 300), cache_dir=cache_dir) as converter:
         assert converter.fingerprint == connect["fingerprint"]
+
+
+def test_bytes_are_the_numbers_that_are_declared_over_connect(connect: dict[str, Any]) -> None:
+    assert connect["images"] == [[[[0, 0], [0, number]] for number in range(10)]] * 2
 
 
 def test_connect_needs_to_be_told_where_the_cache_goes(connect: dict[str, Any]) -> None:

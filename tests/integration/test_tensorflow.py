@@ -16,10 +16,19 @@ from typing import Any
 import keras
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from converter import ConverterError, DatasetConverter, NullValueError, SourceError, StateMismatchError, open_converter
+from converter import (
+    ConverterError,
+    DatasetConverter,
+    NullValueError,
+    SourceError,
+    StateMismatchError,
+    make_parquet_converter,
+    open_converter,
+)
 from converter.frameworks.tensorflow import DatasetState, DatasetStateCallback
 from tests.known_rows import finish, run_python, start_python
 from tests.unit.known_tables import ALL, ID, RAGGED, SCALARS, TENSORS, Column, write_converter
@@ -224,6 +233,33 @@ def test_nulls_are_refused_masked_or_filled(tmp_path: Path) -> None:
         with converter.make_tf_dataset(nulls={"some": -1}, batch_size=50) as dataset:
             (batch,) = dataset
             np.testing.assert_array_equal(batch["some"].numpy(), some.values(range(50), fill=-1))
+
+
+@pytest.mark.parametrize("ragged", ["pad", "nested"])
+@pytest.mark.parametrize("batch_size", [2, 5])
+def test_null_elements_and_inner_lists_are_those_of_the_numpy_reader(
+    tmp_path: Path, ragged: Any, batch_size: int
+) -> None:
+    x = pa.array([[1, None], [3, 4], None, [5, 6], [None, 8]], pa.list_(pa.float32()))
+    words = pa.array([[1, None, 3], [], [4], None, [5]], pa.list_(pa.int32()))
+    deep = pa.array([[[1], [2, 3]], [], [[4, None]], None, [[], [5]]], pa.list_(pa.list_(pa.int32())))
+    pq.write_table(pa.table({"x": x, "words": words, "deep": deep}), tmp_path / "x.parquet")
+    options: dict[str, Any] = {"nulls": "mask", "ragged": ragged, "batch_size": batch_size}
+    converter = make_parquet_converter(tmp_path, shapes={"x": (2,)})
+    with converter.make_tf_dataset(**options) as dataset, converter.make_batch_reader(**options) as reader:
+        for way in (dataset, dataset.map(lambda batch: batch)):
+            for batch, known in zip(way, reader, strict=True):
+                assert list(batch) == list(known)
+                for name, column in known.items():
+                    found = batch[name]
+                    assert dataset.element_spec[name].is_compatible_with(found)
+                    if isinstance(found, tf.RaggedTensor):
+                        listed = [
+                            [one.tolist() for one in row] if row.dtype == object else row.tolist() for row in column
+                        ]
+                        assert found.to_list() == listed
+                    else:
+                        np.testing.assert_array_equal(found.numpy(), column, strict=True)
 
 
 # Transforms ------------------------------------------------------------------------------------

@@ -263,6 +263,48 @@ def test_shapes_are_given_to_flat_and_nested_arrays(spark: SparkSession, cache_d
     np.testing.assert_array_equal(found["nested"], expected["nested"], strict=True)
 
 
+def test_bytes_that_are_declared_otherwise_are_another_entry(spark: SparkSession, cache_dir: Path) -> None:
+    df = spark.range(8).selectExpr("unhex(lpad(hex(id), 8, '0')) AS x")
+    urls = []
+    for shapes in (None, {"x": (4,)}, {"x": ("int16", (2,))}, {"x": ("float32", (1,))}):
+        with make_spark_converter(df, cache_dir=cache_dir, cache_key="x", shapes=shapes) as converter:
+            urls.append(converter.url)
+    assert len(set(urls)) == 4
+    for shapes, match in (
+        ({"x": (2, 0)}, "must be a tuple of sizes above 0"),
+        ({"x": ("float16", (2,))}, "bytes can be"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            make_spark_converter(df, cache_dir=cache_dir, shapes=shapes)
+    numbers = spark.range(8).selectExpr("array(id) AS x")
+    with pytest.raises(ValueError, match="shapes: the arrays of 'x' are int64; say their shape alone"):
+        make_spark_converter(numbers, cache_dir=cache_dir, shapes={"x": ("float32", (1,))})
+
+
+BYTES: dict[str, Any] = {"flat": (8,), "image": (2, 4), "vector": ("float32", (2,)), "cube": ("int16", (1, 2, 2))}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bytes_are_the_numbers_that_are_declared(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    value = "unhex(lpad(hex(id), 16, '0'))"
+    columns = [f"{value if name != 'vector' else f'IF(id % 7 = 3, NULL, {value})'} AS {name}" for name in BYTES]
+    df = spark.range(0, 40, 1, 3).selectExpr("id", *columns)
+    raw = [bytes(4) + int(number).to_bytes(4, "big") for number in range(40)]
+    with convert(df, way, cache_dir, shapes=BYTES) as converter:
+        found = read(converter, nulls="mask")
+        kinds = {pq.read_schema(path).field("image").type for path in data_files(converter)}
+        assert kinds == {pa.binary(8) if way == "executors" else pa.binary()}
+        assert converter.statistics["image"].max == 39
+        assert converter.statistics["vector"].null_count == 6
+    assert found["vector__valid"].tolist() == [number % 7 != 3 for number in range(40)]
+    for name, declared in BYTES.items():
+        dtype, shape = declared if isinstance(declared[0], str) else ("uint8", declared)
+        expected = np.frombuffer(b"".join(raw), dtype).reshape(40, *shape).copy()
+        if name == "vector":
+            expected[3::7] = 0
+        np.testing.assert_array_equal(found[name], expected, strict=True)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("value", "options", "error", "match"),
@@ -276,10 +318,15 @@ def test_shapes_are_given_to_flat_and_nested_arrays(spark: SparkSession, cache_d
          "'bad' has a row whose inner arrays differ in length"),
         ("IF(id = 17, array(array(array(1)), array(array(2, 3))), array(array(array(1))))", {}, UnsupportedTypeError,
          "'bad' has a row whose inner arrays differ in length"),
+        ("IF(id = 17, X'0102', X'01020304')", {"shapes": {"bad": (2, 2)}}, SourceError,
+         "'bad' has a row of 2 bytes, where shapes= declares 4 bytes"),
+        ("IF(id = 17, X'0102030405', X'01020304')", {"shapes": {"bad": ("int16", (2,))}}, SourceError,
+         "'bad' has a row of 5 bytes, where shapes= declares 4 bytes"),
         ("IF(id = 17, array(array(1), array(2)), array(array(1, 2)))", {"shapes": {"bad": (1, 2)}}, SourceError,
          r"'bad' has a row of shape \(2, [12]\), where shapes= declares shape \(1, 2\)"),
     ],
-    ids=["null element", "null row in a row", "nested null element", "shape", "jagged", "jagged 3-d", "nested shape"],
+    ids=["null element", "null row in a row", "nested null element", "shape", "jagged", "jagged 3-d", "bytes",
+         "part of a number", "nested shape"],
 )  # fmt: skip
 def test_bad_data_is_the_same_error(
     spark: SparkSession, cache_dir: Path, way: str, value: str, options: Any, error: Any, match: str

@@ -255,9 +255,11 @@ def test_a_fill_that_does_not_fit_is_refused_by_name(dtype: str, shape: tuple[in
         check_fill(Field(name="x", dtype=dtype, shape=shape), value)
 
 
-def test_a_ragged_column_has_no_fill() -> None:
-    with pytest.raises(ValueError, match=r"nulls: column 'x' has rows of different lengths; say nulls='mask'"):
-        check_fill(Field(name="x", dtype="int8", shape=None), 0)
+def test_the_fill_of_a_ragged_column_is_one_number_for_its_null_elements() -> None:
+    ragged = Field(name="x", dtype="int8", shape=None)
+    assert check_fill(ragged, 3) == 3
+    with pytest.raises(ValueError, match=r"nulls: \[1, 2\] cannot stand for a null of column 'x', whose dtype is int8"):
+        check_fill(ragged, [1, 2])
 
 
 X = Field(name="x", dtype="int32", shape=(), has_nulls=True)
@@ -422,6 +424,15 @@ def test_a_shape_that_contradicts_its_row_is_not_believed(header: tuple[int, int
     row = np.array(header, "<i4").tobytes() + np.arange(3, dtype="<i4").tobytes()
     with pytest.raises(ValueError, match="'x' has rows whose shape contradicts their length"):
         ragged_values(pa.array([row], pa.large_binary()), Field(name="x", dtype="int32", shape=None, ragged_ndim=2))
+
+
+@pytest.mark.parametrize(
+    ("ndim", "rows"), [(1, [b"1234", b"123456789012"]), (2, [b"12345678", b"1234"]), (2, [b"1234"])]
+)
+def test_rows_that_end_within_a_number_or_their_shape_are_not_believed(ndim: int, rows: list[bytes]) -> None:
+    field = Field(name="x", dtype="int64", shape=None, ragged_ndim=ndim)
+    with pytest.raises(ValueError, match="'x' has rows whose shape contradicts their length"):
+        decode(pa.chunked_array([pa.array(rows, pa.binary())]), field, fill=0)
 
 
 @given(

@@ -1135,3 +1135,44 @@ def test_a_damaged_version_that_a_time_stands_for_is_named(tmp_path: Path) -> No
         SourceError, match=r"cannot be opened at version 0: .*Damaged: _delta_log/0+\.json.* version is 2"
     ):
         make_delta_converter(tmp_path, timestamp=moment)
+
+
+def test_null_elements_and_inner_lists_of_a_table_follow_the_policy(tmp_path: Path) -> None:
+    kinds = {"x": pa.list_(pa.float32()), "deep": pa.list_(pa.list_(pa.int32()))}
+    parts = [
+        {"x": [[1, 2], [3, 4]], "deep": [[[1]], [[2], [3]]]},
+        {"x": [[5, None], None], "deep": [[[4], [5, 6]], None]},
+    ]
+    tables = [{"id": [number, number], **{name: pa.array(part[name], kinds[name]) for name in kinds}}
+              for number, part in enumerate(parts)]  # fmt: skip
+    converter = make_delta_converter(append_each(tmp_path, tables), shapes={"x": (2,)})
+    with pytest.raises(NullValueError, match="Column 'x' holds 1 null"):
+        rows_of(converter, columns=["x"], nulls="raise")
+    for batch_size in (1, 4):
+        found = rows_of(converter, ragged="pad", batch_size=batch_size, columns=["id", "x"])
+        order = sorted(range(4), key=lambda row: (found["id"][row], row))
+        assert [found["x"][row] for row in order] == [[1, 2], [3, 4], [5, 0], [0, 0]]
+        assert [found["x__valid"][row] for row in order] == [True, True, True, False]
+        assert [found["x__element_valid"][row] for row in order] == [[True] * 2, [True] * 2, [True, False], [False] * 2]
+    deep = rows_of(converter, ragged="pad", batch_size=4, columns=["id", "deep"])
+    order = sorted(range(4), key=lambda row: (deep["id"][row], row))
+    assert [deep["deep"][row] for row in order] == [
+        [[1, 0], [0, 0]], [[2, 0], [3, 0]], [[4, 0], [5, 6]], [[0, 0], [0, 0]]
+    ]  # fmt: skip
+    assert [deep["deep__inner_length"][row] for row in order] == [[1, 0], [1, 1], [1, 2], [0, 0]]
+
+
+def test_null_elements_that_no_footer_showed_are_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [[[1.0, 2.0]], [[3.0, None]], [[5.0, 6.0]]]
+    path = append_each(tmp_path, [{"x": pa.array(row, pa.list_(pa.float32()))} for row in rows])
+    names = DeltaTable(str(path)).file_uris()
+    whole = [index for index, name in enumerate(names) if pq.read_table(name)["x"].to_pylist() != rows[1]]
+    monkeypatch.setattr(delta, "_spread", lambda numbers, _: numbers[whole[:1]])
+    converter = make_delta_converter(path)
+    with pytest.raises(
+        NullValueError, match=r"footers that were read did not show.*pass nulls=\{'x': 0\}\. \(Found in"
+    ):
+        rows_of(converter)
+    assert sorted(rows_of(converter, nulls={"x": 9})["x"]) == [[1, 2], [3, 9], [5, 6]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -85,6 +87,27 @@ def test_a_field_refuses_a_dtype_that_no_column_has(dtype: str) -> None:
 def test_a_field_refuses_a_negative_size_and_says_whose() -> None:
     with pytest.raises(ValueError, match=r"Field 'x' needs a shape of sizes >= 0, got \(2, -1\)"):
         Field(name="x", dtype="int8", shape=(2, -1))
+
+
+def test_a_field_says_of_its_elements_what_there_is_to_say_and_nothing_else() -> None:
+    plain, full = (
+        Field(name="x", dtype="int8", shape=None, ragged_ndim=2),
+        Field(name="x", dtype="int8", shape=None, ragged_ndim=2, has_null_elements=True, is_jagged=True),
+    )
+    assert set(full.to_json()) - set(plain.to_json()) == {"has_null_elements", "is_jagged"}
+    assert [Field.from_json(one.to_json()) for one in (plain, full)] == [plain, full]
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        ({"dtype": "int8", "has_null_elements": True}, "is a single value, which has no elements"),
+        ({"dtype": "int8", "shape": None, "ragged_ndim": 10**9}, "has 1000000000 dimensions; NumPy"),
+    ],
+)
+def test_a_field_refuses_what_no_column_is(said: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=f"Field 'x' {match}"):
+        Field(name="x", **said)
 
 
 def test_a_field_from_json_must_be_complete() -> None:

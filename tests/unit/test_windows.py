@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import pickle
 import threading
@@ -672,3 +673,41 @@ def test_where_there_is_nothing_to_mix_nothing_is_suggested(
             columns=["id"] if case == "another column" else ["label", "id"],
         )
     assert "sorted or clustered" not in caplog.text
+
+
+def read_again(url: str, **options: Any) -> None:
+    with open_converter(url) as converter, converter.make_batch_reader(**options) as reader:
+        list(reader)
+
+
+@pytest.mark.parametrize("options", [{"nulls": "mask", "ragged": "pad"}, {"nulls": {}, "ragged": "nested"}])
+@pytest.mark.parametrize("name", ["id", "flag", "text", "day", "vector", "words"])
+def test_a_column_of_another_type_than_the_manifest_says_is_named(tmp_path: Path, name: str, options: Any) -> None:
+    kinds = {"flag": "bool", "text": "str", "day": "datetime64[D]"}
+    known = [Column(name=key, dtype=dtype) for key, dtype in kinds.items()]
+    known += [Column(name="vector", dtype="float32", shape=(2, 2)), Column(name="words", dtype="int16", shape=None)]
+    with write_converter(tmp_path, (ID, *known), [[range(20)]]) as converter:
+        path, url = Path(converter._storage.path(), cache.MANIFEST), converter.url
+        document = json.loads(path.read_bytes())
+        number = converter.schema.names.index(name)
+        before = document["schema"][number]
+        for dtype in ("bool", "int16", "float32", "datetime64[us]", "str"):
+            for shape, ndim in (([], 1), ([2, 2], 1), ([0], 1), (None, 1), (None, 2)):
+                # Of one kind of number Spark widens another; a day may be part of a time.
+                is_like = shape == [] and (name, dtype) in (
+                    ("id", "int16"),
+                    ("id", "float32"),
+                    ("day", "datetime64[us]"),
+                )
+                # Rows of one shape may stand beside others.
+                is_right = dtype == before["dtype"] and (shape is None or shape == before["shape"] or name == "words")
+                if is_like or is_right:
+                    continue
+                said = {"name": name, "dtype": dtype, "shape": shape, "has_nulls": False, "ragged_ndim": ndim}
+                document["schema"][number] = said
+                path.write_text(json.dumps(document))
+                with pytest.raises((ReadError, CacheCorruptError), match=f"'{name}'") as caught:
+                    read_again(url, columns=[name], **options)
+                assert str(caught.value.path).endswith((".parquet", cache.MANIFEST))
+        document["schema"][number] = before
+        path.write_text(json.dumps(document))
