@@ -22,7 +22,7 @@ from converter import cache, identity
 from converter.columns import Nulls, Ragged
 from converter.errors import CacheError, CacheNotOwnedError, ConverterError, SourceError
 from converter.forecast import LoaderPlan, describe_plan
-from converter.frameworks.numpy import BatchReader, takes_generator
+from converter.frameworks.numpy import BatchReader, say_steps, takes_generator
 from converter.local_cache import find_local_root, remove_unheld
 from converter.manifest import Manifest
 from converter.plan import DEFAULT_WINDOW_GROUPS, UNEVEN, Shard, Shuffle, Uneven, check_integer, default_window_rows
@@ -267,7 +267,7 @@ class DatasetConverter:
         shuffle_window_rows: int | Literal["all"] | None = None,
         cur_shard: int | None = None,
         shard_count: int | None = None,
-        uneven: Uneven = "drop",
+        uneven: Uneven | None = None,
         drop_last: bool = False,
         transform: Transform | None = None,
         with_row_index: str | None = None,
@@ -318,11 +318,14 @@ class DatasetConverter:
                 | "all" | 1.00 |
                 | the default, after `shuffle_rows_seed=…` at the write, the better remedy | 1.00 |
             cur_shard: which part of `shard_count` this process reads. Both or none: then they are found in
-                torch.distributed, or the environment of torchrun, Horovod, MPI or Slurm.
+                torch.distributed, or the environment of torchrun, Horovod, MPI or Slurm, again until the first
+                iteration begins; `cur_shard=0, shard_count=1` reads all rows.
             shard_count: how many parts there are: the number of processes that train together.
-            uneven: `"drop"` gives all shards equally many rows (the dropped ones move with the epoch),
-                `"pad"` gives all as many as the largest has (with a boolean column `"__valid"`, False for a row that
-                another shard reads too), `"keep"` gives them all rows once, and one batch more to some.
+            uneven: what to do if the rows cannot be divided evenly among the shards. `"drop"`: all shards get equally
+                many rows (other rows are dropped in each epoch). `"pad"`: all get as many as the largest shard (adds a
+                boolean column `"__valid"`, False for a row that another shard reads too). `"keep"`: each row comes
+                once, and some shards may take one more batch. None: `"drop"` with `shuffle=True`, else `"keep"`, so
+                that evaluation and prediction lose no row.
             drop_last: leave out a last batch that is shorter than the others.
             transform: your function of a whole batch as `dict[str, numpy.ndarray]`, which returns one: columns may
                 come, go and change shape, the number of rows may not. Where it takes a second argument, that is a
@@ -404,7 +407,7 @@ class DatasetConverter:
         shuffle_window_rows: int | Literal["all"] | None = None,
         cur_shard: int | None = None,
         shard_count: int | None = None,
-        uneven: Uneven = "drop",
+        uneven: Uneven | None = None,
         drop_last: bool = False,
         transform: Transform | None = None,
         with_row_index: str | None = None,
@@ -445,7 +448,8 @@ class DatasetConverter:
             batch_size: rows of a batch.
             num_epochs: epochs of one iteration; None for ever.
             features: the columns that the model is given: a list for a `dict`, one name for a bare tensor; None for
-                all that neither `labels` nor `weights` names.
+                all that neither `labels` nor `weights` names. If given, without `columns` and `transform`, only the
+                columns that features, labels and weights name are read.
             labels: likewise, what it is to learn.
             weights: the column of the samples' weights.
             drop_last: leave out a last batch that is shorter than the others; the others then have a static shape.
@@ -458,7 +462,10 @@ class DatasetConverter:
             MissingDependencyError: TensorFlow is not installed.
             ValueError, TypeError: an argument is wrong; the message names it.
         """
-        source = self._source(**_without(locals(), "self", "num_epochs", "features", "labels", "weights", "prefetch"))
+        arguments = _without(locals(), "self", "num_epochs", "features", "labels", "weights", "prefetch")
+        if features is not None and columns is None and transform is None:
+            arguments |= _only_named(self.schema, stack, (features, labels, weights))
+        source = self._source(**arguments)
         _check_steps(source, num_epochs)
         if prefetch is not None:
             check_integer("prefetch", prefetch, least=1)
@@ -486,7 +493,7 @@ class DatasetConverter:
         shuffle_window_rows: int | Literal["all"] | None = None,
         cur_shard: int | None = None,
         shard_count: int | None = None,
-        uneven: Uneven = "drop",
+        uneven: Uneven | None = None,
         drop_last: bool = False,
         transform: Transform | None = None,
         with_row_index: str | None = None,
@@ -520,7 +527,7 @@ class DatasetConverter:
         shuffle_window_rows: int | Literal["all"] | None = None,
         cur_shard: int | None = None,
         shard_count: int | None = None,
-        uneven: Uneven = "drop",
+        uneven: Uneven | None = None,
         drop_last: bool = False,
         transform: Transform | None = None,
         with_row_index: str | None = None,
@@ -654,7 +661,7 @@ class DatasetConverter:
         shuffle_window_rows: int | Literal["all"] | None = None,
         cur_shard: int | None = None,
         shard_count: int | None = None,
-        uneven: Uneven = "drop",
+        uneven: Uneven | None = None,
         drop_last: bool = False,
         transform: Transform | None = None,
         with_row_index: str | None = None,
@@ -672,8 +679,8 @@ class DatasetConverter:
             _check_flag(name, flag)
         check_integer("batch_size", batch_size, least=1)
         check_integer("seed", seed, least=0)
-        if uneven not in UNEVEN:
-            raise ValueError(f"uneven must be 'drop', 'pad' or 'keep', got {uneven!r}.")
+        if uneven is not None and uneven not in UNEVEN:
+            raise ValueError(f"uneven must be 'drop', 'pad', 'keep' or None, got {uneven!r}.")
         if prefetch_batches is not None:
             check_integer("prefetch_batches", prefetch_batches, least=1)
         if local_cache_bytes is not None:
@@ -701,7 +708,8 @@ class DatasetConverter:
             drop_last=drop_last,
             shuffle=None,
             shard=shard,
-            uneven=uneven,
+            # Training takes equal steps; who reads in order evaluates or predicts, and wants every row.
+            uneven=uneven or ("drop" if shuffle else "keep"),
             window_rows=_check_window(shuffle_window_rows, manifest),
             window_groups=DEFAULT_WINDOW_GROUPS if shuffle_window_rows is None else None,
             workers_count=threads,
@@ -721,12 +729,7 @@ class DatasetConverter:
         if shuffle:
             source = replace(source, shuffle=Shuffle(seed=seed, fingerprint=manifest.live_fingerprint))
             self._suggest_mixing(source)
-        dropped = source.plan(0).num_dropped
-        if dropped:
-            logger.info(
-                "Of %d rows %d are left out in each epoch, others in each, so that %d shards take equal steps.",
-                manifest.num_live_rows, dropped, shard.count,
-            )  # fmt: skip
+        say_steps(source)
         return source
 
 
@@ -1130,6 +1133,28 @@ def borrow_files(storage: Storage, manifest: Manifest, host: str | None = None) 
 def _without(arguments: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """A method's arguments as they were given, to be checked in one place."""
     return {name: value for name, value in arguments.items() if name not in names}
+
+
+def _only_named(
+    schema: Schema, stack: Mapping[str, Sequence[str]] | None, named: Sequence[str | Sequence[str] | None]
+) -> dict[str, Any]:
+    """The arguments `columns` and `stack` for the names of features, labels and weights alone.
+
+    A mask or a length is read with its column. Nothing is changed where a name is of neither: that error is the
+    dataset's to raise, which knows all names.
+    """
+    stacks = stack if isinstance(stack, Mapping) else {}
+    wanted: dict[str, None] = {}
+    for names in named:
+        for name in [names] if isinstance(names, str) else names or ():
+            suffixes = (ELEMENT_VALID_SUFFIX, VALID_SUFFIX, INNER_LENGTH_SUFFIX, LENGTH_SUFFIX)
+            for one in (name, *(name.removesuffix(suffix) for suffix in suffixes if isinstance(name, str))):
+                if one in schema or one in stacks:
+                    wanted[one] = None
+                    break
+    if not wanted:
+        return {}
+    return {"columns": list(wanted), "stack": {name: stacks[name] for name in stacks if name in wanted} or None}
 
 
 def _check_steps(source: BatchSource, num_epochs: int | None) -> None:

@@ -16,6 +16,8 @@ from converter.plan import Shard
 
 logger = logging.getLogger(__name__)
 
+_has_warned = False
+
 _ENVIRONMENTS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"),
@@ -27,14 +29,23 @@ _ENVIRONMENTS = (
 
 
 def find_shard() -> Shard:
-    """The part of this process; the whole where nobody says anything. One logged line says what was found.
+    """The part of this process; the whole where nobody says anything.
+
+    A part is logged: as a warning the first time in this process, because whoever evaluates on one rank alone would
+    miss the rows of the others.
 
     Raises:
         ValueError: the environment contradicts itself.
     """
+    global _has_warned
     shard, where = look_for_shard()
     if shard.count > 1:
-        logger.info("Read shard %d of %d, as %s says.", shard.index, shard.count, where)
+        logger.log(
+            logging.INFO if _has_warned else logging.WARNING,
+            "Reading shard %d of %d, as found in %s. To read all rows here, pass cur_shard=0, shard_count=1.",
+            shard.index, shard.count, where,
+        )  # fmt: skip
+        _has_warned = True
     return shard
 
 

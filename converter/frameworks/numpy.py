@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import logging
 import os
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -28,10 +29,13 @@ from converter.columns import ragged_values
 from converter.errors import ConverterError
 from converter.files import DataFiles
 from converter.plan import EpochPlan, Past, State, check_integer
-from converter.shards import look_for_shard
+from converter.shards import find_shard, look_for_shard
 from converter.windows import BatchSource, Run, Transform, read_ahead
 
 Batch = dict[str, npt.NDArray[Any]]
+
+_MAX_SHOWN = 5
+logger = logging.getLogger(__name__)
 
 BatchesOf = Callable[[EpochPlan], Iterator[Any]]
 """Yields the batches of a plan in order."""
@@ -59,6 +63,9 @@ class Epochs:
 
         self._progress: _Progress | None = None
         self._closed = False
+        self._has_begun = False
+        """Whether there was an iteration: from then on the part of the rows is settled."""
+
         self._running: weakref.WeakSet[Iteration] = weakref.WeakSet()
         self._files: tuple[int, DataFiles] | None = None
 
@@ -75,7 +82,7 @@ class Epochs:
     def __len__(self) -> int:
         if self.num_epochs is None:
             raise TypeError("With num_epochs=None there is no last batch, so there is no length.")
-        self.check_shard()
+        self.look_for_shard()
         return self.source.num_batches() * self.num_epochs
 
     def plans(self, begin: _Progress) -> Iterator[tuple[_Progress, EpochPlan]]:
@@ -93,7 +100,8 @@ class Epochs:
         return iteration
 
     def _iterate(self, batches_of: BatchesOf) -> Generator[Any, None, None]:
-        self.check_shard()
+        self.look_for_shard()
+        self._has_begun = True
         # Known with the first batch: Lightning makes the iterator before it says which epoch it is.
         begin = self.next
         for at, plan in self.plans(begin):
@@ -167,24 +175,64 @@ class Epochs:
                 "This loader was closed: its `with` block has ended. Make another one from the converter."
             )
 
+    def look_for_shard(self) -> None:
+        """Take the part of the rows that is this process's now, if it was not given and no iteration has begun.
+
+        So a loader may be made before the processes of a training have met, as Lightning's users do.
+        """
+        if not self.source.is_shard_found or self._has_begun:
+            self.check_shard()
+            return
+        now, _ = look_for_shard()
+        if now.count > 1 and now != self.source.shard:
+            self.source = replace(self.source, shard=find_shard())
+            self._files = None
+            say_steps(self.source)
+
     def check_shard(self) -> None:
         """Raise ConverterError where the loader would read all rows on each of several processes.
 
-        That is where it was made before they knew of each other.
+        That is where it was made, or used, before they knew of each other.
         """
         if not self.source.is_shard_found or self.source.shard.count > 1:
             return
         now, where = look_for_shard()
         if now.count > 1:
             raise ConverterError(
-                f"This loader reads all rows, because it was made before this process was one of {now.count} "
-                f"({where}). Make it after the processes have met (with Lightning in train_dataloader()), or say "
+                f"This loader reads all rows, because it was made or used before this process was one of {now.count} "
+                f"({where}). Make it after the processes have met (with Lightning in train_dataloader()), or pass "
                 "cur_shard and shard_count."
             )
 
+    @property
+    def remaining(self) -> int:
+        """The batches of the next iteration; see `BatchReader.remaining`."""
+        num_batches = len(self)
+        begin = self.next
+        left = self.source.plan(begin.epoch, begin.past).num_batches
+        return num_batches - self.source.num_batches() * (begin.epochs_done + 1) + left
+
+    def describe(self, kind: str, names: Sequence[str] | None = None) -> str:
+        """A loader in one line, also when it is closed."""
+        source, shard = self.source, self.source.shard
+        shown = list(source.names if names is None else names)
+        columns = ", ".join(shown[:_MAX_SHOWN]) + (f" and {len(shown) - _MAX_SHOWN} more" * (len(shown) > _MAX_SHOWN))
+        epochs = "" if self.num_epochs == 1 else f" × {'∞' if self.num_epochs is None else self.num_epochs} epochs"
+        order = (
+            f"shuffled in windows of {source.window_rows:,} rows, seed {source.seed}" if source.shuffle else "in order"
+        )
+        part = f"shard {shard.index} of {shard.count}, " if shard.count > 1 else ""
+        closed = ", closed" if self._closed else ""
+        plan = source.plan(self.next.epoch)
+        return (
+            f"{kind}({plan.num_rows:,} rows in {plan.num_batches:,} batches of {source.batch_size:,}{epochs}, "
+            f"columns {columns}, {part}{order}, epoch {self.next.epoch}{closed})"
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no iteration under way.
-        return {"source": self.source, "num_epochs": self.num_epochs, "next": self.next, "_closed": self._closed}
+        kept = {"source": self.source, "num_epochs": self.num_epochs, "next": self.next, "_closed": self._closed}
+        return {**kept, "_has_begun": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -249,6 +297,17 @@ class BatchReader:
     def __len__(self) -> int:
         return len(self._epochs)
 
+    @property
+    def remaining(self) -> int:
+        """The batches of the next iteration: fewer than `len()` after `load_state_dict`.
+
+        `tqdm(reader, total=reader.remaining)` shows a bar that ends where the iteration does.
+        """
+        return self._epochs.remaining
+
+    def __repr__(self) -> str:
+        return self._epochs.describe("BatchReader")
+
     def __iter__(self) -> Iterator[Batch]:
         return self._epochs.iterate(self._batches)
 
@@ -280,7 +339,7 @@ class BatchReader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin where `state` was taken, at the cost of reading one window.
 
-        `len()` stays that of whole epochs.
+        `len()` stays that of whole epochs; `remaining` is what is left.
 
         Raises:
             StateMismatchError: the state is of other rows or another order; the message says what differs.
@@ -289,6 +348,31 @@ class BatchReader:
 
     def _batches(self, plan: EpochPlan) -> Iterator[Batch]:
         return numpy_batches(self._epochs.source, plan, self._epochs.files)
+
+
+def say_steps(source: BatchSource) -> None:
+    """Log what dividing the rows among several shards costs: dropped rows, or steps that are not equally many."""
+    num_rows, count = source.manifest.num_live_rows, source.shard.count
+    if count == 1:
+        return
+    if source.uneven == "drop" and (num_dropped := source.plan(0).num_dropped):
+        logger.info(
+            "Each epoch drops %d of %d rows (different ones each time), so that %d shards take equally many steps.",
+            num_dropped, num_rows, count,
+        )  # fmt: skip
+    if source.uneven == "keep":
+        # Sizes of shards differ by at most one row.
+        few, many = (
+            size // source.batch_size if source.drop_last else -(-size // source.batch_size)
+            for size in (num_rows // count, -(-num_rows // count))
+        )
+        if few != many:
+            logger.warning(
+                "With uneven='keep' some of the %d shards take %d batches and others %d. A training loop that "
+                "synchronizes the ranks in each step would hang: pass uneven='pad', or use "
+                "torch.distributed.algorithms.join.Join.",
+                count, few, many,
+            )  # fmt: skip
 
 
 def numpy_batches(

@@ -154,6 +154,21 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def __iter__(self) -> Iterator[Any]:
         return _Iterator(self) if tf.executing_eagerly() else super().__iter__()
 
+    @property
+    def remaining(self) -> int:
+        """The batches of the next iteration: fewer than the cardinality after `load_state_dict`.
+
+        Raises:
+            TypeError: `num_epochs=None`, so there is no last batch.
+        """
+        num_steps = self.next_begin()[1]
+        if num_steps is None:
+            raise TypeError("With num_epochs=None there is no last batch.")
+        return num_steps
+
+    def __repr__(self) -> str:
+        return self._epochs.describe("TFDataset", self.names)
+
     def __enter__(self) -> TFDataset:
         return self
 

@@ -130,9 +130,28 @@ class TorchDataLoader(DataLoader[Batch]):
         """Accept what the base class assigns."""
 
     def __len__(self) -> int:
+        self._look_for_shard()
         return len(self._epochs)
 
+    @property
+    def remaining(self) -> int:
+        """The batches of the next iteration: fewer than `len()` after `load_state_dict`.
+
+        `tqdm(loader, total=loader.remaining)` shows a bar that ends where the iteration does.
+        """
+        self._look_for_shard()
+        return self._epochs.remaining
+
+    def __repr__(self) -> str:
+        return self._epochs.describe("TorchDataLoader")
+
+    def _look_for_shard(self) -> None:
+        self._epochs.look_for_shard()
+        self.source = self._runs.source = self._epochs.source
+
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        self._epochs.check_open()
+        self._look_for_shard()
         return self._epochs.iterate(self._batches if self.num_workers == 0 else self._batches_of_workers())
 
     def __enter__(self) -> TorchDataLoader:
@@ -168,7 +187,7 @@ class TorchDataLoader(DataLoader[Batch]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iteration begin where the state was taken, at the cost of reading one window.
 
-        `len()` stays that of whole epochs.
+        `len()` stays that of whole epochs; `remaining` is what is left.
 
         Raises:
             StateMismatchError: the state is of other rows or another order; the message says what differs.
@@ -262,7 +281,7 @@ class _Runs(IterableDataset[list[Batch]]):
     """What a worker process iterates: every `num_workers`-th run of batches; together they yield them in order."""
 
     def __init__(self, epochs: Epochs, *, is_shared: bool) -> None:
-        self._source = epochs.source
+        self.source = epochs.source
         self._num_epochs = epochs.num_epochs
         self._past: Past = ()
         self._begin = torch.zeros(2, dtype=torch.int64)
@@ -280,19 +299,19 @@ class _Runs(IterableDataset[list[Batch]]):
         # A source leaves the credentials behind, and workers need them. Of what is pickled while no process is being
         # started nobody knows where it goes.
         is_for_worker = multiprocessing.context.get_spawning_popen() is not None
-        return {**self.__dict__, "storage_options": self._source.storage.options if is_for_worker else None}
+        return {**self.__dict__, "storage_options": self.source.storage.options if is_for_worker else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state.pop("storage_options")
         self.__dict__.update(state)
         if options is not None:
-            self._source.storage.lend(options)
+            self.source.storage.lend(options)
         self._share()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Runs:
         memo[id(self)] = copied = _Runs.__new__(_Runs)
         # It stays in this process.
-        copied.__setstate__({**copy.deepcopy(self.__dict__, memo), "storage_options": self._source.storage.options})
+        copied.__setstate__({**copy.deepcopy(self.__dict__, memo), "storage_options": self.source.storage.options})
         return copied
 
     def begin_at(self, epoch: int, epochs_done: int, past: Past) -> bool:
@@ -311,14 +330,14 @@ class _Runs(IterableDataset[list[Batch]]):
             )
         worker = get_worker_info()
         index, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        epochs = Epochs(self._source, self._num_epochs)
+        epochs = Epochs(self.source, self._num_epochs)
         epoch, epochs_done = self._begin.tolist()
         epochs.begin_at(epoch, epochs_done, self._past)
-        item, files = 0, self._source.open_files(count)
+        item, files = 0, self.source.open_files(count)
         for _, plan in epochs.plans(epochs.next):
             for batches in plan.batch_runs():
                 if item % count == index:
-                    yield list(_batches_in(self._source, plan, files, batches))
+                    yield list(_batches_in(self.source, plan, files, batches))
                 item += 1
 
 
