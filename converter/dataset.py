@@ -19,10 +19,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from converter import cache, identity
-from converter.columns import Nulls, Ragged
+from converter.columns import Array, Nulls, Ragged
 from converter.errors import CacheError, CacheNotOwnedError, ConverterError, SourceError
 from converter.forecast import LoaderPlan, describe_plan
-from converter.frameworks.numpy import BatchReader, takes_generator
+from converter.frameworks.numpy import BatchReader, as_generator, numpy_batches, takes_generator
 from converter.local_cache import find_local_root, remove_unheld
 from converter.manifest import Manifest
 from converter.plan import DEFAULT_WINDOW_GROUPS, UNEVEN, Shard, Shuffle, Uneven, check_integer, default_window_rows
@@ -159,6 +159,39 @@ class DatasetConverter:
         return self._manifest.schema
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns' names, in order."""
+        return self._manifest.schema.names
+
+    def head(self, n: int = 5) -> dict[str, Array]:
+        """The first `n` rows in the dataset's order (all rows if there are fewer), as NumPy arrays.
+
+        Reads only the row groups that hold them, whatever shard this process is. A column that has nulls also gives
+        `<name>__valid`, with zeros where a value is missing; rows of different lengths are an object array of arrays.
+
+        ```python
+        converter.head(3)["label"]  # array([0, 4, 1])
+        ```
+
+        Raises:
+            CacheError: the converter was deleted.
+            ValueError, TypeError: `n` is not a whole number of at least 1.
+        """
+        num_rows = min(check_integer("n", n, least=1), len(self))
+        source = self._source(
+            batch_size=num_rows,
+            # A window of more row groups would be decoded whole.
+            shuffle_window_rows=num_rows,
+            nulls="mask",
+            ragged="nested",
+            cur_shard=0,
+            shard_count=1,
+        )
+        batches = as_generator(numpy_batches(source, source.plan(0), source.open_files(), range(1)))
+        with contextlib.closing(batches):
+            return next(batches)
+
+    @property
     def statistics(self) -> Mapping[str, ColumnStatistics]:
         """For each column nulls, NaNs, minimum, maximum, mean, spread; of tensors also element by element.
 
@@ -206,18 +239,7 @@ class DatasetConverter:
         )
 
     def _repr_html_(self) -> str:
-        cells = [
-            (
-                field.name,
-                field.dtype,
-                "ragged" if field.shape is None else str(field.shape),
-                "nulls" if field.has_nulls else "",
-            )
-            for field in self.schema
-        ]
-        rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
-        head = "<tr><th>column</th><th>dtype</th><th>shape</th><th></th></tr>"
-        return f"<p>{html.escape(repr(self))}</p><table>{head}{rows}</table>"
+        return f"<p>{html.escape(repr(self))}</p>{self.schema._repr_html_()}"
 
     def __enter__(self) -> DatasetConverter:
         return self

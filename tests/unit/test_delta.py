@@ -1135,3 +1135,10 @@ def test_a_damaged_version_that_a_time_stands_for_is_named(tmp_path: Path) -> No
         SourceError, match=r"cannot be opened at version 0: .*Damaged: _delta_log/0+\.json.* version is 2"
     ):
         make_delta_converter(tmp_path, timestamp=moment)
+
+
+def test_head_of_a_version_leaves_out_what_was_deleted_before(tmp_path: Path) -> None:
+    table = five_files(tmp_path / "t")
+    DeltaTable(table).delete("id % 2 = 0")
+    assert sorted(make_delta_converter(table, filters=[("id", "<", 10)]).head(3)["id"].tolist()) == [1, 3, 5]
+    assert make_delta_converter(table, version=4).columns == ("id",)
