@@ -18,6 +18,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import posixpath
 import sys
 import zlib
@@ -271,8 +272,15 @@ def _check_dataframe(df: Any) -> None:
         return
     kind = f"{type(df).__module__}.{type(df).__qualname__}"
     hint = "Pass what spark.read or spark.sql returns."
-    if isinstance(df, str):
-        hint = "A string is not read: pass spark.read.parquet(…) or spark.table(…) of it."
+    if isinstance(df, (str, os.PathLike)):
+        hint = (
+            "It does not read a path: call make_parquet_converter(…) for Parquet files or make_delta_converter(…) for "
+            "a Delta table, both without a copy, or pass spark.read.parquet(…) or spark.table(…)."
+        )
+        if os.path.isdir(os.path.join(os.fspath(df), "_delta_log")):
+            hint = (
+                "That path is a Delta table: call make_delta_converter(…), or pass spark.read.format('delta').load(…)."
+            )
     elif kind.startswith("pandas."):
         hint = "Pass spark.createDataFrame(…) of it."
     raise TypeError(f"make_spark_converter needs a Spark DataFrame, got {kind}. {hint}")

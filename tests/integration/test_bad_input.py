@@ -196,7 +196,8 @@ def test_a_stream_is_refused(spark: SparkSession, cache_dir: Path) -> None:
     ("value", "match"),
     [
         (pd.DataFrame({"x": [1]}), r"got pandas\..*DataFrame\. Pass spark\.createDataFrame\(…\) of it"),
-        ("/data/table", r"got builtins\.str\. A string is not read: pass spark\.read\.parquet\(…\)"),
+        ("/data/table", r"got builtins\.str\. It does not read a path: call make_parquet_converter\(…\) for Parquet"),
+        (Path("/data/table"), r"got pathlib\..*make_delta_converter\(…\) for a Delta table.* or pass spark\.read\."),
         (None, r"needs a Spark DataFrame, got builtins\.NoneType"),
         (Path("/data"), r"needs a Spark DataFrame, got pathlib\."),
         ([{"x": 1}], r"needs a Spark DataFrame, got builtins\.list"),
@@ -206,6 +207,13 @@ def test_what_is_no_dataframe_is_refused(cache_dir: Path, value: Any, match: str
     with pytest.raises(TypeError, match=match):
         make_spark_converter(value, cache_dir=cache_dir)
     assert not cache_dir.exists()
+
+
+def test_the_path_of_a_delta_table_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    for path in (tmp_path, str(tmp_path)):
+        with pytest.raises(TypeError, match=r"That path is a Delta table: call make_delta_converter\(…\)"):
+            make_spark_converter(path)
 
 
 @pytest.mark.parametrize(

@@ -233,8 +233,17 @@ def test_a_delta_table_is_refused_by_name(tmp_path: Path, inside: str) -> None:
 
 
 def test_what_is_not_there_or_no_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="holds no Parquet files"):
+    with pytest.raises(SourceError, match=rf"^file://{tmp_path}/nowhere does not exist\.$"):
         make_parquet_converter(tmp_path / "nowhere")
+    with pytest.raises(SourceError, match=r"nowhere/x\.parquet does not exist\.$"):
+        make_parquet_converter([tmp_path / "nowhere" / "x.parquet"])
+    with pytest.raises(SourceError, match=r"memory://.*/nowhere does not exist"):
+        make_parquet_converter("memory://kept/nowhere")
+    with pytest.raises(SourceError, match=r"nowhere/\*\.parquet matches no Parquet files"):
+        make_parquet_converter(tmp_path / "nowhere" / "*.parquet")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"empty holds no Parquet files \(names that end with \.parquet\)"):
+        make_parquet_converter(tmp_path / "empty")
     write(tmp_path / "part", "k=1.parquet", {"id": [1]})
     (tmp_path / "part" / "day=1").mkdir()
     write(tmp_path / "part" / "day=1", "x.parquet", {"id": [1]})
@@ -962,6 +971,13 @@ def test_rows_of_a_file_that_is_written_into_meanwhile_are_not_handed_out(
         monkeypatch.setattr(windows, "gather", gather_and_write)
         with pytest.raises(SourceChangedError, match=r"a\.parquet was written again"):
             next(iter(reader))
+
+
+def test_a_list_of_structs_says_how_its_values_are_kept(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.parquet", {"items": [[{"price": 1.5}]]})
+    remedy = r"leave it out with columns=…, or read it with Spark and call make_spark_converter, whose error gives"
+    with pytest.raises(UnsupportedTypeError, match=rf"(?s)'items' has type list<.*{remedy} the expressions"):
+        make_parquet_converter(path)
 
 
 def test_the_columns_are_named_in_order(tmp_path: Path) -> None:
