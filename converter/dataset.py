@@ -800,13 +800,15 @@ def make_spark_converter(
         delete_on_exit: remove the entry at the end of the `with` block, or of this interpreter. False keeps it for the
             next one that has the same `cache_key`, until `delete()`. A kept entry is read by converters with True as
             well, who then leave it; what they wrote themselves is never taken for kept, but written once more.
-        progress: show a bar while writing; None where stderr is a terminal or a notebook looks. Needs tqdm.
+        progress: show how many of Spark's tasks are done, in a notebook or on stderr. None: in a notebook or a
+            terminal, if tqdm is installed.
 
     Raises:
         CacheNotConfiguredError: on a cluster or on Spark Connect, and nobody said where the cache goes.
         CacheNotOwnedError: our subdirectory of `cache_dir` exists and was made by somebody else.
         CacheError: the directory is a file, not writable, not shared with the driver, or Spark's job failed (its
             own error is `__cause__`).
+        MissingDependencyError: `progress=True`, and tqdm is not installed; or a package that a URL needs.
         NullValueError: an array column has null elements.
         SourceError: no rows, no columns, a stream, or rows that contradict `shapes`.
         TypeError: `df` is no Spark DataFrame.

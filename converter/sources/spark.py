@@ -44,6 +44,7 @@ from converter.sources.spark_parquet import WRITE_CONFS, write_with_spark
 from converter.sources.spark_schema import SparkColumn, plan_columns
 from converter.sources.spark_session import (
     changed_confs,
+    check_progress,
     collect_reports,
     count_scan_partitions,
     finding_in,
@@ -112,6 +113,7 @@ def write_dataframe(
 ) -> Entry:
     """The entry of `df`: one that provably holds its rows, else a new one, written once."""
     _check_dataframe(df)
+    check_progress(progress)
     session = df.sparkSession
     is_case_sensitive = session.conf.get("spark.sql.caseSensitive", None) == "true"
     columns = plan_columns(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from converter import (
     ConverterError,
     DatasetConverter,
     EmptyShardError,
+    MissingDependencyError,
     NullValueError,
     SourceError,
     UnsupportedTypeError,
@@ -207,6 +209,19 @@ def test_what_is_no_dataframe_is_refused(cache_dir: Path, value: Any, match: str
     with pytest.raises(TypeError, match=match):
         make_spark_converter(value, cache_dir=cache_dir)
     assert not cache_dir.exists()
+
+
+def test_a_bar_without_tqdm_is_refused_before_anything_is_written(
+    spark: SparkSession, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if it were not installed.
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    match = r"progress=True needs tqdm, which is not installed: pip install tqdm, or 'spark-tensor-converter\[spark\]'"
+    with pytest.raises(MissingDependencyError, match=match):
+        make_spark_converter(spark.range(3), cache_dir=cache_dir, progress=True)
+    assert not cache_dir.exists()
+    with make_spark_converter(spark.range(3), cache_dir=cache_dir) as converter:
+        assert len(converter) == 3
 
 
 def test_the_path_of_a_delta_table_is_named_as_one(tmp_path: Path) -> None:

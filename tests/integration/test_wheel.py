@@ -164,6 +164,11 @@ print(json.dumps(fields | {"description": found.json["description"]}))
     assert {line.partition(", ")[0] for line in found["Project-URL"]} >= {"Homepage", "Issues"}
     always = {re.split(r"[><=!~; \[]", line)[0] for line in found["Requires-Dist"] if "extra ==" not in line}
     assert always == {"fsspec", "numpy", "platformdirs", "pyarrow"}
+    # An extra for each engine and store, none for what does not exist.
+    extras = {"spark", "torch", "tf", "delta", "azure", "hdfs", "s3", "local", "test", "dev", "all"}
+    assert set(found["Provides-Extra"]) == extras
+    for extra in ("spark", "torch"):
+        assert any(re.match(rf"tqdm>=.*extra == '{extra}'", line) for line in found["Requires-Dist"])
 
 
 def test_the_environment_is_consistent_and_has_neither_spark_nor_torch(installed: Environment) -> None:
