@@ -330,6 +330,15 @@ def _objects(values: Any) -> Array:
     return array
 
 
+def readme_block(text: str) -> str:
+    """The one block of the README's code that has this text in it."""
+    blocks = re.findall(
+        r"^```(?:python)?\n(.*?)^```$", (REPOSITORY / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    (found,) = [block for block in blocks if text in block]
+    return found
+
+
 class ReadStderr(io.StringIO):
     """A stderr that makes a file once it shows a count of tasks: `rows_that_wait` go on then."""
 

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -19,6 +20,7 @@ import pytest
 
 import converter as package
 from converter import make_spark_converter
+from tests.known_rows import readme_block
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -245,3 +247,16 @@ except TypeError as error:
     print(json.dumps(str(error)))
 """)
     assert "make_spark_converter needs a Spark DataFrame, got builtins.str." in found
+
+
+def test_the_commands_of_the_readme_build_the_wheel_that_they_install(built: Distributions, tmp_path: Path) -> None:
+    build, install = readme_block("pip wheel").splitlines()
+    _, *arguments = shlex.split(build)
+    assert arguments[-3:] == ["-w", "dist", "."]
+    run([sys.executable, "-m", "pip", *arguments[:-2], tmp_path / "dist", ROOT], tmp_path)
+    named = re.fullmatch(r"pip install '(dist/[^\[]+)\[([\w,]+)\]'", install)
+    assert named is not None
+    assert [f"dist/{path.name}" for path in (tmp_path / "dist").iterdir()] == [named[1]]
+    with zipfile.ZipFile(built.wheel) as archive:
+        text = archive.read(f"spark_tensor_converter-{package.__version__}.dist-info/METADATA").decode()
+    assert set(named[2].split(",")) <= set(re.findall(r"^Provides-Extra: (\w+)$", text, re.MULTILINE))
