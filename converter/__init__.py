@@ -12,7 +12,7 @@ rows and in what order, a reader says how they are fetched, a framework says as
 what they arrive. Importing this loads no Spark, torch or TensorFlow.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata as _metadata
 
 from converter.dataset import (
     DatasetConverter,
@@ -40,8 +40,8 @@ from converter.errors import (
 from converter.local_spark import start_local_spark
 
 try:
-    __version__ = version("spark-tensor-converter")
-except PackageNotFoundError:  # A checkout that was never installed.
+    __version__ = _metadata.version("spark-tensor-converter")
+except _metadata.PackageNotFoundError:  # A checkout that was never installed.
     __version__ = "0+unknown"
 
 __all__ = [
@@ -67,3 +67,8 @@ __all__ = [
     "start_local_spark",
     "sweep",
 ]
+
+
+def __dir__() -> list[str]:
+    """What users need. The other modules are internal: they stay importable and are not listed."""
+    return sorted([*__all__, "frameworks"])

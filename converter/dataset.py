@@ -19,10 +19,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from converter import cache, identity
-from converter.columns import Nulls, Ragged
+from converter.columns import Array, Nulls, Ragged
 from converter.errors import CacheError, CacheNotOwnedError, ConverterError, SourceError
 from converter.forecast import LoaderPlan, describe_plan
-from converter.frameworks.numpy import BatchReader, say_steps, takes_generator
+from converter.frameworks.numpy import BatchReader, as_generator, numpy_batches, say_steps, takes_generator
 from converter.local_cache import find_local_root, remove_unheld
 from converter.manifest import Manifest
 from converter.plan import DEFAULT_WINDOW_GROUPS, UNEVEN, Shard, Shuffle, Uneven, check_integer, default_window_rows
@@ -161,6 +161,39 @@ class DatasetConverter:
         return self._manifest.schema
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns' names, in order."""
+        return self._manifest.schema.names
+
+    def head(self, n: int = 5) -> dict[str, Array]:
+        """The first `n` rows in the dataset's order (all rows if there are fewer), as NumPy arrays.
+
+        Reads only the row groups that hold them, whatever shard this process is. A column that has nulls also gives
+        `<name>__valid`, with zeros where a value is missing; rows of different lengths are an object array of arrays.
+
+        ```python
+        converter.head(3)["label"]  # array([0, 4, 1])
+        ```
+
+        Raises:
+            CacheError: the converter was deleted.
+            ValueError, TypeError: `n` is not a whole number of at least 1.
+        """
+        num_rows = min(check_integer("n", n, least=1), len(self))
+        source = self._source(
+            batch_size=num_rows,
+            # A window of more row groups would be decoded whole.
+            shuffle_window_rows=num_rows,
+            nulls="mask",
+            ragged="nested",
+            cur_shard=0,
+            shard_count=1,
+        )
+        batches = as_generator(numpy_batches(source, source.plan(0), source.open_files(), range(1)))
+        with contextlib.closing(batches):
+            return next(batches)
+
+    @property
     def statistics(self) -> Mapping[str, ColumnStatistics]:
         """For each column nulls, NaNs, minimum, maximum, mean, spread; of tensors also element by element.
 
@@ -209,18 +242,7 @@ class DatasetConverter:
         )
 
     def _repr_html_(self) -> str:
-        cells = [
-            (
-                field.name,
-                field.dtype,
-                "ragged" if field.shape is None else str(field.shape),
-                "nulls" if field.has_nulls else "",
-            )
-            for field in self.schema
-        ]
-        rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
-        head = "<tr><th>column</th><th>dtype</th><th>shape</th><th></th></tr>"
-        return f"<p>{html.escape(repr(self))}</p><table>{head}{rows}</table>"
+        return f"<p>{html.escape(repr(self))}</p>{self.schema._repr_html_()}"
 
     def __enter__(self) -> DatasetConverter:
         return self
@@ -792,13 +814,15 @@ def make_spark_converter(
         delete_on_exit: remove the entry at the end of the `with` block, or of this interpreter. False keeps it for the
             next one that has the same `cache_key`, until `delete()`. A kept entry is read by converters with True as
             well, who then leave it; what they wrote themselves is never taken for kept, but written once more.
-        progress: show a bar while writing; None where stderr is a terminal or a notebook looks. Needs tqdm.
+        progress: show how many of Spark's tasks are done, in a notebook or on stderr. None: in a notebook or a
+            terminal, if tqdm is installed.
 
     Raises:
         CacheNotConfiguredError: on a cluster or on Spark Connect, and nobody said where the cache goes.
         CacheNotOwnedError: our subdirectory of `cache_dir` exists and was made by somebody else.
         CacheError: the directory is a file, not writable, not shared with the driver, or Spark's job failed (its
             own error is `__cause__`).
+        MissingDependencyError: `progress=True`, and tqdm is not installed; or a package that a URL needs.
         NullValueError: an array column has null elements.
         SourceError: no rows, no columns, a stream, or rows that contradict `shapes`.
         TypeError: `df` is no Spark DataFrame.

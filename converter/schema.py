@@ -10,6 +10,7 @@ that has no time type takes the integers, and NumPy's own is a free view of them
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -43,6 +44,9 @@ _SCALARS: dict[pa.DataType, str] = {
     pa.large_binary(): "bytes",
 }
 
+
+_MOST_SHOWN = 40
+"""Columns that a schema's `repr` lists."""
 
 DTYPES = frozenset(_SCALARS.values()) | {"datetime64[us]", "uint8"}
 """Every dtype that a column can have."""
@@ -137,6 +141,13 @@ class Field:
         return self.ragged_ndim if self.shape is None else len(self.shape)
 
     @property
+    def shown_shape(self) -> str:
+        """The shape of a row as a table shows it."""
+        if self.shape is not None:
+            return str(self.shape)
+        return "ragged" if self.ragged_ndim == 1 else f"ragged, {self.ragged_ndim} dimensions"
+
+    @property
     def is_object(self) -> bool:
         """Whether a value is a Python object instead of a number."""
         return self.dtype in OBJECT_DTYPES
@@ -182,9 +193,44 @@ class Schema:
     ('x', 'y')
     >>> schema["y"].dtype
     'int64'
+    >>> schema
+    Schema(2 columns)
+    name  dtype    shape  nulls
+    x     float32  ()     no
+    y     int64    ()     no
     """
 
     fields: tuple[Field, ...]
+
+    def __repr__(self) -> str:
+        rows = [_HEADINGS, *self._cells()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([f"Schema({_count_columns(len(self))})", *lines, *self._more()])
+
+    def _repr_html_(self) -> str:
+        head, *rows = (
+            "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
+            for tag, row in [("th", _HEADINGS), *(("td", row) for row in self._cells())]
+        )
+        more = "".join(f"<p>{line}</p>" for line in self._more())
+        return f"<table>{head}{''.join(rows)}</table>{more}"
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        """The columns that are shown, as text."""
+        return [
+            (
+                field.name if field.name.isprintable() else repr(field.name),
+                field.dtype,
+                field.shown_shape,
+                "yes" if field.has_nulls else "no",
+            )
+            for field in self.fields[:_MOST_SHOWN]
+        ]
+
+    def _more(self) -> list[str]:
+        hidden = len(self) - _MOST_SHOWN
+        return [f"… and {_count_columns(hidden)} more"] if hidden > 0 else []
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -225,6 +271,13 @@ class Schema:
     def from_json(cls, value: Iterable[Mapping[str, Any]]) -> Schema:
         """The inverse of `to_json`."""
         return cls(tuple(Field.from_json(field) for field in value))
+
+
+_HEADINGS = ("name", "dtype", "shape", "nulls")
+
+
+def _count_columns(count: int) -> str:
+    return f"{count:,} column{'' if count == 1 else 's'}"
 
 
 def raise_unsupported(found: Mapping[str, tuple[str, str]]) -> None:

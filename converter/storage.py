@@ -160,6 +160,18 @@ class Storage:
         return self.is_local or bool(self._filesystem.has_folders)
 
     @property
+    def exists(self) -> bool:
+        """Whether this directory is there; in a store of objects, whether anything lies below it."""
+        if not self.is_local and self._filesystem.has_containers and "/" not in self._root:
+            # A missing container fails its listing, and a token for what is in it may not ask for it.
+            return True
+        try:
+            self._filesystem.info(self._root)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    @property
     def is_at_a_file(self) -> bool:
         """Whether a file stands where this directory, or one above it, would be."""
         path = self._root

@@ -90,6 +90,13 @@ _GOOGLE_SCHEMES = ("gs", "gcs")
 _S3_SCHEMES = ("s3", "s3a")
 _OBJECT_SCHEMES = (*_S3_SCHEMES, *_GOOGLE_SCHEMES)
 _AZURE_SCHEMES = ("abfs", "abfss", "az")
+_PACKAGES = (
+    dict.fromkeys(_S3_SCHEMES, ("s3fs", "'spark-tensor-converter[s3]'"))
+    | dict.fromkeys(_GOOGLE_SCHEMES, ("gcsfs", "gcsfs"))
+    | dict.fromkeys(_HTTP_SCHEMES, ("aiohttp", "aiohttp"))
+)
+"""The module that fsspec needs for a scheme, and what pip installs for it."""
+
 _AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
 _AZURE_SCOPE = "https://storage.azure.com/.default"
 _AZURE_CREDENTIALS = ("connection_string", "account_key", "sas_token", "credential", "client_secret")
@@ -905,7 +912,7 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
         if re.search(r"[?#]", path):
             # It would look into the folder that is named before the sign.
             raise ValueError(f"{shown} has a ? or # in its path, which hdfs-native cannot read. Rename the folder.")
-        _require("hdfs_native", shown, "hdfs")
+        _require("hdfs_native", "'spark-tensor-converter[hdfs]'", shown)
         # As Hadoop does.
         path = re.sub("/{2,}", "/", path)
         shown = f"{scheme}://{netloc.rpartition('@')[2]}{path}".rstrip("/")
@@ -921,6 +928,8 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
     if scheme in (*_OBJECT_SCHEMES, *_HTTP_SCHEMES) and re.search(r"[?#]", named):
         # fsspec's filesystems do not agree on what such a sign means, and what is shown must be where things are.
         raise ValueError(f"{shown} goes on with a ? or #, which is not supported here. Rename the folder.")
+    if scheme in _PACKAGES:
+        _require(*_PACKAGES[scheme], shown)
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
@@ -1002,7 +1011,7 @@ def _open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) ->
     shown = f"{place.scheme}://{place.container}@{host}/{place.path}".rstrip("/")
     _check_names(place.path, shown)
     _check_signs(place.path, shown)
-    _require("adlfs", shown, "azure")
+    _require("adlfs", "'spark-tensor-converter[azure]'", shown)
     if said not in (None, account):
         raise ValueError(
             f"{shown} is of the account {account!r}, and {who} of {said!r}; give those of one, or unset it."
@@ -1106,11 +1115,11 @@ def _default_place_of_spark() -> AzurePlace | None:
     return None
 
 
-def _require(module: str, url: str, extra: str) -> None:
+def _require(module: str, requirement: str, url: str) -> None:
+    """Raise MissingDependencyError, with what pip is to install, if there is no such module."""
     if importlib.util.find_spec(module) is None:
         raise MissingDependencyError(
-            f"{url} needs {module.replace('_', '-')}, which is not installed: "
-            f"pip install 'spark-tensor-converter[{extra}]'."
+            f"{url} needs {module.replace('_', '-')}, which is not installed: pip install {requirement}."
         )
 
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
 Array = npt.NDArray[Any]
@@ -325,3 +328,42 @@ def _objects(values: Any) -> Array:
     array = np.empty(len(rows), object)
     array[:] = rows
     return array
+
+
+def readme_block(text: str) -> str:
+    """The one block of the README's code that has this text in it."""
+    blocks = re.findall(
+        r"^```(?:python)?\n(.*?)^```$", (REPOSITORY / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    (found,) = [block for block in blocks if text in block]
+    return found
+
+
+class ReadStderr(io.StringIO):
+    """A stderr that makes a file once it shows a count of tasks: `rows_that_wait` go on then."""
+
+    def __init__(self, flag: str | Path) -> None:
+        super().__init__()
+        self.flag = Path(flag)
+
+    def write(self, text: str) -> int:
+        # What an executor was asked before may be counted too.
+        if re.search(" of [2-9] tasks", text):
+            self.flag.touch()
+        return super().write(text)
+
+
+def rows_that_wait(spark: SparkSession, flag: str | Path) -> DataFrame:
+    """Six rows in two tasks, which do not end before the file is there."""
+    path = str(flag)
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os
+        import time
+
+        deadline = time.monotonic() + 60
+        while not os.path.exists(path) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield from batches
+
+    return spark.range(0, 6, 1, 2).mapInArrow(wait, "id long")

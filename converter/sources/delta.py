@@ -237,6 +237,8 @@ def _read_log_folder(storage: Storage) -> Mapping[str, FileInfo]:
             path=storage.url,
         )
     if not any(info.name == _LOG and storage.leads_to_folder(info) for info in storage.list()):
+        if not storage.exists:
+            raise SourceError(f"{storage.url} does not exist.", path=storage.url)
         raise SourceError(
             f"{storage.url} is no Delta table: it holds no folder {_LOG}. For Parquet files say "
             "make_parquet_converter(…).",

@@ -203,9 +203,11 @@ def _find_files(
         found_there = _files_of(url, storage_options, timeout_seconds, looked_at)
         # Of a choice `{a,b}` one may be missing.
         if not any(place.names for place in found_there):
-            nowhere = found_there[0].folder.url
-            nothing = f"{shown_url(url)} matches" if _GLOB.search(url) else f"{nowhere} holds"
-            raise SourceError(f"{nothing} no Parquet files (names that end with .parquet).", path=nowhere)
+            folder, is_glob = found_there[0].folder, _GLOB.search(url)
+            if not is_glob and not folder.exists:
+                raise SourceError(f"{folder.url} does not exist.", path=folder.url)
+            nothing = f"{shown_url(url)} matches" if is_glob else f"{folder.url} holds"
+            raise SourceError(f"{nothing} no Parquet files (names that end with .parquet).", path=folder.url)
         places += [place for place in found_there if place.names]
     first = places[0].folder
     for folder, _, _ in places:
@@ -838,7 +840,10 @@ def _plan_field(
         # Packed by this package, in a cache whose manifest is elsewhere.
         dtype, ndim = said[executor.DTYPE_METADATA], int(said[executor.NDIM_METADATA])
     elif dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
-        remedy = "leave it out with columns=…, or read it with Spark and convert the DataFrame"
+        remedy = (
+            "leave it out with columns=…, or read it with Spark and call make_spark_converter, whose error gives the "
+            "expressions that keep its values"
+        )
         if pa.types.is_fixed_size_binary(kind) and not ndim:
             remedy = (
                 f"say with shapes={{{column.name!r}: ({kind.byte_width},)}} that its bytes are numbers, or {remedy}"

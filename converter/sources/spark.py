@@ -18,6 +18,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import posixpath
 import sys
 import zlib
@@ -43,6 +44,7 @@ from converter.sources.spark_parquet import WRITE_CONFS, write_with_spark
 from converter.sources.spark_schema import SparkColumn, plan_columns
 from converter.sources.spark_session import (
     changed_confs,
+    check_progress,
     collect_reports,
     count_scan_partitions,
     finding_in,
@@ -111,6 +113,7 @@ def write_dataframe(
 ) -> Entry:
     """The entry of `df`: one that provably holds its rows, else a new one, written once."""
     _check_dataframe(df)
+    check_progress(progress)
     session = df.sparkSession
     is_case_sensitive = session.conf.get("spark.sql.caseSensitive", None) == "true"
     columns = plan_columns(
@@ -271,8 +274,15 @@ def _check_dataframe(df: Any) -> None:
         return
     kind = f"{type(df).__module__}.{type(df).__qualname__}"
     hint = "Pass what spark.read or spark.sql returns."
-    if isinstance(df, str):
-        hint = "A string is not read: pass spark.read.parquet(…) or spark.table(…) of it."
+    if isinstance(df, (str, os.PathLike)):
+        hint = (
+            "It does not read a path: call make_parquet_converter(…) for Parquet files or make_delta_converter(…) for "
+            "a Delta table, both without a copy, or pass spark.read.parquet(…) or spark.table(…)."
+        )
+        if os.path.isdir(os.path.join(os.fspath(df), "_delta_log")):
+            hint = (
+                "That path is a Delta table: call make_delta_converter(…), or pass spark.read.format('delta').load(…)."
+            )
     elif kind.startswith("pandas."):
         hint = "Pass spark.createDataFrame(…) of it."
     raise TypeError(f"make_spark_converter needs a Spark DataFrame, got {kind}. {hint}")

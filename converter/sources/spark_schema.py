@@ -31,6 +31,9 @@ _ARROW_OF_SPARK: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
+_MOST_MEMBERS = 8
+"""Members of a struct that an error writes out."""
+
 _SQL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 
 
@@ -212,23 +215,20 @@ def _remedy(path: Sequence[str], element: Any, ndim: int) -> str:
     """What to write instead of a column without tensor form: code that runs as it stands."""
     kind = element if isinstance(element, str) else str(element["type"])
     column, sql = f"F.col({_quoted(path)!r})", _quoted(path)
+    if ndim and kind == "struct":
+        arrays = _arrays_of_members(column, element, ndim, path[-1])
+        return f"make an array of each member, e.g. {_replaced(path, arrays)}"
     if ndim:
         for _ in range(ndim - 1):
             column = f"F.flatten({column})"
-        changes = {
-            "date": "F.unix_date(x)",
-            "timestamp": "F.unix_micros(x)",
-            "timestamp_ntz": "F.unix_micros(x.cast('timestamp'))",
-            "string": "F.xxhash64(x)",
-            "binary": "F.length(x)",
-            "map": "F.size(x)",
-        }
-        if kind == "struct":
-            return f"take one member, e.g. F.transform({column}, lambda x: x[{_first_member(element)!r}])"
-        change = changes.get("string" if kind.startswith(("char", "varchar", "string")) else kind, "x.cast('long')")
-        return f"make numbers of its elements, e.g. F.transform({column}, lambda x: {change})"
+        return f"make numbers of its elements, e.g. F.transform({column}, lambda x: {_as_number('x', element)})"
     if kind == "map":
-        return f"take the keys you need, or lists, e.g. F.size({column})"
+        arrays = {
+            f"{path[-1]}_{what}": _array_of(f"F.map_{what}({column})", element[f"{what[:-1]}Type"])
+            for what in ("keys", "values")
+        }
+        key = "key" if element["keyType"] == "string" else 1
+        return f"select the keys you need, as {column}[{key!r}], or make arrays, e.g. {_replaced(path, arrays)}"
     if kind == "void":
         return f"drop it, it is always null, or cast it, e.g. {column}.cast('int')"
     if kind == "variant":
@@ -242,5 +242,53 @@ def _remedy(path: Sequence[str], element: Any, ndim: int) -> str:
     return f"cast it, e.g. {column}.cast('string')"
 
 
-def _first_member(struct: Mapping[str, Any]) -> str:
-    return str(struct["fields"][0]["name"])
+_NUMBER_OF = {
+    "date": "F.unix_date({})",
+    "timestamp": "F.unix_micros({})",
+    "timestamp_ntz": "F.unix_micros({}.cast('timestamp'))",
+    "string": "F.xxhash64({})",
+    "binary": "F.length({})",
+    "map": "F.size({})",
+    "array": "F.size({})",
+    "struct": "F.xxhash64({})",
+    "void": "{}.cast('int')",
+}
+
+
+def _as_number(value: str, spark_type: Any) -> str:
+    """Code that makes a number of a value inside an array; the value itself where it is one."""
+    arrow = _arrow_type(spark_type)
+    dtype = None if arrow is None else dtype_of(arrow)
+    if dtype is not None and dtype not in ("str", "bytes") and not dtype.startswith("datetime64"):
+        return value
+    kind = spark_type if isinstance(spark_type, str) else str(spark_type["type"])
+    kind = "string" if kind.startswith(("char", "varchar", "string")) else kind
+    return _NUMBER_OF.get(kind, "{}.cast('long')").format(value)
+
+
+def _array_of(array: str, element: Any) -> str:
+    """Code for an array as one of numbers."""
+    number = _as_number("x", element)
+    return array if number == "x" else f"F.transform({array}, lambda x: {number})"
+
+
+def _arrays_of_members(column: str, struct: Mapping[str, Any], ndim: int, prefix: str) -> dict[str, str]:
+    """Code for an array of each of the first members of an array of structs, by the name that it gets."""
+    found = {}
+    for field in struct["fields"][:_MOST_MEMBERS]:
+        name = str(field["name"])
+        code = _as_number(f"x[{name!r}]", field["type"])
+        for depth in range(ndim):
+            inner = column if depth == ndim - 1 else f"y{depth}"
+            code = f"F.transform({inner}, lambda {'x' if depth == 0 else f'y{depth - 1}'}: {code})"
+        found[f"{prefix}_{name}"] = code
+    return found
+
+
+def _replaced(path: Sequence[str], arrays: Mapping[str, str]) -> str:
+    """Code for the DataFrame with these arrays in the place of a column."""
+    added = ", ".join(f"{code}.alias({name!r})" for name, code in arrays.items())
+    if len(path) == 1:
+        return f"df.select('*', {added}).drop({path[0]!r})"
+    parent = f"F.col({_quoted(path[:1])!r}).dropFields({_quoted(path[1:])!r})"
+    return f"df.select('*', {added}).withColumn({path[0]!r}, {parent})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from converter import (
     ConverterError,
     DatasetConverter,
     EmptyShardError,
+    MissingDependencyError,
     NullValueError,
     SourceError,
     UnsupportedTypeError,
@@ -196,7 +198,8 @@ def test_a_stream_is_refused(spark: SparkSession, cache_dir: Path) -> None:
     ("value", "match"),
     [
         (pd.DataFrame({"x": [1]}), r"got pandas\..*DataFrame\. Pass spark\.createDataFrame\(…\) of it"),
-        ("/data/table", r"got builtins\.str\. A string is not read: pass spark\.read\.parquet\(…\)"),
+        ("/data/table", r"got builtins\.str\. It does not read a path: call make_parquet_converter\(…\) for Parquet"),
+        (Path("/data/table"), r"got pathlib\..*make_delta_converter\(…\) for a Delta table.* or pass spark\.read\."),
         (None, r"needs a Spark DataFrame, got builtins\.NoneType"),
         (Path("/data"), r"needs a Spark DataFrame, got pathlib\."),
         ([{"x": 1}], r"needs a Spark DataFrame, got builtins\.list"),
@@ -206,6 +209,26 @@ def test_what_is_no_dataframe_is_refused(cache_dir: Path, value: Any, match: str
     with pytest.raises(TypeError, match=match):
         make_spark_converter(value, cache_dir=cache_dir)
     assert not cache_dir.exists()
+
+
+def test_a_bar_without_tqdm_is_refused_before_anything_is_written(
+    spark: SparkSession, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if it were not installed.
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    match = r"progress=True needs tqdm, which is not installed: pip install tqdm, or 'spark-tensor-converter\[spark\]'"
+    with pytest.raises(MissingDependencyError, match=match):
+        make_spark_converter(spark.range(3), cache_dir=cache_dir, progress=True)
+    assert not cache_dir.exists()
+    with make_spark_converter(spark.range(3), cache_dir=cache_dir) as converter:
+        assert len(converter) == 3
+
+
+def test_the_path_of_a_delta_table_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    for path in (tmp_path, str(tmp_path)):
+        with pytest.raises(TypeError, match=r"That path is a Delta table: call make_delta_converter\(…\)"):
+            make_spark_converter(path)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +302,7 @@ def test_bad_options_of_the_conversion_are_named(
         ({"cur_shard": 0}, ValueError, "cur_shard and shard_count go together, got cur_shard=0 and shard_count=None"),
         ({"cur_shard": 3, "shard_count": 3}, ValueError, "0 <= cur_shard < shard_count, got 3 of 3"),
         ({"cur_shard": 0, "shard_count": 101}, EmptyShardError, "100 rows cannot be divided among 101 shards"),
-        ({"uneven": "all"}, ValueError, "uneven must be 'drop', 'pad' or 'keep', got 'all'"),
+        ({"uneven": "all"}, ValueError, "uneven must be 'drop', 'pad', 'keep' or None, got 'all'"),
         ({"nulls": "drop"}, ValueError, "nulls must be 'raise', 'mask' or a dict of fill values, got 'drop'"),
         ({"nulls": {"idd": 0}}, ValueError, r"nulls: There is no column 'idd'\. Did you mean 'id'\?"),
         ({"nulls": {"int": 0.5}, "columns": ["int"]}, (TypeError, ValueError), "'int'"),

@@ -5,6 +5,7 @@ A local Connect server refuses to start beside a classic session, so it has a pr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 from converter import DatasetConverter, make_spark_converter
 from converter.local_spark import find_java_home
 from tests.known_rows import (
+    ReadStderr,
     assert_same,
     concatenate,
     error_of,
@@ -27,6 +29,7 @@ from tests.known_rows import (
     known_valid,
     known_values,
     only_connect_server,
+    rows_that_wait,
     run_python,
 )
 
@@ -70,6 +73,12 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
         assert_same(found, known_values(np.arange(300), nulls=True))
         assert_same(masks, known_valid(np.arange(300)))
     result["left"] = files_below(cache_dir)
+
+    stderr = ReadStderr(f"{folder}/seen")
+    with contextlib.redirect_stderr(stderr):
+        make_spark_converter(rows_that_wait(spark, stderr.flag), cache_dir=cache_dir, progress=True).delete()
+    result["progress"] = stderr.getvalue()
+    stderr.flag.unlink()
 
     rows = spark.range(0, 10, 1, 2)
     images = rows.selectExpr("unhex(lpad(hex(id), 8, '0')) AS image")
@@ -132,6 +141,11 @@ def test_connect_needs_to_be_told_where_the_cache_goes(connect: dict[str, Any]) 
     assert re.search(r"Spark Connect.*cache_dir=….*CONVERTER_CACHE_DIR.*converter\.cacheDir", text)
     assert connect["from environment"] == 5
     assert connect["from conf"] == 5
+
+
+def test_the_bar_counts_tasks_over_connect(connect: dict[str, Any]) -> None:
+    assert re.search(r"\rWriting the cache: \d of [23] tasks \[\d\d:\d\d\]", connect["progress"])
+    assert "0 of 0" not in connect["progress"]
 
 
 def test_errors_over_connect_are_ours(connect: dict[str, Any]) -> None:

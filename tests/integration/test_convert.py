@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import logging
 import pickle
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,14 @@ from pyspark.sql import functions as F
 
 from converter import DatasetConverter, SourceError, make_spark_converter
 from tests.known_rows import (
+    ReadStderr,
     assert_same,
     concatenate,
     files_below,
     known_rows,
     known_valid,
     known_values,
+    rows_that_wait,
     run_python,
     wait_until,
 )
@@ -375,3 +379,15 @@ def test_a_pickled_copy_reads_elsewhere_and_deletes_nothing(spark: SparkSession,
         (tmp_path / "converter.pickle").write_bytes(pickle.dumps(converter))
         assert run_python(read_pickled, str(tmp_path / "converter.pickle")) == list(range(9))
         assert read(converter)["id"].tolist() == list(range(9))
+
+
+def test_the_bar_counts_the_tasks_of_the_write(
+    spark: SparkSession, cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stderr = ReadStderr(tmp_path / "seen")
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with make_spark_converter(rows_that_wait(spark, stderr.flag), cache_dir=cache_dir, progress=True) as converter:
+        assert len(converter) == 6
+    assert stderr.flag.exists()
+    assert re.search(r"\rWriting the cache: 0 of 2 tasks \[\d\d:\d\d\]", stderr.getvalue())
+    assert "0 of 0" not in stderr.getvalue()

@@ -18,6 +18,7 @@ import pytest
 
 from converter import MissingDependencyError, start_local_spark
 from converter.local_spark import find_java_home
+from tests.known_rows import readme_block
 
 NAMES_OF_SPARK_AND_JAVA = ("SPARK", "PYSPARK", "CONVERTER", "JAVA", "JDK_JAVA", "_JAVA")
 
@@ -282,3 +283,13 @@ print(second.conf.get("spark.sql.session.timeZone"))
 second.stop()
 """
     assert run_python(program, os.environ, tmp_path) == "Asia/Tokyo"
+
+
+def test_the_lines_of_the_readme_start_spark_and_show_rows(tmp_path: Path) -> None:
+    environment = os.environ | {"CONVERTER_CACHE_DIR": str(tmp_path)}
+    program = readme_block("start_local_spark(")
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^id +int64 +\(\) +no \{'id': array\(\[0, 1, 2\]\)\}$", done.stdout, re.MULTILINE)

@@ -451,6 +451,31 @@ def test_a_cloud_cell_says_so(notebook: Path) -> None:
     assert ("We have run none of" in said) == (notebook.stem in PLATFORMS)
 
 
+WATCH_A_JOB = """
+from converter.sources import spark_session
+from tests.unit.test_spark_session import PLANNED_LATE, ScriptedTracker
+from types import SimpleNamespace
+
+spark_session._SHOW_SECONDS = 0.001
+tracker = ScriptedTracker(*PLANNED_LATE * 10)
+session = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+with spark_session.progress_bar(session, False, "job", None):
+    assert tracker.is_over.wait(60)
+"""
+
+
+def test_a_write_is_followed_in_one_output_of_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without ipywidgets tqdm warns, and leaves an output for each change.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    write_kernel_spec(str(tmp_path / "kernels" / "python3"))
+    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(WATCH_A_JOB)])
+    NotebookClient(content, timeout=120, kernel_name="python3").execute()
+    (shown,) = content.cells[0].outputs
+    assert shown.output_type == "display_data"
+    assert re.fullmatch(r"Wrote the cache \[\d\d:\d\d\]", shown.data["text/plain"])
+
+
 @pytest.mark.parametrize("notebook", [path for path in NOTEBOOKS if path.stem in DIGITS], indirect=True, ids=str)
 class TestDigits:
     def test_the_network_recognises_held_out_digits(self, run: Run) -> None:

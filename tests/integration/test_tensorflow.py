@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import io
 import itertools
 import json
 import logging
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -1027,3 +1030,22 @@ def use_both(url: str) -> list[int]:
 
 def test_torch_and_tensorflow_work_in_one_process(vectors: DatasetConverter) -> None:
     assert run_python(use_both, vectors.url) == [0] * 11
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="PyTorch's CPU build has no Triton.")
+def test_pytorch_trains_beside_tensorflow_once_triton_was_imported_first() -> None:
+    # As the README says; the other way round the process aborts, in their own libraries.
+    program = """
+import triton
+import tensorflow
+import torch
+
+layer = torch.nn.Linear(3, 1)
+optimizer = torch.optim.Adam(layer.parameters())
+layer(torch.ones(2, 3)).sum().backward()
+optimizer.step()
+print("trained", float(tensorflow.reduce_sum(tensorflow.ones(3))))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("trained 3.0\n")

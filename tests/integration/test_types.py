@@ -398,8 +398,13 @@ def unsupported_columns() -> dict[str, str]:
         "times": "array(timestamp'2026-01-01 00:00:00')",
         "binaries": "array(X'00')",
         "structs": "array(named_struct('member', 1))",
+        "rich structs": "array(named_struct('a', 1.5D, 'it''s', 'x', 'day', date'2026-01-01', 'in', array(1)))",
+        "nested structs": "array(array(named_struct('a', 1, 'b', 2L)), array(named_struct('a', 3, 'b', 4L)))",
+        "dates by number": "map(1, date'2026-01-01')",
+        "numbers": "map(1L, 2.5F)",
         "person": "person",
         "dotted.map": "map('key', 1)",
+        "dotted.structs": "array(named_struct('member', 1))",
         "dotted.void": "NULL",
         "it's": "interval '1' day",
     }
@@ -465,15 +470,44 @@ def test_the_remedy_of_the_message_works(spark: SparkSession, cache_dir: Path, n
     assert code is not None, line
     remedy = evaluate(code[1], df)
     mended = remedy if isinstance(remedy, DataFrame) else df.withColumn(name, remedy)
-    assert mended.columns == ["id", name]
+    if code[1].startswith("df.select('*'"):
+        # Arrays of its members, or of its keys and values, have taken its place.
+        assert mended.columns[0] == "id"
+        assert all(added.startswith(f"{name}_") for added in mended.columns[1:])
+    else:
+        assert mended.columns == ["id", name]
     with (
         make_spark_converter(mended, cache_dir=cache_dir) as converter,
         converter.make_batch_reader(nulls="mask", ragged="pad") as reader,
     ):
         (batch,) = list(reader)
     assert batch["id"].tolist() == [0, 1, 2]
-    assert len(batch[name]) == 3
-    assert converter.schema[name].has_nulls == ("void" in name)
+    assert len(batch) > 1
+    assert {len(column) for column in batch.values()} == {3}
+    assert all(converter.schema[one].has_nulls == ("void" in name) for one in mended.columns[1:])
+
+
+def test_the_remedy_for_structs_and_maps_keeps_all_their_values(spark: SparkSession, cache_dir: Path) -> None:
+    df = spark.range(0, 3, 1, 1).selectExpr(
+        "id",
+        "array(named_struct('price', id + 0.5F, 'count', 2), named_struct('price', -1F, 'count', 3)) AS items",
+        "map(1L, id, 2L, 7L) AS m",
+        "named_struct('inner', array(named_struct('v', id)), 'kept', id) AS outer",
+    )
+    for _ in ("items", "m", "outer.inner"):
+        line = str(refusal(df, cache_dir)).splitlines()[1]
+        df = evaluate(line.split("e.g. ")[1], df)
+    with make_spark_converter(df, cache_dir=cache_dir) as converter:
+        rows = {name: column.tolist() for name, column in converter.head(2).items()}
+    assert rows == {
+        "id": [0, 1],
+        "items_price": [[0.5, -1.0], [1.5, -1.0]],
+        "items_count": [[2, 3], [2, 3]],
+        "m_keys": [[1, 2], [1, 2]],
+        "m_values": [[0, 7], [1, 7]],
+        "inner_v": [[0], [1]],
+        "outer.kept": [0, 1],
+    }
 
 
 def test_rows_that_differ_in_their_first_size_are_torchs_jagged_tensors(spark: SparkSession, cache_dir: Path) -> None:

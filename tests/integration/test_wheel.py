@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -19,6 +20,7 @@ import pytest
 
 import converter as package
 from converter import make_spark_converter
+from tests.known_rows import readme_block
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -164,6 +166,11 @@ print(json.dumps(fields | {"description": found.json["description"]}))
     assert {line.partition(", ")[0] for line in found["Project-URL"]} >= {"Homepage", "Issues"}
     always = {re.split(r"[><=!~; \[]", line)[0] for line in found["Requires-Dist"] if "extra ==" not in line}
     assert always == {"fsspec", "numpy", "platformdirs", "pyarrow"}
+    # An extra for each engine and store, none for what does not exist.
+    extras = {"spark", "torch", "tf", "delta", "azure", "hdfs", "s3", "local", "test", "dev", "all"}
+    assert set(found["Provides-Extra"]) == extras
+    for extra in ("spark", "torch"):
+        assert any(re.match(rf"tqdm>=.*extra == '{extra}'", line) for line in found["Requires-Dist"])
 
 
 def test_the_environment_is_consistent_and_has_neither_spark_nor_torch(installed: Environment) -> None:
@@ -240,3 +247,16 @@ except TypeError as error:
     print(json.dumps(str(error)))
 """)
     assert "make_spark_converter needs a Spark DataFrame, got builtins.str." in found
+
+
+def test_the_commands_of_the_readme_build_the_wheel_that_they_install(built: Distributions, tmp_path: Path) -> None:
+    build, install = readme_block("pip wheel").splitlines()
+    _, *arguments = shlex.split(build)
+    assert arguments[-3:] == ["-w", "dist", "."]
+    run([sys.executable, "-m", "pip", *arguments[:-2], tmp_path / "dist", ROOT], tmp_path)
+    named = re.fullmatch(r"pip install '(dist/[^\[]+)\[([\w,]+)\]'", install)
+    assert named is not None
+    assert [f"dist/{path.name}" for path in (tmp_path / "dist").iterdir()] == [named[1]]
+    with zipfile.ZipFile(built.wheel) as archive:
+        text = archive.read(f"spark_tensor_converter-{package.__version__}.dist-info/METADATA").decode()
+    assert set(named[2].split(",")) <= set(re.findall(r"^Provides-Extra: (\w+)$", text, re.MULTILINE))

@@ -168,7 +168,7 @@ def assert_filtered(path: Path, filters: Any, expected: Sequence[Any], *, column
 def test_what_is_no_table_is_said(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1]}), tmp_path / "x.parquet")
     table = five_files(tmp_path / "table")
-    for place in (tmp_path, tmp_path / "nothing", tmp_path / "x.parquet", table / "_delta_log"):
+    for place in (tmp_path, tmp_path / "x.parquet", table / "_delta_log"):
         with pytest.raises(SourceError, match=r"is no Delta table: .* make_parquet_converter") as caught:
             make_delta_converter(place)
         assert caught.value.path == place.as_uri()
@@ -1176,3 +1176,17 @@ def test_null_elements_that_no_footer_showed_are_named_with_the_remedy(
     ):
         rows_of(converter)
     assert sorted(rows_of(converter, nulls={"x": 9})["x"]) == [[1, 2], [3, 9], [5, 6]]
+
+
+def test_head_of_a_version_leaves_out_what_was_deleted_before(tmp_path: Path) -> None:
+    table = five_files(tmp_path / "t")
+    DeltaTable(table).delete("id % 2 = 0")
+    assert sorted(make_delta_converter(table, filters=[("id", "<", 10)]).head(3)["id"].tolist()) == [1, 3, 5]
+    assert make_delta_converter(table, version=4).columns == ("id",)
+
+
+def test_a_table_that_does_not_exist_is_told_from_a_folder_that_is_no_table(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=rf"^file://{tmp_path}/nowhere does not exist\.$"):
+        make_delta_converter(tmp_path / "nowhere")
+    with pytest.raises(SourceError, match=rf"file://{tmp_path} is no Delta table: it holds no folder _delta_log"):
+        make_delta_converter(tmp_path)

@@ -48,3 +48,30 @@ def test_every_public_name_exists_and_is_explained(name: str) -> None:
 
 def test_the_public_names_are_sorted_and_named_once() -> None:
     assert sorted(set(converter.__all__)) == list(converter.__all__)
+
+
+def test_the_namespace_shows_what_users_need_and_no_internals() -> None:
+    assert dir(converter) == sorted([*converter.__all__, "frameworks"])
+    assert not {"PackageNotFoundError", "version"} & set(vars(converter))
+    # Still importable, for tests and for whoever reads the code.
+    assert converter.dataset.DatasetConverter is converter.DatasetConverter
+
+
+def test_tab_completion_shows_what_users_need_and_no_internals() -> None:
+    program = """
+import sys
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_cell("import converter")
+shown = {}
+with provisionalcompleter():
+    for shell.Completer.use_jedi in (True, False):
+        found = shell.Completer.completions("converter.", len("converter."))
+        shown[shell.Completer.use_jedi] = sorted(one.text.lstrip(".") for one in found)
+import json
+print(json.dumps(list(shown.values())))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    wanted = sorted([*(name for name in converter.__all__ if not name.startswith("_")), "frameworks"])
+    assert json.loads(done.stdout.splitlines()[-1]) == [wanted, wanted]

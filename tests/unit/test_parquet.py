@@ -476,8 +476,17 @@ def test_a_delta_table_is_refused_by_name(tmp_path: Path, inside: str) -> None:
 
 
 def test_what_is_not_there_or_no_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="holds no Parquet files"):
+    with pytest.raises(SourceError, match=rf"^file://{tmp_path}/nowhere does not exist\.$"):
         make_parquet_converter(tmp_path / "nowhere")
+    with pytest.raises(SourceError, match=r"nowhere/x\.parquet does not exist\.$"):
+        make_parquet_converter([tmp_path / "nowhere" / "x.parquet"])
+    with pytest.raises(SourceError, match=r"memory://.*/nowhere does not exist"):
+        make_parquet_converter("memory://kept/nowhere")
+    with pytest.raises(SourceError, match=r"nowhere/\*\.parquet matches no Parquet files"):
+        make_parquet_converter(tmp_path / "nowhere" / "*.parquet")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"empty holds no Parquet files \(names that end with \.parquet\)"):
+        make_parquet_converter(tmp_path / "empty")
     write(tmp_path / "part", "k=1.parquet", {"id": [1]})
     (tmp_path / "part" / "day=1").mkdir()
     write(tmp_path / "part" / "day=1", "x.parquet", {"id": [1]})
@@ -1198,3 +1207,71 @@ def test_rows_of_a_file_that_is_written_into_meanwhile_are_not_handed_out(
         monkeypatch.setattr(windows, "gather", gather_and_write)
         with pytest.raises(SourceChangedError, match=r"a\.parquet was written again"):
             next(iter(reader))
+
+
+def test_a_list_of_structs_says_how_its_values_are_kept(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.parquet", {"items": [[{"price": 1.5}]]})
+    remedy = r"leave it out with columns=…, or read it with Spark and call make_spark_converter, whose error gives"
+    with pytest.raises(UnsupportedTypeError, match=rf"(?s)'items' has type list<.*{remedy} the expressions"):
+        make_parquet_converter(path)
+
+
+def test_the_columns_are_named_in_order(tmp_path: Path) -> None:
+    converter = make_parquet_converter(write(tmp_path, "x.parquet", {"b": [1], "a": [2]}))
+    assert converter.columns == ("b", "a")
+
+
+def test_head_is_the_first_rows_whatever_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {
+        "id": np.arange(10),
+        "text": ["a", None] * 5,
+        "count": pa.array([None, *range(9)], pa.int32()),
+        "rows": [[1.0], [2.0, 3.0]] * 5,
+        "day": pa.array([dt.date(2026, 1, 1)] * 10),
+    }
+    converter = make_parquet_converter(write(tmp_path, "x.parquet", columns, row_group_size=2))
+    # Whatever shard this process is, and however the rows are divided elsewhere.
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    found = converter.head(3)
+    assert list(found) == ["id", "text", "text__valid", "count", "count__valid", "rows", "day"]
+    assert found["id"].tolist() == [0, 1, 2]
+    assert found["text"][[0, 2]].tolist() == ["a", "a"]
+    assert found["text__valid"].tolist() == [True, False, True]
+    assert found["count"].tolist() == [0, 0, 1]
+    assert found["count__valid"].tolist() == [False, True, True]
+    assert [row.tolist() for row in found["rows"]] == [[1.0], [2.0, 3.0], [1.0]]
+    assert found["day"].dtype == "datetime64[D]"
+    assert len(converter.head()["id"]) == 5
+    assert converter.head(10**12)["id"].tolist() == list(range(10))
+
+
+def test_head_of_a_part_is_its_own_first_rows(tmp_path: Path) -> None:
+    converter = make_parquet_converter(write(tmp_path, "x.parquet", {"id": np.arange(100)}, row_group_size=10))
+    assert converter.where([("id", ">=", 37), ("id", "!=", 39)]).head(3)["id"].tolist() == [37, 38, 40]
+    for part in converter.split({"train": 0.8, "val": 0.2}).values():
+        assert part.head(4)["id"].tolist() == read(part)["id"].tolist()[:4]
+
+
+def test_head_reads_no_row_group_that_it_does_not_need(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.parquet", {"id": np.arange(40)}, row_group_size=10, compression="zstd")
+    row_group = pq.read_metadata(path).row_group(1).column(0)
+    damaged = bytearray(path.read_bytes())
+    start = row_group.dictionary_page_offset or row_group.data_page_offset
+    damaged[start : start + row_group.total_compressed_size] = b"\xff" * row_group.total_compressed_size
+    path.write_bytes(damaged)
+    converter = make_parquet_converter(path)
+    assert converter.head(10)["id"].tolist() == list(range(10))
+    with pytest.raises(ReadError, match=r"x\.parquet"):
+        converter.head(11)
+
+
+def test_head_checks_its_argument_and_whether_there_are_rows(tmp_path: Path) -> None:
+    converter = make_parquet_converter(write(tmp_path, "x.parquet", {"id": [1]}))
+    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
+        converter.head(0)
+    with pytest.raises(TypeError, match=r"n must be an integer, got 2\.5"):
+        converter.head(2.5)
+    converter.delete()
+    with pytest.raises(CacheError, match="was closed, so it has no rows any more"):
+        converter.head()

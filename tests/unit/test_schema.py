@@ -153,3 +153,46 @@ def test_one_error_names_all_columns_without_a_tensor_form() -> None:
     ) as two:
         raise_unsupported({"m": ("map", "take its keys"), "v": ("void", "drop it")})
     assert two.value.column == "m"
+
+
+def test_a_schema_is_shown_as_a_table() -> None:
+    schema = Schema(
+        (
+            Field(name="id", dtype="int64"),
+            Field(name="a longer name", dtype="datetime64[us]", has_nulls=True),
+            Field(name="image", dtype="float32", shape=(3, 32, 32)),
+            Field(name="words", dtype="int32", shape=None),
+            Field(name="boxes\n", dtype="float32", shape=None, ragged_ndim=2),
+        )
+    )
+    assert repr(schema).splitlines() == [
+        "Schema(5 columns)",
+        "name           dtype           shape                 nulls",
+        "id             int64           ()                    no",
+        "a longer name  datetime64[us]  ()                    yes",
+        "image          float32         (3, 32, 32)           no",
+        "words          int32           ragged                no",
+        "'boxes\\n'      float32         ragged, 2 dimensions  no",
+    ]
+    assert repr(Schema(())).splitlines() == ["Schema(0 columns)", "name  dtype  shape  nulls"]
+
+
+def test_a_wide_schema_shows_its_first_columns_and_how_many_more() -> None:
+    schema = Schema(tuple(Field(name=f"c{index}", dtype="int8") for index in range(1041)))
+    lines = repr(schema).splitlines()
+    assert len(lines) == 43
+    assert lines[0] == "Schema(1,041 columns)"
+    assert lines[-2].startswith("c39 ")
+    assert lines[-1] == "… and 1,001 columns more"
+    assert "<td>c39</td>" in schema._repr_html_()
+    assert "<td>c40</td>" not in schema._repr_html_()
+    assert schema._repr_html_().endswith("</table><p>… and 1,001 columns more</p>")
+    assert "more" not in repr(Schema(schema.fields[:40]))
+
+
+def test_a_schema_in_a_notebook_is_a_table_with_its_names_escaped() -> None:
+    page = Schema((Field(name="<b>", dtype="str", has_nulls=True),))._repr_html_()
+    assert page == (
+        "<table><tr><th>name</th><th>dtype</th><th>shape</th><th>nulls</th></tr>"
+        "<tr><td>&lt;b&gt;</td><td>str</td><td>()</td><td>yes</td></tr></table>"
+    )

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import re
+import sys
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from converter import MissingDependencyError
 from converter.sources import spark as spark_source
-from converter.sources.spark_session import finding_in, short_cause
+from converter.sources import spark_session
+from converter.sources.spark_session import check_progress, finding_in, progress_bar, short_cause
 from converter.storage import open_storage
 
 STACK = "".join(f"\tat org.apache.spark.Some.method{number}(Some.scala:{number})\n" for number in range(200))
@@ -84,3 +91,102 @@ def test_executors_are_asked_again_where_something_else_is_to_be_tried() -> None
     assert place({"account_key": "d3Jvbmc="}, Session("app-2")) != wrong
     assert place({"credential": open_storage}) == place({"credential": open_storage})
     assert "d3Jvbmc" not in str(wrong)
+
+
+class ScriptedTracker:
+    """What Spark's status tracker says, look after look; the last of it stays."""
+
+    def __init__(self, *looks: list[tuple[int, int, int]]) -> None:
+        self.looks, self.at, self.is_over = list(looks), -1, threading.Event()
+
+    def getJobIdsForGroup(self, group: str) -> list[int]:  # noqa: N802 (Spark's name)
+        assert group == "job"
+        self.at += 1
+        if self.at >= len(self.looks):
+            self.is_over.set()
+        return [0]
+
+    def getJobInfo(self, job: int) -> Any:  # noqa: N802 (Spark's name)
+        return SimpleNamespace(stageIds=range(len(self.look)))
+
+    def getStageInfo(self, stage: int) -> Any:  # noqa: N802 (Spark's name)
+        tasks, active, done = self.look[stage]
+        return SimpleNamespace(numTasks=tasks, numActiveTasks=active, numCompletedTasks=done)
+
+    @property
+    def look(self) -> list[tuple[int, int, int]]:
+        return self.looks[min(self.at, len(self.looks) - 1)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+PLANNED_LATE: list[list[tuple[int, int, int]]] = [
+    [],
+    [(4, 0, 0)],
+    [(4, 2, 0)],
+    [(4, 1, 3)],
+    [(4, 0, 4), (2000, 2, 0)],
+    [(2000, 0, 2000)],
+]
+"""A job without stages, then two of them, of which the first is forgotten at the end."""
+
+
+def follow(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, wanted: bool | None) -> str:
+    """What stands on stderr while and after a scripted job is followed."""
+    monkeypatch.setattr(spark_session, "_SHOW_SECONDS", 0.001)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    tracker = ScriptedTracker(*PLANNED_LATE)
+    session = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+    with progress_bar(session, False, "job", wanted):
+        if wanted or stderr.isatty():
+            assert tracker.is_over.wait(60)
+    return stderr.getvalue()
+
+
+@pytest.mark.parametrize(("stderr", "wanted"), [(Terminal(), None), (Terminal(), True), (io.StringIO(), True)])
+def test_the_bar_says_planning_until_it_knows_the_tasks(
+    monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, wanted: bool | None
+) -> None:
+    text = follow(monkeypatch, stderr, wanted)
+    shown = [re.sub(r"\[.*", "", line).strip() for line in text.split("\r") if line.strip()]
+    assert list(dict.fromkeys(shown)) == [
+        "Writing the cache: planning",
+        "Writing the cache: 0 of 4 tasks",
+        "Writing the cache: 3 of 4 tasks",
+        "Writing the cache: 4 of 2,004 tasks",
+        "Writing the cache: 2,000 of 2,004 tasks",
+    ]
+    if not stderr.isatty():
+        # A log has each of them once.
+        assert len(shown) == 5
+    # Erased at the end.
+    assert not text.split("\r")[-2].strip()
+    assert text.endswith("\r")
+
+
+@pytest.mark.parametrize(("stderr", "wanted"), [(io.StringIO(), None), (io.StringIO(), False), (Terminal(), False)])
+def test_no_bar_is_shown_where_nobody_looks_or_wants_it(
+    monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, wanted: bool | None
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with progress_bar(None, False, "job", wanted):
+        pass
+    assert stderr.getvalue() == ""
+
+
+def test_without_tqdm_a_bar_that_was_asked_for_is_an_error_and_another_one_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if it were not installed.
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(MissingDependencyError, match=r"progress=True needs tqdm, which is not installed: pip install"):
+        check_progress(True)
+    check_progress(None)
+    check_progress(False)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress_bar(None, False, "job", None):
+        pass
+    assert sys.stderr.getvalue() == ""

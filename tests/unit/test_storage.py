@@ -44,6 +44,14 @@ class StorageContract:
         assert storage.read("a") == b"\x00whole\xff"
         assert storage.size("a") == 7
 
+    def test_what_is_there_exists(self, storage: Storage) -> None:
+        storage.make_directory()
+        storage.put_if_absent("a", b"1")
+        assert storage.exists
+        assert not storage.below("nowhere").exists
+        assert not storage.below("nowhere", "deeper").exists
+        assert storage.size("a") == 1
+
     def test_an_empty_file_can_be_put(self, storage: Storage) -> None:
         storage.make_directory()
         assert storage.put_if_absent("a", b"")

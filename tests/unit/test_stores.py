@@ -10,11 +10,14 @@ import functools
 import json
 import os
 import pickle
+import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -33,6 +36,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from converter import (
     CacheError,
     DatasetConverter,
+    MissingDependencyError,
     SourceChangedError,
     SourceError,
     cache,
@@ -1247,3 +1251,26 @@ def test_a_provider_travels_and_its_token_does_not() -> None:
     assert again._filesystem.timeout_seconds == 7
     again.lend(storage.options)
     assert again.options["account_key"] == "a2V5LW9m"
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "remedy"),
+    [
+        ("s3://bucket/a", "s3fs", "'spark-tensor-converter[s3]'"),
+        ("s3a://bucket/a", "s3fs", "'spark-tensor-converter[s3]'"),
+        ("abfss://data@account.dfs.core.windows.net/a", "adlfs", "'spark-tensor-converter[azure]'"),
+        ("hdfs://host:8020/a", "hdfs_native", "'spark-tensor-converter[hdfs]'"),
+        ("gs://bucket/a", "gcsfs", "gcsfs"),
+        ("https://host/a.parquet", "aiohttp", "aiohttp"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_what_pip_installs(
+    monkeypatch: pytest.MonkeyPatch, url: str, module: str, remedy: str
+) -> None:
+    # As if it were not installed.
+    monkeypatch.setitem(sys.modules, module, None)
+    text = f"{url} needs {module.replace('_', '-')}, which is not installed: pip install {remedy}."
+    with pytest.raises(MissingDependencyError, match=re.escape(text)):
+        make_parquet_converter(url)
+    extras = set(metadata("spark-tensor-converter").get_all("Provides-Extra") or ())
+    assert set(re.findall(r"\[(\w+)\]", remedy)) <= extras

@@ -146,7 +146,7 @@ def test_shards_cover_every_row_once(converter: DatasetConverter, shuffle: bool)
     options: dict[str, Any] = {"shuffle": shuffle, "columns": ["id"], "shuffle_window_rows": WINDOW, "shard_count": 3}
     kept = [ids_of(converter.make_batch_reader(cur_shard=i, uneven="keep", **options)) for i in range(3)]
     assert sorted(kept[0] + kept[1] + kept[2]) == list(range(NUM_ROWS))
-    dropped = [ids_of(converter.make_batch_reader(cur_shard=i, **options)) for i in range(3)]
+    dropped = [ids_of(converter.make_batch_reader(cur_shard=i, uneven="drop", **options)) for i in range(3)]
     assert [len(part) for part in dropped] == [NUM_ROWS // 3] * 3
     assert len(set(dropped[0] + dropped[1] + dropped[2])) == NUM_ROWS // 3 * 3
 
@@ -425,7 +425,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"cur_shard": -1, "shard_count": 2}, ValueError, "cur_shard must be at least 0"),
     ({"cur_shard": 0, "shard_count": 0}, ValueError, "shard_count must be at least 1"),
     ({"cur_shard": 0, "shard_count": 2000}, EmptyShardError, "1003 rows cannot be divided among 2000 shards"),
-    ({"uneven": "all"}, ValueError, "uneven must be 'drop', 'pad' or 'keep', got 'all'"),
+    ({"uneven": "all"}, ValueError, "uneven must be 'drop', 'pad', 'keep' or None, got 'all'"),
     ({"shuffle": "yes"}, TypeError, "shuffle must be"),
     ({"drop_last": "no"}, TypeError, "drop_last must be"),
     ({"nulls": "zero"}, ValueError, "nulls must be 'raise', 'mask' or a dict"),
