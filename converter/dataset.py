@@ -49,6 +49,7 @@ from converter.windows import (
     ELEMENT_VALID_SUFFIX,
     INNER_LENGTH_SUFFIX,
     LENGTH_SUFFIX,
+    NOT_PADDED,
     VALID_SUFFIX,
     BatchSource,
     Transform,
@@ -486,7 +487,7 @@ class DatasetConverter:
         """
         arguments = _without(locals(), "self", "num_epochs", "features", "labels", "weights", "prefetch")
         if features is not None and columns is None and transform is None:
-            arguments |= _only_named(self.schema, stack, (features, labels, weights))
+            arguments |= _only_named(self.schema, stack, (features, labels, weights), (with_row_index, NOT_PADDED))
         source = self._source(**arguments)
         _check_steps(source, num_epochs)
         if prefetch is not None:
@@ -1160,22 +1161,27 @@ def _without(arguments: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _only_named(
-    schema: Schema, stack: Mapping[str, Sequence[str]] | None, named: Sequence[str | Sequence[str] | None]
+    schema: Schema,
+    stack: Mapping[str, Sequence[str]] | None,
+    named: Sequence[str | Sequence[str] | None],
+    added: Sequence[str | None],
 ) -> dict[str, Any]:
     """The arguments `columns` and `stack` for the names of features, labels and weights alone.
 
-    A mask or a length is read with its column. Nothing is changed where a name is of neither: that error is the
-    dataset's to raise, which knows all names.
+    A mask or a length is read with its column; `added` are names that no column has. Nothing is changed if a name is
+    unknown: the dataset raises that error, and knows all names.
     """
     stacks = stack if isinstance(stack, Mapping) else {}
     wanted: dict[str, None] = {}
     for names in named:
         for name in [names] if isinstance(names, str) else names or ():
             suffixes = (ELEMENT_VALID_SUFFIX, VALID_SUFFIX, INNER_LENGTH_SUFFIX, LENGTH_SUFFIX)
-            for one in (name, *(name.removesuffix(suffix) for suffix in suffixes if isinstance(name, str))):
-                if one in schema or one in stacks:
-                    wanted[one] = None
-                    break
+            bases = [name, *(name.removesuffix(suffix) for suffix in suffixes)] if isinstance(name, str) else []
+            base = next((one for one in bases if one in schema or one in stacks), None)
+            if base is not None:
+                wanted[base] = None
+            elif name not in added:
+                return {}
     if not wanted:
         return {}
     return {"columns": list(wanted), "stack": {name: stacks[name] for name in stacks if name in wanted} or None}

@@ -176,15 +176,13 @@ class Epochs:
             )
 
     def look_for_shard(self) -> None:
-        """Take the part of the rows that is this process's now, if it was not given and no iteration has begun.
+        """Take this process's part of the rows, if none was given or found and no iteration has begun.
 
         So a loader may be made before the processes of a training have met, as Lightning's users do.
         """
-        if not self.source.is_shard_found or self._has_begun:
+        if self._has_begun:
             self.check_shard()
-            return
-        now, _ = look_for_shard()
-        if now.count > 1 and now != self.source.shard:
+        elif self.source.is_shard_found and self.source.shard.count == 1 and look_for_shard()[0].count > 1:
             self.source = replace(self.source, shard=find_shard())
             self._files = None
             say_steps(self.source)

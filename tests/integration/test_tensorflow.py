@@ -68,6 +68,46 @@ def no_reader_runs() -> bool:
     return not [thread for thread in threading.enumerate() if thread.name.startswith("converter-read")]
 
 
+# Columns -----------------------------------------------------------------------------------------
+
+
+def test_only_the_columns_that_are_named_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A null in a column that nobody asked for ends nothing, and its bytes are not read."""
+    rows: dict[str, Any] = {"x": [1.0, 2.0], "y": [3, 4], "w": [1.0, 1.0], "z": [None, 5], "maybe": [None, 7.0]}
+    pq.write_table(pa.table(rows), tmp_path / "x.parquet")
+    converter = make_parquet_converter(tmp_path)
+    read: list[tuple[str, ...]] = []
+    source_of = DatasetConverter._source
+
+    def source(self: DatasetConverter, **arguments: Any) -> Any:
+        found = source_of(self, **arguments)
+        read.append(tuple(field.name for field in found.fields))
+        return found
+
+    monkeypatch.setattr(DatasetConverter, "_source", source)
+    ways: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"features": "x", "labels": "y"}, ("x", "y")),
+        ({"features": ["x"], "labels": ["y"], "weights": "w"}, ("x", "y", "w")),
+        ({"features": "s", "labels": "y", "stack": {"s": ["x", "w"], "unused": ["y"]}}, ("x", "w", "y")),
+        ({"features": ["maybe", "maybe__valid"], "labels": "y", "nulls": "mask"}, ("maybe", "y")),
+        ({"features": ["row", "x"], "labels": "y", "with_row_index": "row"}, ("x", "y")),
+        ({"features": "row", "labels": "y", "with_row_index": "row"}, ("y",)),
+    ]
+    for options, expected in ways:
+        with converter.make_tf_dataset(batch_size=2, **options) as dataset:
+            assert len(list(dataset)) == 1
+        assert read[-1] == expected
+    # What a transform uses is not known, nor is what was said outright changed.
+    with converter.make_tf_dataset(features="x", nulls="mask", transform=lambda batch: batch) as dataset:
+        assert set(read[-1]) == set(rows)
+    with converter.make_tf_dataset(features="x", columns=["x", "y"]) as dataset:
+        assert read[-1] == ("x", "y")
+    with pytest.raises(NullValueError, match="'z'"):
+        converter.make_tf_dataset(labels="y", columns=["x", "y", "z"])
+    with pytest.raises(ValueError, match=r"features: a batch has no column 'nothing'\. It has 'x', 'y', 'w'"):
+        converter.make_tf_dataset(features="nothing", labels="y", nulls="mask")
+
+
 # Rows and order --------------------------------------------------------------------------------
 
 WAYS: list[dict[str, Any]] = [

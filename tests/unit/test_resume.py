@@ -584,7 +584,7 @@ def test_padded_shards_take_equal_steps_and_mark_what_is_not_theirs(
 
 def test_which_row_is_dropped_moves_with_the_epoch(converter: DatasetConverter) -> None:
     dropped = []
-    loaders = [make(converter, cur_shard=index, shard_count=3, num_epochs=None) for index in range(3)]
+    loaders = [make(converter, cur_shard=index, shard_count=3, num_epochs=None, uneven="drop") for index in range(3)]
     iterators = [iter(loader) for loader in loaders]
     for _ in range(68):
         read = [row for iterator in iterators for row in flat(itertools.islice(iterator, 3))]
@@ -631,3 +631,38 @@ def test_all_rows_mixed_are_a_uniform_permutation_and_those_of_a_window_are_not(
         assert neighbours < limit + num_rows
     else:
         assert neighbours > 5 * limit
+
+
+# How many batches are left, and what a loader says of itself
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_remains_is_what_the_next_iteration_gives(converter: DatasetConverter, framework: str) -> None:
+    for num_epochs in (1, 3):
+        options: dict[str, Any] = {"shuffle": True, "num_epochs": num_epochs}
+        with make(converter, framework, **options) as loader:
+            batches = iter(loader)
+            for _ in range(3):
+                next(batches)
+            state, whole = loader.state_dict(), loader.remaining
+        assert whole == num_epochs * STEPS
+        with make(converter, framework, **options) as fresh:
+            fresh.load_state_dict(state)
+            assert fresh.remaining == whole - 3
+            assert len(list(fresh)) == whole - 3
+            assert fresh.remaining == whole
+    with make(converter, framework, num_epochs=None) as endless, pytest.raises(TypeError, match="no last batch"):
+        assert endless.remaining
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_loader_says_in_one_line_what_it_is(converter: DatasetConverter, framework: str) -> None:
+    with make(converter, framework, shuffle=True, seed=5, num_epochs=3, cur_shard=1, shard_count=2) as loader:
+        said = repr(loader)
+        for one in ("50 rows in ", f"batches of {BATCH} × 3 epochs", "columns id", "shard 1 of 2", "seed 5", "epoch 0"):
+            assert one in said
+        assert "\n" not in said
+        assert " at 0x" not in said
+        loader.set_epoch(2)
+        assert "epoch 2" in repr(loader)
+    assert repr(loader).endswith(", closed)")

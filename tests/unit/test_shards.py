@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from converter import DatasetConverter
-from converter.errors import EmptyShardError
+from converter.errors import ConverterError, EmptyShardError
 from converter.plan import Shard
 from converter.shards import find_shard
 from tests.known_rows import REPOSITORY
@@ -214,10 +214,16 @@ def test_one_line_says_what_was_found_and_where(
     pair: tuple[str, str, str],
 ) -> None:
     say(monkeypatch, pair, 1, 3)
+    monkeypatch.setattr("converter.shards._has_warned", False)
     with caplog.at_level(logging.INFO, logger="converter.shards"):
         getattr(converter, kind)(batch_size=10)
-    lines = [record.getMessage() for record in caplog.records if record.name == "converter.shards"]
-    assert lines == [f"Read shard 1 of 3, as the environment of {pair[2]} ({pair[0]}) says."]
+        getattr(converter, kind)(batch_size=10)
+    said = f"Reading shard 1 of 3, as found in the environment of {pair[2]} ({pair[0]}). "
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "converter.shards"]
+    # A warning once in a process: whoever evaluates on one rank alone would miss the rows of the others.
+    assert lines == [
+        (level, said + "To read all rows here, pass cur_shard=0, shard_count=1.") for level in ("WARNING", "INFO")
+    ]
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="converter.shards"):
         getattr(converter, kind)(cur_shard=0, shard_count=3)
@@ -293,3 +299,74 @@ def test_a_loader_that_was_made_keeps_its_shard(converter: DatasetConverter, mon
     with converter.make_torch_dataloader(num_workers=1) as loader:
         say(monkeypatch, PAIRS[0], 0, 2)
         assert ids_of(loader) == ids_of(converter.make_batch_reader(cur_shard=1, shard_count=2))
+
+
+# What no rank loses, and who is told
+
+
+@pytest.mark.parametrize("kind", ["make_batch_reader", "make_torch_dataloader"])
+def test_ordered_reading_loses_no_row_and_shuffled_takes_equal_steps(converter: DatasetConverter, kind: str) -> None:
+    for shuffle, expected in ((False, NUM_ROWS), (True, NUM_ROWS // 4 * 4)):
+        shards = [
+            ids_of(getattr(converter, kind)(shuffle=shuffle, cur_shard=index, shard_count=4)) for index in range(4)
+        ]
+        assert len(set(itertools.chain(*shards))) == sum(map(len, shards)) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [
+        ({"batch_size": 17}, True),  # 25 or 26 rows: two batches each with 17, but not with 25.
+        ({"batch_size": 25}, True),
+        ({"batch_size": 25, "uneven": "pad"}, False),
+        ({"batch_size": 25, "shuffle": True}, False),
+        ({"batch_size": 26, "drop_last": True}, True),
+        ({"batch_size": 25, "drop_last": True}, False),
+        ({"batch_size": 25, "shard_count": 1, "cur_shard": 0}, False),
+    ],
+    ids=str,
+)
+def test_ranks_that_would_take_other_numbers_of_steps_are_a_warning(
+    converter: DatasetConverter, caplog: pytest.LogCaptureFixture, options: dict[str, Any], is_told: bool
+) -> None:
+    options = {"cur_shard": 0, "shard_count": 4} | options
+    lengths = {
+        len(converter.make_batch_reader(**options | {"cur_shard": index})) for index in range(options["shard_count"])
+    }
+    if options["batch_size"] == 17:
+        lengths, is_told = {2}, False
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="converter"):
+        converter.make_torch_dataloader(**options)
+    told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING" and "Join" in one.getMessage()]
+    assert bool(told) == is_told == (len(lengths) > 1)
+    assert all("uneven='pad'" in one and "4 shards" in one for one in told)
+
+
+def test_a_loader_that_was_made_before_the_processes_met_finds_its_part_when_it_begins(
+    converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makes = (
+        lambda: converter.make_batch_reader(batch_size=10),
+        lambda: converter.make_torch_dataloader(batch_size=10),
+        lambda: converter.make_torch_dataloader(batch_size=10, num_workers=1),
+    )
+    for make in makes:
+        for name in NAMES:
+            monkeypatch.delenv(name, raising=False)
+        early, pickled = make(), pickle.dumps(make())
+        assert len(early) == early.remaining == 11
+        say(monkeypatch, PAIRS[0], 1, 2)
+        expected = ids_of(converter.make_batch_reader(cur_shard=1, shard_count=2))
+        for loader in (early, pickle.loads(pickled)):
+            assert len(loader) == 6
+            assert ids_of(loader) == expected
+            assert "shard 1 of 2" in repr(loader)
+        # Once an iteration has begun, its rows are settled.
+        for name in NAMES:
+            monkeypatch.delenv(name, raising=False)
+        late = make()
+        assert len(ids_of(late)) == NUM_ROWS
+        say(monkeypatch, PAIRS[0], 1, 2)
+        with pytest.raises(ConverterError, match="was made or used before this process was one of 2"):
+            ids_of(late)
