@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -288,17 +290,49 @@ def plan_epoch(
 def remaining_positions(num_rows: int, past: Past, *, epoch: int, uneven: Uneven) -> list[range]:
     """The positions of an epoch that are left after `past`, in the order in which shards are cut from them.
 
+    Raises:
+        StateMismatchError: `past` names more shards than there are rows, or than can be reckoned with.
+
     >>> remaining_positions(10, ((2, 3),), epoch=0, uneven="keep")
     [range(3, 5), range(8, 10)]
     """
-    left = [range(num_rows)] if num_rows else []
+    left, num_steps = ([range(num_rows)] if num_rows else []), 0
     for count, rows_done in past:
-        after: list[range] = []
-        for index in range(count):
-            own, num_padded = _share(left, Shard(index=index, count=count), epoch=epoch, uneven=uneven)
-            after += take_positions(own, rows_done, _count(own) - num_padded)
-        left = after
+        num_steps += count + len(left)
+        if count > num_rows or num_steps > _MAX_PAST_STEPS:
+            raise StateMismatchError(
+                f"The state holds values that no loader wrote: {count} shards have read parts of an epoch of "
+                f"{num_rows} rows."
+            )
+        left = list(_take_each(left, _left_of_shards(_count(left), count, rows_done, epoch=epoch, uneven=uneven)))
     return left
+
+
+def _left_of_shards(
+    num_left: int, count: int, rows_done: int, *, epoch: int, uneven: Uneven
+) -> Iterator[tuple[int, int]]:
+    """What each of `count` shards of so many rows has left behind its first ones, as `_share` divides them."""
+    for index in range(count):
+        rows = Shard(index=index, count=count).rows(num_left)
+        # Rows are read without the one that is dropped.
+        dropped = epoch % len(rows) if uneven == "drop" and len(rows) > num_left // count else len(rows)
+        yield rows.start + min(rows_done, dropped), rows.start + dropped
+        yield rows.start + max(rows_done, dropped) + 1, rows.stop
+
+
+def _take_each(segments: Sequence[range], parts: Iterable[tuple[int, int]]) -> Iterator[range]:
+    """As `take_positions`, of several parts `[start, stop)`, none of which begins before the one ahead of it ends."""
+    offset, number = 0, 0
+    for start, stop in parts:
+        place = start
+        while place < stop and number < len(segments):
+            segment = segments[number]
+            if place >= offset + len(segment):
+                offset, number = offset + len(segment), number + 1
+                continue
+            part = segment[place - offset : stop - offset]
+            yield part
+            place += len(part)
 
 
 def _share(left: Sequence[range], shard: Shard, *, epoch: int, uneven: Uneven) -> tuple[list[range], int]:
@@ -373,14 +407,16 @@ class State:
                     f"The state has version {value['version']!r}, and this package reads version {STATE_VERSION}."
                 )
             known = {name: value[name] for name in _STATE_TYPES}
-            past = tuple((int(count), int(rows)) for count, rows in value["past"])
-        except (KeyError, TypeError, ValueError) as error:
+            past = tuple((operator.index(count), operator.index(rows)) for count, rows in value["past"])
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise StateMismatchError(
                 f"This is no state of a loader of this package ({type(error).__name__}: {error})."
             ) from error
         wrong = [name for name, kind in _STATE_TYPES.items() if type(known[name]) is not kind]
-        if wrong or known["epoch"] < 0 or known["epochs_done"] < 0 or any(min(one) < 0 or not one[0] for one in past):
-            raise StateMismatchError(f"The state holds values that no loader wrote: {dict(value)!r}.")
+        numbers = [] if wrong else [known[name] for name in ("epoch", "epochs_done", "seed")]
+        is_odd = any(not 0 <= one < _MAX_NUMBER for one in numbers) or any(min(one) < 1 for one in past)
+        if wrong or is_odd:
+            raise StateMismatchError(f"The state holds values that no loader wrote: {reprlib.repr(dict(value))}.")
         return cls(**known, past=past)
 
     def check(self, current: State) -> None:
@@ -417,6 +453,11 @@ class State:
             past = (*past, (shard_count, rows_done))
         return dataclasses.replace(self, past=past)
 
+
+_MAX_NUMBER = 1 << 62
+_MAX_PAST_STEPS = 1 << 23
+"""Shards and stretches that are looked at to find what is left: some seconds' work. A thousand changes of a thousand
+ranks are a few millions."""
 
 _STATE_TYPES = {
     "fingerprint": str, "shuffle": bool, "seed": int, "window_rows": int, "window_groups": int, "uneven": str,

@@ -28,7 +28,7 @@ import pyarrow as pa
 from converter.columns import ragged_values
 from converter.errors import ConverterError
 from converter.files import DataFiles
-from converter.plan import EpochPlan, Past, State, check_integer
+from converter.plan import EpochPlan, Past, State, check_integer, remaining_positions
 from converter.shards import find_shard, look_for_shard
 from converter.windows import BatchSource, Run, Transform, read_ahead
 
@@ -164,6 +164,9 @@ class Epochs:
         """Let the next iteration begin where `state` was taken."""
         loaded = State.from_dict(state)
         loaded.check(self.source.state(loaded.epoch))
+        # Now, and not while reading: a state may be anything.
+        num_rows = self.source.manifest.num_live_rows
+        remaining_positions(num_rows, loaded.past, epoch=loaded.epoch, uneven=self.source.uneven)
         # A loader of fewer epochs than the one that was saved still reads the rest of this one.
         most = loaded.epochs_done if self.num_epochs is None else self.num_epochs - 1
         self.begin_at(loaded.epoch, min(loaded.epochs_done, most), loaded.past)

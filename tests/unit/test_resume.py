@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import random
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 from converter import DatasetConverter
 from converter.errors import StateMismatchError
+from tests.known_rows import run_python
 from tests.unit.known_tables import ID, TENSORS, write_converter
 
 NUM_ROWS = 101
@@ -508,6 +511,20 @@ def test_what_does_not_change_a_plain_order_may_differ(converter: DatasetConvert
         {"version": 2},
         {"past": [[0, 5]]},
         {"past": [[2, -5]]},
+        {"past": [[2, 0]]},
+        {"past": [[2**31, 14]]},
+        {"past": [[10**12, 1]]},
+        {"past": [[2**62, 2**62]]},
+        {"past": [[102, 1]]},
+        {"past": [[101, 1]] * 100_000},
+        {"past": [[2.0, 5]]},
+        {"past": [[float("inf"), 5]]},
+        {"past": [[2, float("-inf")]]},
+        {"past": [[2, float("nan")]]},
+        {"epoch": 2**62},
+        {"epochs_done": 10**400},
+        {"seed": 2**70},
+        {"seed": -1},
         {"past": [[2]]},
         {"past": "ab"},
         {"past": None},
@@ -666,3 +683,75 @@ def test_a_loader_says_in_one_line_what_it_is(converter: DatasetConverter, frame
         loader.set_epoch(2)
         assert "epoch 2" in repr(loader)
     assert repr(loader).endswith(", closed)")
+
+
+# States from elsewhere
+
+
+STRANGE: list[Any] = [
+    0, 1, -1, 2, 7, 100, 101, 102, 2**31, 2**53 + 1, 2**62, 2**63, 10**12, 10**400, 0.0, 2.5, True, False, None, "",
+    float("inf"), float("-inf"), float("nan"), "9" * 50, [], [[]], {}, [1, 2, 3], [[2, 3]] * 3000,
+    [[101, 1], [100, 1]] * 999,
+]  # fmt: skip
+
+
+def mutated_states(good: dict[str, Any], seed: int, count: int) -> list[Any]:
+    """States of which some values were replaced, left out or put into one another."""
+    chance = random.Random(seed)
+    found = []
+    for _ in range(count):
+        state: Any = json.loads(json.dumps(good))
+        for _ in range(chance.choice((1, 1, 2))):
+            name = chance.choice([*state])
+            kind = chance.randrange(6)
+            if kind == 0:
+                del state[name]
+                state = state or dict(good)
+            elif kind == 1 and state.get("past"):
+                stretch = state["past"] if chance.random() < 0.3 else chance.choice(state["past"])
+                if isinstance(stretch, list) and stretch:
+                    stretch[chance.randrange(len(stretch))] = chance.choice(STRANGE)
+            elif kind == 2 and isinstance(state.get("past"), list):
+                state["past"] = state["past"] * chance.choice((2, 50, 4000))
+            else:
+                state[name] = chance.choice(STRANGE)
+        found.append(state)
+    return found
+
+
+def load_mutated_states(directory: str, seed: int, count: int) -> dict[str, int]:
+    """What became of states that were mutated; raises what is no answer."""
+    outcomes: Counter[str] = Counter()
+    with write_converter(directory, (ID,), [[range(NUM_ROWS)]], row_group_bytes=200) as converter:
+        for uneven in ("keep", "drop", "pad"):
+            options: dict[str, Any] = {"shuffle": True, "uneven": uneven, "num_epochs": 2, "columns": ["id"]}
+            with converter.make_batch_reader(batch_size=7, cur_shard=0, shard_count=3, **options) as reader:
+                list(itertools.islice(reader, 2))
+                good = reader.state_dict()
+            with converter.make_batch_reader(batch_size=9, cur_shard=1, shard_count=2, **options) as reader:
+                reader.load_state_dict(good)
+                list(itertools.islice(reader, 1))
+                good = reader.state_dict()
+            assert len(good["past"]) == 2
+            for state in mutated_states(good, seed, count):
+                with converter.make_batch_reader(batch_size=50, cur_shard=1, shard_count=2, **options) as reader:
+                    try:
+                        reader.load_state_dict(state)
+                    except (StateMismatchError, ValueError, TypeError) as error:
+                        outcomes[type(error).__name__] += 1
+                        continue
+                    assert reader.remaining <= len(reader)
+                    rows = [row for batch in reader for row in batch["id"].tolist()]
+                    assert len(rows) <= 2 * (NUM_ROWS // 2 + 1)
+                    assert reader.state_dict()["past"] == []
+                    outcomes["rows"] += 1
+    return dict(outcomes)
+
+
+@pytest.mark.timeout(200)
+def test_a_state_from_elsewhere_continues_or_is_refused_and_never_hangs(tmp_path: Path) -> None:
+    """Some 1,000 states, in a process that can be ended; some 10 s."""
+    outcomes = run_python(load_mutated_states, str(tmp_path), 0, 350)
+    assert sum(outcomes.values()) == 3 * 350
+    assert outcomes["rows"] > 30
+    assert outcomes["StateMismatchError"] > 300
