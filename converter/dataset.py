@@ -322,7 +322,9 @@ class DatasetConverter:
             filters: read only the rows for which they hold: tuples `(column, operator, value)` in a list (all of them
                 must hold), a list of such lists (one of them must), or a `pyarrow.compute` expression. One pass over
                 the columns that they name counts the rows first; `where` does that once for many loaders. Columns
-                are compared as they are stored, doubles as the `float_dtype`.
+                are compared as they are stored, doubles as the `float_dtype`. Tuples follow Spark's rules: a
+                comparison with null keeps nothing, NaN equals NaN and is above every other number. In an expression
+                Arrow's rules hold.
             shuffle: permute row groups across the dataset, then rows across a window; another order in each epoch,
                 the same for the same seed and rows.
             seed: which order.

@@ -59,14 +59,14 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     """The rows that `filters` leave of a dataset's live rows; one pass over the columns that they name.
 
     A row group that the minimum and maximum in its file's footer rule out is not read. A comparison with null keeps
-    nothing, as in SQL.
+    nothing, and NaN equals NaN and is above every other number, as in Spark; in an expression Arrow's rules hold.
 
     Raises:
         ValueError, TypeError: the filters are not understood, name no column, or do not fit its type.
     """
     filters = list_values(filters)
     arrow_schema = _arrow_schema(storage, manifest)
-    comparisons = _comparisons_of(filters, manifest.schema, arrow_schema)
+    comparisons = _comparisons_of(filters, manifest, arrow_schema)
     expression = _expression_of(filters, comparisons)
     names = _named_columns(expression, comparisons, manifest.schema, arrow_schema)
     may_pass_footer = None
@@ -138,7 +138,7 @@ def rule_in_files(filters: Filters, manifest: Manifest) -> Mask:
         ValueError, TypeError: as `resolve_filters`.
     """
     arrow_schema = _arrow_schema_of(manifest)
-    comparisons = _comparisons_of(filters, manifest.schema, arrow_schema)
+    comparisons = _comparisons_of(filters, manifest, arrow_schema)
     expression = _expression_of(filters, comparisons)
     names = _named_columns(expression, comparisons, manifest.schema, arrow_schema)
     if not _can_rule_out(filters, manifest, names):
@@ -229,8 +229,9 @@ class _Comparison(NamedTuple):
     """Whether one of several may, by the least and the largest value of them; None where that does not say it."""
 
 
-def _comparisons_of(filters: Any, schema: Schema, arrow_schema: pa.Schema) -> list[list[_Comparison]]:
+def _comparisons_of(filters: Any, manifest: Manifest, arrow_schema: pa.Schema) -> list[list[_Comparison]]:
     """The filters, all of a list and any of the lists; every name and operator is checked. Empty: an expression."""
+    schema = manifest.schema
     if isinstance(filters, pc.Expression):
         if "FieldPath(" in say_filters(filters) and not any("FieldPath(" in name for name in schema.names):
             raise ValueError(f"filters: {filters} means a column by its place; say its name.")
@@ -258,7 +259,12 @@ def _comparisons_of(filters: Any, schema: Schema, arrow_schema: pa.Schema) -> li
                 raise ValueError(
                     f"filters: column {name!r} is a tensor; only columns of single values can be compared."
                 )
-            checked.append(_compare(name, sign, value, arrow_schema))
+            if pa.types.is_floating(arrow_schema.field(name).type):
+                checked.append(
+                    _compare_floats(name, sign, value, arrow_schema, may_have_nan=_may_have_nan(manifest, name))
+                )
+            else:
+                checked.append(_compare(name, sign, value, arrow_schema))
         found.append(checked)
     return found
 
@@ -304,6 +310,37 @@ def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> _Comp
             f"filters: column {name!r} ({kind}) cannot be compared with {sign} {value!r}: {str(error).splitlines()[0]}"
         ) from error
     return _Comparison(name, comparison, may_keep)
+
+
+def _may_have_nan(manifest: Manifest, name: str) -> bool:
+    """Whether a column of floats may hold NaN, which no bounds tell: only a count of them rules it out."""
+    known = manifest.statistics.get(name)
+    return known is None or known.closed is None or known.nan_count > 0
+
+
+def _compare_floats(name: str, sign: str, value: Any, arrow_schema: pa.Schema, *, may_have_nan: bool) -> _Comparison:
+    """A comparison of floats by Spark's rule: NaN equals NaN and is above every other number.
+
+    Where NaN passes, bounds of the other numbers say nothing.
+    """
+    is_list = sign in ("in", "not in") and _is_many(value)
+    values = list(value) if is_list else [value]
+    numbers = [one for one in values if not _is_nan(one)]
+    has_nan, is_nan = len(numbers) < len(values), pc.field(name).is_nan()
+    if not has_nan:
+        found = _compare(name, sign, value, arrow_schema)
+        nan_passes = sign in (">", ">=", "!=", "not in") and not any(_plain(one) is None for one in values)
+        if not (nan_passes and may_have_nan):
+            return found
+        return _Comparison(name, found.keeps | is_nan, None)
+    is_value = pc.field(name).is_valid()
+    if is_list:
+        found = _compare(name, sign, numbers, arrow_schema)
+        return _Comparison(name, found.keeps | is_nan if sign == "in" else found.keeps & ~is_nan, None)
+    keeps = {
+        ">": pc.scalar(False), ">=": is_nan, "=": is_nan, "==": is_nan, "!=": ~is_nan, "<": ~is_nan, "<=": is_value,
+    }[sign]  # fmt: skip
+    return _Comparison(name, keeps & is_value, None)
 
 
 def _compare_doubles(name: str, sign: str, values: Sequence[Any], arrow_schema: pa.Schema) -> _Comparison:
@@ -442,9 +479,9 @@ def _fitting_whole(sign: str, least: int, most: int, values: list[Any]) -> tuple
     if sign in ("in", "not in") or held:
         return sign, held
     value = values[0]
-    if sign in ("=", "==", "!=") or value != value:  # noqa: PLR0124
-        # It equals none, and of NaN nothing is less or more.
+    if sign in ("=", "==", "!="):
         return ("not in" if sign == "!=" else "in"), []
+    # NaN is above every number.
     if value < least:
         return (">=" if sign[0] == ">" else "<"), [least]
     return (">" if sign[0] == ">" else "<="), [min(math.floor(value), most) if _is_finite(value) else most]
@@ -560,27 +597,14 @@ def _arrow_schema_of(manifest: Manifest) -> pa.Schema:
 
 
 def _can_rule_out(filters: Any, manifest: Manifest, names: Sequence[str]) -> bool:
-    """Whether the least and largest values of rows say that none of them passes: NaN is in no range.
+    """Whether the least and largest values of rows may say that none of them passes: NaN is in no range.
 
-    Of the comparisons only these let it pass, and a list that holds it; what an expression does with it is not known.
+    Comparisons say themselves where it passes; what an expression does with it is not known.
     """
-    if isinstance(filters, pc.Expression):
-        lets_nan_pass = True
-    else:
-        groups = [filters] if all(isinstance(one, tuple) for one in filters) else filters
-        asked = [one for group in groups for one in group]
-        lets_nan_pass = any(sign in ("!=", "not in") or _has_nan(value) for _, sign, value in asked)
-    for name in names if lets_nan_pass else ():
-        known = manifest.statistics.get(name)
-        if manifest.schema[name].dtype.startswith("float") and (
-            known is None or known.closed is None or known.nan_count
-        ):
-            return False
-    return True
-
-
-def _has_nan(value: Any) -> bool:
-    return any(_is_nan(one) for one in (value if _is_many(value) else [value]))
+    if not isinstance(filters, pc.Expression):
+        return True
+    floats = [name for name in names if manifest.schema[name].dtype.startswith("float")]
+    return not any(_may_have_nan(manifest, name) for name in floats)
 
 
 def _is_nan(value: Any) -> bool:

@@ -10,6 +10,7 @@ import json
 import math
 import operator
 import pickle
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -134,12 +135,14 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def passes(row: int, filters: Any) -> bool:
-    """What a filter says of one row, as SQL and IEEE 754 have it."""
+    """What a filter says of one row, as Spark has it."""
     groups = [filters] if isinstance(filters[0], tuple) else filters
     return any(all(_holds(VALUES[name][row], how, value) for name, how, value in group) for group in groups)
 
 
 def _holds(value: Any, how: str, known: Any) -> bool:
+    if isinstance(value, float):
+        return passes_in_spark(value, how, known)
     return value is not None and _COMPARE[how](value, known)
 
 
@@ -240,7 +243,21 @@ def with_gaps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetConve
         ([("s", "!=", "a")], [2, 3, 4]),
         ([("s", "not in", ["a"])], [2, 3, 4]),
         ([("n", ">", None)], []),
-        ([("x", "==", NAN)], []),
+        ([("x", "==", NAN)], [1]),
+        ([("x", "!=", NAN)], [0, 3, 4, 5]),
+        ([("x", "<", NAN)], [0, 3, 4, 5]),
+        ([("x", "<=", NAN)], [0, 1, 3, 4, 5]),
+        ([("x", ">", NAN)], []),
+        ([("x", ">=", NAN)], [1]),
+        ([("x", ">", 5.0)], [1, 5]),
+        ([("x", ">=", 6)], [1, 5]),
+        ([("x", "in", [NAN, 4.0])], [1, 3]),
+        ([("x", "not in", [1.0, NAN])], [3, 4, 5]),
+        ([("x", "not in", [1.0, None])], []),
+        ([("n", "<", NAN)], [0, 2, 3, 5]),
+        ([("n", ">", NAN)], []),
+        ([("n", "==", NAN)], []),
+        ([("n", "!=", NAN)], [0, 2, 3, 5]),
         ([("x", "<", 100)], [0, 3, 4, 5]),
         ([("x", "!=", 1.0)], [1, 3, 4, 5]),
         ([("x", "in", [1.0, 4.0])], [0, 3]),
@@ -254,7 +271,7 @@ def with_gaps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetConve
     ],
     ids=str,
 )
-def test_a_comparison_with_null_keeps_nothing_and_nan_is_as_ieee_has_it(
+def test_a_comparison_with_null_keeps_nothing_and_nan_is_as_spark_has_it(
     with_gaps: DatasetConverter, filters: Any, rows: list[int]
 ) -> None:
     assert rows_that(with_gaps, filters) == rows
@@ -756,6 +773,69 @@ def test_nan_and_null_are_in_no_footer_and_yet_are_found(tmp_path: Path) -> None
         assert rows_that(part, ~(pc.field("x") <= 100.0)) == [1, 6, 7, 8]
 
 
+def above(one: float) -> tuple[bool, float]:
+    """A number's place by Spark's rule: NaN is above all others."""
+    return (one != one, 0.0 if one != one else one)
+
+
+def passes_in_spark(one: float | None, sign: str, value: Any) -> bool:
+    """Spark's answer for a row."""
+    if one is None:
+        return False
+    if sign in ("in", "not in"):
+        return (above(one) in map(above, value)) == (sign == "in")
+    return bool(scans._COMPARISONS[sign](above(one), above(value)))
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_floats_are_compared_as_spark_does_whatever_footers_leave_out(tmp_path: Path, kind: str, is_own: bool) -> None:
+    chance = random.Random(7)
+    known = [NAN, math.inf, -math.inf, -0.0, 0.0, 1.0, 2.5, -3.0, None]
+    # Of some row groups all values are alike, or NaN, or none is NaN.
+    groups = [chance.sample(known, chance.randrange(1, 4)) for _ in range(20)]
+    x = [chance.choice(group) for group in groups for _ in range(3)]
+    y = [float(row % 7) for row in range(len(x))]
+    if is_own:
+        converter = write_table(tmp_path, {"x": (kind, x), "y": (kind, y)}, step=3)
+    else:
+        columns = {"id": range(len(x)), "x": pa.array(x, pa.type_for_alias(kind)), "y": y}
+        pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=3)
+        converter = make_parquet_converter(tmp_path, float_dtype=None)
+    with converter:
+        assert converter._manifest.num_row_groups == 20
+        for _ in range(150):
+            lists = []
+            for _ in range(chance.choice((1, 1, 2))):
+                group = []
+                for _ in range(chance.choice((1, 1, 2))):
+                    sign = chance.choice(["=", "==", "!=", "<", "<=", ">", ">=", "in", "not in"])
+                    value: Any = chance.choice(known[:-1])
+                    if sign in ("in", "not in"):
+                        value = chance.sample(known[:-1], chance.randrange(1, 4))
+                    group.append((chance.choice("xxy"), sign, value))
+                lists.append(group)
+            values = {"x": x, "y": y}
+
+            def keeps(row: int, group: Any, values: Any = values) -> bool:
+                return all(passes_in_spark(values[name][row], sign, value) for name, sign, value in group)
+
+            expected = [row for row in range(len(x)) if any(keeps(row, group) for group in lists)]
+            assert rows_that(converter, lists) == expected, lists
+
+
+def test_bounds_still_rule_out_floats_that_are_known_to_hold_no_nan(tmp_path: Path) -> None:
+    """A cache counts NaNs when it is written; nothing else says that there are none."""
+    x = [float(row) for row in range(12)]
+    opened: list[int] = []
+    for name, values in (("without", x), ("with", [*x[:-1], NAN])):
+        with write_table(tmp_path / name, {"x": ("float32", values)}, step=3) as converter:
+            expression = scans._comparisons_of([("x", ">", 8.5)], converter._manifest, pa.schema({"x": pa.float32()}))
+            opened.append(expression[0][0].may_keep is not None)
+            assert rows_that(converter, [("x", ">", 8.5)]) == [9, 10, 11]
+    assert opened == [True, False]
+
+
 # What is no filter
 
 
@@ -1196,6 +1276,9 @@ def test_whole_numbers_are_compared_with_floats_exactly(kind: pa.DataType) -> No
             sign: functools.partial(lambda compare, one, value: compare(one, value), compare, value=value)
             for sign, compare in scans._COMPARISONS.items()
         }
+        if value != value:
+            # NaN is above every number.
+            compared |= {"<": lambda _: True, "<=": lambda _: True}
         compared["in"] = lambda one, value=value: one in (value, 1, 2.0)
         compared["not in"] = lambda one, value=value: one not in (value, 1, 2.0)
         for sign, passes in compared.items():
