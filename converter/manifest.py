@@ -18,7 +18,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,6 +185,38 @@ def _field_id(field: pa.Field) -> int | None:
     return None if said is None else int(said)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """When an entry was written, by which process, and of what. No secret may stand here."""
+
+    cache_key: str | None = None
+    """The name that the user gave."""
+
+    created: str
+    """The time in UTC, as ISO 8601, by the driver's clock."""
+
+    host: str
+    application_id: str
+    """Of Spark."""
+
+    user: str
+    """As whom the driver ran; empty where that is not known."""
+
+    source: str
+    """What was converted: `DataFrame`, or a version of a Delta table."""
+
+    def to_json(self) -> dict[str, Any]:
+        """This as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Origin:
+        """The inverse of `to_json`; checks what it is given."""
+        key = value["cache_key"]
+        texts = {name: _text(value[name]) for name in ("created", "host", "application_id", "user", "source")}
+        return cls(cache_key=None if key is None else _text(key), **texts)
+
+
 class FileEnd(NamedTuple):
     """What is known of a remote file, so that its footer need not be fetched."""
 
@@ -240,6 +272,9 @@ class Manifest:
 
     is_kept: bool = False
     """Whether the entry outlives its makers on purpose (`delete_on_exit=False`)."""
+
+    origin: Origin | None = None
+    """Who wrote the entry; None for entries of older versions, and for files that are not ours."""
 
     statistics: Mapping[str, ColumnStatistics]
     """What the writers saw of each column; empty where nobody has looked yet."""
@@ -323,6 +358,8 @@ class Manifest:
             "files": files,
             "row_groups": row_groups,
         }
+        if self.origin is not None:
+            document["origin"] = self.origin.to_json()
         return json.dumps(document, separators=(",", ":")).encode()
 
     @classmethod
@@ -359,7 +396,8 @@ class Manifest:
                 fingerprint=str(document["fingerprint"]),
                 num_rows=int(_integers([document["num_rows"]])[0]),
                 float_dtype=str(document["float_dtype"]),
-                is_kept=bool(document["is_kept"]),
+                is_kept=_flag(document["is_kept"]),
+                origin=Origin.from_json(document["origin"]) if "origin" in document else None,
             )
             manifest._check()
         except (
@@ -430,6 +468,18 @@ def _unpacked(packed: Mapping[str, Any]) -> list[bytes]:
     if len(parts) != edges[-1]:
         raise ValueError("footers do not have their sizes")
     return [parts[start:end] for start, end in itertools.pairwise(edges)]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, found {value!r:.80}")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, found {value!r:.80}")
+    return value
 
 
 def _integers(values: Sequence[Any]) -> npt.NDArray[np.int64]:

@@ -61,7 +61,11 @@ class ColumnStatistics:
 
     @property
     def min(self) -> Any:
-        """The smallest number (of dates and times: date and datetime, UTC); None where there is none."""
+        """The smallest number; None where there is none.
+
+        Of dates and times a `date` or a `datetime` in UTC. Outside the years 1 to 9999, which Python does not have, it
+        is the stored integer: days or microseconds since 1970.
+        """
         return self._typed("min")
 
     @property
@@ -118,10 +122,14 @@ class ColumnStatistics:
             return None
         if self.field.dtype == "bool":
             return bool(value)
-        if self.field.dtype == "datetime64[D]":
-            return dt.date(1970, 1, 1) + dt.timedelta(days=value)
-        if self.field.dtype == "datetime64[us]":
-            return dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=value)
+        try:
+            if self.field.dtype == "datetime64[D]":
+                return dt.date(1970, 1, 1) + dt.timedelta(days=value)
+            if self.field.dtype == "datetime64[us]":
+                return dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=value)
+        except OverflowError:
+            # Spark's years go on where Python's end.
+            return value
         return value
 
     def __repr__(self) -> str:

@@ -313,7 +313,10 @@ class Storage:
         name = f".clock-{uuid.uuid4().hex}"
         self.put_if_absent(name, b"")
         try:
-            return next(info.modified for info in self.list() if info.name == name)
+            modified = next((info.modified for info in self.list() if info.name == name), None)
+            if modified is None:
+                raise OSError(f"{self.url} does not list the file {name} that was put there")
+            return modified
         finally:
             self.delete_file(name)
 
