@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.errors import CacheCorruptError, CacheError
-from converter.schema import Schema
+from converter.schema import Schema, checked, checked_count
 from converter.selection import Selection
 from converter.statistics import ColumnStatistics
 
@@ -213,8 +213,8 @@ class Origin:
     def from_json(cls, value: Mapping[str, Any]) -> Origin:
         """The inverse of `to_json`; checks what it is given."""
         key = value["cache_key"]
-        texts = {name: _text(value[name]) for name in ("created", "host", "application_id", "user", "source")}
-        return cls(cache_key=None if key is None else _text(key), **texts)
+        texts = {name: checked(value[name], str) for name in ("created", "host", "application_id", "user", "source")}
+        return cls(cache_key=None if key is None else checked(key, str), **texts)
 
 
 class FileEnd(NamedTuple):
@@ -371,7 +371,7 @@ class Manifest:
             CacheError: it was written by a newer version of this package.
         """
         try:
-            document = json.loads(data)
+            document = json.loads(data, parse_constant=_refuse_constant)
             version = document["format_version"]
             if type(version) is not int or version < 1:
                 raise ValueError(f"format_version {version!r} is no version")
@@ -382,21 +382,21 @@ class Manifest:
                     path=path,
                 )
             schema = Schema.from_json(document["schema"])
-            statistics = document["statistics"]
+            statistics = checked(document["statistics"], dict)
             manifest = cls(
                 schema=schema,
                 statistics={name: ColumnStatistics.from_json(schema[name], statistics[name]) for name in statistics},
-                file_names=tuple(str(name) for name in document["files"]["name"]),
+                file_names=tuple(checked(name, str) for name in checked(document["files"]["name"], list)),
                 file_bytes=_integers(document["files"]["bytes"]),
                 file_footers=None if (footers := document["files"]["footer_crc32"]) is None else _integers(footers),
                 file_ends=_ends_from(document["files"]),
                 row_group_file=_integers(document["row_groups"]["file"]),
                 row_group_rows=_integers(document["row_groups"]["rows"]),
                 row_group_bytes=_integers(document["row_groups"]["bytes"]),
-                fingerprint=str(document["fingerprint"]),
-                num_rows=int(_integers([document["num_rows"]])[0]),
-                float_dtype=str(document["float_dtype"]),
-                is_kept=_flag(document["is_kept"]),
+                fingerprint=checked(document["fingerprint"], str),
+                num_rows=checked_count(document["num_rows"]),
+                float_dtype=checked(document["float_dtype"], str),
+                is_kept=checked(document["is_kept"], bool),
                 origin=Origin.from_json(document["origin"]) if "origin" in document else None,
             )
             manifest._check()
@@ -412,9 +412,11 @@ class Manifest:
 
     def _check(self) -> None:
         num_files, num_row_groups = len(self.file_names), self.num_row_groups
-        if len(self.file_bytes) != num_files or len(set(self.file_names)) != num_files or (self.file_bytes < 0).any():
+        if len(self.file_bytes) != num_files or len(set(self.file_names)) != num_files or not _add_up(self.file_bytes):
             raise ValueError("files do not agree with their sizes")
-        if self.file_footers is not None and len(self.file_footers) != num_files:
+        if self.file_footers is not None and (
+            len(self.file_footers) != num_files or (self.file_footers < 0).any() or (self.file_footers >> 32).any()
+        ):
             raise ValueError("files do not agree with their footers")
         if self.file_ends is not None and (
             self.file_footers is None
@@ -425,15 +427,22 @@ class Manifest:
             raise ValueError("the statistics are of other columns than the schema")
         if len(set(self.schema.names)) != len(self.schema) or self.float_dtype not in ("float32", "float64"):
             raise ValueError("columns do not have names of their own, or no known dtype")
+        if not self.schema:
+            raise ValueError("there are no columns")
+        for one in self.schema:
+            if one.shape != () and (one.is_object or one.dtype.startswith("datetime64")):
+                raise ValueError(f"column {one.name!r} of {one.dtype} has the shape {one.shape}")
         if len(self.row_group_file) != num_row_groups or len(self.row_group_bytes) != num_row_groups:
             raise ValueError("row groups do not agree with each other")
+        if not _add_up(self.row_group_bytes):
+            raise ValueError("row groups do not agree with their sizes")
         if num_row_groups and not (
             (np.diff(self.row_group_file) >= 0).all()
             and self.row_group_file[0] >= 0
             and self.row_group_file[-1] < num_files
         ):
             raise ValueError("row groups are not in file order")
-        if self.num_rows != int(self.row_group_rows.sum()) or (self.row_group_rows < 0).any():
+        if not _add_up(self.row_group_rows) or self.num_rows != int(self.row_group_rows.sum()):
             raise ValueError("rows do not add up")
         # Names are joined to a directory and later deleted: only what our writer can have named.
         bad = next((name for name in self.file_names if not _is_data_file(name)), None)
@@ -444,6 +453,16 @@ class Manifest:
 def _is_data_file(name: str) -> bool:
     directory, _, file = name.partition("/")
     return bool(_DATA_DIRECTORY.fullmatch(directory) and DATA_FILE.fullmatch(file))
+
+
+def _add_up(counts: npt.NDArray[np.int64]) -> bool:
+    """Whether these are counts whose sum is one."""
+    return not (counts < 0).any() and float(counts.sum(dtype=np.float64)) < 2**62
+
+
+def _refuse_constant(name: str) -> None:
+    """JSON has no NaN and no infinities; Python's reader takes them."""
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _ends_from(files: Mapping[str, Any]) -> tuple[FileEnd, ...] | None:
@@ -468,18 +487,6 @@ def _unpacked(packed: Mapping[str, Any]) -> list[bytes]:
     if len(parts) != edges[-1]:
         raise ValueError("footers do not have their sizes")
     return [parts[start:end] for start, end in itertools.pairwise(edges)]
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected a text, found {value!r:.80}")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"expected true or false, found {value!r:.80}")
-    return value
 
 
 def _integers(values: Sequence[Any]) -> npt.NDArray[np.int64]:
