@@ -570,7 +570,7 @@ def load(root: Storage, key: str) -> Manifest | None:
 
     Raises:
         CacheCorruptError: its manifest is not one of ours.
-        CacheError: it was written by a newer version of this package, or the store failed.
+        CacheError: it was written by a newer version of this package, is no file, or the store failed.
     """
     return _load(root, key)
 
@@ -584,8 +584,8 @@ def _load(root: Storage, key: str) -> Manifest | None:
     except FileNotFoundError:
         return None
     except (NotADirectoryError, IsADirectoryError) as error:
-        # Not the same as none: data are removed where there is none.
-        raise CacheCorruptError(f"{path} is no file ({error}). Remove what stands in its place.", path=path) from error
+        # Neither the same as none, nor as a corrupt one: data are removed for both.
+        raise CacheError(f"{path} is no file ({error}). Remove what stands in its place.", path=path) from error
     manifest = Manifest.from_json(data, path=path)
     if len(_directories(manifest)) != 1:
         raise CacheCorruptError(f"{path} lists files of several attempts; one was committed.", path=path)
@@ -815,8 +815,9 @@ def _sweep_entry(
         if not takes_kept and _says_it_is_kept(entry):
             logger.warning("Left a kept entry that cannot be read: %s", error)
             return SweepReport(num_kept=1)
-    except CacheError:
-        # Of a newer version: its own sweep knows better.
+    except CacheError as error:
+        # Of a newer version, whose own sweep knows better; or a user's folder.
+        logger.info("Left %s alone: %s", entry.url, error)
         return SweepReport()
     held = _held_attempts(entry, infos, now=now)
     committed = None if manifest is None else _attempt_of(manifest)
@@ -856,9 +857,6 @@ def _says_it_is_kept(entry: Storage) -> bool:
         return _KEPT_SIGN in entry.read(MANIFEST)
     except FileNotFoundError:
         return False
-    except (NotADirectoryError, IsADirectoryError):
-        # What stands in its place is not ours, and the manifest may have been moved away.
-        return True
 
 
 def _sweep_attempt(
