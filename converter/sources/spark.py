@@ -255,17 +255,18 @@ def _own_user() -> str:
 
 def _adopt(root: Storage, key: str, *, may_remove: bool = True) -> tuple[Manifest, cache.Lease | None] | None:
     """A committed entry whose files are all there; a damaged one is removed, so that it is written again."""
+    left = "" if may_remove else " The damaged entry is kept (delete_on_exit=False) and stays."
     try:
         adopted = cache.adopt(root, key)
     except CacheCorruptError as error:
-        logger.warning("Write again what is damaged: %s", error)
+        logger.warning("Write again what is damaged: %s%s", error, left)
         if may_remove:
             cache.discard(root, key)
         return None
     if adopted is None:
         return None
     if adopted.damage is not None:
-        logger.warning("Write again what is damaged: %s", adopted.damage)
+        logger.warning("Write again what is damaged: %s%s", adopted.damage, left)
         if may_remove:
             cache.delete(root, key, adopted.manifest, adopted.lease)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import copy
+import datetime as dt
 import json
 import pickle
 import random
@@ -187,6 +188,29 @@ def test_statistics_survive_json_exactly() -> None:
         np.testing.assert_array_equal(found.closed[name], STATISTICS.closed[name])
     text = again["é \"'"]
     assert (text.null_count, text.shortest, text.closed, text.min, text.mean) == (3, None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "shown"),
+    [
+        ("datetime64[D]", [-719_162, 2_932_896], [dt.date.min, dt.date.max]),
+        ("datetime64[D]", [-719_163, 2_932_897], [-719_163, 2_932_897]),
+        ("datetime64[D]", [-(2**31), 2**31 - 1], [-(2**31), 2**31 - 1]),
+        ("datetime64[us]", [-62_135_596_800_000_001, 253_402_300_800_000_000], None),
+        ("datetime64[us]", [-(2**63), 2**63 - 1], None),
+    ],
+)
+def test_dates_and_times_that_python_does_not_have_are_shown_as_they_are_stored(
+    dtype: str, stored: list[int], shown: list[Any] | None
+) -> None:
+    ones = dict.fromkeys(("count", "shift", "offset", "m2"), np.ones(1))
+    closed = ones | {"nans": 0, "min": stored[0], "max": stored[1]}
+    column = ColumnStatistics(field=Field(name="t", dtype=dtype), null_count=0, closed=closed)
+    again = ColumnStatistics.from_json(column.field, json.loads(json.dumps(column.to_json())))
+    least, most = shown or stored
+    for statistics in (column, again):
+        assert [statistics.min, statistics.max] == [least, most]
+        assert repr(statistics) == f"ColumnStatistics(null_count=0, nan_count=0, min={least!r}, max={most!r})"
 
 
 @pytest.mark.parametrize("cache_key", [None, "flights é \"'"])
