@@ -56,10 +56,11 @@ SPARK_CONF = "converter.cacheDir"
 RENEW_SECONDS = 60.0
 """How often a lease is renewed; after three missed renewals it is dead."""
 
-KEPT_SECONDS = 30 * 24 * 3600.0
-"""An entry kept with `delete_on_exit=False` is not swept automatically before it was idle this long."""
-
 _SPARK_STAGING = "_temporary"
+_MAX_TRIES = 100
+"""How often a step is begun again because another process was in between; a store that always says so is broken."""
+
+_MAX_NAMES_READ = 20
 _ABANDON_LOOKS = 10
 _ABANDON_SECONDS = 2.0
 HURRY_SECONDS = 5.0
@@ -71,6 +72,7 @@ _LAST_RENEWAL_SECONDS = 5.0
 _OWNER = ".owner"
 _OWNER_BYTES = b'{"package": "spark-tensor-converter", "format_version": 1}\n'
 _KEY = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
+_KEPT_SIGN = b'"is_kept":true'
 _ATTEMPT = re.compile(r"data-([0-9a-f]{32})(\.intent)?")
 _LEASE = re.compile(r"lease-[0-9a-f]{32}\.json")
 _PASSING = re.compile(
@@ -103,7 +105,9 @@ class Adopted(NamedTuple):
     """An entry that another conversion wrote, and that this process uses."""
 
     manifest: Manifest
-    lease: Lease
+    lease: Lease | None
+    """None where none can be written: then nobody waits for this reader."""
+
     damage: CacheCorruptError | None
     """What to say of a file that is not as the manifest says, if there is one."""
 
@@ -137,6 +141,9 @@ class SweepReport:
     urls: tuple[str, ...] = field(default=())
     """The folders concerned."""
 
+    num_kept: int = 0
+    """Entries that were left because they are kept with `delete_on_exit=False`."""
+
     def __add__(self, other: SweepReport) -> SweepReport:
         return SweepReport(
             num_entries=self.num_entries + other.num_entries,
@@ -144,8 +151,11 @@ class SweepReport:
             num_files=self.num_files + other.num_files,
             num_bytes=self.num_bytes + other.num_bytes,
             urls=self.urls + other.urls,
+            num_kept=self.num_kept + other.num_kept,
         )
 
+
+_READING_STEPS = ("load", "adopt", "list_entries")
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -161,10 +171,9 @@ def _named_errors(
         try:
             return step(root, *arguments, **options)
         except OSError as error:
+            left = "" if step.__name__ in _READING_STEPS else " What is left there is removed by a later sweep."
             raise CacheError(
-                f"The cache at {root.url} failed to {step.__name__.replace('_', ' ')}: {error}. What is left there is "
-                "removed by a later sweep.",
-                path=root.url,
+                f"The cache at {root.url} failed to {step.__name__.replace('_', ' ')}: {error}.{left}", path=root.url
             ) from error
 
     return named  # type: ignore[return-value]  # mypy minds the first argument's name.
@@ -272,6 +281,11 @@ def find_root(
     return None
 
 
+def names_entry(url: str) -> bool:
+    """Whether a URL ends as `DatasetConverter.url` of an entry does."""
+    return bool(_KEY.fullmatch(url.rstrip("/").rpartition("/")[2]))
+
+
 def open_entry(
     url: str, storage_options: StorageOptions | None = None, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> tuple[Storage, str, Manifest | None]:
@@ -289,8 +303,96 @@ def open_entry(
             return root, key, committed()
     shown = shown_url(url)
     raise CacheNotOwnedError(
-        f"{shown} is not a cache entry: expected <cache_dir>/{DIRECTORY}/<key>, as converter.url names it.", path=shown
+        f"{shown} is not a cache entry: expected <cache_dir>/{DIRECTORY}/<key>, as converter.url names it, or a "
+        "cache_dir together with cache_key=….",
+        path=shown,
     )
+
+
+@_named_errors
+def list_entries(root: Storage, name_hash: str | None = None) -> list[FileInfo]:
+    """The entries' folders, committed or not; with `name_hash` those whose key begins with it."""
+    return [info for info in root.list() if _is_entry(info, name_hash)]
+
+
+def _is_entry(info: FileInfo, name_hash: str | None) -> bool:
+    is_folder = info.is_directory and not info.is_link and _KEY.fullmatch(info.name) is not None
+    return is_folder and (name_hash is None or info.name.startswith(f"{name_hash}-"))
+
+
+def find_named(
+    cache_dir: str,
+    cache_key: str,
+    name_hash: str,
+    storage_options: StorageOptions | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> tuple[Storage, str, Manifest]:
+    """The root, the key and the manifest of the one entry of a cache directory that was written as `cache_key`.
+
+    A kept entry is taken before those that their makers delete.
+
+    Raises:
+        CacheError: there is none, or there are several.
+        CacheCorruptError: the only one has a manifest that is none.
+    """
+    shown = shown_url(cache_dir)
+    root = find_root(cache_dir, storage_options, timeout_seconds)
+    if root is None:
+        raise _no_entry(shown, cache_key, "it holds no entries")
+    found: list[tuple[str, Manifest]] = []
+    corrupt: CacheCorruptError | None = None
+    for info in list_entries(root, name_hash):
+        try:
+            manifest = load(root, info.name)
+        except CacheCorruptError as error:
+            logger.warning("An entry of cache_key=%r cannot be read: %s", cache_key, error)
+            corrupt = error
+            continue
+        if manifest is not None:
+            found.append((info.name, manifest))
+    found = [one for one in found if one[1].is_kept] or found
+    if len(found) == 1:
+        return root, *found[0]
+    if found:
+        lines = "".join(f"\n  {root.below(key).url} ({_described(manifest)})" for key, manifest in found)
+        raise CacheError(
+            f"{shown} has {len(found)} entries of cache_key={cache_key!r}, with different schemas or write options. "
+            f"Open one of them by its URL:{lines}",
+            path=shown,
+        )
+    raise corrupt or _no_entry(shown, cache_key, _names_in(root))
+
+
+def _no_entry(shown: str, cache_key: str, what_is_there: str) -> CacheError:
+    return CacheError(
+        f"{shown} has no entry of cache_key={cache_key!r}: {what_is_there}. Write it with make_spark_converter(df, "
+        f"cache_dir=…, cache_key={cache_key!r}, delete_on_exit=False).",
+        path=shown,
+    )
+
+
+def _described(manifest: Manifest) -> str:
+    """What tells an entry from others of its name."""
+    written = "" if manifest.origin is None else f"written {manifest.origin.created}, "
+    return f"{written}{manifest.num_rows:,} rows, {len(manifest.schema)} columns"
+
+
+def _names_in(root: Storage) -> str:
+    """Which names a cache has, of a bounded number of entries."""
+    entries = list_entries(root)
+    if not entries:
+        return "it holds no entries"
+    newest = sorted(entries, key=lambda info: info.modified, reverse=True)
+    names = set()
+    for info in newest[:_MAX_NAMES_READ]:
+        with contextlib.suppress(CacheError):
+            manifest = load(root, info.name)
+            if manifest is not None and manifest.origin is not None and manifest.origin.cache_key is not None:
+                names.add(manifest.origin.cache_key)
+    looked_at = f"its {len(entries)} entries"
+    if len(entries) > _MAX_NAMES_READ:
+        looked_at = f"the {_MAX_NAMES_READ} newest of {looked_at}"
+    return f"{looked_at} have {', '.join(map(repr, sorted(names))) or 'no cache_key'}"
 
 
 def _not_owned(root: Storage) -> CacheNotOwnedError:
@@ -311,21 +413,24 @@ def begin(root: Storage, key: str, *, application_id: str) -> Attempt:
     entry = root.below(key)
     content = _sign_of_life(attempt_id, application_id)
     intent = Lease(entry=entry, name=f"data-{attempt_id}.intent", content=content)
-    while True:
+    for tries_left in reversed(range(_MAX_TRIES)):
         entry.make_directory()
         try:
-            entry.put_if_absent(intent.name, content)
+            _put(intent)
+            break
         except FileNotFoundError:
-            # Whoever removed the last entry of this key removed its empty folder in between.
-            continue
-        break
+            # Another process removed the last entry of this key, and its empty folder, in between.
+            if not tries_left:
+                raise
     _heartbeat.add(intent)
     return Attempt(key=key, attempt_id=attempt_id, intent=intent)
 
 
 @_named_errors
-def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> tuple[Manifest, Lease]:
+def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> tuple[Manifest, Lease | None]:
     """Make the attempt the entry's content; where another came first, remove this one and adopt the other's.
+
+    The lease is None only where the other's entry is adopted and no lease can be written.
 
     Raises:
         CacheError: a file that the executors reported is not there at its size, as seen from here; or the attempt
@@ -345,8 +450,12 @@ def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> tuple[Manifes
         if entry.size(attempt.intent.name) is None:
             raise _swept(entry)
         # Put last: a directory without a manifest does not exist for readers.
+        tries_left = _MAX_TRIES
         while adopted is None and not entry.put_if_absent(MANIFEST, manifest.to_json()):
             adopted = adopt(root, attempt.key)
+            tries_left -= 1
+            if adopted is None and not tries_left:
+                raise FileExistsError(f"{MANIFEST} can neither be created nor read")
         if adopted is None:
             if entry.size(attempt.intent.name) is None:
                 raise _swept(entry)
@@ -354,7 +463,7 @@ def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> tuple[Manifes
             return manifest, lease
     except BaseException as error:
         # Whatever ends this early: a manifest that was put must not name data that are about to go.
-        delete(root, attempt.key, manifest, lease)
+        _withdraw(root, attempt.key, manifest, lease, is_own=False)
         if isinstance(error, FileNotFoundError):
             raise _swept(entry) from error
         raise
@@ -418,7 +527,7 @@ def abandon(root: Storage, attempt: Attempt) -> None:
     with root.hurried(HURRY_SECONDS):
         entry = root.below(attempt.key)
         release(attempt.intent)
-        if _is_in_use(root, attempt.key, attempt.attempt_id):
+        if _is_in_use(root, attempt.key, attempt.attempt_id, if_corrupt=False):
             return
         data = entry.below(attempt.data_directory)
         for _ in range(_ABANDON_LOOKS):
@@ -430,14 +539,14 @@ def abandon(root: Storage, attempt: Attempt) -> None:
         entry.delete_directory_if_empty()
 
 
-def _is_in_use(root: Storage, key: str, attempt_id: str) -> bool:
-    """Whether the manifest names this attempt, or somebody alive holds it."""
-    entry = root.below(key)
-    with contextlib.suppress(CacheCorruptError):
-        committed = load(root, key)
-        if committed is not None and _attempt_of(committed) == attempt_id:
-            return True
-    return attempt_id in _held_now(entry)
+def _is_in_use(root: Storage, key: str, attempt_id: str, *, if_corrupt: bool) -> bool:
+    """Whether the manifest names this attempt, which `if_corrupt` says of a corrupt one, or a live lease holds it."""
+    try:
+        committed = _load(root, key)
+        is_named = committed is not None and _attempt_of(committed) == attempt_id
+    except CacheCorruptError:
+        is_named = if_corrupt
+    return is_named or attempt_id in _held_now(root.below(key))
 
 
 @_named_errors
@@ -455,42 +564,56 @@ def delete_unlisted(root: Storage, attempt: Attempt, manifest: Manifest) -> None
 # Use -------------------------------------------------------------------------
 
 
+@_named_errors
 def load(root: Storage, key: str) -> Manifest | None:
     """The committed manifest of an entry, or None where there is none.
 
     Raises:
         CacheCorruptError: its manifest is not one of ours.
-        CacheError: it was written by a newer version of this package.
+        CacheError: it was written by a newer version of this package, is no file, or the store failed.
     """
+    return _load(root, key)
+
+
+def _load(root: Storage, key: str) -> Manifest | None:
+    """The same, with the store's own errors."""
     entry = root.below(key)
     path = f"{entry.url}/{MANIFEST}"
     try:
         data = entry.read(MANIFEST)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except FileNotFoundError:
         return None
+    except (NotADirectoryError, IsADirectoryError) as error:
+        # Neither the same as none, nor as a corrupt one: data are removed for both.
+        raise CacheError(f"{path} is no file ({error}). Remove what stands in its place.", path=path) from error
     manifest = Manifest.from_json(data, path=path)
     if len(_directories(manifest)) != 1:
         raise CacheCorruptError(f"{path} lists files of several attempts; one was committed.", path=path)
     return manifest
 
 
+@_named_errors
 def adopt(root: Storage, key: str, committed: Manifest | None = None) -> Adopted | None:
     """A committed entry and a lease on it, or None where there is none (any more).
 
     `committed` is its manifest, where that was read a moment ago.
     """
-    manifest = committed or load(root, key)
+    manifest = committed or _load(root, key)
     if manifest is None:
         return None
     entry = root.below(key)
     # Files that go after they were seen go with their manifest, which is looked for once more.
     damage = entry.meanwhile(lambda: find_damage(entry, manifest))
+    lease = None
     try:
         lease = _put_lease(entry, _attempt_of(manifest))
     except FileNotFoundError:
         return None
+    except (OSError, CacheError) as error:
+        # A trainer that may only read takes no lease.
+        logger.info("Open %s without a lease, because it cannot be written: %s", entry.url, error)
     try:
-        again = load(root, key)
+        again = _load(root, key)
         found = Adopted(manifest, lease, damage())
     except BaseException:
         let_go(root, key, manifest, lease)
@@ -505,6 +628,11 @@ def adopt(root: Storage, key: str, committed: Manifest | None = None) -> Adopted
 @_named_errors
 def delete(root: Storage, key: str, manifest: Manifest, lease: Lease | None) -> None:
     """Remove a committed entry: the manifest first, so that nobody begins to use it; the data when nobody holds it."""
+    _withdraw(root, key, manifest, lease, is_own=True)
+
+
+def _withdraw(root: Storage, key: str, manifest: Manifest, lease: Lease | None, *, is_own: bool) -> None:
+    """The same; a corrupt manifest goes with it only where the entry `is_own`."""
     entry = root.below(key)
     try:
         is_linked = _is_linked(root, key)
@@ -517,28 +645,41 @@ def delete(root: Storage, key: str, manifest: Manifest, lease: Lease | None) -> 
         _release_if_any(lease)
         return
     try:
-        with contextlib.suppress(CacheCorruptError):
-            committed = load(root, key)
-            if committed is not None and _attempt_of(committed) == _attempt_of(manifest):
-                entry.delete_file(MANIFEST)
+        try:
+            committed = _load(root, key)
+            is_named = committed is not None and _attempt_of(committed) == _attempt_of(manifest)
+        except CacheCorruptError:
+            is_named = is_own
+        if is_named:
+            entry.delete_file(MANIFEST)
     except BaseException:
         with root.hurried(HURRY_SECONDS):
-            let_go(root, key, manifest, lease)
+            _let_go(root, key, manifest, lease, if_corrupt=is_own)
         raise
-    let_go(root, key, manifest, lease)
+    _let_go(root, key, manifest, lease, if_corrupt=is_own)
 
 
 @_named_errors
 def let_go(root: Storage, key: str, manifest: Manifest, lease: Lease | None) -> None:
-    """Give a lease back; whoever lets go last of a deleted entry removes its data."""
+    """Give a lease back; of a deleted entry the last process to do so removes its data."""
+    _let_go(root, key, manifest, lease, if_corrupt=True)
+
+
+def _let_go(root: Storage, key: str, manifest: Manifest, lease: Lease | None, *, if_corrupt: bool) -> None:
     _release_if_any(lease)
     entry = root.below(key)
     attempt_id = _attempt_of(manifest)
-    if _is_in_use(root, key, attempt_id):
+    if _is_in_use(root, key, attempt_id, if_corrupt=if_corrupt):
         return
     _delete_data(entry, f"data-{attempt_id}")
     entry.delete_file(f"data-{attempt_id}.intent")
     entry.delete_directory_if_empty()
+
+
+@_named_errors
+def discard(root: Storage, key: str) -> None:
+    """Remove a manifest that cannot be read, so that the entry can be written again."""
+    root.below(key).delete_file(MANIFEST)
 
 
 def release(lease: Lease) -> None:
@@ -555,9 +696,15 @@ def _release_if_any(lease: Lease | None) -> None:
 def _put_lease(entry: Storage, attempt_id: str) -> Lease:
     content = _sign_of_life(attempt_id, "")
     lease = Lease(entry=entry, name=f"lease-{uuid.uuid4().hex}.json", content=content)
-    entry.put_if_absent(lease.name, content)
+    _put(lease)
     _heartbeat.add(lease)
     return lease
+
+
+def _put(lease: Lease) -> None:
+    """Let a sign of life appear; nobody else has its name."""
+    if not lease.entry.put_if_absent(lease.name, lease.content):
+        raise FileExistsError(f"{lease.entry.url}/{lease.name} exists already")
 
 
 def _directories(manifest: Manifest) -> set[str]:
@@ -618,29 +765,33 @@ def sweep_root(
     root: Storage,
     *,
     older_than_seconds: float,
-    kept_older_than_seconds: float,
+    kept: bool = False,
+    name_hash: str | None = None,
     dry_run: bool = False,
     max_entries: int | None = None,
 ) -> SweepReport:
     """Remove what dead owners left below `root`; nothing that holds a live lease.
 
-    Committed entries go when they were idle for `older_than_seconds`, those that were kept on purpose after
-    `kept_older_than_seconds`; attempts that never committed go with their writer.
+    Committed entries go when they were idle for `older_than_seconds`, those that were kept on purpose only where
+    `kept` says so; attempts that never committed go with their writer. With `name_hash` nothing but the entries whose
+    key begins with it is looked at, and kept ones go too.
     """
-    entries = [info for info in root.list() if info.is_directory and not info.is_link and _KEY.fullmatch(info.name)]
-    passing = [info for info in root.list() if _PASSING.fullmatch(info.name)]
+    infos = root.list()
+    entries = [info for info in infos if _is_entry(info, name_hash)]
+    passing = [] if name_hash is not None else [info for info in infos if _PASSING.fullmatch(info.name)]
     if not entries and not passing:
         return SweepReport()
     now = root.now()
     for info in passing:
         if now - info.modified > 3 * RENEW_SECONDS and not dry_run:
             root.delete_file(info.name)
+    takes_kept = kept or name_hash is not None
     report = SweepReport()
     first_error: Exception | None = None
     # A sample, so that a bounded sweep comes to every entry in time.
     for info in random.sample(entries, min(len(entries), max_entries or len(entries))):
         try:
-            report += _sweep_entry(root, info, now, older_than_seconds, kept_older_than_seconds, dry_run=dry_run)
+            report += _sweep_entry(root, info, now, older_than_seconds, takes_kept=takes_kept, dry_run=dry_run)
         except (OSError, CacheError) as error:
             # One entry that cannot be read, another user's perhaps, does not keep the others.
             first_error = first_error or error
@@ -650,21 +801,23 @@ def sweep_root(
 
 
 def _sweep_entry(
-    root: Storage, found: FileInfo, now: float, older_than: float, kept_older_than: float, *, dry_run: bool
+    root: Storage, found: FileInfo, now: float, older_than: float, *, takes_kept: bool, dry_run: bool
 ) -> SweepReport:
     key = found.name
     entry = root.below(key)
     infos = [info for info in entry.list() if not (info.is_directory and not _ATTEMPT.fullmatch(info.name))]
     infos = [info for info in infos if not (info.is_directory and info.name.endswith(".intent"))]
-    is_corrupt = False
+    manifest, is_corrupt = None, False
     try:
-        manifest = load(root, key)
-    except CacheCorruptError:
+        manifest = _load(root, key)
+    except CacheCorruptError as error:
         is_corrupt = True
-        # Nobody can read it: its data belong to no one who lives.
-        manifest = None
-    except CacheError:
-        # Of a newer version: its own sweep knows better.
+        if not takes_kept and _says_it_is_kept(entry):
+            logger.warning("Left a kept entry that cannot be read: %s", error)
+            return SweepReport(num_kept=1)
+    except CacheError as error:
+        # Of a newer version, whose own sweep knows better; or a user's folder.
+        logger.info("Left %s alone: %s", entry.url, error)
         return SweepReport()
     held = _held_attempts(entry, infos, now=now)
     committed = None if manifest is None else _attempt_of(manifest)
@@ -672,19 +825,22 @@ def _sweep_entry(
     if manifest is not None and committed not in held:
         # The folder's own time moves when a lease comes or goes, so it remembers the last user.
         idle = now - max([found.modified, *(info.modified for info in infos)])
-        if idle >= (kept_older_than if manifest.is_kept else older_than):
+        if idle >= older_than and manifest.is_kept and not takes_kept:
+            report += SweepReport(num_kept=1)
+        elif idle >= older_than:
             report += SweepReport(num_entries=1, urls=(entry.url,))
             if not dry_run:
                 entry.delete_file(MANIFEST)
             committed = None
     attempts = {match[1] for info in infos if (match := _ATTEMPT.fullmatch(info.name))}
     for attempt_id in sorted(attempts - held - {committed or ""}):
-        report += _sweep_attempt(root, key, attempt_id, manifest, dry_run=dry_run)
+        report += _sweep_attempt(root, key, attempt_id, manifest, is_corrupt=is_corrupt, dry_run=dry_run)
     if not dry_run:
         if is_corrupt and not held:
             try:
-                load(root, key)
-            except CacheCorruptError:
+                _load(root, key)
+            except CacheCorruptError as error:
+                logger.warning("Removed an entry that cannot be read: %s", error)
                 entry.delete_file(MANIFEST)
         for info in infos:
             is_dead_lease = _LEASE.fullmatch(info.name) and _is_dead(entry, info, now=now)
@@ -695,9 +851,18 @@ def _sweep_entry(
     return report
 
 
+def _says_it_is_kept(entry: Storage) -> bool:
+    """Whether a manifest that cannot be read was written for an entry that is kept."""
+    try:
+        return _KEPT_SIGN in entry.read(MANIFEST)
+    except FileNotFoundError:
+        return False
+
+
 def _sweep_attempt(
-    root: Storage, key: str, attempt_id: str, manifest: Manifest | None, *, dry_run: bool
+    root: Storage, key: str, attempt_id: str, manifest: Manifest | None, *, is_corrupt: bool, dry_run: bool
 ) -> SweepReport:
+    """Remove a dead attempt; `manifest` is what the entry had when its signs of life were listed, if not corrupt."""
     entry = root.below(key)
     was_committed = manifest is not None and _attempt_of(manifest) == attempt_id
     counted = SweepReport() if was_committed else SweepReport(num_attempts=1, urls=(entry.url,))
@@ -709,11 +874,8 @@ def _sweep_attempt(
         return counted + SweepReport(num_files=len(found), num_bytes=sum(info.num_bytes for info in found))
     # First the intent, then the manifest again: one who commits now sees that it was taken for dead.
     entry.delete_file(f"{directory_name}.intent")
-    with contextlib.suppress(CacheCorruptError):
-        again = load(root, key)
-        if again is not None and _attempt_of(again) == attempt_id:
-            return SweepReport()
-    if attempt_id in _held_now(entry):
+    # One that became corrupt meanwhile may name this attempt.
+    if _is_in_use(root, key, attempt_id, if_corrupt=not is_corrupt):
         return SweepReport()
     # Of an entry that was committed no staging is left.
     return counted + (_delete_data if was_committed else _delete_uncommitted)(entry, directory_name)

@@ -227,6 +227,11 @@ class DatasetConverter:
         """The version of the Delta table that is read, as it was found when the converter was made; None elsewhere."""
         return self._manifest.version
 
+    @property
+    def cache_key(self) -> str | None:
+        """The name that the cache entry was given; None where it has none, and for files that are not ours."""
+        return None if self._manifest.origin is None else self._manifest.origin.cache_key
+
     def _whole(self, columns: Sequence[str]) -> BatchSource:
         """All rows of these columns, for a pass of our own, whatever shard this process is."""
         return self._source(batch_size=1 << 16, columns=columns, nulls="mask", ragged="pad", cur_shard=0, shard_count=1)
@@ -243,7 +248,16 @@ class DatasetConverter:
         )
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>{self.schema._repr_html_()}"
+        return f"<p>{html.escape(repr(self))}</p>{self._origin_html()}{self.schema._repr_html_()}"
+
+    def _origin_html(self) -> str:
+        origin = self._manifest.origin
+        if origin is None:
+            return ""
+        name = "" if origin.cache_key is None else f"cache_key {origin.cache_key!r}, "
+        user = f"{origin.user} on " if origin.user else ""
+        said = f"{name}written {origin.created} of {origin.source} by {user}{origin.host} ({origin.application_id})"
+        return f"<p>{html.escape(said)}</p>"
 
     def __enter__(self) -> DatasetConverter:
         return self
@@ -815,8 +829,9 @@ def make_spark_converter(
             may be an object of azure-identity, or a function that gives a token. No secret is shown or stored.
         timeout_seconds: how long a remote store may be out of reach before that is an error.
         delete_on_exit: remove the entry at the end of the `with` block, or of this interpreter. False keeps it for the
-            next one that has the same `cache_key`, until `delete()`. A kept entry is read by converters with True as
-            well, who then leave it; what they wrote themselves is never taken for kept, but written once more.
+            next one that has the same `cache_key`, and for `open_converter`, until `delete()`, or a `sweep` that names
+            it. A kept entry is also read by converters with True, which leave it; what those wrote themselves is never
+            taken for kept, but written once more.
         progress: show how many of Spark's tasks are done, in a notebook or on stderr. None: in a notebook or a
             terminal, if tqdm is installed.
 
@@ -843,10 +858,7 @@ def make_spark_converter(
     _check_flag("delete_on_exit", delete_on_exit)
     if progress is not None:
         _check_flag("progress", progress)
-    if cache_key is not None and not isinstance(cache_key, str):
-        raise TypeError(f"cache_key must be a str, e.g. 'flights-2026-11-20', got {cache_key!r}.")
-    if cache_key is not None and not cache_key.strip():
-        raise ValueError(f"cache_key must name the rows, e.g. 'flights-2026-11-20', got {cache_key!r}.")
+    _check_cache_key(cache_key)
     if shuffle_rows_seed is not None and check_integer("shuffle_rows_seed", shuffle_rows_seed, least=0) >= 2**62:
         raise ValueError(f"shuffle_rows_seed must be below 2**62, got {shuffle_rows_seed}.")
     entry = write_dataframe(
@@ -875,22 +887,38 @@ def make_spark_converter(
 def open_converter(
     url: str | os.PathLike[str],
     *,
+    cache_key: str | None = None,
     storage_options: StorageOptions | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> DatasetConverter:
     """A committed cache entry again: without Spark, without the DataFrame, in another process, on another day.
 
-    `url` is what `converter.url` was. Leaving a `with` block lets go and deletes nothing; `delete()` deletes.
+    Leaving a `with` block lets go and deletes nothing; `delete()` deletes.
+
+    Args:
+        url: what `converter.url` was; or, with `cache_key`, the `cache_dir` of `make_spark_converter`.
+        cache_key: the name that the entry was written with.
+        storage_options: keyword arguments of the fsspec filesystem.
+        timeout_seconds: how long a remote store may be out of reach before that is an error.
 
     Raises:
         CacheNotOwnedError: `url` is no entry of a cache.
-        CacheError: the entry was not committed, or was deleted.
+        CacheError: the entry was not committed, or was deleted; or there is no entry, or more than one, of this
+            `cache_key`, and the message lists what there is.
         CacheCorruptError: its manifest, or a file's size, is not what was committed.
     """
     url = os.fspath(url)
+    _check_cache_key(cache_key)
+    check_timeout(timeout_seconds)
+    manifest: Manifest | None
     with _named_store_errors(url, CacheError):
         try:
-            root, key, manifest = cache.open_entry(url, storage_options, check_timeout(timeout_seconds))
+            if cache_key is None or cache.names_entry(url):
+                root, key, manifest = cache.open_entry(url, storage_options, timeout_seconds)
+            else:
+                name_hash = identity.hash_of_name(cache_key)
+                root, key, manifest = cache.find_named(url, cache_key, name_hash, storage_options, timeout_seconds)
+                url = root.below(key).url
         except CacheNotOwnedError:
             place = open_storage(url, storage_options, timeout_seconds)
             with contextlib.suppress(PermissionError):
@@ -898,22 +926,19 @@ def open_converter(
                     # It raises where the container itself is missing.
                     place.list()
             raise
+        shown = shown_url(url)
+        if cache_key is not None and not key.startswith(identity.hash_of_name(cache_key)):
+            raise CacheError(f"{shown} was not written with cache_key={cache_key!r}. Leave cache_key out.", path=shown)
         if manifest is None:
-            raise CacheError(f"There is no committed cache entry at {url}: write it again.", path=url)
-        lease: cache.Lease | None
-        try:
-            adopted = cache.adopt(root, key, manifest)
-            if adopted is None:
-                raise CacheError(f"{url} was deleted a moment ago: write it again.", path=url)
-            manifest, lease, damage = adopted
-        except OSError as error:
-            # A trainer that may only read takes no lease: nobody will wait for it.
-            logger.info("Open %s without a lease, because it cannot be written: %s", url, error)
-            lease, damage = None, cache.find_damage(root.below(key), manifest)
-    if damage is not None:
-        if lease is not None:
-            cache.release(lease)
-        raise damage
+            raise CacheError(f"There is no committed cache entry at {shown}: write it again.", path=shown)
+        adopted = cache.adopt(root, key, manifest)
+        if adopted is None:
+            raise CacheError(f"{shown} was deleted a moment ago: write it again.", path=shown)
+        manifest, lease, damage = adopted
+        if damage is not None:
+            if lease is not None:
+                cache.release(lease)
+            raise damage
     return hold_entry(root, key, manifest, lease, delete_on_exit=False)
 
 
@@ -1097,49 +1122,54 @@ def sweep(
     cache_dir: str | os.PathLike[str],
     *,
     older_than: float | dt.timedelta = 0,
+    kept: bool = False,
+    cache_key: str | None = None,
     dry_run: bool = False,
     storage_options: StorageOptions | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> cache.SweepReport:
     """Remove what dead owners left in `cache_dir`: entries and half-written attempts that nobody alive holds.
 
+    Entries kept with `delete_on_exit=False` stay, unless `kept` or `cache_key` says otherwise.
+
     Args:
         cache_dir: the directory that was given to `make_spark_converter`, or to a loader as `local_cache_dir`.
         older_than: seconds (or a timedelta) since an owner's last sign of life. 0 removes whatever holds no live
-            lease, entries kept with `delete_on_exit=False` included.
+            lease.
+        kept: remove kept entries too.
+        cache_key: remove the entries of this name, kept or not, and nothing else.
         dry_run: count, and remove nothing.
         storage_options: keyword arguments of the fsspec filesystem.
         timeout_seconds: how long a remote store may be out of reach before that is an error.
 
     Returns:
-        How many entries, attempts, files and bytes were removed, and where.
+        How many entries, attempts, files and bytes were removed, and where; and how many kept entries were left.
     """
     if isinstance(older_than, bool) or not isinstance(older_than, (int, float, dt.timedelta)):
         raise TypeError(f"older_than must be seconds or a datetime.timedelta, got {older_than!r}.")
     seconds = older_than.total_seconds() if isinstance(older_than, dt.timedelta) else float(older_than)
     if not seconds >= 0:
         raise ValueError(f"older_than must be at least 0 seconds, got {older_than}.")
+    _check_flag("kept", kept)
+    _check_cache_key(cache_key)
     _check_flag("dry_run", dry_run)
     report = cache.SweepReport()
     with _named_store_errors(os.fspath(cache_dir), CacheError):
         root = cache.find_root(os.fspath(cache_dir), storage_options, check_timeout(timeout_seconds))
         if root is not None:
-            report = cache.sweep_root(
-                root, older_than_seconds=seconds, kept_older_than_seconds=seconds, dry_run=dry_run
-            )
-    kept = find_local_root(os.fspath(cache_dir))
-    if kept is not None:
-        num_files, num_bytes = remove_unheld(kept, dry_run=dry_run)
-        report += cache.SweepReport(num_files=num_files, num_bytes=num_bytes, urls=(kept,) if num_files else ())
+            name_hash = None if cache_key is None else identity.hash_of_name(cache_key)
+            report = cache.sweep_root(root, older_than_seconds=seconds, kept=kept, name_hash=name_hash, dry_run=dry_run)
+        local = find_local_root(os.fspath(cache_dir)) if cache_key is None else None
+        if local is not None:
+            num_files, num_bytes = remove_unheld(local, dry_run=dry_run)
+            report += cache.SweepReport(num_files=num_files, num_bytes=num_bytes, urls=(local,) if num_files else ())
     return report
 
 
 def _sweep_a_little(root: Storage) -> None:
     """Remove what the dead left beside us, bounded, and never at the user's cost."""
     try:
-        report = cache.sweep_root(
-            root, older_than_seconds=0, kept_older_than_seconds=cache.KEPT_SECONDS, max_entries=_MAX_SWEPT
-        )
+        report = cache.sweep_root(root, older_than_seconds=0, max_entries=_MAX_SWEPT)
     except (OSError, CacheError) as error:
         logger.info("Did not sweep %s: %s", root.url, error)
         return
@@ -1246,6 +1276,13 @@ def _check_fractions(fractions: Any) -> list[float]:
     if bounds[-1] > 1 + 1e-9:
         raise ValueError(f"{what}; got {fractions!r}, together {bounds[-1]}.")
     return [1.0 if abs(bound - 1) < 1e-9 else bound for bound in bounds]
+
+
+def _check_cache_key(cache_key: Any) -> None:
+    if cache_key is not None and not isinstance(cache_key, str):
+        raise TypeError(f"cache_key must be a str, e.g. 'flights-2026-11-20', got {cache_key!r}.")
+    if cache_key is not None and not cache_key.strip():
+        raise ValueError(f"cache_key must name the rows, e.g. 'flights-2026-11-20', got {cache_key!r}.")
 
 
 def _check_flag(name: str, flag: Any) -> None:

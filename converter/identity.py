@@ -26,6 +26,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from converter.sources.spark_session import changed_confs, count_local_lists, explain
+from converter.stores import shown_url
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,9 @@ class DeltaVersion:
     """Columns and filters of a version of a Delta table."""
 
     identity: str
+    source: str
+    """The table and its version, for people; without what may be secret in a URL."""
+
     is_fixed: bool
     """Whether the DataFrame names the version (`versionAsOf`, `timestampAsOf`), and not the newest one."""
 
@@ -141,7 +145,8 @@ def _find_delta_version(df: Any) -> DeltaVersion | None:
     path = location.path().toString()
     # A copy that was put back and went its own way has the same table and version, of another time.
     told = ["delta", path, table_id, version, snapshot.timestamp(), session.version, zone, confs, steps]
-    return DeltaVersion(identity=json.dumps(told), is_fixed=is_fixed)
+    source = f"version {version} of the Delta table {shown_url(path)}"
+    return DeltaVersion(identity=json.dumps(told), source=source, is_fixed=is_fixed)
 
 
 def _plain_sql(expressions: list[Any]) -> list[str] | None:
@@ -178,9 +183,23 @@ def entry_key(identity: str | None, *, schema: str, write_options: Mapping[str, 
     >>> one.split("-")[0] == two.split("-")[0], one == two
     (True, False)
     """
-    named = uuid.uuid4().hex if identity is None else f"{_FORMAT}:{identity}"
+    whose = uuid.uuid4().hex if identity is None else f"{_FORMAT}:{identity}"
     rest = json.dumps([schema, dict(write_options)], sort_keys=True)
-    return "-".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in (named, rest))
+    return "-".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in (whose, rest))
+
+
+def named(cache_key: str) -> str:
+    """The identity of what the user gave a name."""
+    return f"key:{cache_key}"
+
+
+def hash_of_name(cache_key: str) -> str:
+    """What the folders of all entries of a name begin with.
+
+    >>> entry_key(named("train-2026"), schema="{}", write_options={}).startswith(hash_of_name("train-2026"))
+    True
+    """
+    return entry_key(named(cache_key), schema="", write_options={}).partition("-")[0]
 
 
 def gather_evidence(df: Any) -> Evidence | None:

@@ -18,7 +18,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from converter.errors import CacheCorruptError, CacheError
-from converter.schema import Schema
+from converter.schema import Schema, checked, checked_count
 from converter.selection import Selection
 from converter.statistics import ColumnStatistics
 
@@ -184,6 +184,38 @@ def _field_id(field: pa.Field) -> int | None:
     return None if said is None else int(said)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """When an entry was written, by which process, and of what. No secret may stand here."""
+
+    cache_key: str | None = None
+    """The name that the user gave."""
+
+    created: str
+    """The time in UTC, as ISO 8601, by the driver's clock."""
+
+    host: str
+    application_id: str
+    """Of Spark."""
+
+    user: str
+    """As whom the driver ran; empty where that is not known."""
+
+    source: str
+    """What was converted: `DataFrame`, or a version of a Delta table."""
+
+    def to_json(self) -> dict[str, Any]:
+        """This as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Origin:
+        """The inverse of `to_json`; checks what it is given."""
+        key = value["cache_key"]
+        texts = {name: checked(value[name], str) for name in ("created", "host", "application_id", "user", "source")}
+        return cls(cache_key=None if key is None else checked(key, str), **texts)
+
+
 class FileEnd(NamedTuple):
     """What is known of a remote file, so that its footer need not be fetched."""
 
@@ -239,6 +271,9 @@ class Manifest:
 
     is_kept: bool = False
     """Whether the entry outlives its makers on purpose (`delete_on_exit=False`)."""
+
+    origin: Origin | None = None
+    """Who wrote the entry; None for entries of older versions, and for files that are not ours."""
 
     statistics: Mapping[str, ColumnStatistics]
     """What the writers saw of each column; empty where nobody has looked yet."""
@@ -322,6 +357,8 @@ class Manifest:
             "files": files,
             "row_groups": row_groups,
         }
+        if self.origin is not None:
+            document["origin"] = self.origin.to_json()
         return json.dumps(document, separators=(",", ":")).encode()
 
     @classmethod
@@ -333,7 +370,7 @@ class Manifest:
             CacheError: it was written by a newer version of this package.
         """
         try:
-            document = json.loads(data)
+            document = json.loads(data, parse_constant=_refuse_constant)
             version = document["format_version"]
             if type(version) is not int or version < 1:
                 raise ValueError(f"format_version {version!r} is no version")
@@ -344,21 +381,22 @@ class Manifest:
                     path=path,
                 )
             schema = Schema.from_json(document["schema"])
-            statistics = document["statistics"]
+            statistics = checked(document["statistics"], dict)
             manifest = cls(
                 schema=schema,
                 statistics={name: ColumnStatistics.from_json(schema[name], statistics[name]) for name in statistics},
-                file_names=tuple(str(name) for name in document["files"]["name"]),
+                file_names=tuple(checked(name, str) for name in checked(document["files"]["name"], list)),
                 file_bytes=_integers(document["files"]["bytes"]),
                 file_footers=None if (footers := document["files"]["footer_crc32"]) is None else _integers(footers),
                 file_ends=_ends_from(document["files"]),
                 row_group_file=_integers(document["row_groups"]["file"]),
                 row_group_rows=_integers(document["row_groups"]["rows"]),
                 row_group_bytes=_integers(document["row_groups"]["bytes"]),
-                fingerprint=str(document["fingerprint"]),
-                num_rows=int(_integers([document["num_rows"]])[0]),
-                float_dtype=str(document["float_dtype"]),
-                is_kept=bool(document["is_kept"]),
+                fingerprint=checked(document["fingerprint"], str),
+                num_rows=checked_count(document["num_rows"]),
+                float_dtype=checked(document["float_dtype"], str),
+                is_kept=checked(document["is_kept"], bool),
+                origin=Origin.from_json(document["origin"]) if "origin" in document else None,
             )
             manifest._check()
         except (
@@ -373,9 +411,11 @@ class Manifest:
 
     def _check(self) -> None:
         num_files, num_row_groups = len(self.file_names), self.num_row_groups
-        if len(self.file_bytes) != num_files or len(set(self.file_names)) != num_files or (self.file_bytes < 0).any():
+        if len(self.file_bytes) != num_files or len(set(self.file_names)) != num_files or not _add_up(self.file_bytes):
             raise ValueError("files do not agree with their sizes")
-        if self.file_footers is not None and len(self.file_footers) != num_files:
+        if self.file_footers is not None and (
+            len(self.file_footers) != num_files or (self.file_footers < 0).any() or (self.file_footers >> 32).any()
+        ):
             raise ValueError("files do not agree with their footers")
         if self.file_ends is not None and (
             self.file_footers is None
@@ -386,15 +426,22 @@ class Manifest:
             raise ValueError("the statistics are of other columns than the schema")
         if len(set(self.schema.names)) != len(self.schema) or self.float_dtype not in ("float32", "float64"):
             raise ValueError("columns do not have names of their own, or no known dtype")
+        if not self.schema:
+            raise ValueError("there are no columns")
+        for one in self.schema:
+            if one.shape != () and (one.is_object or one.dtype.startswith("datetime64")):
+                raise ValueError(f"column {one.name!r} of {one.dtype} has the shape {one.shape}")
         if len(self.row_group_file) != num_row_groups or len(self.row_group_bytes) != num_row_groups:
             raise ValueError("row groups do not agree with each other")
+        if not _add_up(self.row_group_bytes):
+            raise ValueError("row groups do not agree with their sizes")
         if num_row_groups and not (
             (np.diff(self.row_group_file) >= 0).all()
             and self.row_group_file[0] >= 0
             and self.row_group_file[-1] < num_files
         ):
             raise ValueError("row groups are not in file order")
-        if self.num_rows != int(self.row_group_rows.sum()) or (self.row_group_rows < 0).any():
+        if not _add_up(self.row_group_rows) or self.num_rows != int(self.row_group_rows.sum()):
             raise ValueError("rows do not add up")
         # Names are joined to a directory and later deleted: only what our writer can have named.
         bad = next((name for name in self.file_names if not _is_data_file(name)), None)
@@ -405,6 +452,16 @@ class Manifest:
 def _is_data_file(name: str) -> bool:
     directory, _, file = name.partition("/")
     return bool(_DATA_DIRECTORY.fullmatch(directory) and DATA_FILE.fullmatch(file))
+
+
+def _add_up(counts: npt.NDArray[np.int64]) -> bool:
+    """Whether these are counts whose sum is one."""
+    return not (counts < 0).any() and float(counts.sum(dtype=np.float64)) < 2**62
+
+
+def _refuse_constant(name: str) -> None:
+    """JSON has no NaN and no infinities; Python's reader takes them."""
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _ends_from(files: Mapping[str, Any]) -> tuple[FileEnd, ...] | None:

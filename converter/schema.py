@@ -11,15 +11,18 @@ that has no time type takes the integers, and NumPy's own is a free view of them
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from converter.errors import UnsupportedTypeError
+
+Kind = TypeVar("Kind")
 
 FloatDtype = Literal["float32", "float64"]
 
@@ -92,6 +95,31 @@ def split_declared(name: str, declared: DeclaredShape) -> tuple[str | None, Sequ
     if dtype not in BYTE_DTYPES:
         raise ValueError(f"shapes: {name!r} has the dtype {dtype!r}; bytes can be {', '.join(BYTE_DTYPES)}.")
     return dtype, shape
+
+
+_MAX_ROW_BYTES = 2**31 - 1
+"""Of a tensor: Parquet counts the bytes of a value in 32 bits."""
+
+_MAX_NDIM = 31
+"""NumPy has 32, of which one is the rows'."""
+
+
+def checked(value: Any, kind: type[Kind]) -> Kind:
+    """A value of a JSON document, which must be of exactly this type: True is no int.
+
+    Raises:
+        TypeError: it is of another type.
+    """
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}, found {value!r:.80}")
+    return value
+
+
+def checked_count(value: Any) -> int:
+    """A count of a JSON document, from 0 to 2**62, so that two of them can be added."""
+    if not 0 <= checked(value, int) <= 1 << 62:
+        raise ValueError(f"expected a count, found {value!r:.80}")
+    return int(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,15 +201,19 @@ class Field:
     def from_json(cls, value: Mapping[str, Any]) -> Field:
         """The inverse of `to_json`; checks what it is given."""
         shape = value["shape"]
-        return cls(
-            name=str(value["name"]),
-            dtype=str(value["dtype"]),
-            shape=None if shape is None else tuple(int(size) for size in shape),
-            has_nulls=bool(value["has_nulls"]),
-            ragged_ndim=int(value["ragged_ndim"]) if shape is None else 1,
-            has_null_elements=bool(value.get("has_null_elements", False)),
-            is_jagged=bool(value.get("is_jagged", False)),
+        found = cls(
+            name=checked(value["name"], str),
+            dtype=checked(value["dtype"], str),
+            shape=None if shape is None else tuple(map(checked_count, checked(shape, list))),
+            has_nulls=checked(value["has_nulls"], bool),
+            ragged_ndim=checked_count(value["ragged_ndim"]) if shape is None else 1,
+            has_null_elements=checked(value.get("has_null_elements", False), bool),
+            is_jagged=checked(value.get("is_jagged", False), bool),
         )
+        row_bytes = 0 if found.is_object else math.prod(found.shape or ()) * found.stored_dtype.itemsize
+        if found.ndim > _MAX_NDIM or row_bytes > _MAX_ROW_BYTES:
+            raise ValueError(f"column {found.name!r} has the shape {found.shape}, which no tensor can have")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +300,9 @@ class Schema:
         return [field.to_json() for field in self.fields]
 
     @classmethod
-    def from_json(cls, value: Iterable[Mapping[str, Any]]) -> Schema:
-        """The inverse of `to_json`."""
-        return cls(tuple(Field.from_json(field) for field in value))
+    def from_json(cls, value: Any) -> Schema:
+        """The inverse of `to_json`; checks what it is given."""
+        return cls(tuple(Field.from_json(field) for field in checked(value, list)))
 
 
 _HEADINGS = ("name", "dtype", "shape", "nulls")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from converter.schema import Field, Schema
+from converter.schema import Field, Schema, checked, checked_count
 from converter.sources import moments
 
 
@@ -61,7 +61,11 @@ class ColumnStatistics:
 
     @property
     def min(self) -> Any:
-        """The smallest number (of dates and times: date and datetime, UTC); None where there is none."""
+        """The smallest number; None where there is none.
+
+        Of dates and times a `date` or a `datetime` in UTC. Outside the years 1 to 9999, which Python does not have, it
+        is the stored integer: days or microseconds since 1970.
+        """
         return self._typed("min")
 
     @property
@@ -73,7 +77,8 @@ class ColumnStatistics:
     def mean(self) -> float | None:
         """The mean of all numbers; None for dates, times, strings and bytes, and where there is none."""
         whole = self._whole()
-        return None if whole is None else float(moments.mean_of(dict(whole))[0])
+        with np.errstate(all="ignore"):
+            return None if whole is None else float(moments.mean_of(dict(whole))[0])
 
     @property
     def std(self) -> float | None:
@@ -87,7 +92,8 @@ class ColumnStatistics:
         elements = self._elements()
         if elements is None or self.field.shape is None:
             return None
-        mean: npt.NDArray[np.float64] = moments.mean_of(dict(elements)).reshape(self.field.shape)
+        with np.errstate(all="ignore"):
+            mean: npt.NDArray[np.float64] = moments.mean_of(dict(elements)).reshape(self.field.shape)
         return mean
 
     @property
@@ -118,10 +124,14 @@ class ColumnStatistics:
             return None
         if self.field.dtype == "bool":
             return bool(value)
-        if self.field.dtype == "datetime64[D]":
-            return dt.date(1970, 1, 1) + dt.timedelta(days=value)
-        if self.field.dtype == "datetime64[us]":
-            return dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=value)
+        try:
+            if self.field.dtype == "datetime64[D]":
+                return dt.date(1970, 1, 1) + dt.timedelta(days=value)
+            if self.field.dtype == "datetime64[us]":
+                return dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=value)
+        except OverflowError:
+            # Spark's years go on where Python's end.
+            return value
         return value
 
     def __repr__(self) -> str:
@@ -142,17 +152,40 @@ class ColumnStatistics:
 
     @classmethod
     def from_json(cls, field: Field, value: Mapping[str, Any]) -> ColumnStatistics:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`; checks what it is given, so that no statistic raises later."""
         closed = None if value["moments"] is None else moments.from_json(value["moments"])
-        lengths = set() if closed is None else {len(closed[name]) for name in moments.ARRAYS}
-        if len(lengths) > 1 or 0 in lengths:
-            raise ValueError(f"the moments of column {field.name!r} do not agree in length")
-        return cls(
-            field=field,
-            null_count=int(value["null_count"]),
-            shortest=None if value["shortest"] is None else int(value["shortest"]),
-            row_group_span=None if value["row_group_span"] is None else float(value["row_group_span"]),
-            longest=None if value["longest"] is None else int(value["longest"]),
-            num_bytes=None if value["num_bytes"] is None else int(value["num_bytes"]),
-            closed=closed,
-        )
+        if closed is not None:
+            _check_moments(field, closed)
+        counts = {
+            name: None if value[name] is None else checked_count(value[name])
+            for name in ("shortest", "longest", "num_bytes")
+        }
+        span = value["row_group_span"]
+        if span is not None and not 0 <= checked(span, float) < np.inf:
+            raise ValueError(f"column {field.name!r} has the row group span {span}")
+        null_count = checked_count(value["null_count"])
+        return cls(field=field, null_count=null_count, row_group_span=span, closed=closed, **counts)
+
+
+def _check_moments(field: Field, closed: Mapping[str, Any]) -> None:
+    """Raise ValueError or TypeError unless these can be the moments of a column."""
+    lengths = {len(closed[name]) for name in moments.ARRAYS}
+    if len(lengths) > 1 or 0 in lengths:
+        raise ValueError(f"the moments of column {field.name!r} do not agree in length")
+    if field.is_object:
+        raise ValueError(f"column {field.name!r} of {field.dtype} has moments")
+    # Means and spreads may be NaN or infinite, as those of infinities are.
+    if not ((closed["count"] >= 0) & (closed["count"] <= 2**62)).all() or (closed["m2"] < 0).any():
+        raise ValueError(f"the moments of column {field.name!r} are none")
+    checked_count(closed["nans"])
+    least, most = closed["min"], closed["max"]
+    if least is None and most is None:
+        return
+    dtype = field.stored_dtype
+    if dtype.kind == "f":
+        is_held = checked(least, float) <= checked(most, float)
+    else:
+        smallest, largest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        is_held = smallest <= checked(least, int) <= checked(most, int) <= largest
+    if not is_held:
+        raise ValueError(f"column {field.name!r} of {field.dtype} has values from {least} to {most}")

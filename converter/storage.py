@@ -240,7 +240,12 @@ class Storage:
         self._filesystem.invalidate_cache(self._root)
         try:
             found = self._filesystem.ls(self._root, detail=True)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError:
+            if self.is_local and os.path.isdir(self._root):
+                # The disk's own failure: what is in use must not be taken for gone.
+                raise
             return []
         # A file's own name, or an object that stands for this folder.
         found = [info for info in found if str(info["name"]).rstrip("/") != self._root]
@@ -325,7 +330,10 @@ class Storage:
         name = f".clock-{uuid.uuid4().hex}"
         self.put_if_absent(name, b"")
         try:
-            return next(info.modified for info in self.list() if info.name == name)
+            modified = next((info.modified for info in self.list() if info.name == name), None)
+            if modified is None:
+                raise OSError(f"{self.url} does not list the file {name} that was put there")
+            return modified
         finally:
             self.delete_file(name)
 

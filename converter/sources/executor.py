@@ -1124,27 +1124,23 @@ def sum_footer(footer: pq.FileMetaData) -> dict[str, Any]:
         # A list's numbers lie below the column itself.
         name = column.path if not column.max_repetition_level else column.path.partition(".list.")[0]
         chunks = [group.column(index) for group in groups]
+        # Dates and times as the integers that they are stored as: Python's end with the year 9999.
+        is_temporal = column.logical_type.type in ("DATE", "TIME", "TIMESTAMP")
         column_bytes[name] = sum(chunk.total_uncompressed_size for chunk in chunks)
         if column.max_repetition_level:
             continue
         for chunk in chunks:
             statistics = chunk.statistics
-            if statistics is None or not statistics.has_min_max or isinstance(statistics.min, (str, bytes)):
+            if statistics is None or not statistics.has_min_max:
                 continue
-            least, most = _as_number(statistics.min), _as_number(statistics.max)
+            bounds = (statistics.min_raw, statistics.max_raw) if is_temporal else (statistics.min, statistics.max)
+            if isinstance(bounds[0], (str, bytes)):
+                continue
+            least, most = map(float, bounds)
             if np.isfinite(most - least):
                 before = spans.get(name, [0.0, least, most])
                 spans[name] = [before[0] + most - least, min(before[1], least), max(before[2], most)]
     return {"spans": spans, "column_bytes": column_bytes}
-
-
-def _as_number(value: Any) -> float:
-    """Dates and times as days and microseconds since 1970, like everything else that is counted."""
-    if hasattr(value, "toordinal") and not hasattr(value, "hour"):
-        return float(value.toordinal() - 719163)
-    if hasattr(value, "hour"):
-        return float(np.datetime64(value.replace(tzinfo=None), "us").astype(np.int64))
-    return float(value)
 
 
 def _discard(file: dict[str, Any] | None, reports: list[dict[str, Any]], spec: dict[str, Any]) -> None:

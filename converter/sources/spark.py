@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime as dt
+import getpass
 import hashlib
 import json
 import logging
 import math
 import os
 import posixpath
+import socket
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -37,7 +40,7 @@ from converter.errors import (
     SourceError,
     UnsupportedTypeError,
 )
-from converter.manifest import MAX_END_BYTES, FileEnd, Manifest, fingerprint_of
+from converter.manifest import MAX_END_BYTES, FileEnd, Manifest, Origin, fingerprint_of
 from converter.schema import DeclaredShape, Field, Schema
 from converter.sources import executor, moments
 from converter.sources.spark_parquet import WRITE_CONFS, write_with_spark
@@ -92,7 +95,8 @@ class Entry:
     root: Storage
     key: str
     manifest: Manifest
-    lease: cache.Lease
+    lease: cache.Lease | None
+    """None where the entry was found, and none can be written there."""
 
 
 def write_dataframe(
@@ -146,7 +150,7 @@ def write_dataframe(
     }
 
     def find_or_write(pinned: identity.DeltaVersion | None) -> Entry:
-        named = None if cache_key is None else f"key:{cache_key}"
+        named = None if cache_key is None else identity.named(cache_key)
         if pinned is not None:
             named = pinned.identity
         schema = df.schema.json()
@@ -163,7 +167,8 @@ def write_dataframe(
             evidence = None if is_kept else identity.gather_evidence(df)
             candidates = identity.recall(bucket, df, evidence)
         for candidate in candidates:
-            adopted = _adopt(root, candidate)
+            # What is kept is not this converter's to remove, also where it is damaged.
+            adopted = _adopt(root, candidate, may_remove=is_kept or candidate != kept_key)
             if adopted is not None:
                 kept = " It was written with delete_on_exit=False, so delete() alone removes it."
                 logger.info(
@@ -177,7 +182,19 @@ def write_dataframe(
         for column in columns:
             if column.narrowed_from:
                 logger.info("Column %r: %s becomes %s.", column.name, column.narrowed_from, column.dtype)
-        attempt = cache.begin(root, key, application_id=session.conf.get("spark.app.id", None) or "unknown")
+        application_id = session.conf.get("spark.app.id", None) or "unknown"
+        version = pinned
+        if cache_key is not None and (said := identity.find_delta_version(df)) is not None and said.is_fixed:
+            version = said
+        origin = Origin(
+            cache_key=cache_key,
+            created=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+            host=socket.gethostname(),
+            application_id=application_id,
+            user=_own_user(),
+            source="DataFrame" if version is None else version.source,
+        )
+        attempt = cache.begin(root, key, application_id=application_id)
         spec = {
             "directory": root.below(key).path(attempt.data_directory),
             "store": root.store,
@@ -204,6 +221,7 @@ def write_dataframe(
             manifest = _manifest_from(
                 reports, columns, directory=attempt.data_directory, is_kept=is_kept, float_dtype=float_dtype
             )
+            manifest = replace(manifest, origin=origin)
             if pinned is not None and not pinned.is_fixed and identity.find_delta_version(df) != pinned:
                 raise _TableChangedError
             cache.delete_unlisted(root, attempt, manifest)
@@ -231,19 +249,31 @@ class _TableChangedError(Exception):
     """The rows that were written may be those of two versions."""
 
 
-def _adopt(root: Storage, key: str) -> tuple[Manifest, cache.Lease] | None:
+def _own_user() -> str:
+    """As whom this process runs; empty where the machine has no name for it."""
+    with contextlib.suppress(KeyError, OSError, ImportError):
+        return getpass.getuser()
+    return ""
+
+
+def _adopt(root: Storage, key: str, *, may_remove: bool = True) -> tuple[Manifest, cache.Lease | None] | None:
     """A committed entry whose files are all there; a damaged one is removed, so that it is written again."""
+    left = "" if may_remove else " The damaged entry is kept (delete_on_exit=False) and stays."
     try:
         adopted = cache.adopt(root, key)
     except CacheCorruptError as error:
-        logger.warning("Write again what is damaged: %s", error)
-        root.below(key).delete_file(cache.MANIFEST)
+        logger.warning("Write again what is damaged: %s%s", error, left)
+        if may_remove:
+            cache.discard(root, key)
         return None
     if adopted is None:
         return None
     if adopted.damage is not None:
-        logger.warning("Write again what is damaged: %s", adopted.damage)
-        cache.delete(root, key, adopted.manifest, adopted.lease)
+        logger.warning("Write again what is damaged: %s%s", adopted.damage, left)
+        if may_remove:
+            cache.delete(root, key, adopted.manifest, adopted.lease)
+        else:
+            cache.let_go(root, key, adopted.manifest, adopted.lease)
         return None
     return adopted.manifest, adopted.lease
 
@@ -251,7 +281,7 @@ def _adopt(root: Storage, key: str) -> tuple[Manifest, cache.Lease] | None:
 def _log_other_entries(root: Storage, keys: Sequence[str], cache_key: str) -> None:
     """Say so when the key is known, but with another schema or other write options."""
     named = keys[0].partition("-")[0]
-    found = [info.name for info in root.list() if info.name.startswith(f"{named}-")]
+    found = [info.name for info in cache.list_entries(root, named)]
     others = [name for name in found if name not in keys]
     if others:
         logger.info(

@@ -57,7 +57,7 @@ def commit_entry(root: Storage, key: str = KEY, *, is_kept: bool = False) -> tup
     return cache.commit(root, attempt, write_data(root, attempt, is_kept=is_kept))
 
 
-def leave_entry(cache_dir: Path, key: str = KEY, *, is_kept: bool = True) -> str:
+def leave_entry(cache_dir: Path, key: str = KEY, *, is_kept: bool = False) -> str:
     """The URL of a committed entry that nobody holds any more, as an earlier run leaves it."""
     root = cache.open_root(str(cache_dir))
     manifest, lease = commit_entry(root, key, is_kept=is_kept)

@@ -57,7 +57,7 @@ def _assert_one_sweep_removes_all(cache_dir: Path) -> None:
     for path in cache_dir.rglob("*"):
         if path.is_file():
             make_old(path, 4 * protocol.RENEW_SECONDS)
-    sweep(cache_dir)
+    sweep(cache_dir, kept=True)
     assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}
 
 
@@ -442,7 +442,7 @@ def _delete(root: Storage, cache_dir: Path) -> None:
 
 
 def _sweep(root: Storage, cache_dir: Path) -> None:
-    protocol.sweep_root(root, older_than_seconds=0, kept_older_than_seconds=0)
+    protocol.sweep_root(root, older_than_seconds=0, kept=True)
 
 
 def _prepare_nothing(cache_dir: Path) -> None:

@@ -20,8 +20,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from converter import cache as protocol
 from converter import dataset, open_converter, sweep
-from converter.dataset import DatasetConverter
+from converter.dataset import DatasetConverter, hold_entry
 from converter.errors import CacheError
+from converter.sources import spark as spark_source
 from converter.storage import open_storage
 from converter.stores import REQUEST_THREAD
 from tests.faults.small_entries import (
@@ -612,9 +613,9 @@ def test_a_dry_run_counts_what_the_real_one_removes(with_foreign: bool, tmp_path
             if path.is_dir() and index % 2:
                 path.rename(tmp_path / path.name)
                 path.symlink_to(tmp_path / path.name)
-    expected = sweep(cache_dir, dry_run=True)
+    expected = sweep(cache_dir, kept=True, dry_run=True)
     assert (expected.num_entries, expected.num_attempts) == (2, 3)
-    assert sweep(cache_dir) == expected
+    assert sweep(cache_dir, kept=True) == expected
 
 
 def test_a_sweep_counts_files_and_bytes_and_says_where(cache_dir: Path) -> None:
@@ -644,30 +645,70 @@ def test_a_negative_time_is_refused(older_than: float | dt.timedelta, cache_dir:
     assert not _is_empty(cache_dir)
 
 
-def test_an_automatic_sweep_keeps_what_was_kept_for_a_month(cache_dir: Path) -> None:
-    leave_entry(cache_dir, KEY, is_kept=True)
+@pytest.mark.parametrize("age", [0, 40 * 24 * 3600, 4000 * 24 * 3600])
+def test_what_was_kept_goes_only_where_that_is_asked_for(age: float, cache_dir: Path) -> None:
+    url = leave_entry(cache_dir, KEY, is_kept=True)
     leave_entry(cache_dir, OTHER_KEY, is_kept=False)
-    root = protocol.open_root(str(cache_dir))
-    dataset._sweep_a_little(root)
+    dataset._sweep_a_little(protocol.open_root(str(cache_dir)))
     assert not (cache_dir / ROOT / OTHER_KEY).exists()
-    for age, is_there in ((0.9 * protocol.KEPT_SECONDS, True), (0.2 * protocol.KEPT_SECONDS, False)):
-        for path in [cache_dir / ROOT / KEY, *(cache_dir / ROOT / KEY).rglob("*")]:
-            make_old(path, age)
-        dataset._sweep_a_little(root)
-        assert (cache_dir / ROOT / KEY / "manifest.json").exists() == is_there
+    for path in [cache_dir / ROOT / KEY, *(cache_dir / ROOT / KEY).rglob("*")]:
+        make_old(path, age)
+    dataset._sweep_a_little(protocol.open_root(str(cache_dir)))
+    for older_than in (0, 3600):
+        is_old = older_than <= age
+        assert sweep(cache_dir, older_than=older_than) == protocol.SweepReport(num_kept=int(is_old))
+    with open_converter(url) as converter:
+        assert ids_of(converter) == list(range(NUM_ROWS))
+        # In use, it is nothing to sweep.
+        assert sweep(cache_dir, kept=True) == protocol.SweepReport()
+    assert sweep(cache_dir, kept=True, older_than=1e6) == protocol.SweepReport()
+    assert sweep(cache_dir, kept=True).num_entries == 1
     assert _is_empty(cache_dir)
 
 
-def test_a_kept_entry_that_is_used_is_not_idle(cache_dir: Path) -> None:
-    url = leave_entry(cache_dir, KEY, is_kept=True)
-    for path in [cache_dir / ROOT / KEY, *(cache_dir / ROOT / KEY).rglob("*")]:
-        make_old(path, 2 * protocol.KEPT_SECONDS)
-    with open_converter(url) as converter:
-        dataset._sweep_a_little(protocol.open_root(str(cache_dir)))
-        assert ids_of(converter) == list(range(NUM_ROWS))
+@pytest.mark.parametrize("damage", ["cut", "contradicts itself"])
+def test_what_was_kept_stays_also_where_its_manifest_is_damaged(
+    damage: str, cache_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave_entry(cache_dir, KEY, is_kept=True)
+    manifest = cache_dir / ROOT / KEY / "manifest.json"
+    content = manifest.read_bytes()
+    manifest.write_bytes(content[:-40] if damage == "cut" else content.replace(b'"num_rows":', b'"num_rows":1'))
+    before = tree(cache_dir)
     dataset._sweep_a_little(protocol.open_root(str(cache_dir)))
+    assert sweep(cache_dir) == protocol.SweepReport(num_kept=1)
+    assert tree(cache_dir) == before
+    assert "Left a kept entry that cannot be read" in caplog.text
+    assert sweep(cache_dir, kept=True).num_files == 2
+    assert _is_empty(cache_dir)
+
+
+def test_who_lets_go_of_an_entry_leaves_it_also_where_its_manifest_is_damaged_by_then(cache_dir: Path) -> None:
+    url = leave_entry(cache_dir, KEY, is_kept=True)
+    manifest = cache_dir / ROOT / KEY / "manifest.json"
+    with open_converter(url):
+        content = manifest.read_bytes()
+        manifest.write_bytes(content[:-40])
+    manifest.write_bytes(content)
     with open_converter(url) as converter:
-        assert ids_of(converter) == list(range(NUM_ROWS)), "it was used just now"
+        assert ids_of(converter) == list(range(NUM_ROWS))
+
+
+def test_a_damaged_kept_entry_is_not_removed_by_converters_that_delete_at_their_end(cache_dir: Path) -> None:
+    leave_entry(cache_dir, KEY, is_kept=True)
+    root = protocol.open_root(str(cache_dir))
+    data = next((cache_dir / ROOT / KEY).rglob("part-00001*"))
+    content = data.read_bytes()
+    for broken in (data, cache_dir / ROOT / KEY / "manifest.json"):
+        whole = broken.read_bytes()
+        broken.write_bytes(whole[:-40])
+        assert spark_source._adopt(root, KEY, may_remove=False) is None
+        broken.write_bytes(whole)
+    assert data.read_bytes() == content
+    adopted = spark_source._adopt(root, KEY, may_remove=False)
+    assert adopted is not None
+    with hold_entry(root, KEY, *adopted, delete_on_exit=False) as converter:
+        assert ids_of(converter) == list(range(NUM_ROWS))
 
 
 def test_automatic_sweeps_reach_every_entry_in_time(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

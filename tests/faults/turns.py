@@ -506,7 +506,7 @@ def open_and_delete(world: World, actor: Actor) -> None:
 
 def sweep(world: World, actor: Actor) -> None:
     """Remove whatever nobody alive holds."""
-    cache.sweep_root(world.root, older_than_seconds=0, kept_older_than_seconds=0)
+    cache.sweep_root(world.root, older_than_seconds=0, kept=True)
 
 
 def renew(world: World, actor: Actor) -> None:

@@ -326,6 +326,7 @@ def test_bad_options_of_a_loader_are_named(converter: DatasetConverter, options:
         ({"older_than": "1h"}, TypeError, "older_than must be seconds or a datetime.timedelta, got '1h'"),
         ({"older_than": True}, TypeError, "older_than must be seconds"),
         ({"older_than": -1}, ValueError, "older_than must be at least 0 seconds, got -1"),
+        ({"kept": 1}, TypeError, "kept must be True or False, got 1"),
         ({"dry_run": "yes"}, TypeError, "dry_run must be True or False, got 'yes'"),
     ],
 )

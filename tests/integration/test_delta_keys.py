@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def convert_in_a_session(folder: str) -> dict[str, Found]:
         made = make_spark_converter(frame, cache_dir=f"{folder}/cache", delete_on_exit=False, progress=False)
         with made.make_batch_reader(batch_size=1000) as reader:
             ids = sorted(int(one) for batch in reader for one in batch["id"])
-        found[name] = {"url": made.url, "ids": ids}
+        found[name] = {"url": made.url, "ids": ids, "source": made._manifest.origin.source}
     spark.stop()
     return found
 
@@ -94,6 +95,14 @@ def test_a_version_has_one_entry_in_all_sessions(sessions: list[dict[str, Found]
     assert first["filtered"]["url"] == first["filtered as filtered"]["url"]
     others = [first[name]["url"] for name in ("0", "1", "2", "filtered", "filtered otherwise")]
     assert len(set(others)) == len(others)
+
+
+def test_an_entry_says_which_version_it_was_written_of(sessions: list[dict[str, Found]]) -> None:
+    for found in sessions:
+        for name, version in {"0": 0, "1 by time": 1, "2": 2, "newest": 2, "filtered": 1}.items():
+            said = rf"version {version} of the Delta table file:/.*/table"
+            assert re.fullmatch(said, found[name]["source"]), name
+        assert found["random"]["source"] == "DataFrame"
 
 
 def test_what_may_give_other_rows_is_written_afresh(sessions: list[dict[str, Found]]) -> None:

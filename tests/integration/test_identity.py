@@ -5,6 +5,7 @@ A case that must not be stale is first shown to be used again while nothing chan
 
 from __future__ import annotations
 
+import datetime as dt
 import inspect
 import json
 import logging
@@ -27,7 +28,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
-from converter import DatasetConverter, identity, make_spark_converter, open_converter, start_local_spark, sweep
+from converter import (
+    CacheError,
+    DatasetConverter,
+    identity,
+    make_spark_converter,
+    open_converter,
+    start_local_spark,
+    sweep,
+)
 from converter.local_spark import find_java_home
 from tests.known_rows import REPOSITORY, files_below, only_connect_server, run_python
 
@@ -899,10 +908,53 @@ def test_a_kept_entry_stays_until_it_is_swept(spark: SparkSession, cache_dir: Pa
     make_spark_converter(spark.range(3), cache_dir=cache_dir).delete()
     with open_converter(url) as again:
         assert rows_in(again) == [(row,) for row in range(7)]
-    report = sweep(cache_dir, older_than=0, dry_run=True)
+    report = sweep(cache_dir, older_than=0)
+    assert (report.num_entries, report.num_kept) == (0, 1)
+    report = sweep(cache_dir, older_than=0, kept=True, dry_run=True)
     assert (report.num_entries, report.urls) == (1, (url,))
-    assert sweep(cache_dir, older_than=0).num_entries == 1
+    assert sweep(cache_dir, older_than=0, kept=True).num_entries == 1
     assert files_below(cache_dir) == [MARKER]
+
+
+def test_a_kept_entry_is_opened_and_swept_by_its_name(spark: SparkSession, cache_dir: Path) -> None:
+    options: dict[str, Any] = {"cache_dir": cache_dir, "cache_key": "flights-2026-11-20", "delete_on_exit": False}
+    with make_spark_converter(spark.range(7), **options) as kept:
+        assert kept.cache_key == "flights-2026-11-20"
+    with open_converter(cache_dir, cache_key="flights-2026-11-20") as named:
+        assert (named.url, named.cache_key) == (kept.url, kept.cache_key)
+        assert rows_in(named) == [(row,) for row in range(7)]
+        origin = named._manifest.origin
+        assert (origin.application_id, origin.source) == (spark.sparkContext.applicationId, "DataFrame")
+        assert dt.datetime.fromisoformat(origin.created).utcoffset() == dt.timedelta(0)
+    # A converter that deletes at its end uses it, and leaves it.
+    with make_spark_converter(spark.range(7), cache_dir=cache_dir, cache_key="flights-2026-11-20") as passing:
+        assert passing.url == kept.url
+    with make_spark_converter(spark.range(9), row_group_bytes=1 << 20, **options) as other:
+        assert other.url != kept.url
+    with pytest.raises(CacheError, match="2 entries of cache_key='flights-2026-11-20'"):
+        open_converter(cache_dir, cache_key="flights-2026-11-20")
+    with pytest.raises(CacheError, match="has no entry of cache_key='flights': its 2 entries have 'flights-2026-11-2"):
+        open_converter(cache_dir, cache_key="flights")
+    assert sweep(cache_dir, cache_key="flights-2026-11-20").num_entries == 2
+    assert files_below(cache_dir) == [MARKER]
+
+
+def test_a_damaged_kept_entry_stays_where_a_converter_deletes_at_its_end(
+    spark: SparkSession, cache_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"cache_dir": cache_dir, "cache_key": "flights"}
+    with make_spark_converter(spark.range(7), delete_on_exit=False, **options) as kept:
+        file = next(folder_of(kept).glob("data-*/part-*"))
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    with make_spark_converter(spark.range(7), **options) as passing:
+        assert passing.url != kept.url
+        assert rows_in(passing) == [(row,) for row in range(7)]
+    assert "Write again what is damaged" in caplog.text
+    file.write_bytes(content)
+    with open_converter(cache_dir, cache_key="flights") as again:
+        assert rows_in(again) == [(row,) for row in range(7)]
+        again.delete()
 
 
 # Spark Connect ---------------------------------------------------------------

@@ -102,6 +102,29 @@ def rows_of(spark: SparkSession, spark_type: str, values: list[str]) -> DataFram
     return spark.sql(rows).orderBy("i").select("x")
 
 
+@pytest.mark.parametrize("writer", ["executors", "spark"])
+def test_dates_and_times_that_python_does_not_have_arrive_exactly(
+    spark: SparkSession, cache_dir: Path, writer: str
+) -> None:
+    df = spark.sql(
+        "SELECT make_date(12345, 1, 1) day, timestamp_micros(4611686018427387904) time UNION ALL "
+        "SELECT date_add(date'0001-01-01', -1000000), timestamp_micros(-4611686018427387904) UNION ALL "
+        "SELECT date_add(date'1970-01-01', 2147483647), timestamp'1970-01-01 00:00:00Z' UNION ALL SELECT NULL, NULL"
+    )
+    days, micros = [3_789_391, -1_719_162, 2**31 - 1], [2**62, -(2**62), 0]
+    with make_spark_converter(df, cache_dir=cache_dir, writer=writer) as converter:
+        with converter.make_batch_reader(batch_size=9, nulls="mask") as reader:
+            (batch,) = reader
+        assert sorted(batch["day"][batch["day__valid"]].astype(np.int64).tolist()) == sorted(days)
+        assert sorted(batch["time"][batch["time__valid"]].astype(np.int64).tolist()) == sorted(micros)
+        day, time = converter.statistics["day"], converter.statistics["time"]
+        # Where Python has no such date, the number that is stored.
+        assert (day.min, day.max) == (min(days), max(days))
+        assert (time.min, time.max) == (min(micros), max(micros))
+        assert f"max={2**31 - 1}" in repr(day)
+        assert len(converter.where([("day", ">", np.datetime64("9999-12-31"))])) == 2
+
+
 @pytest.mark.parametrize(
     ("spark_type", "literals", "expected"),
     [

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,13 @@ import platformdirs
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from converter import cache
+from converter import cache, identity, open_converter
+from converter import sweep as sweep_cache
 from converter.errors import CacheCorruptError, CacheError, CacheNotConfiguredError, CacheNotOwnedError
-from converter.manifest import Manifest
+from converter.manifest import Manifest, Origin
 from converter.schema import Field, Schema
 from converter.storage import Storage
+from tests.faults.small_entries import NUM_ROWS, ids_of, write_data
 
 KEY = "0123456789abcdef-fedcba9876543210"
 OTHER_KEY = "f" * 16 + "-" + "0" * 16
@@ -446,7 +449,7 @@ def test_a_commit_whose_attempt_was_swept_withdraws(root: Storage, ours: Path) -
 
 
 def sweep(root: Storage, **options: Any) -> cache.SweepReport:
-    return cache.sweep_root(root, older_than_seconds=0, kept_older_than_seconds=0, **options)
+    return cache.sweep_root(root, older_than_seconds=0, kept=True, **options)
 
 
 def die(ours: Path, name: str) -> None:
@@ -483,19 +486,26 @@ def test_what_the_dead_left_is_counted_and_swept(root: Storage, ours: Path, deat
 def test_an_entry_is_swept_when_it_was_idle_for_long_enough(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
     cache.let_go(root, KEY, manifest, lease)
-    assert cache.sweep_root(root, older_than_seconds=3600, kept_older_than_seconds=0).num_files == 0
+    assert cache.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 0
     for path in (*(ours / KEY).iterdir(), ours / KEY):
         silence(path, 7200)
-    assert cache.sweep_root(root, older_than_seconds=3600, kept_older_than_seconds=0).num_files == 2
+    assert cache.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 2
     assert tree(ours) == [".owner"]
 
 
-def test_an_entry_kept_on_purpose_has_its_own_time(root: Storage, ours: Path) -> None:
+def test_an_entry_kept_on_purpose_is_swept_only_where_that_is_asked_for(root: Storage, ours: Path) -> None:
     attempt, manifest = write_attempt(root)
     manifest, lease = cache.commit(root, attempt, dataclasses.replace(manifest, is_kept=True))
     cache.let_go(root, KEY, manifest, lease)
-    assert cache.sweep_root(root, older_than_seconds=0, kept_older_than_seconds=3600).num_files == 0
-    assert cache.sweep_root(root, older_than_seconds=1e9, kept_older_than_seconds=0).num_files == 2
+    before = tree(ours)
+    assert cache.sweep_root(root, older_than_seconds=0) == cache.SweepReport(num_kept=1)
+    # One that was used just now is not even left: it is too young.
+    assert cache.sweep_root(root, older_than_seconds=1e9) == cache.SweepReport()
+    assert cache.sweep_root(root, older_than_seconds=1e9, kept=True) == cache.SweepReport()
+    assert cache.sweep_root(root, older_than_seconds=0, name_hash=OTHER_KEY[:16]) == cache.SweepReport()
+    assert tree(ours) == before
+    assert cache.sweep_root(root, older_than_seconds=0, kept=True, dry_run=True).num_files == 2
+    assert cache.sweep_root(root, older_than_seconds=0, name_hash=KEY[:16]).num_files == 2
 
 
 def test_an_entry_whose_manifest_nobody_can_read_is_swept(root: Storage, ours: Path) -> None:
@@ -571,6 +581,114 @@ def test_a_folder_below_somebody_elses_is_no_entry(tmp_path: Path) -> None:
     with pytest.raises(CacheNotOwnedError, match="is not a cache entry"):
         cache.open_entry(str(tmp_path / KEY))
     assert tree(tmp_path) == [KEY]
+
+
+# Opening by name
+
+
+def name_entry(cache_dir: Path, cache_key: str, *, schema: str = "{}", is_kept: bool = True) -> str:
+    """The URL of an entry that was written as `cache_key` and that nobody holds."""
+    root = cache.open_root(str(cache_dir))
+    named = identity.named(cache_key)
+    key = identity.entry_key(named, schema=schema, write_options={"is_kept": True} if is_kept else {})
+    attempt = cache.begin(root, key, application_id="app-1")
+    origin = Origin(
+        cache_key=cache_key, created="2026-11-20T01:02:03+00:00", host="h", application_id="a", user="u",
+        source="DataFrame",
+    )  # fmt: skip
+    manifest = dataclasses.replace(write_data(root, attempt, is_kept=is_kept), origin=origin)
+    cache.let_go(root, key, *cache.commit(root, attempt, manifest))
+    return root.below(key).url
+
+
+def test_an_entry_is_opened_by_its_name(tmp_path: Path) -> None:
+    url = name_entry(tmp_path, "flights-2026-11-20")
+    name_entry(tmp_path, "flights-2026-11-21")
+    with open_converter(tmp_path, cache_key="flights-2026-11-20") as converter:
+        assert converter.url == url
+        assert converter.cache_key == "flights-2026-11-20"
+        assert ids_of(converter) == list(range(NUM_ROWS))
+        html = "cache_key &#x27;flights-2026-11-20&#x27;, written 2026-11-20T01:02:03+00:00 of DataFrame by u on h (a)"
+        assert html in converter._repr_html_()
+        assert "\n" not in repr(converter)
+        assert pickle.loads(pickle.dumps(converter)).cache_key == "flights-2026-11-20"
+    with open_converter(url, cache_key="flights-2026-11-20") as converter:
+        assert converter.url == url
+    with pytest.raises(CacheError, match=r"was not written with cache_key='flights-2026-11-21'"):
+        open_converter(url, cache_key="flights-2026-11-21")
+
+
+def test_opening_by_name_reads_no_other_manifest(tmp_path: Path) -> None:
+    for number in range(3):
+        Path(name_entry(tmp_path, f"other-{number}").removeprefix("file://"), "manifest.json").write_bytes(b"{")
+    name_entry(tmp_path, "mine")
+    with open_converter(tmp_path, cache_key="mine") as converter:
+        assert len(converter) == NUM_ROWS
+
+
+def test_a_name_of_several_entries_lists_them(tmp_path: Path) -> None:
+    urls = [name_entry(tmp_path, "flights", schema=schema) for schema in ("{}", "[]")]
+    said = r"2 entries of cache_key='flights', with different schemas or write options\. Open one of them by its URL:"
+    with pytest.raises(CacheError, match=said) as raised:
+        open_converter(tmp_path, cache_key="flights")
+    for url in urls:
+        assert f"\n  {url} (written 2026-11-20T01:02:03+00:00, 24 rows, 2 columns)" in str(raised.value)
+
+
+def test_of_a_name_the_entry_that_is_kept_is_opened(tmp_path: Path) -> None:
+    name_entry(tmp_path, "flights", is_kept=False)
+    with open_converter(tmp_path, cache_key="flights") as converter:
+        assert not converter._manifest.is_kept
+    url = name_entry(tmp_path, "flights", is_kept=True)
+    with open_converter(tmp_path, cache_key="flights") as converter:
+        assert converter.url == url
+
+
+def test_a_name_that_is_not_there_says_which_ones_are(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=r"has no entry of cache_key='flights': it holds no entries\. Write it with"):
+        open_converter(tmp_path, cache_key="flights")
+    for number in range(3):
+        name_entry(tmp_path, f"day-{number}")
+    with pytest.raises(
+        CacheError, match=r"its 3 entries have 'day-0', 'day-1', 'day-2'\. Write it with make_spark_con"
+    ):
+        open_converter(tmp_path, cache_key="flights")
+    for number in range(3, 23):
+        name_entry(tmp_path, f"day-{number}")
+    with pytest.raises(CacheError, match=r"the 20 newest of its 23 entries have 'day-\d+', ") as raised:
+        open_converter(tmp_path, cache_key="flights")
+    assert str(raised.value).count("'day-") == 20
+    with pytest.raises(CacheNotOwnedError, match=r"or a cache_dir together with cache_key=…"):
+        open_converter(tmp_path)
+
+
+def test_a_named_entry_that_is_corrupt_says_so(tmp_path: Path) -> None:
+    Path(name_entry(tmp_path, "flights").removeprefix("file://"), "manifest.json").write_bytes(b"{")
+    with pytest.raises(CacheCorruptError, match="is not a manifest that this package wrote"):
+        open_converter(tmp_path, cache_key="flights")
+
+
+@pytest.mark.parametrize(("cache_key", "error"), [(7, TypeError), (" ", ValueError)])
+def test_a_name_that_is_none_is_refused(tmp_path: Path, cache_key: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="cache_key must"):
+        open_converter(tmp_path, cache_key=cache_key)
+    with pytest.raises(error, match="cache_key must"):
+        sweep_cache(tmp_path, cache_key=cache_key)
+
+
+def test_a_sweep_by_name_removes_the_entries_of_that_name_alone(tmp_path: Path) -> None:
+    other, passing = name_entry(tmp_path, "other"), name_entry(tmp_path, "passing", is_kept=False)
+    urls = [name_entry(tmp_path, "flights", is_kept=is_kept) for is_kept in (True, False)]
+    with open_converter(urls[0]) as held:
+        report = sweep_cache(tmp_path, cache_key="flights")
+        assert (report.num_entries, report.urls) == (1, (urls[1],))
+        assert ids_of(held) == list(range(NUM_ROWS))
+    assert sweep_cache(tmp_path, cache_key="flights", older_than=3600) == cache.SweepReport()
+    assert sweep_cache(tmp_path, cache_key="flights", dry_run=True).urls == (urls[0],)
+    assert sweep_cache(tmp_path, cache_key="flights").urls == (urls[0],)
+    for url in (other, passing):
+        with open_converter(url) as converter:
+            assert len(converter) == NUM_ROWS
 
 
 # Where the cache goes

@@ -944,6 +944,21 @@ def test_spans_of_dates_are_days(tmp_path: Path) -> None:
     assert report["spans"] == {"x": [3_652_058.0, -719_162.0, 2_932_896.0]}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stored", "kind"),
+    [
+        ("datetime64[D]", [-(2**31), 3_789_391, 2**31 - 1], pa.date32()),
+        ("datetime64[us]", [-(2**62), 2**60, 2**62], pa.timestamp("us", tz="UTC")),
+    ],
+)
+def test_spans_of_dates_and_times_that_python_does_not_have(
+    tmp_path: Path, dtype: str, stored: list[int], kind: pa.DataType
+) -> None:
+    values = pa.array(stored, pa.int32() if dtype == "datetime64[D]" else pa.int64()).cast(kind)
+    (report,) = write_one(tmp_path, plan("scalar", dtype, 0), values)
+    assert report["spans"] == {"x": [float(stored[2]) - float(stored[0]), float(stored[0]), float(stored[2])]}
+
+
 @pytest.mark.parametrize(("partition", "is_told"), [(0, True), (1, True), (2, False), (10**6, False)])
 def test_the_end_of_a_file_is_told_while_those_of_as_many_files_are_kept(
     tmp_path: Path, partition: int, is_told: bool

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import copy
+import datetime as dt
 import json
 import pickle
+import random
 import tracemalloc
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converter.errors import CacheCorruptError, CacheError
-from converter.manifest import FORMAT_VERSION, FileEnd, Manifest, fingerprint_of
+from converter import DatasetConverter
+from converter.dataset import borrow_files
+from converter.errors import CacheCorruptError, CacheError, ConverterError
+from converter.manifest import FORMAT_VERSION, FileEnd, Manifest, Origin, fingerprint_of
 from converter.schema import Field, Schema
 from converter.statistics import ColumnStatistics
+from tests.unit.known_tables import ID, RAGGED, SCALARS, TENSORS, Column, write_converter
 
 ATTEMPT = "0123456789abcdef" * 2
 PATH = "file:///cache/manifest.json"
@@ -183,6 +190,39 @@ def test_statistics_survive_json_exactly() -> None:
     assert (text.null_count, text.shortest, text.closed, text.min, text.mean) == (3, None, None, None, None)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stored", "shown"),
+    [
+        ("datetime64[D]", [-719_162, 2_932_896], [dt.date.min, dt.date.max]),
+        ("datetime64[D]", [-719_163, 2_932_897], [-719_163, 2_932_897]),
+        ("datetime64[D]", [-(2**31), 2**31 - 1], [-(2**31), 2**31 - 1]),
+        ("datetime64[us]", [-62_135_596_800_000_001, 253_402_300_800_000_000], None),
+        ("datetime64[us]", [-(2**63), 2**63 - 1], None),
+    ],
+)
+def test_dates_and_times_that_python_does_not_have_are_shown_as_they_are_stored(
+    dtype: str, stored: list[int], shown: list[Any] | None
+) -> None:
+    ones = dict.fromkeys(("count", "shift", "offset", "m2"), np.ones(1))
+    closed = ones | {"nans": 0, "min": stored[0], "max": stored[1]}
+    column = ColumnStatistics(field=Field(name="t", dtype=dtype), null_count=0, closed=closed)
+    again = ColumnStatistics.from_json(column.field, json.loads(json.dumps(column.to_json())))
+    least, most = shown or stored
+    for statistics in (column, again):
+        assert [statistics.min, statistics.max] == [least, most]
+        assert repr(statistics) == f"ColumnStatistics(null_count=0, nan_count=0, min={least!r}, max={most!r})"
+
+
+@pytest.mark.parametrize("cache_key", [None, "flights é \"'"])
+def test_the_origin_survives_json_and_older_manifests_have_none(cache_key: str | None) -> None:
+    origin = Origin.from_json(ORIGIN | {"cache_key": cache_key, "source": "version 3 of the Delta table s3://b/t"})
+    known = replace(make_manifest([[1]]), origin=origin)
+    assert Manifest.from_json(known.to_json(), path=PATH).origin == origin
+    older = json.loads(known.to_json())
+    del older["origin"]
+    assert Manifest.from_json(json.dumps(older).encode(), path=PATH).origin is None
+
+
 def test_totals_are_sums() -> None:
     manifest = make_manifest([[3, 4], [], [5]])
     assert (manifest.num_rows, manifest.num_row_groups, manifest.num_bytes) == (12, 3, 303)
@@ -223,6 +263,9 @@ def test_a_manifest_without_one_of_its_parts_is_corrupt(key: str) -> None:
         Manifest.from_json(json.dumps(changed).encode(), path=PATH)
 
 
+ORIGIN = {"cache_key": None, "created": "", "host": "", "application_id": "", "user": "", "source": ""}
+
+
 def _set(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
     def change(found: Any) -> None:
         for key in path[:-1]:
@@ -238,10 +281,28 @@ def _one_column_twice(found: dict[str, Any]) -> None:
 
 
 CONTRADICTIONS = {
+    "NaNs that are a list": (_set("statistics", "x", "moments", "nans", to=[1]), r"expected int, found \[1\]"),
+    "NaNs that are NaN": (_set("statistics", "x", "moments", "nans", to=float("nan")), "NaN is no number of JSON"),
+    "nulls that are infinite": (
+        _set("statistics", "x", "null_count", to=float("inf")),
+        "Infinity is no number of JSON",
+    ),
+    "a minimum that is NaN": (_set("statistics", "x", "moments", "min", to="nan"), "has values from nan to 1e-300"),
+    "a minimum alone": (_set("statistics", "x", "moments", "max", to=None), "expected float, found None"),
+    "moments of a text": (
+        _set("statistics", "é \"'", "moments", to=document()["statistics"]["x"]["moments"]),
+        "has moments",
+    ),
+    "a tensor without end": (_set("schema", 0, "shape", to=[2**40, 2**40]), "which no tensor can have"),
+    "a text with a shape": (_set("schema", 1, "shape", to=[2]), r"of str has the shape \(2,\)"),
+    "an origin that is no text": (_set("origin", to=ORIGIN | {"host": 7}), "expected str, found 7"),
+    "an origin without a time": (_set("origin", to={"cache_key": None}), "KeyError: 'created'"),
+    "kept by a text": (_set("is_kept", to="false"), "expected bool, found 'false'"),
+    "rows that add up beyond 64 bits": (_set("row_groups", "rows", to=[2**62, 2**62, 2**63 - 1]), "rows do not add up"),
     "one size too many": (_set("files", "bytes", to=[1, 2, 3]), "files do not agree with their sizes"),
     "one size too few": (_set("files", "bytes", to=[1]), "files do not agree with their sizes"),
     "one file twice": (_set("files", "name", to=[file_name(0)] * 2), "files do not agree"),
-    "names are one text": (_set("files", "name", to="ab"), "unexpected file name"),
+    "names are one text": (_set("files", "name", to="ab"), "expected list, found 'ab'"),
     "sizes are text": (_set("files", "bytes", to=["many", "few"]), "ValueError"),
     "sizes are null": (_set("files", "bytes", to=[None, None]), "expected a list of integers"),
     "sizes are nested": (_set("files", "bytes", to=[[1], [2]]), "expected a list of integers"),
@@ -256,8 +317,8 @@ CONTRADICTIONS = {
     "rows do not add up": (_set("num_rows", to=13), "rows do not add up"),
     "negative rows": (_set("row_groups", "rows", to=[3, 10, -1]), "rows do not add up"),
     "rows that are fractions": (_set("row_groups", "rows", to=[3.5, 4.2, 5.9]), "integers"),
-    "rows that are text": (_set("num_rows", to="twelve"), "ValueError"),
-    "rows that are no number": (_set("num_rows", to=None), "expected a list of integers"),
+    "rows that are text": (_set("num_rows", to="twelve"), "expected int, found 'twelve'"),
+    "rows that are no number": (_set("num_rows", to=None), "expected int, found None"),
     "rows beyond 64 bits": (_set("row_groups", "rows", to=[3, 4, 2**70]), "rror: "),
     "rows without end": (_set("num_rows", to=float("inf")), "rror: "),
     "version is text": (_set("format_version", to="1"), "version"),
@@ -266,8 +327,8 @@ CONTRADICTIONS = {
     "an unknown dtype": (_set("schema", 0, "dtype", to="garbage"), "dtype 'garbage'"),
     "a dtype that is Python objects": (_set("schema", 0, "dtype", to="object"), "dtype"),
     "a dtype that is a record": (_set("schema", 0, "dtype", to="int32,int32"), "dtype"),
-    "a negative shape": (_set("schema", 0, "shape", to=[-2]), "shape of sizes >= 0"),
-    "a shape that is text": (_set("schema", 0, "shape", to="ab"), "ValueError"),
+    "a negative shape": (_set("schema", 0, "shape", to=[-2]), "expected a count, found -2"),
+    "a shape that is text": (_set("schema", 0, "shape", to="ab"), "expected list, found 'ab'"),
     "a schema that is no list": (_set("schema", to={"x": 1}), "TypeError"),
     "a column without dtype": (_set("schema", 0, to={"name": "x", "shape": [], "has_nulls": False}), "KeyError"),
     "one column twice": (_one_column_twice, "columns do not have names of their own"),
@@ -364,3 +425,111 @@ def test_a_large_manifest_stays_small_in_memory() -> None:
     assert found.row_group_rows.tolist() == large.row_group_rows.tolist()
     assert peak < 30e6
     assert kept < 10e6
+
+
+# Tampered ---------------------------------------------------------------------------
+
+NUM_TAMPERED = 1500
+REPLACEMENTS: list[Any] = [
+    float("nan"), float("inf"), None, True, "", "7", "../../etc/passwd", "inf", "nan", [], [1], {}, {"a": 1},
+    0, -1, 1, 2, 3, 2**31, 2**53, 2**62, 2**63, 2**64, 10**30, -(10**30), 0.5, 1e308,
+]  # fmt: skip
+
+
+def places(found: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a JSON document."""
+    if path:
+        yield path
+    steps = found if isinstance(found, dict) else range(len(found)) if isinstance(found, list) else ()
+    for step in steps:
+        yield from places(found[step], (*path, step))
+
+
+def tamper(document: dict[str, Any], chance: random.Random) -> str:
+    """Change one place, and say how."""
+    # As often deep in a list as above it.
+    by_depth: dict[int, list[tuple[Any, ...]]] = {}
+    for path in places(document):
+        by_depth.setdefault(len(path), []).append(path)
+    path = chance.choice(by_depth[chance.choice(sorted(by_depth))])
+    around: Any = document
+    for step in path[:-1]:
+        around = around[step]
+    last, how = path[-1], chance.choice(["replace"] * 6 + ["delete", "duplicate", "swap", "grow"])
+    if how == "delete":
+        del around[last]
+    elif how == "duplicate" and isinstance(around, list):
+        around.insert(last, copy.deepcopy(around[last]))
+    elif how == "swap":
+        other = chance.choice(list(around) if isinstance(around, dict) else list(range(len(around))))
+        around[last], around[other] = around[other], around[last]
+    elif how == "grow" and type(around[last]) is int:
+        around[last] += chance.choice([-1, 1, 1 << 40])
+    else:
+        around[last] = copy.deepcopy(chance.choice(REPLACEMENTS))
+        how = f"replace by {around[last]!r}"
+    return f"{how} at {path}"
+
+
+def use(converter: DatasetConverter) -> None:
+    """What a program asks of a converter."""
+    repr(converter), len(converter), converter._repr_html_(), repr(converter.schema), converter.fingerprint
+    statistics = converter.statistics
+    repr(statistics)
+    for column in statistics.values():
+        assert column.element_mean is None or column.element_mean.shape == column.field.shape
+        assert column.element_std is None or column.element_std.shape == column.field.shape
+    converter.plan(batch_size=4, shuffle=True, nulls="mask", ragged="pad")
+    with converter.make_batch_reader(batch_size=4, shuffle=True, nulls="mask", ragged="pad", workers_count=1) as reader:
+        next(iter(reader))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[DatasetConverter]]:
+    """Entries of every kind of column, with all that a manifest can say, and with as little as it may."""
+    with contextlib.ExitStack() as stack:
+        made = []
+        for number, (columns, options) in enumerate(
+            [
+                (SCALARS[:6], {"row_group_bytes": 1 << 10}),
+                (SCALARS[6:], {"end_bytes": 1 << 20}),
+                (TENSORS, {"end_bytes": 1 << 20, "row_group_bytes": 1 << 10}),
+                ((ID, RAGGED, Column(name="maybe", dtype="float32", nullable=True)), {}),
+            ]
+        ):
+            partitions = [[range(7)], [range(7, 60)]]
+            directory = tmp_path_factory.mktemp(f"tampered-{number}")
+            made.append(stack.enter_context(write_converter(directory, columns, partitions, **options)))
+        yield made
+
+
+def outcome_of(sound: DatasetConverter, document: dict[str, Any]) -> str:
+    """What comes of a document in the place of a converter's manifest."""
+    try:
+        use(borrow_files(sound._storage, Manifest.from_json(json.dumps(document).encode(), path=PATH)))
+    except ConverterError as error:
+        names_file = PATH in str(error) or sound.url in str(error)
+        return type(error).__name__ if names_file else f"names no file: {error!r}"
+    except Exception as error:  # noqa: BLE001 (what it is, the test says)
+        return f"escapes: {error!r}"
+    return "works"
+
+
+def test_a_tampered_manifest_works_or_is_an_error_that_names_the_file(written: list[DatasetConverter]) -> None:
+    chance = random.Random(20261124)
+    origin = Origin(cache_key="k", created="2026", host="h", application_id="a", user="u", source="DataFrame")
+    outcomes: dict[str, int] = {}
+    odd = []
+    for number in range(NUM_TAMPERED):
+        sound = chance.choice(written)
+        manifest = replace(sound._manifest, origin=origin if number % 2 else None)
+        document = json.loads(manifest.to_json())
+        how = [tamper(document, chance) for _ in range(chance.choice([1, 1, 1, 2]))]
+        outcome = outcome_of(sound, document)
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        if outcome.startswith(("names", "escapes")):
+            odd.append(f"{how}: {outcome}")
+    assert not odd, "\n".join(odd[:40])
+    assert outcomes["CacheCorruptError"] > NUM_TAMPERED // 2
+    assert outcomes["ReadError"] > 0
+    assert outcomes["works"] > 0
