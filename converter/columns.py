@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from converter import memory
 from converter.errors import NullValueError, SourceError
 from converter.schema import Field
 from converter.sources import executor
@@ -39,7 +40,7 @@ _EXACT_NUMBER, _EXACT_POWER = 2**53, 22
 _BLOCK_NUMBERS = 640_000
 _FEW = 4
 
-_WIDE_BYTES = 256
+WIDE_BYTES = 256
 _WIDE_STEP_BYTES = 120_000
 """Below 128 kB malloc keeps memory. TensorFlow makes it forget all larger pieces at once, in the whole process: at
 256 kB a step 1.6 M rows of 2 kB a second instead of 3.1."""
@@ -574,7 +575,7 @@ def gather(parts: Sequence[Array | pa.Array], rows: npt.NDArray[np.integer[Any]]
     shape, dtype = parts[0].shape[1:], parts[0].dtype
     if isinstance(rows, slice):
         return np.concatenate(_slices(parts, rows), out=new_array((rows.stop - rows.start, *shape), dtype))
-    if len(parts) > 1 and dtype.itemsize * int(np.prod(shape)) >= _WIDE_BYTES:
+    if len(parts) > 1 and dtype.itemsize * int(np.prod(shape)) >= WIDE_BYTES:
         return _gather_wide(parts, rows)
     # Into memory that is let go of at once, and so is warm the next time: a column of it stays in the cache.
     return _take(joined(parts), rows)
@@ -610,12 +611,15 @@ def _take(values: Array, rows: npt.NDArray[np.integer[Any]]) -> Array:
 def new_array(shape: tuple[int, ...], dtype: Any) -> Array:
     """An array without content, of the caller's own.
 
-    Of Arrow's pool where that is mimalloc (its default): memory that one window let go of comes back to the next one
-    still mapped. NumPy's large arrays are mapped anew each time, and the first touch of each page costs more than the
-    copy: 275 against 145 ms for a million rows of 2 kB gathered into one, 176 against 92 for a plain copy.
+    Large ones are of `memory.blocks`. Others are of Arrow's pool where that is mimalloc (its default): memory that one
+    window let go of comes back to the next one still mapped. NumPy's large arrays are mapped anew each time, and the
+    first touch of each page costs more than the copy: 275 against 145 ms for a million rows of 2 kB gathered into one,
+    176 against 92 for a plain copy.
     """
     dtype = np.dtype(dtype)
     num_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    if num_bytes >= memory.LARGE_BYTES and memory.IS_SUPPORTED:
+        return memory.blocks.new_array(shape, dtype)
     if num_bytes < _POOLED_BYTES or pa.default_memory_pool().backend_name != "mimalloc":
         return np.empty(shape, dtype)
     return np.frombuffer(pa.allocate_buffer(num_bytes), dtype).reshape(shape)

@@ -11,6 +11,7 @@ import contextlib
 import datetime as dt
 import functools
 import threading
+import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ from converter.errors import CacheCorruptError, ConverterError, ReadError, Sourc
 from converter.footers import ParsedFooter, parse_end
 from converter.local_cache import LocalCache, piece_name
 from converter.manifest import Level, Manifest, Place
+from converter.memory import Room, give_back_idle
 from converter.pages import Chunk, PlainColumn, find_plain_column
 from converter.ranges import Data, Fetched, PartialFile, Range, Turn, at_once, merge_ranges
 from converter.schema import Field
@@ -88,6 +90,9 @@ class DataFiles:
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._opening: dict[int, futures.Future[OpenFile]] = {}
+        self.room = Room()
+        # With the reader that has these files, closed or forgotten.
+        weakref.finalize(self, give_back_idle).atexit = False
 
     def row_groups(self, numbers: Sequence[int], fetched: Mapping[int, FetchedGroup] | None = None) -> list[RowGroup]:
         """Row groups by their numbers in the dataset; `fetched` is what lies behind a network.
@@ -477,6 +482,8 @@ class RowGroup:
         if not names:
             return
         files, places = self._files, self.file.places
+        # Its pages, as they are in the file, and as they are wanted.
+        files.room.look(3 * int(files.manifest.row_group_bytes[self._number]))
         stored = {name: place for name in names if (place := places[name]) is not None}
         columns = dict(zip(stored, self.file.read(self._indices, list(stored.values()), self._fetched), strict=True))
         for name in names:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from converter.windows import BatchSource
-
-_BASE_BYTES = 64 << 20
-"""What threads, their allocators and a file's footer take whatever the data are: measured 20 to 45 MB."""
-
-_INDEX_BYTES = 3 * 8
-"""Of each row of a window that is permuted: the random number, its place, and the place taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +64,6 @@ class LoaderPlan:
 
 def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: bool) -> LoaderPlan:
     """The plan of a loader; with `is_filtered` only what a filter does not change."""
-    manifest = source.manifest
     plan = source.plan(0)
     own_rows = plan.num_rows - plan.num_padded
     in_batches = min(plan.num_rows, plan.num_batches * source.batch_size)
@@ -81,32 +73,8 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
         "dropped_rows": _dropped_rows(source),
         "padded_rows": max(0, in_batches - own_rows),
         "num_windows": len(plan.window_starts) - 1,
-        "bytes_per_epoch": _bytes_decoded(source, sum(_rows_of(source, piece.row_groups) for piece in plan.pieces())),
+        "bytes_per_epoch": source.bytes_decoded(sum(_rows_of(source, piece.row_groups) for piece in plan.pieces())),
     }
-    # Another epoch's windows are cut from another order: they may be larger by a row group.
-    order, firsts = manifest.row_group_rows[plan.group_order], plan.window_starts[:-1]
-    window_rows = int(np.add.reduceat(order, firsts).max() + order.max())
-    window_bytes = _bytes_decoded(source, window_rows)
-    if any(source.is_variable(field.name) for field in source.fields):
-        # Rows differ in size, and so do row groups.
-        sizes = manifest.row_group_bytes[plan.group_order]
-        window_bytes = int(np.add.reduceat(sizes, firsts).max() + sizes.max())
-        if any(one.shape is None and source.has_element_mask(one.name) for one in source.fields):
-            # A mask takes a byte for each element.
-            window_bytes *= 2
-    num_windows = len(plan.window_starts) - 1
-    batch_bytes = math.ceil(window_bytes / window_rows) * source.batch_size
-    # Read ahead, and in use; while a window is read its rows are there a second time, of objects a third.
-    in_flight = min(source.windows_ahead + 1, num_windows)
-    copies = 2 if any(source.is_variable(field.name) for field in source.fields) else 1
-    permuted = window_rows * _INDEX_BYTES if source.shuffle is not None else 0
-    in_work = min(source.workers_count, num_windows) * (copies * window_bytes + permuted)
-    peak = _BASE_BYTES + in_flight * window_bytes + in_work + 2 * copies * batch_bytes
-    if not source.storage.is_local:
-        # What was fetched, and the client's own copy of it.
-        peak += 2 * min(source.workers_count, num_windows) * window_bytes
-    if source.transform is not None:
-        peak += 2 * (source.prefetch_batches or 2 * source.workers_count) * batch_bytes
     return LoaderPlan(
         **(dict.fromkeys(counted) if is_filtered else counted),
         num_epochs=num_epochs,
@@ -114,7 +82,7 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
         cur_shard=source.shard.index,
         shard_count=source.shard.count,
         window_rows=source.window_rows,
-        peak_memory_bytes=peak,
+        peak_memory_bytes=source.memory_bound(plan),
     )
 
 
@@ -132,22 +100,3 @@ def _dropped_rows(source: BatchSource) -> int:
 
 def _rows_of(source: BatchSource, row_groups: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
     return int(source.manifest.row_group_rows[row_groups].sum())
-
-
-def _bytes_decoded(source: BatchSource, num_rows: int) -> int:
-    """Bytes of the wanted columns of so many rows, as the files have them."""
-    manifest = source.manifest
-    found = 0.0
-    for field in source.fields:
-        known = manifest.statistics.get(field.name)
-        if field.shape is not None and source.has_element_mask(field.name):
-            found += num_rows * math.prod(field.shape)
-        if field.shape is not None and not field.is_object:
-            found += num_rows * field.stored_dtype.itemsize * math.prod(field.shape)
-        elif known is not None and known.num_bytes is not None:
-            found += known.num_bytes * num_rows / manifest.num_rows
-        else:
-            found += int(manifest.row_group_bytes.sum()) * num_rows / manifest.num_rows
-    if source.row_index is not None:
-        found += num_rows * 8
-    return int(found)

@@ -25,9 +25,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from converter.columns import (
+    WIDE_BYTES,
     Array,
     Nulls,
     Ragged,
@@ -44,6 +46,7 @@ from converter.errors import NullValueError, ReadError, SourceError
 from converter.files import DataFiles, FetchedGroup, RowGroup
 from converter.local_cache import open_local_cache
 from converter.manifest import Manifest
+from converter.memory import SPARE
 from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
 from converter.ranges import MAX_REQUESTS_AT_ONCE, Turn, result_of
 from converter.schema import Field
@@ -62,6 +65,21 @@ _FIRST_PART = 8
 _MAX_FETCHERS = 64
 _MAX_REQUESTS = 128
 """At once in one process (both are guesses); what may be on its way is bounded in bytes too, see `stores`."""
+
+_BASE_BYTES = 64 << 20
+"""What threads, their allocators and a file's footer take whatever the data are: measured 20 to 45 MB."""
+
+_VARIABLE_COPIES, _PLAIN_COPIES = 3, 2
+"""How often the rows of a window exist while it is read, beside the result: strings and ragged rows, and plain numbers.
+
+Windows of 46 MiB of text took 294 MiB of Arrow's pool, with two threads.
+"""
+
+_LOOK_BYTES = 8 << 20
+"""How much a thread allocates between two looks at the memory; a look takes 10 µs."""
+
+_INDEX_BYTES = 3 * 8
+"""Of each row of a window that is permuted: the random number, its place, and the place taken."""
 
 Transform = Callable[..., Mapping[str, Any]]
 """A user's function of a whole batch, and if it takes a second argument, of a random generator."""
@@ -254,6 +272,98 @@ class BatchSource:
             for run in _cut(windows, plan.batch_size, num_rows, first_batch=wanted.start):
                 yield _mark_padding(run, plan) if self.uneven == "pad" else run
 
+    def bytes_decoded(self, num_rows: int) -> int:
+        """Bytes of the wanted columns of so many rows, as the files have them."""
+        manifest = self.manifest
+        found = 0.0
+        for field in self.fields:
+            known = manifest.statistics.get(field.name)
+            if field.shape is not None and self.has_element_mask(field.name):
+                found += num_rows * math.prod(field.shape)
+            if field.shape is not None and not field.is_object:
+                found += num_rows * field.stored_dtype.itemsize * math.prod(field.shape)
+            elif known is not None and known.num_bytes is not None:
+                found += known.num_bytes * num_rows / manifest.num_rows
+            else:
+                found += int(manifest.row_group_bytes.sum()) * num_rows / manifest.num_rows
+        if self.row_index is not None:
+            found += num_rows * 8
+        return int(found)
+
+    def memory_bound(self, plan: EpochPlan) -> int:
+        """The most bytes that reading takes in any epoch, without mapped files and batches that the caller keeps.
+
+        `plan` is the plan of any epoch. `memory.Room` makes readers keep to the bound.
+        """
+        is_variable = any(self.is_variable(field.name) for field in self.fields)
+        window_rows = self._most_in_a_window(self.manifest.row_group_rows, plan)
+        window_bytes = self.bytes_decoded(window_rows)
+        file_bytes = self._most_in_a_window(self.manifest.row_group_bytes, plan)
+        if is_variable:
+            # Rows differ in size, and so do row groups; a mask takes a byte for each element.
+            has_mask = any(field.shape is None and self.has_element_mask(field.name) for field in self.fields)
+            window_bytes = file_bytes * (2 if has_mask else 1)
+        batch_bytes = math.ceil(window_bytes / window_rows) * self.batch_size
+        num_windows = len(plan.window_starts) - 1
+        workers_count = min(self.workers_count, num_windows)
+        # Those read ahead and the one in use, which at first is the last one of the previous epoch.
+        in_flight = min(self.windows_ahead, num_windows) + 1
+        if is_variable:
+            in_work = _VARIABLE_COPIES * window_bytes
+        elif self._is_plain:
+            in_work = self._most_gathered(window_rows)
+        else:
+            # As Arrow decodes them (a float32 may be a double in the file), and one row group's pages.
+            in_work = max(window_bytes, min(file_bytes, 2 * window_bytes))
+            in_work += min(int(self.manifest.row_group_bytes.max()), 2 * window_bytes)
+        if self.shuffle is not None:
+            in_work += window_rows * _INDEX_BYTES
+        peak = _BASE_BYTES + in_flight * window_bytes + workers_count * in_work
+        peak += int((SPARE - 1) * in_flight * window_bytes) + (4 if is_variable else 2) * batch_bytes
+        if not self.storage.is_local:
+            # What was fetched, and the client's own copy of it.
+            peak += 2 * workers_count * window_bytes
+        if self.transform is not None:
+            peak += 2 * (self.prefetch_batches or 2 * self.workers_count) * batch_bytes
+        return peak
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the wanted columns lie in mapped files as they are: ours, not compressed, without nulls."""
+        manifest = self.manifest
+        return (
+            self.storage.is_local
+            and manifest.source_columns is None
+            and int(manifest.file_bytes.sum()) >= int(manifest.row_group_bytes.sum())
+            and not any(field.has_nulls or field.dtype == "bool" for field in self.fields)
+        )
+
+    def _most_gathered(self, window_rows: int) -> int:
+        """Bytes that are joined before rows are gathered from them: the largest narrow column or stack."""
+        schema, stacks = self.manifest.schema, {stack.name: stack.columns for stack in self.stacks}
+        most = 0
+        for name in self.names:
+            fields = [schema[member] for member in stacks.get(name, (name,))]
+            row_bytes = sum(field.stored_dtype.itemsize * math.prod(field.shape or ()) for field in fields)
+            most = max(most, row_bytes if name in stacks or row_bytes < WIDE_BYTES else 0)
+        return int(_PLAIN_COPIES * window_rows * most)
+
+    def _most_in_a_window(self, amounts: npt.NDArray[np.int64], plan: EpochPlan) -> int:
+        """The most of something, given for each row group, that a window has in any epoch."""
+        order = plan.group_order
+        if self.shuffle is None:
+            return int(np.add.reduceat(amounts[order], plan.window_starts[:-1]).max())
+        # Each epoch cuts its windows from another order. At worst a window has the row groups with most for each row,
+        # lacks one row to be full, and then gets the row group with most of all.
+        amounts, rows = amounts[order], self.manifest.live_rows[order]
+        densest = np.argsort(-amounts / rows, kind="stable")
+        before = np.cumsum(rows[densest]) - rows[densest]
+        share = np.clip((self.window_rows - 1 - before) / rows[densest], 0, 1)
+        most = int((amounts[densest] * share).sum()) + int(amounts.max())
+        if self.window_groups is not None:
+            most = min(most, int(np.sort(amounts)[-self.window_groups :].sum()))
+        return min(most, int(amounts.sum()))
+
     @property
     def windows_ahead(self) -> int:
         """Windows that are being read or wait to be used."""
@@ -423,6 +533,8 @@ class _WindowReader:
 
         rows = source.manifest.row_group_rows
         self._first_rows = np.cumsum(rows) - rows
+        if files.room.most_bytes is None:
+            files.room.most_bytes = source.memory_bound(plan)
 
     def fetch(
         self, piece: Piece, turn: Turn | None = None, pool: ThreadPoolExecutor | None = None
@@ -465,25 +577,33 @@ class _WindowReader:
             return None
 
     def _read(self, piece: Piece, fetched: Mapping[int, FetchedGroup] | None) -> Columns:
-        groups = self._files.row_groups(piece.row_groups.tolist(), fetched)
         try:
-            columns = self._gather(piece, groups)
-        except pa.ArrowException:
-            # Offsets of texts that a flipped bit has spoiled, say: whose they are is looked for now.
-            for group in groups:
-                group.validate()
-            raise
-        self._files.check_mapped(groups)
-        return columns
+            groups = self._files.row_groups(piece.row_groups.tolist(), fetched)
+            try:
+                columns = self._gather(piece, groups)
+            except pa.ArrowException:
+                # Offsets of texts that a flipped bit has spoiled, say: whose they are is looked for now.
+                for group in groups:
+                    group.validate()
+                raise
+            self._files.check_mapped(groups)
+            return columns
+        finally:
+            self._files.room.done()
 
     def _gather(self, piece: Piece, groups: Sequence[RowGroup]) -> Columns:
         source = self._source
         rows = self._rows_of(piece)
         stacks = {stack.name: stack for stack in source.stacks}
         columns: Columns = {}
+        unseen_bytes = 0
         # Column by column: what is undone for one is let go of before the next, and stays in the cache meanwhile.
         for name in source.names:
             members = stacks[name].columns if name in stacks else (name,)
+            unseen_bytes += self._column_bytes(members, groups)
+            if unseen_bytes >= _LOOK_BYTES:
+                self._files.room.look(unseen_bytes + _LOOK_BYTES)
+                unseen_bytes = 0
             has_mask = source.has_mask(members)
             if name in stacks:
                 num_rows = sum(group.num_rows for group in groups)
@@ -501,6 +621,18 @@ class _WindowReader:
         if source.row_index is not None:
             columns[source.row_index] = gather([self._row_numbers(int(one)) for one in piece.row_groups], rows)
         return columns
+
+    def _column_bytes(self, members: Sequence[str], groups: Sequence[RowGroup]) -> int:
+        """What gathering columns takes of Arrow's pool: twice their bytes; four times for strings and ragged rows.
+
+        Wide rows take it once, for pages that were compressed: the result is of `memory.blocks`.
+        """
+        fields = [self._source.manifest.schema[member] for member in members]
+        if any(self._source.is_variable(member) for member in members):
+            return 4 * int(sum(part.nbytes for group in groups for member in members for part in group.parts(member)))
+        row_bytes = sum(field.stored_dtype.itemsize * math.prod(field.shape or ()) for field in fields)
+        copies = 1 if len(members) == 1 and row_bytes >= WIDE_BYTES else 2
+        return copies * int(row_bytes) * sum(group.num_rows for group in groups)
 
     def _rows_of(self, piece: Piece) -> Any:
         """The wanted rows, as numbers within the whole row groups of the window, or a slice of them."""

@@ -1233,4 +1233,5 @@ def test_a_row_group_that_is_larger_than_a_window_keeps_to_the_bound(tmp_path: P
     rows, peak, bound = run_python(memory_of_an_epoch, str(tmp_path), shuffle)
     assert rows == num_rows
     # As large as one of these columns at least, so that the watching is seen to work.
-    assert 50_000_000 < peak < bound < 5 * 168_000_000
+    # The bound is that of many epochs: the last one's rows are in use while the next one's are read.
+    assert 50_000_000 < peak < bound < 6 * 168_000_000
