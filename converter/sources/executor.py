@@ -78,7 +78,6 @@ _SLOW_BYTES_PER_SECOND = 500_000
 _HEAD_BYTES = 20
 """A page's header begins with its kind, its sizes and its checksum: at most 2, 12 and 6 bytes (parquet.thrift)."""
 
-_SIGNATURE_BYTES = 28
 """A nonce of 12 bytes and a tag of 16 (Parquet's Encryption.md, "Plaintext Footer")."""
 
 _MAX_ROW_GROUP_ROWS = 64 << 20
@@ -1079,14 +1078,6 @@ def end_of(file: Any) -> bytes:
     return bytes(file.read())
 
 
-def has_encrypted_columns(footer_bytes: int, footer: Any) -> bool:
-    """Whether a footer that can be read is followed by a signature: to ask Arrow for such columns ends the process.
-
-    The signature is not part of what Arrow reads; `footer_bytes` is what the file says of its length.
-    """
-    return bool(footer_bytes - footer.serialized_size == _SIGNATURE_BYTES)
-
-
 def head_of(data_page_offset: int, stored_bytes: int) -> tuple[int, int]:
     """Where a column chunk that we wrote begins, and how many bytes of it hold its first page's sizes and checksum."""
     return data_page_offset, min(_HEAD_BYTES, stored_bytes)
@@ -1136,11 +1127,15 @@ def sum_footer(footer: pq.FileMetaData) -> dict[str, Any]:
             bounds = (statistics.min_raw, statistics.max_raw) if is_temporal else (statistics.min, statistics.max)
             if isinstance(bounds[0], (str, bytes)):
                 continue
-            least, most = map(float, bounds)
-            if np.isfinite(most - least):
-                before = spans.get(name, [0.0, least, most])
-                spans[name] = [before[0] + most - least, min(before[1], least), max(before[2], most)]
+            add_span(spans, name, *map(float, bounds))
     return {"spans": spans, "column_bytes": column_bytes}
+
+
+def add_span(spans: dict[str, list[float]], name: str, least: float, most: float) -> None:
+    """Add a row group's range to those of a column."""
+    if np.isfinite(most - least):
+        before = spans.get(name, [0.0, least, most])
+        spans[name] = [before[0] + most - least, min(before[1], least), max(before[2], most)]
 
 
 def _discard(file: dict[str, Any] | None, reports: list[dict[str, Any]], spec: dict[str, Any]) -> None:

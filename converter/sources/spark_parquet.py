@@ -18,9 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.errors import CacheError
+from converter.footers import ParsedFooter, parse_end
 from converter.ranges import at_once
 from converter.sources import executor
 from converter.sources.spark_schema import SparkColumn
@@ -40,7 +42,6 @@ _SPARK_TYPES = {
     "bytes": "binary",
 }
 _CODECS = {"auto": "zstd", "none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
-_MAGIC_BYTES = 8
 _FILE_NAME = re.compile(r"part-([0-9]{5,})-.*-c([0-9]{3,})\..*")
 
 # Times as whole microseconds, in every version (INT96 wraps beyond 1677 to 2262 for its readers); dates of any year as
@@ -274,19 +275,18 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
     read = functools.partial(_footer, directory, given_up)
     footers = at_once(read, [info for _, info in found], given_up=given_up)
     reports = []
-    for (match, info), (footer, crc) in zip(found, footers, strict=True):
-        groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    for (match, info), (footer, sums, crc) in zip(found, footers, strict=True):
         report: dict[str, Any] = {
             "name": info.name,
             "bytes": info.num_bytes,
             "footer_crc32": crc,
-            "rows": [group.num_rows for group in groups],
-            "row_group_bytes": [group.total_byte_size for group in groups],
+            "rows": list(footer.row_group_rows),
+            "row_group_bytes": list(footer.row_group_bytes),
             "digests": [],
             "nulls": {},
             "shapes": {},
             "odd_rows": {},
-            **executor.sum_footer(footer),
+            **sums,
         }
         if report["rows"]:
             reports.append((int(match[1]), report))
@@ -296,17 +296,43 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
     return reports
 
 
-def _footer(directory: Storage, given_up: threading.Event, info: FileInfo) -> tuple[Any, int]:
+def _footer(directory: Storage, given_up: threading.Event, info: FileInfo) -> tuple[ParsedFooter, dict[str, Any], int]:
+    """A file's footer, what it says of the columns over all row groups, and its digest."""
     path = posixpath.join(directory.url, info.name)
     try:
         with directory.open_parquet(info.name, info.num_bytes, given_up) as opened:
-            footer, end = pq.ParquetFile(opened).metadata, executor.end_of(opened)
-    except OSError as error:
+            end = executor.end_of(opened)
+            footer = parse_end(end)
+            sums = _sum_footer(footer, pq.ParquetFile(opened)) if not footer.is_encrypted else {}
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise CacheError(f"Spark wrote {path}, but the driver cannot read its footer: {error}", path=path) from error
-    if executor.has_encrypted_columns(len(end) - _MAGIC_BYTES, footer):
+    if footer.is_encrypted:
         raise CacheError(
             f"Spark encrypted columns of {path}, which cannot be read without its keys. Unset "
             'spark.hadoop.parquet.crypto.factory.class, or choose writer="executors", which does not encrypt.',
             path=path,
         )
-    return footer, zlib.crc32(end)
+    return footer, sums, zlib.crc32(end)
+
+
+def _sum_footer(footer: ParsedFooter, parquet: pq.ParquetFile) -> dict[str, Any]:
+    """As `executor.sum_footer`, of a file that may be damaged."""
+    spans: dict[str, list[float]] = {}
+    column_bytes: dict[str, int] = {}
+    schema = parquet.schema_arrow
+    for leaf in range(len(footer.leaf_types)):
+        column = parquet.schema.column(leaf)
+        # A list's numbers lie below the column itself.
+        name = column.path if not column.max_repetition_level else column.path.partition(".list.")[0]
+        column_bytes[name] = sum(raw_bytes for _, raw_bytes, _ in footer.counts(leaf))
+        place = schema.get_field_index(name)
+        if column.max_repetition_level or place < 0 or column.physical_type in ("BYTE_ARRAY", "INT96"):
+            continue
+        kind = schema.field(place).type
+        for group in range(len(footer.row_group_rows)):
+            bounds = footer.bounds(group, leaf, kind)
+            if bounds is not None and not pa.types.is_fixed_size_binary(kind):
+                # Dates and times as the integers that they are stored as: Python's end with the year 9999.
+                values = [one.value if pa.types.is_temporal(kind) else one.as_py() for one in bounds]
+                executor.add_span(spans, name, *map(float, values))
+    return {"spans": spans, "column_bytes": column_bytes}
