@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from converter import files, make_parquet_converter
+from converter import SourceError, files, make_parquet_converter
 from tests.known_rows import concatenate
 
 NUM_ROWS = 3000
@@ -103,3 +107,47 @@ def test_numbers_are_those_that_spark_reads(
     else:
         # Spark has a dictionary for whatever has few values.
         assert arrows_own <= decoded_by_arrow <= {*arrows_own, "byte", "short", "bytes", "nine", "day"}
+
+
+@pytest.mark.parametrize("writer", ["spark", "arrow"])
+def test_filters_of_floats_are_those_of_spark(spark: SparkSession, tmp_path: Path, writer: str) -> None:
+    """NaN, infinities, both zeros and nulls, in row groups of few kinds of values each; some 15 s."""
+    chance = random.Random(3)
+    known = [math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, 2.5, -3.0, None]
+    groups = [chance.sample(known, chance.randrange(1, 4)) for _ in range(8)]
+    rows = [
+        (number, chance.choice(group), number % 5) for number, group in enumerate(g for g in groups for _ in range(5))
+    ]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    table = pa.table({"id": columns[0], "x": pa.array(columns[1], pa.float64()), "n": columns[2]})
+    if writer == "arrow":
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=5)
+    else:
+        frame = spark.createDataFrame(rows, "id long, x double, n long")
+        frame.repartitionByRange(8, "id").sortWithinPartitions("id").write.mode("append").parquet(str(tmp_path))
+    frame = spark.read.parquet(str(tmp_path)).cache()
+
+    def as_sql(value: float) -> str:
+        return f"double('{ {math.inf: 'Infinity', -math.inf: '-Infinity'}.get(value, value) }')"
+
+    with make_parquet_converter(tmp_path, float_dtype=None) as converter:
+        for _ in range(60):
+            conditions, texts = [], []
+            for _ in range(chance.choice((1, 2))):
+                sign = chance.choice(["=", "!=", "<", "<=", ">", ">=", "in", "not in"])
+                name, value = chance.choice((("x", chance.choice(known[:-1])), ("n", chance.choice([0, 3, math.nan]))))
+                listed = [value, *chance.sample(known[:-1] if name == "x" else [1, 2], 2)]
+                conditions.append((name, sign, listed if "in" in sign else value))
+                text = f"({', '.join(map(as_sql, listed))})" if "in" in sign else as_sql(value)
+                texts.append(f"{name} {sign} {text}")
+            expected_ids = sorted(row["id"] for row in frame.where(" and ".join(texts)).select("id").collect())
+            try:
+                found = sorted(
+                    int(one)
+                    for batch in converter.where(conditions).make_batch_reader(columns=["id"])
+                    for one in batch["id"]
+                )
+            except SourceError:
+                found = []
+            assert found == expected_ids, texts
+    frame.unpersist()
