@@ -335,10 +335,13 @@ class DatasetConverter:
                 well, unless `columns` names them. One dtype is kept, a mix becomes the converter's `float_dtype`.
             filters: read only the rows for which they hold: tuples `(column, operator, value)` in a list (all of them
                 must hold), a list of such lists (one of them must), or a `pyarrow.compute` expression. One pass over
-                the columns that they name counts the rows first; `where` does that once for many loaders. Columns
-                are compared as they are stored, doubles as the `float_dtype`. Tuples follow Spark's rules: a
-                comparison with null keeps nothing, NaN equals NaN and is above every other number. In an expression
-                Arrow's rules hold.
+                the columns that they name counts the rows first; `where` does that once for many loaders.
+                Tuples follow Spark: NaN equals NaN and is greater than any other number, `-0.0` equals `0.0`, and a
+                comparison with null is never true, so `not in` a list that holds None keeps nothing. Arrow evaluates
+                an expression by its own rules, where NaN is neither equal to, less nor greater than any number.
+                Columns are compared as they are stored (in a cache, doubles are stored as the `float_dtype`). A
+                number is rounded to float32 before it is compared with a float32 column; Spark compares doubles.
+                Statistics of files do not tell of NaN: `x > 5` skips row groups if `x <= inf` is asked for as well.
             shuffle: permute row groups across the dataset, then rows across a window; another order in each epoch,
                 the same for the same seed and rows.
             seed: which order.
@@ -592,7 +595,8 @@ class DatasetConverter:
         need no pass of their own. Closing it deletes nothing.
 
         Args:
-            filters: as `make_torch_dataloader` takes them.
+            filters: as `make_torch_dataloader` takes them. Tuples follow Spark: NaN equals NaN and is greater than any
+                other number, and a comparison with null is never true. Arrow evaluates an expression by its own rules.
 
         Raises:
             SourceError: no row passes.

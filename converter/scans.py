@@ -70,12 +70,14 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     expression = _expression_of(filters, comparisons)
     names = _named_columns(expression, comparisons, manifest.schema, arrow_schema)
     may_pass_footer = None
-    if _can_rule_out(filters, manifest, names):
+    bounded = _bounded(filters, manifest, names)
+    if bounded:
         if manifest.source_columns is None:
-            may_pass = _ruled_in(expression, storage, manifest, names, arrow_schema)
+            may_pass = _ruled_in(expression, storage, manifest, bounded, arrow_schema)
         else:
-            may_pass = _ruled_in_by_log(expression, comparisons, manifest, names, arrow_schema)[manifest.row_group_file]
-            may_pass_footer = functools.partial(_may_pass_footer, expression, manifest, names, arrow_schema)
+            ruled_in = _ruled_in_by_log(expression, comparisons, manifest, bounded, arrow_schema)
+            may_pass = ruled_in[manifest.row_group_file]
+            may_pass_footer = functools.partial(_may_pass_footer, expression, manifest, bounded, arrow_schema)
     else:
         may_pass = np.ones(manifest.num_row_groups, np.bool_)
 
@@ -141,9 +143,10 @@ def rule_in_files(filters: Filters, manifest: Manifest) -> Mask:
     comparisons = _comparisons_of(filters, manifest, arrow_schema)
     expression = _expression_of(filters, comparisons)
     names = _named_columns(expression, comparisons, manifest.schema, arrow_schema)
-    if not _can_rule_out(filters, manifest, names):
+    bounded = _bounded(filters, manifest, names)
+    if not bounded:
         return np.ones(len(manifest.file_names), np.bool_)
-    return _ruled_in_by_log(expression, comparisons, manifest, names, arrow_schema)
+    return _ruled_in_by_log(expression, comparisons, manifest, bounded, arrow_schema)
 
 
 def split_by_rows(manifest: Manifest, bounds: Sequence[float], *, seed: int) -> list[Selection]:
@@ -259,14 +262,30 @@ def _comparisons_of(filters: Any, manifest: Manifest, arrow_schema: pa.Schema) -
                 raise ValueError(
                     f"filters: column {name!r} is a tensor; only columns of single values can be compared."
                 )
-            if pa.types.is_floating(arrow_schema.field(name).type):
-                checked.append(
-                    _compare_floats(name, sign, value, arrow_schema, may_have_nan=_may_have_nan(manifest, name))
-                )
+        # NaN that fails one comparison of a column fails the group, so that bounds decide the column's others as well.
+        without_nan = {name for name, sign, value in group if not _nan_passes(sign, value)}
+        for name, sign, value in group:
+            if sign == "not in" and not list(value):
+                # As in Spark 4 and in SQL: not even null is in an empty list.
+                checked.append(_Comparison(name, pc.scalar(True), None))
+            elif pa.types.is_floating(arrow_schema.field(name).type):
+                may_have_nan = name not in without_nan and _may_have_nan(manifest, name)
+                checked.append(_compare_floats(name, sign, value, arrow_schema, may_have_nan=may_have_nan))
             else:
                 checked.append(_compare(name, sign, value, arrow_schema))
         found.append(checked)
     return found
+
+
+def _nan_passes(sign: str, value: Any) -> bool:
+    """Whether NaN passes a comparison by Spark's rule."""
+    values = list(value) if sign in ("in", "not in") else [value]
+    has_nan = any(map(_is_nan, values))
+    if sign == "in":
+        return has_nan
+    if any(_plain(one) is None for one in values):
+        return False
+    return sign in (("=", "==", "<=", ">=") if has_nan else (">", ">=", "!=", "not in"))
 
 
 def _expression_of(filters: Any, comparisons: Sequence[Sequence[_Comparison]]) -> pc.Expression:
@@ -329,8 +348,7 @@ def _compare_floats(name: str, sign: str, value: Any, arrow_schema: pa.Schema, *
     has_nan, is_nan = len(numbers) < len(values), pc.field(name).is_nan()
     if not has_nan:
         found = _compare(name, sign, value, arrow_schema)
-        nan_passes = sign in (">", ">=", "!=", "not in") and not any(_plain(one) is None for one in values)
-        if not (nan_passes and may_have_nan):
+        if not (may_have_nan and _nan_passes(sign, value)):
             return found
         return _Comparison(name, found.keeps | is_nan, None)
     is_value = pc.field(name).is_valid()
@@ -411,6 +429,9 @@ def _plain(value: Any) -> Any:
         return value if value == value else None  # noqa: PLR0124
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, Decimal) and value.is_nan():
+        # Comparing it would raise.
+        return math.nan
     if not isinstance(value, pa.Scalar):
         return value
     if not value.is_valid:
@@ -596,15 +617,16 @@ def _arrow_schema_of(manifest: Manifest) -> pa.Schema:
     return pa.schema([(name, manifest.source_columns[name].arrow_type) for name in manifest.schema.names])
 
 
-def _can_rule_out(filters: Any, manifest: Manifest, names: Sequence[str]) -> bool:
-    """Whether the least and largest values of rows may say that none of them passes: NaN is in no range.
+def _bounded(filters: Any, manifest: Manifest, names: Sequence[str]) -> list[str]:
+    """The columns whose least and largest values may rule out rows: NaN is in no range.
 
     Comparisons say themselves where it passes; what an expression does with it is not known.
     """
     if not isinstance(filters, pc.Expression):
-        return True
-    floats = [name for name in names if manifest.schema[name].dtype.startswith("float")]
-    return not any(_may_have_nan(manifest, name) for name in floats)
+        return list(names)
+    constant = {name for name, column in (manifest.source_columns or {}).items() if column.values is not None}
+    floats = {name for name in names if manifest.schema[name].dtype.startswith("float")} - constant
+    return [name for name in names if name not in floats or not _may_have_nan(manifest, name)]
 
 
 def _is_nan(value: Any) -> bool:

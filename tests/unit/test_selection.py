@@ -10,7 +10,6 @@ import json
 import math
 import operator
 import pickle
-import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -23,13 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converter import DatasetConverter, make_parquet_converter, scans
+from converter import DatasetConverter, make_delta_converter, make_parquet_converter, scans
 from converter.dataset import borrow_files
 from converter.errors import CacheError, NullValueError, ReadError, SourceError
 from converter.selection import hash_bytes, hash_numbers
+from converter.sources import delta
 from tests.known_rows import ODD_NAMES
 from tests.unit.known_tables import _ARROW, Column, write_batches
 
@@ -134,16 +135,23 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
-def passes(row: int, filters: Any) -> bool:
+def passes(row: int, filters: Any, values: Mapping[str, Sequence[Any]] = VALUES) -> bool:
     """What a filter says of one row, as Spark has it."""
     groups = [filters] if isinstance(filters[0], tuple) else filters
-    return any(all(_holds(VALUES[name][row], how, value) for name, how, value in group) for group in groups)
+    return any(all(_holds(values[name][row], how, value) for name, how, value in group) for group in groups)
 
 
 def _holds(value: Any, how: str, known: Any) -> bool:
-    if isinstance(value, float):
-        return passes_in_spark(value, how, known)
-    return value is not None and _COMPARE[how](value, known)
+    if "in" not in how:
+        return value is not None and known is not None and _COMPARE[how](above(value), above(known))
+    if value is None or (how == "not in" and None in known):
+        return how == "not in" and known == []
+    return _COMPARE[how](above(value), [above(one) for one in known if one is not None])
+
+
+def above(one: Any) -> tuple[bool, Any]:
+    """A value's place by Spark's rule: NaN is above all numbers, and equal to itself."""
+    return (one != one, 0.0 if one != one else one)
 
 
 def _conditions(name: str) -> st.SearchStrategy[tuple[str, str, Any]]:
@@ -153,12 +161,10 @@ def _conditions(name: str) -> st.SearchStrategy[tuple[str, str, Any]]:
         value |= st.integers(-12, 130) | st.integers(-12, 130).map(lambda one: one + 0.5)
     if name in ("x", "y"):
         value |= st.sampled_from([NAN, 1000.0, -1000.0]) | st.integers(-5, 30)
-    some = st.lists(st.sampled_from(present), min_size=1, max_size=4)
-    # Nulls and "not in" have a test of their own.
-    members = ["in"] if None in VALUES[name] else ["in", "not in"]
+    some = st.lists(value, max_size=4) | st.lists(value | st.none(), max_size=4)
     compare = [how for how in _COMPARE if "in" not in how]
     return st.tuples(st.just(name), st.sampled_from(compare), value) | st.tuples(
-        st.just(name), st.sampled_from(members), some
+        st.just(name), st.sampled_from(["in", "not in"]), some
     )
 
 
@@ -242,6 +248,11 @@ def with_gaps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetConve
         ([("n", "not in", [77])], [0, 2, 3, 5]),
         ([("s", "!=", "a")], [2, 3, 4]),
         ([("s", "not in", ["a"])], [2, 3, 4]),
+        ([("n", "not in", [1, None])], []),
+        ([("n", "not in", [])], [0, 1, 2, 3, 4, 5]),
+        ([("n", "in", [])], []),
+        ([("n", "in", [6, None])], [5]),
+        ([("n", "<", Decimal("NaN"))], [0, 2, 3, 5]),
         ([("n", ">", None)], []),
         ([("x", "==", NAN)], [1]),
         ([("x", "!=", NAN)], [0, 3, 4, 5]),
@@ -773,57 +784,6 @@ def test_nan_and_null_are_in_no_footer_and_yet_are_found(tmp_path: Path) -> None
         assert rows_that(part, ~(pc.field("x") <= 100.0)) == [1, 6, 7, 8]
 
 
-def above(one: float) -> tuple[bool, float]:
-    """A number's place by Spark's rule: NaN is above all others."""
-    return (one != one, 0.0 if one != one else one)
-
-
-def passes_in_spark(one: float | None, sign: str, value: Any) -> bool:
-    """Spark's answer for a row."""
-    if one is None:
-        return False
-    if sign in ("in", "not in"):
-        return (above(one) in map(above, value)) == (sign == "in")
-    return bool(scans._COMPARISONS[sign](above(one), above(value)))
-
-
-@pytest.mark.parametrize("kind", ["float32", "float64"])
-@pytest.mark.parametrize("is_own", [True, False])
-def test_floats_are_compared_as_spark_does_whatever_footers_leave_out(tmp_path: Path, kind: str, is_own: bool) -> None:
-    chance = random.Random(7)
-    known = [NAN, math.inf, -math.inf, -0.0, 0.0, 1.0, 2.5, -3.0, None]
-    # Of some row groups all values are alike, or NaN, or none is NaN.
-    groups = [chance.sample(known, chance.randrange(1, 4)) for _ in range(20)]
-    x = [chance.choice(group) for group in groups for _ in range(3)]
-    y = [float(row % 7) for row in range(len(x))]
-    if is_own:
-        converter = write_table(tmp_path, {"x": (kind, x), "y": (kind, y)}, step=3)
-    else:
-        columns = {"id": range(len(x)), "x": pa.array(x, pa.type_for_alias(kind)), "y": y}
-        pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=3)
-        converter = make_parquet_converter(tmp_path, float_dtype=None)
-    with converter:
-        assert converter._manifest.num_row_groups == 20
-        for _ in range(150):
-            lists = []
-            for _ in range(chance.choice((1, 1, 2))):
-                group = []
-                for _ in range(chance.choice((1, 1, 2))):
-                    sign = chance.choice(["=", "==", "!=", "<", "<=", ">", ">=", "in", "not in"])
-                    value: Any = chance.choice(known[:-1])
-                    if sign in ("in", "not in"):
-                        value = chance.sample(known[:-1], chance.randrange(1, 4))
-                    group.append((chance.choice("xxy"), sign, value))
-                lists.append(group)
-            values = {"x": x, "y": y}
-
-            def keeps(row: int, group: Any, values: Any = values) -> bool:
-                return all(passes_in_spark(values[name][row], sign, value) for name, sign, value in group)
-
-            expected = [row for row in range(len(x)) if any(keeps(row, group) for group in lists)]
-            assert rows_that(converter, lists) == expected, lists
-
-
 def test_bounds_still_rule_out_floats_that_are_known_to_hold_no_nan(tmp_path: Path) -> None:
     """A cache counts NaNs when it is written; nothing else says that there are none."""
     x = [float(row) for row in range(12)]
@@ -834,6 +794,216 @@ def test_bounds_still_rule_out_floats_that_are_known_to_hold_no_nan(tmp_path: Pa
             opened.append(expression[0][0].may_keep is not None)
             assert rows_that(converter, [("x", ">", 8.5)]) == [9, 10, 11]
     assert opened == [True, False]
+
+
+# NaN and the statistics of files
+
+
+def odd_numbers(seed: int) -> dict[str, list[Any]]:
+    """Columns in runs of five rows: each of NaN, null, zeros or infinities alone, of one number, or mixed."""
+    chance = np.random.default_rng(seed)
+
+    def runs(numbers: Sequence[float]) -> list[Any]:
+        few = numbers[: int(chance.integers(1, 4))]
+        kinds: list[list[Any]] = [
+            [NAN], [None], [0.0, -0.0], [-0.0], [INF], [-INF], [NAN, None], [NAN, INF], [NAN, *few], [None, *few],
+            list(few), [few[0]], [*numbers, NAN, None, INF, -0.0],
+        ]  # fmt: skip
+        chosen = [kinds[number] for number in chance.integers(0, len(kinds), 12)]
+        return [kind[number] for kind in chosen for number in chance.integers(0, len(kind), 5)]
+
+    doubles = [*chance.choice([-2.5, -1.0, 0.1, 1 / 3, 1.0, 7.25, 1e300], 4).tolist(), 2.0]
+    singles = [*chance.choice([-2.5, -1.0, 0.5, 0.25, 1.0, 7.25, 1e30], 4).astype(np.float32).tolist(), 2.0]
+    whole = chance.integers(-3, 4, 60).tolist()
+    return {
+        "id": list(range(60)),
+        "x": runs(doubles),
+        "f": runs(singles),
+        "n": [None if chance.random() < 0.2 else one for one in whole],
+        # One value for each run of five rows: a partition column.
+        "p": [one for one in chance.choice(np.array([NAN, 1.0, None, -INF, 2.5, -0.0]), 12) for _ in range(5)],
+    }
+
+
+def random_filters(chance: np.random.Generator, columns: Mapping[str, Sequence[Any]], *, names: str = "xfnp") -> Any:
+    """Tuples in a list, or lists of them."""
+
+    def value(name: str) -> Any:
+        present = [one for one in columns[name] if one is not None]
+        others = [NAN, 0.0, -0.0, INF, -INF, 1.0, 2.25] if name != "n" else [NAN, INF, 0.5, 0, 2, -1.0]
+        pool = present if present and chance.random() < 0.5 else others
+        return pool[int(chance.integers(len(pool)))]
+
+    def comparison() -> tuple[str, str, Any]:
+        name = names[int(chance.integers(len(names)))]
+        sign = str(chance.choice(list(_COMPARE)))
+        if "in" not in sign:
+            return name, sign, value(name)
+        some = [value(name) for _ in range(int(chance.integers(0, 4)))]
+        return name, sign, [*some, None] if chance.random() < 0.15 else some
+
+    groups = [[comparison() for _ in range(int(chance.integers(1, 4)))] for _ in range(int(chance.integers(1, 4)))]
+    return groups[0] if len(groups) == 1 else groups
+
+
+ODD_TYPES = {"id": pa.int64(), "x": pa.float64(), "f": pa.float32(), "n": pa.int32(), "p": pa.float64()}
+ODD_LAYOUTS: dict[str, Callable[[Path, pa.Table], Any]] = {}
+
+
+def _odd_layout(name: str) -> Callable[[Callable[[Path, pa.Table], Any]], Callable[[Path, pa.Table], Any]]:
+    def note(write: Callable[[Path, pa.Table], Any]) -> Callable[[Path, pa.Table], Any]:
+        ODD_LAYOUTS[name] = write
+        return write
+
+    return note
+
+
+@_odd_layout("a cache")
+def _as_cache(path: Path, table: pa.Table) -> Any:
+    dtypes = {"id": "int64", "x": "float64", "f": "float32", "n": "int32", "p": "float64"}
+    columns = {name: (dtype, table[name].to_pylist()) for name, dtype in dtypes.items()}
+    return write_table(path, columns, step=20, row_group_bytes=5 * 36)
+
+
+@_odd_layout("Parquet")
+def _as_parquet(path: Path, table: pa.Table, **options: Any) -> Any:
+    for number in range(2):
+        rows = table.slice(30 * number, 30)
+        pq.write_table(rows, path / f"{number}.parquet", row_group_size=5, **options)
+    return make_parquet_converter(path)
+
+
+@_odd_layout("Parquet without statistics")
+def _as_parquet_without_statistics(path: Path, table: pa.Table) -> Any:
+    return _as_parquet(path, table, write_statistics=["x"])
+
+
+@_odd_layout("folders")
+def _as_folders(path: Path, table: pa.Table) -> Any:
+    for start in range(0, 60, 5):
+        (value,) = set(map(str, table["p"].slice(start, 5).to_pylist()))
+        said = {"nan": "NaN", "None": "__HIVE_DEFAULT_PARTITION__", "-inf": "-Infinity"}.get(value, value)
+        folder = path / f"p={said}"
+        folder.mkdir(exist_ok=True)
+        pq.write_table(table.slice(start, 5).drop_columns("p"), folder / f"{start}.parquet", row_group_size=3)
+    return make_parquet_converter(path)
+
+
+@_odd_layout("Delta")
+def _as_delta(path: Path, table: pa.Table, *, is_whole: bool = True, **options: Any) -> Any:
+    for start in range(0, 60, 10):
+        write_deltalake(str(path), table.slice(start, 10), mode="append", **options)
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_whole:
+            patch.setattr(delta, "_LARGE_FILE_BYTES", 0)
+        return make_delta_converter(path)
+
+
+@_odd_layout("Delta by row groups")
+def _as_delta_by_row_groups(path: Path, table: pa.Table) -> Any:
+    return _as_delta(path, table, is_whole=False, partition_by=["p"])
+
+
+def ids_that(converter: DatasetConverter, filters: Any) -> list[int]:
+    """The ids that a filter leaves, in ascending order."""
+    try:
+        part = converter.where(filters)
+    except SourceError as error:
+        assert "passes the filters" in str(error)  # noqa: PT017
+        return []
+    return sorted(one for batch in part.make_batch_reader(columns=["id"]) for one in batch["id"].tolist())
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("layout", ODD_LAYOUTS)
+def test_filters_leave_the_rows_of_sparks_rule_whatever_statistics_say(tmp_path: Path, layout: str, seed: int) -> None:
+    columns = odd_numbers(seed)
+    table = pa.table({name: pa.array(columns[name], kind, from_pandas=False) for name, kind in ODD_TYPES.items()})
+    chance = np.random.default_rng(seed)
+    num_found = 0
+    with ODD_LAYOUTS[layout](tmp_path, table) as converter:
+        for _ in range(30):
+            filters = random_filters(chance, columns)
+            expected = [row for row in range(60) if passes(row, filters, columns)]
+            assert ids_that(converter, filters) == expected, filters
+            num_found += 0 < len(expected) < 60
+    assert num_found > 10
+
+
+@pytest.mark.parametrize("layout", ODD_LAYOUTS)
+def test_nan_passes_and_fails_every_comparison_as_in_spark(tmp_path: Path, layout: str) -> None:
+    columns = odd_numbers(3)
+    columns["p"] = [[NAN, 1.0, None, -0.0][row // 5 % 4] for row in range(60)]
+    table = pa.table({name: pa.array(columns[name], kind, from_pandas=False) for name, kind in ODD_TYPES.items()})
+    with ODD_LAYOUTS[layout](tmp_path, table) as converter:
+        for name, sign in itertools.product("xfnp", _COMPARE):
+            for value in ([NAN, 1.0], [1.0]) if "in" in sign else (NAN, 1.0):
+                expected = [row for row in range(60) if passes(row, [(name, sign, value)], columns)]
+                assert ids_that(converter, [(name, sign, value)]) == expected, (name, sign, value)
+
+
+@pytest.mark.parametrize("layout", ODD_LAYOUTS)
+def test_expressions_leave_the_rows_of_arrows_rule_whatever_statistics_say(tmp_path: Path, layout: str) -> None:
+    columns = odd_numbers(5)
+    table = pa.table({name: pa.array(columns[name], kind, from_pandas=False) for name, kind in ODD_TYPES.items()})
+    chance = np.random.default_rng(5)
+    with ODD_LAYOUTS[layout](tmp_path, table) as converter:
+        for _ in range(30):
+            # Arrow has no rule for a list of none.
+            filters = [group for group in (random_filters(chance, columns) for _ in range(2))
+                       if "[]" not in str(group) and "None" not in str(group)]  # fmt: skip
+            if not filters:
+                continue
+            one, *others = map(pq.filters_to_expression, filters)
+            expression = functools.reduce(lambda left, right: left & ~right, others, ~one)
+            expected = table.filter(expression)["id"].to_pylist()
+            assert ids_that(converter, expression) == expected, expression
+
+
+@pytest.mark.parametrize("layout", ["a cache", "Parquet"])
+def test_row_groups_with_nan_are_skipped_where_nan_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    columns: dict[str, list[Any]] = dict.fromkeys(ODD_TYPES, [0.0] * 60)
+    columns |= {"id": list(range(60)), "x": [NAN if row == 22 else row / 4 for row in range(60)]}
+    columns["f"] = [row / 4 for row in range(60)]
+    table = pa.table({name: pa.array(columns[name]).cast(kind) for name, kind in ODD_TYPES.items()})
+    evaluated: list[int] = []
+    evaluate = scans._evaluate
+
+    def counted(expression: Any, rows: pa.Table) -> Any:
+        evaluated.append(rows.num_rows)
+        return evaluate(expression, rows)
+
+    monkeypatch.setattr(scans, "_evaluate", counted)
+    with ODD_LAYOUTS[layout](tmp_path, table) as converter:
+        assert converter._manifest.row_group_rows.tolist() == [5] * 12
+        for filters, num_read in (
+            ([("x", "<", 1.0)], 1),
+            ([("x", "=", 3.0)], 1),
+            ([("x", "in", [3.0, 7.0])], 2),
+            ([("x", ">=", 3.0), ("x", "<", 4.0)], 2),
+            ([("x", ">", 13.0), ("x", "<=", INF)], 2),
+            ([[("x", ">", 13.0), ("x", "!=", NAN)], [("x", "<", 1.0)]], 3),
+            ([("x", ">", 13.0)], 12),
+            ([("x", "in", [NAN, 3.0])], 12),
+            ([("x", ">", 13.0), ("id", "<", 10)], 2),
+            ((pc.field("x") > 13.0) & (pc.field("id") > 50), 2),
+            # A cache knows that no row of "f" is NaN; files that others wrote do not say it.
+            ([("f", ">", 13.0)], 2 if layout == "a cache" else 12),
+            (pc.field("f") > 13.0, 2 if layout == "a cache" else 12),
+        ):
+            evaluated.clear()
+            ids_that(converter, filters)
+            assert len(evaluated) == num_read, filters
+
+
+def test_zeros_are_found_by_an_expression_in_a_row_group_of_nothing_else(tmp_path: Path) -> None:
+    zeros = [0.0, -0.0, 0.0, 1.0, 2.0, 3.0]
+    with write_table(tmp_path, {"x": ("float64", zeros)}, step=3) as converter:
+        assert rows_that(converter, pc.field("x").isin([0.0])) == [0, 2]
+        assert rows_that(converter, pc.field("x").isin([-0.0])) == [1]
+        assert rows_that(converter, [("x", "in", [-0.0])]) == [0, 1, 2]
 
 
 # What is no filter
