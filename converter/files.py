@@ -686,6 +686,9 @@ def check_bounds(
         if None in said or not known or None in known:
             continue
         values = [[one.value if is_counted else one.as_py() for one in both] for both in known if both is not None]
+        if pa.types.is_floating(column.arrow_type) and np.isnan(values).any():
+            # Spark takes NaN for the largest number, so how large the others are is not known.
+            continue
         found = [min(least for least, _ in values), max(most for _, most in values)]
         if isinstance(found[0], str) and any(len(one.encode()) >= _CUT_TEXT_BYTES for one in found):
             continue

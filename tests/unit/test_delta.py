@@ -628,6 +628,25 @@ def test_bounds_of_the_rows_that_are_left_are_believed(tmp_path: Path) -> None:
         assert ids_of(path) == list(range(1, 9))
 
 
+def test_a_footer_in_which_nan_is_the_largest_number_contradicts_no_bound(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    path.mkdir()
+    x = [2.0, 5.0, 3.0, 1.0, 20.125, NAN]
+    pq.write_table(pa.table({"id": range(6), "x": x}), path / "a.parquet", row_group_size=3, use_dictionary=False)
+    # As Spark writes it, where Arrow leaves NaN out.
+    content = (path / "a.parquet").read_bytes()
+    start = len(content) - 8 - struct.unpack("<i", content[-8:-4])[0]
+    footer = content[start:].replace(struct.pack("<d", 20.125), struct.pack("<d", NAN))
+    (path / "a.parquet").write_bytes(content[:start] + footer)
+    found = pq.read_metadata(path / "a.parquet").row_group(1).column(1).statistics
+    assert math.isnan(found.max)
+    # Of the rows that are left, the log says: one of 20.125.
+    stats = {"numRecords": 6, "minValues": {"x": 20.125}, "maxValues": {"x": 20.125}, "nullCount": {"id": 0, "x": 0}}
+    write_log(path, {"id": "long", "x": "double"}, [{"path": "a.parquet", "stats": stats}])
+    assert ids_of(path) == list(range(6))
+    assert_filtered(path, [("x", ">", 20)], [4, 5])
+
+
 def test_a_hint_at_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
     path = five_files(tmp_path / "table")
     hint = path / "_delta_log" / "_last_checkpoint"
@@ -816,6 +835,7 @@ def test_files_beyond_the_bounds_in_the_log_are_never_opened(tmp_path: Path, few
     ]  # fmt: skip
     for number, (filters, versions) in enumerate(
         [
+            ([("x", ">", 0), ("x", "<=", math.inf), ("id", ">", 0)], [1]),
             ([("id", "=", 1)], [1]),
             ([("id", "in", [1, 7])], [1]),
             ([("x", "<", 1.5)], [0, 2]),
