@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import decimal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from converter import DatasetConverter, make_parquet_converter
 from tests.known_rows import concatenate
@@ -35,6 +37,18 @@ DTYPES = {
     pa.binary_view(): "bytes",
 }
 """The dtype in which a column arrives that another reader gives this type; whole numbers without a sign as in Spark."""
+
+
+def rows_by_sparks_rule(table: pa.Table, filters: Sequence[tuple[str, str, Any]]) -> pa.Table:
+    """The rows for which all filters hold: as Arrow compares, but NaN is greater than any number."""
+    kept = pc.scalar(True)
+    for name, sign, value in filters:
+        one = pq.filters_to_expression([(name, sign, value)])
+        if sign in (">", ">=") and pa.types.is_floating(table.schema.field(name).type):
+            one |= pc.is_nan(pc.field(name))
+        kept &= one
+    return table.filter(kept)
+
 
 _MICROSECONDS = {"s": (1_000_000, 1), "ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}
 

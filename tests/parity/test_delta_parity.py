@@ -20,6 +20,7 @@ from converter.sources import delta
 from tests.known_rows import concatenate
 from tests.parity.conftest import MAKE_SECONDS
 from tests.parity.golden_tables import TABLES, folder_of, rows_of
+from tests.parity.rows import rows_by_sparks_rule
 
 if TYPE_CHECKING:
     from tests.servers.s3 import S3
@@ -152,7 +153,7 @@ def matching(table: pa.Table, filters: Sequence[tuple[str, str, Any]]) -> pa.Tab
     if not all(name in table.column_names for name, _, _ in filters):
         return None
     with contextlib.suppress(pa.ArrowNotImplementedError):
-        return table.filter(pq.filters_to_expression(list(filters)))
+        return rows_by_sparks_rule(table, filters)
     return None
 
 

@@ -40,6 +40,7 @@ from tests.parity.rows import (
     open_files,
     plain,
     read,
+    rows_by_sparks_rule,
 )
 from tests.parity.spark_files import FRAME, OLD_FILES, OLD_WAYS, WAYS
 
@@ -621,7 +622,7 @@ def assert_filters(path: Path, expected: pa.Table) -> None:
             present = sorted({one for one in expected[name].to_pylist() if one is not None and one == one})
             for value in (present[len(present) // 2], present[-1]):
                 for sign in ("<", ">=", "!="):
-                    rows = table.filter(pq.filters_to_expression([(name, sign, value)]))["row"].to_pylist()
+                    rows = rows_by_sparks_rule(table, [(name, sign, value)])["row"].to_pylist()
                     if not rows:
                         with pytest.raises(SourceError, match="No row of"):
                             converter.where([(name, sign, value)])
@@ -1097,7 +1098,7 @@ FILTERS: list[list[tuple[str, str, Any]]] = [
 
 
 @pytest.mark.parametrize("layout", ["as it is", "small row groups", "no statistics"])
-def test_filters_leave_the_rows_that_arrow_leaves(tmp_path: Path, layout: str) -> None:
+def test_filters_leave_the_rows_that_arrow_leaves_and_nan_is_above_all(tmp_path: Path, layout: str) -> None:
     write(tmp_path / "x.parquet", every_type(), **LAYOUTS[layout])
     whole = flatten(every_type())
     with open_files(tmp_path, whole) as converter:
@@ -1113,9 +1114,7 @@ def test_filters_leave_the_rows_that_arrow_leaves(tmp_path: Path, layout: str) -
             zones = {field.name: getattr(field.type, "tz", None) for field in table.schema}
             fitting = [(name, sign, value.replace(tzinfo=None) if isinstance(value, dt.datetime) and zones[name] is None
                         else value) for name, sign, value in filters]  # fmt: skip
-            rows = table.append_column("row", pa.array(range(NUM_ROWS))).filter(pq.filters_to_expression(fitting))[
-                "row"
-            ]
+            rows = rows_by_sparks_rule(table.append_column("row", pa.array(range(NUM_ROWS))), fitting)["row"]
             assert 0 < len(rows) < NUM_ROWS, filters
             found = read(converter.where(filters), with_row_index="row", columns=names)
             assert found["row"].tolist() == rows.to_pylist(), filters
