@@ -22,7 +22,7 @@ from converter import cache, identity
 from converter.columns import Array, Nulls, Ragged
 from converter.errors import CacheError, CacheNotOwnedError, ConverterError, SourceError
 from converter.forecast import LoaderPlan, describe_plan
-from converter.frameworks.numpy import BatchReader, as_generator, numpy_batches, say_steps, takes_generator
+from converter.frameworks.numpy import BatchReader, as_generator, check_steps, numpy_batches, say_steps, takes_generator
 from converter.local_cache import find_local_root, remove_unheld
 from converter.manifest import Manifest
 from converter.plan import DEFAULT_WINDOW_GROUPS, UNEVEN, Shard, Shuffle, Uneven, check_integer, default_window_rows
@@ -414,7 +414,7 @@ class DatasetConverter:
             ValueError, TypeError: an argument is wrong; the message names it.
         """
         source = self._source(**_without(locals(), "self", "num_epochs", *_TORCH_ARGUMENTS))
-        _check_steps(source, num_epochs)
+        check_steps(source, num_epochs)
         check_integer("num_workers", num_workers, least=0)
         _check_flag("persistent_workers", persistent_workers)
         if persistent_workers and not num_workers:
@@ -508,7 +508,7 @@ class DatasetConverter:
         if features is not None and columns is None and transform is None:
             arguments |= _only_named(self.schema, stack, (features, labels, weights), (with_row_index, NOT_PADDED))
         source = self._source(**arguments)
-        _check_steps(source, num_epochs)
+        check_steps(source, num_epochs)
         if prefetch is not None:
             check_integer("prefetch", prefetch, least=1)
         from converter.frameworks.tensorflow import TFDataset
@@ -553,7 +553,7 @@ class DatasetConverter:
         `datetime64[D]` and `datetime64[us]` (UTC), strings and bytes as object arrays.
         """
         source = self._source(**_without(locals(), "self", "num_epochs"))
-        _check_steps(source, num_epochs)
+        check_steps(source, num_epochs)
         return BatchReader(source, _check_epochs(num_epochs))
 
     def plan(
@@ -1221,19 +1221,6 @@ def _only_named(
     if not wanted:
         return {}
     return {"columns": list(wanted), "stack": {name: stacks[name] for name in stacks if name in wanted} or None}
-
-
-def _check_steps(source: BatchSource, num_epochs: int | None) -> None:
-    """Say that a loader gives nothing; refuse it where it would do so for ever."""
-    if source.num_batches():
-        return
-    said = (
-        f"batch_size={source.batch_size} is more than the {source.plan(0).num_rows} rows of this shard, and "
-        "drop_last=True leaves them out, so an epoch has no batch"
-    )
-    if num_epochs is None:
-        raise ValueError(f"{said}, for ever with num_epochs=None. Choose a smaller batch_size.")
-    logger.warning("%s. Choose a smaller batch_size.", said)
 
 
 def _check_shard(cur_shard: Any, shard_count: Any) -> Shard:

@@ -21,9 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import operator
-import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,6 +37,16 @@ Past = tuple[tuple[int, int], ...]
 """What was read of an epoch: (number of shards, rows that each of them has done), one after the other."""
 
 STATE_VERSION = 1
+
+_MAX_CUTS = 1 << 21
+"""Pieces that the stretches of a state may cut an epoch into, all together: 512 shards that change 90 times, or 10,000
+that change 20 times. A state with more would cost seconds and gigabytes, so it is refused."""
+
+_STRETCH_CUTS = 64
+"""What a stretch costs whatever its size, counted in pieces."""
+
+_MAX_EPOCH = 1 << 62
+"""Worker processes are told the epoch as an int64."""
 
 DEFAULT_WINDOW_BYTES = 48 << 20
 """Rows that are decoded and mixed together, in bytes of all columns: a guess between a
@@ -290,49 +298,75 @@ def plan_epoch(
 def remaining_positions(num_rows: int, past: Past, *, epoch: int, uneven: Uneven) -> list[range]:
     """The positions of an epoch that are left after `past`, in the order in which shards are cut from them.
 
-    Raises:
-        StateMismatchError: `past` names more shards than there are rows, or than can be reckoned with.
-
     >>> remaining_positions(10, ((2, 3),), epoch=0, uneven="keep")
     [range(3, 5), range(8, 10)]
+
+    Raises:
+        StateMismatchError: no loader of so many rows can have read `past`, or it is too long to be followed.
     """
-    left, num_steps = ([range(num_rows)] if num_rows else []), 0
+    starts = np.zeros(1 if num_rows else 0, dtype=np.int64)
+    stops = starts + num_rows
+    num_cuts = 0
     for count, rows_done in past:
-        num_steps += count + len(left)
-        if count > num_rows or num_steps > _MAX_PAST_STEPS:
+        if count > num_rows:
             raise StateMismatchError(
-                f"The state holds values that no loader wrote: {count} shards have read parts of an epoch of "
-                f"{num_rows} rows."
+                f"The state tells of {_shown(count)} shards of {num_rows} rows: no loader has more shards than rows. "
+                "It is damaged, or of other rows."
             )
-        left = list(_take_each(left, _left_of_shards(_count(left), count, rows_done, epoch=epoch, uneven=uneven)))
-    return left
+        num_cuts += _STRETCH_CUTS + count + len(starts)
+        if num_cuts > _MAX_CUTS:
+            raise StateMismatchError(
+                f"The state cuts the epoch into more than {_MAX_CUTS} pieces: it has {len(past)} numbers of shards, up "
+                f"to {_shown(max(count for count, _ in past))}. Begin the epoch anew with set_epoch()."
+            )
+        num_left = int((stops - starts).sum())
+        first, stop = _undone(num_left, count, rows_done, epoch=epoch, uneven=uneven)
+        starts, stops = _cut_ranges(starts, stops, first, stop)
+    return [range(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
-def _left_of_shards(
-    num_left: int, count: int, rows_done: int, *, epoch: int, uneven: Uneven
-) -> Iterator[tuple[int, int]]:
-    """What each of `count` shards of so many rows has left behind its first ones, as `_share` divides them."""
-    for index in range(count):
-        rows = Shard(index=index, count=count).rows(num_left)
-        # Rows are read without the one that is dropped.
-        dropped = epoch % len(rows) if uneven == "drop" and len(rows) > num_left // count else len(rows)
-        yield rows.start + min(rows_done, dropped), rows.start + dropped
-        yield rows.start + max(rows_done, dropped) + 1, rows.stop
+def _undone(
+    num_rows: int, count: int, rows_done: int, *, epoch: int, uneven: Uneven
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where the rows begin and stop that are left in each of `count` shards of `[0, num_rows)`."""
+    size, rest = divmod(num_rows, count)
+    index = np.arange(count + 1, dtype=np.int64)
+    # As `Shard.rows` has it, without a product that an int64 might not hold.
+    bounds = size * index + rest * index // count
+    begins, ends = bounds[:-1], bounds[1:]
+    done = min(rows_done, size + 1)
+    if uneven != "drop":
+        first, stop = begins + done, ends
+    else:
+        # What is dropped of a larger shard, see `_share`, parts what is left of it.
+        dropped = begins + epoch % (size + 1)
+        is_larger = ends - begins > size
+        first = np.stack([begins + done, np.where(is_larger, np.maximum(dropped, begins + done) + 1, ends)], axis=1)
+        stop = np.stack([np.where(is_larger, dropped, ends), ends], axis=1)
+        first, stop = first.ravel(), stop.ravel()
+    is_any = first < stop
+    return first[is_any], stop[is_any]
 
 
-def _take_each(segments: Sequence[range], parts: Iterable[tuple[int, int]]) -> Iterator[range]:
-    """As `take_positions`, of several parts `[start, stop)`, none of which begins before the one ahead of it ends."""
-    offset, number = 0, 0
-    for start, stop in parts:
-        place = start
-        while place < stop and number < len(segments):
-            segment = segments[number]
-            if place >= offset + len(segment):
-                offset, number = offset + len(segment), number + 1
-                continue
-            part = segment[place - offset : stop - offset]
-            yield part
-            place += len(part)
+def _cut_ranges(
+    starts: npt.NDArray[np.int64],
+    stops: npt.NDArray[np.int64],
+    first: npt.NDArray[np.int64],
+    stop: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """As `take_positions` of many parts `[first, stop)` at once, which are in order and do not overlap."""
+    if not len(first):
+        return first, stop
+    ends = np.cumsum(stops - starts)
+    numbers = ends - (stops - starts)
+    cuts = np.unique(np.concatenate([first, stop, ends]))
+    part = np.searchsorted(first, cuts[:-1], side="right") - 1
+    # Before the first part there is none.
+    is_wanted = (part >= 0) & (cuts[:-1] < stop[part])
+    begins, lengths = cuts[:-1][is_wanted], np.diff(cuts)[is_wanted]
+    segment = np.searchsorted(numbers, begins, side="right") - 1
+    found = starts[segment] + begins - numbers[segment]
+    return found, found + lengths
 
 
 def _share(left: Sequence[range], shard: Shard, *, epoch: int, uneven: Uneven) -> tuple[list[range], int]:
@@ -402,22 +436,31 @@ class State:
             StateMismatchError: this is no state of a loader of this package, or of a newer version of it.
         """
         try:
-            if value["version"] != STATE_VERSION:
-                raise StateMismatchError(
-                    f"The state has version {value['version']!r}, and this package reads version {STATE_VERSION}."
-                )
+            version = value["version"]
             known = {name: value[name] for name in _STATE_TYPES}
-            past = tuple((operator.index(count), operator.index(rows)) for count, rows in value["past"])
-        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            past = [tuple(stretch) for stretch in value["past"]]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
             raise StateMismatchError(
                 f"This is no state of a loader of this package ({type(error).__name__}: {error})."
             ) from error
-        wrong = [name for name, kind in _STATE_TYPES.items() if type(known[name]) is not kind]
-        numbers = [] if wrong else [known[name] for name in ("epoch", "epochs_done", "seed")]
-        is_odd = any(not 0 <= one < _MAX_NUMBER for one in numbers) or any(min(one) < 1 for one in past)
-        if wrong or is_odd:
-            raise StateMismatchError(f"The state holds values that no loader wrote: {reprlib.repr(dict(value))}.")
-        return cls(**known, past=past)
+        if type(version) is not int or version != STATE_VERSION:
+            raise StateMismatchError(
+                f"The state has version {_shown(version)}, and this package reads version {STATE_VERSION}."
+            )
+        wrong = {name: known[name] for name, kind in _STATE_TYPES.items() if type(known[name]) is not kind}
+        # No loader counts to 2**62.
+        wrong |= {
+            name: known[name]
+            for name in ("epoch", "epochs_done")
+            if name not in wrong and not 0 <= known[name] < _MAX_EPOCH
+        }
+        stretches = [one for one in past if not (len(one) == 2 and all(type(part) is int and part > 0 for part in one))]
+        if stretches:
+            wrong["past"] = stretches[0]
+        if wrong:
+            shown = ", ".join(f"{name}={_shown(one)}" for name, one in wrong.items())
+            raise StateMismatchError(f"The state holds values that no loader wrote: {shown}.")
+        return cls(**known, past=tuple(past))
 
     def check(self, current: State) -> None:
         """Refuse to go on where `current`, the loader's own state, is of other rows or another order.
@@ -434,7 +477,7 @@ class State:
             "window_groups": "shuffle_window_rows (row groups of a window)",
         }
         differs = [
-            f"{what.get(name, name)} was {getattr(self, name)!r} and is {getattr(current, name)!r}"
+            f"{what.get(name, name)} was {_shown(getattr(self, name))} and is {_shown(getattr(current, name))}"
             for name in names
             if getattr(self, name) != getattr(current, name)
         ]
@@ -454,10 +497,19 @@ class State:
         return dataclasses.replace(self, past=past)
 
 
-_MAX_NUMBER = 1 << 62
-_MAX_PAST_STEPS = 1 << 23
-"""Shards and stretches that are looked at to find what is left: some seconds' work. A thousand changes of a thousand
-ranks are a few millions."""
+def _shown(value: Any) -> str:
+    """A value of a state from elsewhere, short, whatever it is: Python does not print an integer of 5,000 digits."""
+    if isinstance(value, (list, tuple)):
+        shown = ", ".join(_shown(one) if not isinstance(one, (list, tuple)) else "[…]" for one in value[:4])
+        return f"[{shown}{', …' if len(value) > 4 else ''}]"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        shown = repr(value)
+    except Exception:  # noqa: BLE001 (its own `repr` may raise anything)
+        shown = type(value).__name__
+    return shown if len(shown) <= 200 else f"{shown[:200]}…"
+
 
 _STATE_TYPES = {
     "fingerprint": str, "shuffle": bool, "seed": int, "window_rows": int, "window_groups": int, "uneven": str,

@@ -16,7 +16,8 @@ from converter.plan import Shard
 
 logger = logging.getLogger(__name__)
 
-_has_warned = False
+_warned_in: int | None = None
+"""The process that has been warned; a forked one has not."""
 
 _ENVIRONMENTS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
@@ -37,15 +38,15 @@ def find_shard() -> Shard:
     Raises:
         ValueError: the environment contradicts itself.
     """
-    global _has_warned
+    global _warned_in
     shard, where = look_for_shard()
     if shard.count > 1:
         logger.log(
-            logging.INFO if _has_warned else logging.WARNING,
+            logging.INFO if _warned_in == os.getpid() else logging.WARNING,
             "Reading shard %d of %d, as found in %s. To read all rows here, pass cur_shard=0, shard_count=1.",
             shard.index, shard.count, where,
         )  # fmt: skip
-        _has_warned = True
+        _warned_in = os.getpid()
     return shard
 
 

@@ -63,8 +63,8 @@ class Epochs:
 
         self._progress: _Progress | None = None
         self._closed = False
-        self._has_begun = False
-        """Whether there was an iteration: from then on the part of the rows is settled."""
+        self._begun_in: int | None = None
+        """The process that had an iteration, for which the part of the rows is settled. A forked one begins anew."""
 
         self._running: weakref.WeakSet[Iteration] = weakref.WeakSet()
         self._files: tuple[int, DataFiles] | None = None
@@ -101,7 +101,7 @@ class Epochs:
 
     def _iterate(self, batches_of: BatchesOf) -> Generator[Any, None, None]:
         self.look_for_shard()
-        self._has_begun = True
+        self.settle_shard()
         # Known with the first batch: Lightning makes the iterator before it says which epoch it is.
         begin = self.next
         for at, plan in self.plans(begin):
@@ -144,6 +144,8 @@ class Epochs:
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Where the iteration under way (or left) stands, or the next one where there is none; see `BatchReader`."""
+        if self._begun_in != os.getpid():
+            self.look_for_shard()
         at = self._progress or self.next
         if batches is None:
             return self._state(at, at.num_batches)
@@ -183,12 +185,17 @@ class Epochs:
 
         So a loader may be made before the processes of a training have met, as Lightning's users do.
         """
-        if self._has_begun:
+        if self._begun_in == os.getpid():
             self.check_shard()
         elif self.source.is_shard_found and self.source.shard.count == 1 and look_for_shard()[0].count > 1:
-            self.source = replace(self.source, shard=find_shard())
-            self._files = None
-            say_steps(self.source)
+            source = replace(self.source, shard=find_shard())
+            check_steps(source, self.num_epochs)
+            say_steps(source)
+            self.source, self._files = source, None
+
+    def settle_shard(self) -> None:
+        """Keep to the part of the rows that was found: what was made of it cannot change."""
+        self._begun_in = os.getpid()
 
     def check_shard(self) -> None:
         """Raise ConverterError where the loader would read all rows on each of several processes.
@@ -233,7 +240,7 @@ class Epochs:
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no iteration under way.
         kept = {"source": self.source, "num_epochs": self.num_epochs, "next": self.next, "_closed": self._closed}
-        return {**kept, "_has_begun": False}
+        return {**kept, "_begun_in": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -351,13 +358,31 @@ class BatchReader:
         return numpy_batches(self._epochs.source, plan, self._epochs.files)
 
 
+def check_steps(source: BatchSource, num_epochs: int | None) -> None:
+    """Say that a loader gives nothing; refuse it where it would do so for ever.
+
+    Raises:
+        ValueError: an epoch has no batch, and there is no last epoch.
+    """
+    if source.num_batches():
+        return
+    said = (
+        f"batch_size={source.batch_size} is more than the {source.plan(0).num_rows} rows of this shard, and "
+        "drop_last=True leaves them out, so an epoch has no batch"
+    )
+    if num_epochs is None:
+        raise ValueError(f"{said}, for ever with num_epochs=None. Choose a smaller batch_size.")
+    logger.warning("%s. Choose a smaller batch_size.", said)
+
+
 def say_steps(source: BatchSource) -> None:
     """Log what dividing the rows among several shards costs: dropped rows, or steps that are not equally many."""
     num_rows, count = source.manifest.num_live_rows, source.shard.count
     if count == 1:
         return
     if source.uneven == "drop" and (num_dropped := source.plan(0).num_dropped):
-        logger.info(
+        logger.log(
+            logging.WARNING if source.is_shard_found else logging.INFO,
             "Each epoch drops %d of %d rows (different ones each time), so that %d shards take equally many steps.",
             num_dropped, num_rows, count,
         )  # fmt: skip

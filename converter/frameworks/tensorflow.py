@@ -94,6 +94,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     ) -> None:
         self._source = source
         self._epochs = Epochs(source, num_epochs)
+        # Its cardinality is asserted when it is made.
+        self._epochs.settle_shard()
         self._lock = threading.Lock()
         self._begun: Any = None
         """Where that began."""

@@ -543,5 +543,82 @@ def test_a_state_in_plain_order_does_not_care_for_the_seed() -> None:
     ids=str,
 )  # fmt: skip
 def test_what_is_no_state_is_refused(value: Any) -> None:
-    with pytest.raises(StateMismatchError):
+    with pytest.raises(StateMismatchError, match=r"^(This is no state|The state holds values|The state has version)"):
         State.from_dict(value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"past": [[float("inf"), 1]]}, r"values that no loader wrote: past=\[inf, 1\]"),
+        ({"past": [[2, float("-inf")]]}, r"past=\[2, -inf\]"),
+        ({"past": [[2, float("nan")]]}, r"past=\[2, nan\]"),
+        ({"past": [[2.0, 1]]}, r"past=\[2.0, 1\]"),
+        ({"past": [["2", 1]]}, r"past=\['2', 1\]"),
+        ({"past": [[True, 1]]}, r"past=\[True, 1\]"),
+        ({"past": [[2, 0]]}, r"past=\[2, 0\]"),
+        ({"past": [[2, 1, 3]]}, r"past=\[2, 1, 3\]"),
+        ({"past": [[1, 2], [-(10**5000), 1]]}, r"past=\[an integer of 16610 bits, 1\]"),
+        ({"epoch": 10**5000}, "epoch=an integer of 16610 bits"),
+        ({"epochs_done": 1 << 62}, "epochs_done=4611686018427387904"),
+        ({"version": 10**5000}, "version an integer of 16610 bits"),
+    ],
+    ids=range(12),
+)  # fmt: skip
+def test_numbers_that_no_loader_wrote_are_named(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(StateMismatchError, match=said):
+        State.from_dict(state().to_dict() | changes)
+
+
+def naive_rest(num_rows: int, past: Any, *, epoch: int, uneven: Uneven) -> list[int]:
+    """The positions that are left, one by one."""
+    left = list(range(num_rows))
+    for count, done in past:
+        after = []
+        for index in range(count):
+            own = [left[place] for place in Shard(index=index, count=count).rows(len(left))]
+            if uneven == "drop" and len(own) > len(left) // count:
+                del own[epoch % len(own)]
+            after += own[done:]
+        left = after
+    return left
+
+
+@given(
+    num_rows=st.integers(1, 300),
+    past=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), max_size=6),
+    epoch=st.integers(0, 50),
+    uneven=policies,
+)
+def test_what_is_left_is_what_no_shard_has_done(num_rows: int, past: Any, epoch: int, uneven: Uneven) -> None:
+    past = tuple((min(count, num_rows), done) for count, done in past)
+    left = remaining_positions(num_rows, past, epoch=epoch, uneven=uneven)
+    assert list(chain(*left)) == naive_rest(num_rows, past, epoch=epoch, uneven=uneven)
+    assert all(map(len, left))
+
+
+@pytest.mark.parametrize(
+    ("past", "said"),
+    [
+        (((1 << 31, 14),), "2147483648 shards of 1000 rows: no loader has more shards than rows"),
+        (((1, 1), (1 << 62, 7)), "4611686018427387904 shards of 1000 rows"),
+        (((10**5000, 1),), "an integer of 16610 bits shards of 1000 rows"),
+        (((1, 1), (2, 1)) * 20_000, "cuts the epoch into more than 2097152 pieces: it has 40000 numbers of shards"),
+    ],
+    ids=["many", "more", "most", "often"],
+)  # fmt: skip
+def test_a_past_that_would_take_for_ever_is_refused(past: Any, said: str) -> None:
+    for uneven in ("drop", "pad", "keep"):
+        with pytest.raises(StateMismatchError, match=said):
+            remaining_positions(1000, past, epoch=3, uneven=uneven)
+    # Any number of rows that were done is arithmetic.
+    assert remaining_positions(1000, ((7, 10**5000),), epoch=3, uneven="keep") == []
+
+
+def test_a_past_of_many_shards_of_many_rows_is_refused_or_bounded() -> None:
+    num_rows = 10**12
+    with pytest.raises(StateMismatchError, match=r"more than 2097152 pieces: it has 1 numbers of shards, up to 10{12}"):
+        remaining_positions(num_rows, ((num_rows, 1),), epoch=0, uneven="keep")
+    left = remaining_positions(num_rows, ((100_000, 3), (99_999, 5)), epoch=0, uneven="keep")
+    assert sum(map(len, left)) == num_rows - 300_000 - 499_995
+    assert len(left) < 200_000

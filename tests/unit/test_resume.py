@@ -523,8 +523,6 @@ def test_what_does_not_change_a_plain_order_may_differ(converter: DatasetConvert
         {"past": [[2, float("nan")]]},
         {"epoch": 2**62},
         {"epochs_done": 10**400},
-        {"seed": 2**70},
-        {"seed": -1},
         {"past": [[2]]},
         {"past": "ab"},
         {"past": None},
@@ -543,7 +541,8 @@ def test_what_is_no_state_is_refused(converter: DatasetConverter, framework: str
         good = saved(loader)
         bad = good | state if isinstance(state, dict) and state and state != {"version": 1} else state
         with pytest.raises(
-            StateMismatchError, match=r"^(This is no state|The state holds values|The state has version)"
+            StateMismatchError,
+            match=r"^(This is no state|The state (holds values|has version|tells of|cuts the epoch))",
         ):
             loader.load_state_dict(bad)
         loader.load_state_dict(good)

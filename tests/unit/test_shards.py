@@ -214,7 +214,7 @@ def test_one_line_says_what_was_found_and_where(
     pair: tuple[str, str, str],
 ) -> None:
     say(monkeypatch, pair, 1, 3)
-    monkeypatch.setattr("converter.shards._has_warned", False)
+    monkeypatch.setattr("converter.shards._warned_in", None)
     with caplog.at_level(logging.INFO, logger="converter.shards"):
         getattr(converter, kind)(batch_size=10)
         getattr(converter, kind)(batch_size=10)
@@ -370,3 +370,25 @@ def test_a_loader_that_was_made_before_the_processes_met_finds_its_part_when_it_
         say(monkeypatch, PAIRS[0], 1, 2)
         with pytest.raises(ConverterError, match="was made or used before this process was one of 2"):
             ids_of(late)
+
+
+def test_a_part_that_is_found_late_is_checked_as_one_that_was_found_at_once(
+    converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """52 rows make no batch of 60, and an endless loader of none would never return."""
+    for kind in ("make_batch_reader", "make_torch_dataloader"):
+        for name in NAMES:
+            monkeypatch.delenv(name, raising=False)
+        late = getattr(converter, kind)(batch_size=60, drop_last=True, num_epochs=None)
+        say(monkeypatch, PAIRS[0], 1, 2)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="an epoch has no batch, for ever with num_epochs=None"):
+                next(iter(late))
+
+
+def test_a_state_that_is_taken_before_the_first_iteration_is_of_the_part_that_is_found(
+    converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = converter.make_batch_reader(batch_size=10)
+    say(monkeypatch, PAIRS[0], 1, 2)
+    assert early.state_dict(batches=2)["past"] == [[2, 20]]
