@@ -38,9 +38,9 @@ Past = tuple[tuple[int, int], ...]
 
 STATE_VERSION = 1
 
-_MAX_CUTS = 1 << 21
-"""Pieces that the stretches of a state may cut an epoch into, all together: 512 shards that change 90 times, or 10,000
-that change 20 times. A state with more would cost seconds and gigabytes, so it is refused."""
+_MAX_CUTS = 1 << 19
+"""Pieces that the stretches of a state may cut an epoch into, all together: 512 shards that change 40 times, or 10,000
+that change 8 times. Four times as many took ten seconds and a gigabyte, so what has more is refused."""
 
 _STRETCH_CUTS = 64
 """What a stretch costs whatever its size, counted in pieces."""
