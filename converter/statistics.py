@@ -184,8 +184,10 @@ def _check_moments(field: Field, closed: Mapping[str, Any]) -> None:
     dtype = field.stored_dtype
     if dtype.kind == "f":
         is_held = checked(least, float) <= checked(most, float)
+    elif dtype.kind == "b":
+        is_held = checked(least, bool) <= checked(most, bool)
     else:
-        smallest, largest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        is_held = smallest <= checked(least, int) <= checked(most, int) <= largest
+        limits = np.iinfo(dtype)
+        is_held = limits.min <= checked(least, int) <= checked(most, int) <= limits.max
     if not is_held:
         raise ValueError(f"column {field.name!r} of {field.dtype} has values from {least} to {most}")

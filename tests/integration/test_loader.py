@@ -170,7 +170,9 @@ def test_three_shards_cover_every_row_once(converter: DatasetConverter, shuffle:
 def test_uneven_shards_take_equally_many_steps(converter: DatasetConverter) -> None:
     seen = []
     for index in range(3):
-        with converter.make_torch_dataloader(batch_size=1, cur_shard=index, shard_count=3, columns=["id"]) as loader:
+        with converter.make_torch_dataloader(
+            batch_size=1, cur_shard=index, shard_count=3, uneven="drop", columns=["id"]
+        ) as loader:
             assert len(loader) == 233
             seen += ids_of(loader)
     assert len(seen) == len({row for batch in seen for row in batch}) == 699

@@ -172,13 +172,13 @@ def test_a_folder_without_a_name_is_refused(s3: S3, azurite: Azurite) -> None:
 
 
 def test_names_on_hdfs_are_taken_as_they_are(hdfs: Hdfs) -> None:
-    storage = open_storage(f"{hdfs.url}/names", timeout_seconds=20)
+    storage = open_storage(f"{hdfs.url}/odd-names", timeout_seconds=20)
     for number, name in enumerate(("c=z", "c=a;b", "c=a")):
         storage.below(name).make_directory()
         put_rows(storage.below(name), "f;1.parquet", [number])
     assert storage.below("c=a;b").size("f;1.parquet")
     # Hadoop takes several slashes for one.
-    for url in (storage.url, f"{hdfs.url}//names", f"{hdfs.url}//names//"):
+    for url in (storage.url, f"{hdfs.url}//odd-names", f"{hdfs.url}//odd-names//"):
         converter = make_parquet_converter(url)
         assert converter.url == storage.url
         assert rows_of(converter) == [0, 1, 2]
