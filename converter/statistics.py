@@ -185,7 +185,8 @@ def _check_moments(field: Field, closed: Mapping[str, Any]) -> None:
     if dtype.kind == "f":
         is_held = checked(least, float) <= checked(most, float)
     elif dtype.kind == "b":
-        is_held = checked(least, bool) <= checked(most, bool)
+        # Written as 0 and 1 by the executors and as false and true from a NumPy array of booleans.
+        is_held = all(type(bound) in (bool, int) and bound in (0, 1) for bound in (least, most)) and least <= most
     else:
         limits = np.iinfo(dtype)
         is_held = limits.min <= checked(least, int) <= checked(most, int) <= limits.max

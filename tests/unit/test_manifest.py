@@ -213,6 +213,28 @@ def test_dates_and_times_that_python_does_not_have_are_shown_as_they_are_stored(
         assert repr(statistics) == f"ColumnStatistics(null_count=0, nan_count=0, min={least!r}, max={most!r})"
 
 
+BOUNDLESS = dict.fromkeys(("count", "shift", "offset", "m2"), np.ones(1)) | {"nans": 0}
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, 1), (False, True), (1, 1), (True, True), (None, None)])
+def test_the_bounds_of_booleans_survive_json_as_numbers_and_as_words(least: object, most: object) -> None:
+    column = ColumnStatistics(
+        field=Field(name="b", dtype="bool"), null_count=0, closed=BOUNDLESS | {"min": least, "max": most}
+    )
+    again = ColumnStatistics.from_json(column.field, json.loads(json.dumps(column.to_json())))
+    shown = (None, None) if least is None else (bool(least), bool(most))
+    assert (again.min, again.max) == (column.min, column.max) == shown
+    assert all(type(bound) in (bool, type(None)) for bound in (again.min, again.max))
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, 2), (-1, 1), (True, False), ("x", "x"), (0.0, 1.0), (None, True)])
+def test_booleans_have_no_other_bounds(least: object, most: object) -> None:
+    field = Field(name="b", dtype="bool")
+    column = ColumnStatistics(field=field, null_count=0, closed=BOUNDLESS | {"min": least, "max": most})
+    with pytest.raises((TypeError, ValueError)):
+        ColumnStatistics.from_json(field, json.loads(json.dumps(column.to_json())))
+
+
 @pytest.mark.parametrize("cache_key", [None, "flights é \"'"])
 def test_the_origin_survives_json_and_older_manifests_have_none(cache_key: str | None) -> None:
     origin = Origin.from_json(ORIGIN | {"cache_key": cache_key, "source": "version 3 of the Delta table s3://b/t"})
