@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -487,6 +488,9 @@ class HdfsStore(Store):
                 "hdfs-native does not work in a process that was forked from one that used it; start processes anew, "
                 "e.g. with multiprocessing_context='spawn'"
             )
+        if HdfsStore._used_by is None:
+            # Nor may it collect the garbage that its parent has left: a reader of hdfs-native's waits for them too.
+            os.register_at_fork(after_in_child=gc.freeze)
         HdfsStore._used_by = os.getpid()
         try:
             return super()._open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import multiprocessing
@@ -403,6 +404,25 @@ def test_hdfs_says_that_it_does_not_work_in_a_forked_process(hdfs: Hdfs) -> None
     said, read = run_python(read_in_a_forked_process, url, {})
     assert "multiprocessing_context='spawn'" in said
     assert read == "1"
+
+
+def collect_in_a_forked_process(url: str, path: str) -> int | None:
+    """The exit status of a forked child that collects what its parent has left lying; None where it hangs."""
+    gc.disable()
+    open_storage(url).put_if_absent("a", b"1")
+    ring: list[Any] = [Client(url).read(path)]
+    ring.append(ring)
+    del ring
+    child = multiprocessing.get_context("fork").Process(target=gc.collect)
+    child.start()
+    child.join(30)
+    status = child.exitcode
+    child.kill()
+    return status
+
+
+def test_a_forked_process_does_not_wait_for_threads_of_hdfs_native(hdfs: Hdfs) -> None:
+    assert run_python(collect_in_a_forked_process, f"{hdfs.url}/collected", "/collected/a") == 0
 
 
 def test_a_time_is_renewed_without_creating_anything(azurite: Azurite, hdfs: Hdfs, s3: S3) -> None:
