@@ -37,7 +37,7 @@ from converter.errors import (
     StateMismatchError,
     UnsupportedTypeError,
 )
-from converter.local_spark import start_local_spark
+from converter.sources.spark.local import start_local_spark
 
 try:
     __version__ = _metadata.version("spark-tensor-converter")

@@ -18,34 +18,15 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from converter import cache, identity
-from converter.columns import Array, Nulls, Ragged
+from converter.cache import entries
 from converter.errors import CacheError, CacheNotOwnedError, ConverterError, SourceError
-from converter.forecast import LoaderPlan, describe_plan
 from converter.frameworks.numpy import BatchReader, as_generator, check_steps, numpy_batches, say_steps, takes_generator
-from converter.local_cache import find_local_root, remove_unheld
+from converter.loading.forecast import LoaderPlan, describe_plan
 from converter.manifest import Manifest
 from converter.plan import DEFAULT_WINDOW_GROUPS, UNEVEN, Shard, Shuffle, Uneven, check_integer, default_window_rows
-from converter.scans import (
-    Filters,
-    list_values,
-    resolve_filters,
-    rule_in_files,
-    say_filters,
-    scan_statistics,
-    split_by_key,
-    split_by_rows,
-)
-from converter.schema import DeclaredShape, FloatDtype, Schema, split_declared
-from converter.selection import Selection
-from converter.shards import find_shard
-from converter.sources.delta import find_location, read_snapshot
-from converter.sources.parquet import read_footers
-from converter.sources.spark import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
-from converter.statistics import ColumnStatistics, StatisticsByColumn
-from converter.storage import Storage, StorageOptions, open_storage
-from converter.stores import TIMEOUT_SECONDS, check_timeout, shown_url
-from converter.windows import (
+from converter.reading.decode import Array, Nulls, Ragged
+from converter.reading.local_cache import find_local_root, remove_unheld
+from converter.reading.windows import (
     ELEMENT_VALID_SUFFIX,
     INNER_LENGTH_SUFFIX,
     LENGTH_SUFFIX,
@@ -58,12 +39,33 @@ from converter.windows import (
     give_up_fetching,
     resolve_names,
 )
+from converter.scans.filters import (
+    Filters,
+    list_values,
+    resolve_filters,
+    rule_in_files,
+    say_filters,
+    scan_statistics,
+    split_by_key,
+    split_by_rows,
+)
+from converter.schema import DeclaredShape, FloatDtype, Schema, split_declared
+from converter.selection import Selection
+from converter.shards import find_shard
+from converter.sources.delta.snapshot import find_location, read_snapshot
+from converter.sources.parquet.columns import read_footers
+from converter.sources.spark import identity
+from converter.sources.spark.write import DEFAULT_ROW_GROUP_BYTES, check_write_options, write_dataframe
+from converter.statistics import ColumnStatistics, StatisticsByColumn
+from converter.storage.directory import Storage, StorageOptions, open_storage
+from converter.storage.store import TIMEOUT_SECONDS, check_timeout, shown_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from converter.frameworks.tensorflow import TFDataset
-    from converter.frameworks.torch import TorchDataLoader
+    from converter.frameworks.tensorflow.dataset import TFDataset
+    from converter.frameworks.torch.loader import TorchDataLoader
+
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +91,7 @@ class _Holding:
     root: Storage | None = None
     key: str = ""
     manifest: Manifest | None = None
-    lease: cache.Lease | None = None
+    lease: entries.Lease | None = None
     delete_on_exit: bool = False
     pid: int = 0
     state: str = ""
@@ -120,9 +122,9 @@ class _Holding:
             return
         if delete:
             identity.forget(self.key)
-            cache.delete(self.root, self.key, self.manifest, self.lease)
+            entries.delete(self.root, self.key, self.manifest, self.lease)
         else:
-            cache.let_go(self.root, self.key, self.manifest, self.lease)
+            entries.let_go(self.root, self.key, self.manifest, self.lease)
 
 
 _holdings: set[_Holding] = set()
@@ -151,7 +153,7 @@ class DatasetConverter:
             _holdings.add(holding)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (borrow_files, (self._storage, self._manifest, cache.this_host()))
+        return (borrow_files, (self._storage, self._manifest, entries.this_host()))
 
     def __len__(self) -> int:
         return self._manifest.num_live_rows
@@ -272,7 +274,7 @@ class DatasetConverter:
         # Who was interrupted, or whose store is away, is not kept for another `timeout_seconds`.
         hurries = isinstance(error, ConverterError) or not isinstance(error, Exception)
         try:
-            with root.hurried(cache.HURRY_SECONDS) if hurries else contextlib.nullcontext():
+            with root.hurried(entries.HURRY_SECONDS) if hurries else contextlib.nullcontext():
                 self._close(delete=delete)
         except (OSError, CacheError) as failure:
             # The first error is the one to be seen.
@@ -421,7 +423,7 @@ class DatasetConverter:
             raise ValueError("persistent_workers=True needs num_workers above 0.")
         if pin_memory is not None:
             _check_flag("pin_memory", pin_memory)
-        from converter.frameworks.torch import TorchDataLoader
+        from converter.frameworks.torch.loader import TorchDataLoader
 
         return TorchDataLoader(
             source,
@@ -511,7 +513,7 @@ class DatasetConverter:
         check_steps(source, num_epochs)
         if prefetch is not None:
             check_integer("prefetch", prefetch, least=1)
-        from converter.frameworks.tensorflow import TFDataset
+        from converter.frameworks.tensorflow.dataset import TFDataset
 
         return TFDataset(
             source,
@@ -661,8 +663,8 @@ class DatasetConverter:
             )
         if self._holding.lease is not None and self._holding.lease.lost:
             raise CacheError(
-                f"This process gave no sign of life for {3 * cache.RENEW_SECONDS:.0f} seconds or longer, so its cache "
-                f"entry {self.url} was taken for abandoned and swept. Convert again.",
+                f"This process gave no sign of life for {3 * entries.RENEW_SECONDS:.0f} seconds or longer, so its "
+                f"cache entry {self.url} was taken for abandoned and swept. Convert again.",
                 path=self.url,
             )
 
@@ -917,11 +919,11 @@ def open_converter(
     manifest: Manifest | None
     with _named_store_errors(url, CacheError):
         try:
-            if cache_key is None or cache.names_entry(url):
-                root, key, manifest = cache.open_entry(url, storage_options, timeout_seconds)
+            if cache_key is None or entries.names_entry(url):
+                root, key, manifest = entries.open_entry(url, storage_options, timeout_seconds)
             else:
                 name_hash = identity.hash_of_name(cache_key)
-                root, key, manifest = cache.find_named(url, cache_key, name_hash, storage_options, timeout_seconds)
+                root, key, manifest = entries.find_named(url, cache_key, name_hash, storage_options, timeout_seconds)
                 url = root.below(key).url
         except CacheNotOwnedError:
             place = open_storage(url, storage_options, timeout_seconds)
@@ -935,19 +937,19 @@ def open_converter(
             raise CacheError(f"{shown} was not written with cache_key={cache_key!r}. Leave cache_key out.", path=shown)
         if manifest is None:
             raise CacheError(f"There is no committed cache entry at {shown}: write it again.", path=shown)
-        adopted = cache.adopt(root, key, manifest)
+        adopted = entries.adopt(root, key, manifest)
         if adopted is None:
             raise CacheError(f"{shown} was deleted a moment ago: write it again.", path=shown)
         manifest, lease, damage = adopted
         if damage is not None:
             if lease is not None:
-                cache.release(lease)
+                entries.release(lease)
             raise damage
     return hold_entry(root, key, manifest, lease, delete_on_exit=False)
 
 
 def hold_entry(
-    root: Storage, key: str, manifest: Manifest, lease: cache.Lease | None, *, delete_on_exit: bool
+    root: Storage, key: str, manifest: Manifest, lease: entries.Lease | None, *, delete_on_exit: bool
 ) -> DatasetConverter:
     """The converter of a committed entry that this process uses."""
     holding = _Holding(root=root, key=key, manifest=manifest, lease=lease, delete_on_exit=delete_on_exit)
@@ -1131,7 +1133,7 @@ def sweep(
     dry_run: bool = False,
     storage_options: StorageOptions | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
-) -> cache.SweepReport:
+) -> entries.SweepReport:
     """Remove what dead owners left in `cache_dir`: entries and half-written attempts that nobody alive holds.
 
     Entries kept with `delete_on_exit=False` stay, unless `kept` or `cache_key` says otherwise.
@@ -1157,23 +1159,25 @@ def sweep(
     _check_flag("kept", kept)
     _check_cache_key(cache_key)
     _check_flag("dry_run", dry_run)
-    report = cache.SweepReport()
+    report = entries.SweepReport()
     with _named_store_errors(os.fspath(cache_dir), CacheError):
-        root = cache.find_root(os.fspath(cache_dir), storage_options, check_timeout(timeout_seconds))
+        root = entries.find_root(os.fspath(cache_dir), storage_options, check_timeout(timeout_seconds))
         if root is not None:
             name_hash = None if cache_key is None else identity.hash_of_name(cache_key)
-            report = cache.sweep_root(root, older_than_seconds=seconds, kept=kept, name_hash=name_hash, dry_run=dry_run)
+            report = entries.sweep_root(
+                root, older_than_seconds=seconds, kept=kept, name_hash=name_hash, dry_run=dry_run
+            )
         local = find_local_root(os.fspath(cache_dir)) if cache_key is None else None
         if local is not None:
             num_files, num_bytes = remove_unheld(local, dry_run=dry_run)
-            report += cache.SweepReport(num_files=num_files, num_bytes=num_bytes, urls=(local,) if num_files else ())
+            report += entries.SweepReport(num_files=num_files, num_bytes=num_bytes, urls=(local,) if num_files else ())
     return report
 
 
 def _sweep_a_little(root: Storage) -> None:
     """Remove what the dead left beside us, bounded, and never at the user's cost."""
     try:
-        report = cache.sweep_root(root, older_than_seconds=0, max_entries=_MAX_SWEPT)
+        report = entries.sweep_root(root, older_than_seconds=0, max_entries=_MAX_SWEPT)
     except (OSError, CacheError) as error:
         logger.info("Did not sweep %s: %s", root.url, error)
         return
@@ -1185,7 +1189,7 @@ def _sweep_a_little(root: Storage) -> None:
 
 def borrow_files(storage: Storage, manifest: Manifest, host: str | None = None) -> DatasetConverter:
     """The converter of files that somebody else holds; `host` is where it was pickled."""
-    if storage.is_local and host not in (None, cache.this_host()):
+    if storage.is_local and host not in (None, entries.this_host()):
         # Another machine may have its own copy of the files, written at another time.
         manifest = replace(manifest, file_stamps=None)
     return DatasetConverter(storage=storage, manifest=manifest, holding=_Holding(), is_owner=False)
@@ -1312,7 +1316,7 @@ def _close_all(*, is_remote: bool = False) -> None:
         try:
             # Who failed before is not waited for as long again.
             with (
-                root.hurried(cache.HURRY_SECONDS)
+                root.hurried(entries.HURRY_SECONDS)
                 if root is not None and holding.has_failed
                 else contextlib.nullcontext()
             ):

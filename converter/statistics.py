@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from converter.portable import moments
 from converter.schema import Field, Schema, checked, checked_count
-from converter.sources import moments
 
 
 class StatisticsByColumn(dict[str, "ColumnStatistics"]):

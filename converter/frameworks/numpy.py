@@ -25,12 +25,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from converter.columns import ragged_values
 from converter.errors import ConverterError
-from converter.files import DataFiles
 from converter.plan import EpochPlan, Past, State, check_integer, remaining_positions
+from converter.reading.data_files import DataFiles
+from converter.reading.decode import ragged_values
+from converter.reading.windows import BatchSource, Run, Transform, read_ahead
 from converter.shards import find_shard, look_for_shard
-from converter.windows import BatchSource, Run, Transform, read_ahead
 
 Batch = dict[str, npt.NDArray[Any]]
 

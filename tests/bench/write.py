@@ -34,8 +34,8 @@ from pyspark.sql import functions as F
 
 from converter import make_spark_converter, start_local_spark
 from converter.manifest import Manifest
+from converter.portable import moments, tasks
 from converter.schema import Field, Schema
-from converter.sources import executor, moments
 from converter.statistics import ColumnStatistics
 
 GOALS = {"tab": 0.7, "emb": 0.4, "img": 1.0}
@@ -94,7 +94,7 @@ def without(part: str, run: Callable[[], None]) -> None:
         "statistics": ("add_values", lambda *_: None),
         "digest": ("zlib", SimpleNamespace(crc32=lambda _, before=0: before)),
     }
-    with mock.patch.object(executor, *patches[part]):
+    with mock.patch.object(tasks, *patches[part]):
         run()
 
 

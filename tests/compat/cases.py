@@ -32,7 +32,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from converter import DatasetConverter, make_spark_converter
-from converter.local_spark import find_java_home, start_local_spark
+from converter.sources.spark.local import find_java_home, start_local_spark
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Put last: the installed package is what is tried, and only the known rows come from the checkout.

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from converter import cache
+from converter.cache import entries
 
 
 @pytest.fixture(autouse=True)
 def nobody_waits_for_late_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """No executor runs here, so none opens one more file after its attempt was abandoned."""
-    monkeypatch.setattr(cache, "_ABANDON_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr(entries, "_ABANDON_SECONDS", 0.0, raising=False)
 
 
 @pytest.fixture(autouse=True)
 def leases_end_with_their_test() -> Iterator[None]:
     """A test that fails, or that plays a dead process, leaves leases; they are not the next test's."""
-    heartbeat = cache._heartbeat
+    heartbeat = entries._heartbeat
     yield
-    if isinstance(heartbeat, cache._Heartbeat):
+    if isinstance(heartbeat, entries._Heartbeat):
         for lease in list(heartbeat._leases):
             heartbeat.remove(lease)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from converter import cache
+from converter.cache import entries
 from converter.dataset import DatasetConverter, hold_entry
 from converter.manifest import Manifest
-from converter.sources import executor
-from converter.sources import spark as spark_source
-from converter.sources.spark_schema import plan_columns
-from converter.storage import Storage
+from converter.portable import tasks
+from converter.sources.spark import write
+from converter.sources.spark.schema import plan_columns
+from converter.storage.directory import Storage
 
 KEY = "0123456789abcdef-0123456789abcdef"
 OTHER_KEY = "fedcba9876543210-fedcba9876543210"
@@ -30,7 +30,7 @@ _SPARK_SCHEMA = {
 }
 
 
-def write_data(root: Storage, attempt: cache.Attempt, *, num_files: int = 2, is_kept: bool = False) -> Manifest:
+def write_data(root: Storage, attempt: entries.Attempt, *, num_files: int = 2, is_kept: bool = False) -> Manifest:
     """What the executors would write for `NUM_ROWS` rows, and the manifest of it, not committed."""
     columns = plan_columns(_SPARK_SCHEMA, float_dtype="float32", shapes={})
     spec = {
@@ -44,30 +44,30 @@ def write_data(root: Storage, attempt: cache.Attempt, *, num_files: int = 2, is_
     reports: list[tuple[int, dict[str, Any]]] = []
     for partition, ids in enumerate(np.array_split(np.arange(NUM_ROWS, dtype=np.int64), num_files)):
         batch = pa.RecordBatch.from_arrays([pa.array(ids), pa.array(ids.astype(np.float32))], names=["c0", "c1"])
-        found = executor._write(iter([batch]), spec, partition=partition, attempt=partition)
+        found = tasks._write(iter([batch]), spec, partition=partition, attempt=partition)
         reports += [(partition, report) for report in found]
-    return spark_source._manifest_from(
+    return write._manifest_from(
         reports, columns, directory=attempt.data_directory, is_kept=is_kept, float_dtype="float32"
     )
 
 
-def commit_entry(root: Storage, key: str = KEY, *, is_kept: bool = False) -> tuple[Manifest, cache.Lease]:
+def commit_entry(root: Storage, key: str = KEY, *, is_kept: bool = False) -> tuple[Manifest, entries.Lease]:
     """A committed entry that this process holds."""
-    attempt = cache.begin(root, key, application_id="app-1")
-    return cache.commit(root, attempt, write_data(root, attempt, is_kept=is_kept))
+    attempt = entries.begin(root, key, application_id="app-1")
+    return entries.commit(root, attempt, write_data(root, attempt, is_kept=is_kept))
 
 
 def leave_entry(cache_dir: Path, key: str = KEY, *, is_kept: bool = False) -> str:
     """The URL of a committed entry that nobody holds any more, as an earlier run leaves it."""
-    root = cache.open_root(str(cache_dir))
+    root = entries.open_root(str(cache_dir))
     manifest, lease = commit_entry(root, key, is_kept=is_kept)
-    cache.let_go(root, key, manifest, lease)
+    entries.let_go(root, key, manifest, lease)
     return root.below(key).url
 
 
 def make_converter(cache_dir: str, *, delete_on_exit: bool = True, key: str = KEY) -> DatasetConverter:
     """What `make_spark_converter` returns, without Spark."""
-    root = cache.open_root(cache_dir)
+    root = entries.open_root(cache_dir)
     manifest, lease = commit_entry(root, key, is_kept=not delete_on_exit)
     return hold_entry(root, key, manifest, lease, delete_on_exit=delete_on_exit)
 

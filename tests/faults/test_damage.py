@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from converter import cache as protocol
 from converter import open_converter, sweep
-from converter import storage as storage_module
+from converter.cache import entries
 from converter.dataset import DatasetConverter, hold_entry
 from converter.errors import CacheCorruptError, CacheError, ConverterError, SourceChangedError
 from converter.manifest import Manifest
-from converter.sources import spark as spark_source
-from converter.storage import FileInfo, LocalFileSystem, Storage
+from converter.sources.spark import write
+from converter.storage import LocalFileSystem, directory
+from converter.storage.directory import FileInfo, Storage
 from tests.faults.small_entries import (
     KEY,
     OTHER_KEY,
@@ -37,7 +37,7 @@ from tests.faults.small_entries import (
 )
 from tests.known_rows import run_python, start_python
 
-ROOT = protocol.DIRECTORY
+ROOT = entries.DIRECTORY
 HEX = "0123456789abcdef0123456789abcdef"
 
 
@@ -50,25 +50,25 @@ def entry(cache_dir: Path) -> Path:
 
 def _assert_no_lease_is_left(entry: Path) -> None:
     assert not list(entry.glob("lease-*")), "a lease of a failed open is left"
-    assert not protocol._heartbeat._leases
+    assert not entries._heartbeat._leases
 
 
 def _assert_one_sweep_removes_all(cache_dir: Path) -> None:
     for path in cache_dir.rglob("*"):
         if path.is_file():
-            make_old(path, 4 * protocol.RENEW_SECONDS)
+            make_old(path, 4 * entries.RENEW_SECONDS)
     sweep(cache_dir, kept=True)
     assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}
 
 
 def _assert_can_be_made_again(cache_dir: Path) -> None:
     """What `make_spark_converter(cache_key=…)` does: use what is whole, write again what is not."""
-    root = protocol.open_root(str(cache_dir))
-    adopted = spark_source._adopt(root, KEY)
+    root = entries.open_root(str(cache_dir))
+    adopted = write._adopt(root, KEY)
     if adopted is None:
-        attempt = protocol.begin(root, KEY, application_id="app-2")
-        adopted = protocol.commit(root, attempt, write_data(root, attempt, is_kept=True))
-    protocol.let_go(root, KEY, *adopted)
+        attempt = entries.begin(root, KEY, application_id="app-2")
+        adopted = entries.commit(root, attempt, write_data(root, attempt, is_kept=True))
+    entries.let_go(root, KEY, *adopted)
     with open_converter(str(cache_dir / ROOT / KEY)) as converter:
         assert ids_of(converter) == list(range(len(converter)))
 
@@ -197,13 +197,13 @@ def test_a_corrupt_manifest_does_not_keep_the_key_from_being_written(entry: Path
 def test_a_manifest_that_tears_while_another_is_written_costs_neither_the_lease_nor_the_thread(
     entry: Path, cache_dir: Path
 ) -> None:
-    root = protocol.open_root(str(cache_dir))
-    attempt = protocol.begin(root, KEY, application_id="app-1")
+    root = entries.open_root(str(cache_dir))
+    attempt = entries.begin(root, KEY, application_id="app-1")
     manifest = write_data(root, attempt)
     (entry / "manifest.json").write_bytes(b"{")
     with contextlib.suppress(CacheCorruptError):
-        protocol.let_go(root, KEY, *protocol.commit(root, attempt, manifest))
-    protocol.abandon(root, attempt)
+        entries.let_go(root, KEY, *entries.commit(root, attempt, manifest))
+    entries.abandon(root, attempt)
     _assert_no_lease_is_left(entry)
 
 
@@ -303,7 +303,7 @@ def test_garbage_among_the_signs_of_life_stops_nobody_and_goes_when_it_is_old(
         assert ids_of(converter) == list(range(len(converter)))
     sweep(cache_dir)
     with contextlib.suppress(FileNotFoundError):
-        make_old(entry / name, 4 * protocol.RENEW_SECONDS)
+        make_old(entry / name, 4 * entries.RENEW_SECONDS)
     sweep(cache_dir)
     assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}
 
@@ -311,7 +311,7 @@ def test_garbage_among_the_signs_of_life_stops_nobody_and_goes_when_it_is_old(
 @pytest.mark.parametrize("pid", [2**63, -1, 0, 2**22 + 1, True, 1.5, "1", None])
 def test_an_impossible_process_number_on_this_host_is_a_dead_one(pid: object, entry: Path, cache_dir: Path) -> None:
     attempt_id = json.loads((entry / "manifest.json").read_bytes())["files"]["name"][0][5:37]
-    sign = {"attempt": attempt_id, "host": protocol.this_host(), "pid": pid, "process_start": "1"}
+    sign = {"attempt": attempt_id, "host": entries.this_host(), "pid": pid, "process_start": "1"}
     (entry / f"lease-{HEX}.json").write_text(json.dumps(sign))
     sweep(cache_dir)
     assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}
@@ -322,19 +322,19 @@ def test_an_impossible_process_number_on_this_host_is_a_dead_one(pid: object, en
 
 def write_until_the_disk_is_full(cache_dir: str, num_bytes: int) -> str:
     """Write an entry where no file may grow beyond `num_bytes`; the outcome."""
-    root = protocol.open_root(cache_dir)
+    root = entries.open_root(cache_dir)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
     try:
-        attempt = protocol.begin(root, KEY, application_id="app-1")
+        attempt = entries.begin(root, KEY, application_id="app-1")
         try:
-            manifest, lease = protocol.commit(root, attempt, write_data(root, attempt, is_kept=True))
+            manifest, lease = entries.commit(root, attempt, write_data(root, attempt, is_kept=True))
         except BaseException:
-            protocol.abandon(root, attempt)
+            entries.abandon(root, attempt)
             raise
     except (OSError, ConverterError) as error:
         return type(error).__name__
-    protocol.let_go(root, KEY, manifest, lease)
+    entries.let_go(root, KEY, manifest, lease)
     return "written"
 
 
@@ -409,54 +409,54 @@ class FailingStorage(Storage):
 
 
 def _failing_root(cache_dir: Path, fault: Fault) -> Storage:
-    path = protocol.open_root(str(cache_dir)).path()
+    path = entries.open_root(str(cache_dir)).path()
     here = type("FailingStorageHere", (FailingStorage,), {"fault": fault})
     return here(LocalFileSystem(), path, "file://" + path)
 
 
 def _write(root: Storage, cache_dir: Path) -> None:
     """As `write_dataframe` does; what is made is let go of."""
-    attempt = protocol.begin(root, KEY, application_id="app-1")
+    attempt = entries.begin(root, KEY, application_id="app-1")
     try:
         manifest = write_data(root, attempt, is_kept=True)
-        protocol.delete_unlisted(root, attempt, manifest)
-        adopted = protocol.commit(root, attempt, manifest)
+        entries.delete_unlisted(root, attempt, manifest)
+        adopted = entries.commit(root, attempt, manifest)
     except BaseException:
-        protocol.abandon(root, attempt)
+        entries.abandon(root, attempt)
         raise
-    protocol.let_go(root, KEY, *adopted)
+    entries.let_go(root, KEY, *adopted)
 
 
 def _open(root: Storage, cache_dir: Path) -> None:
-    adopted = protocol.adopt(root, KEY)
+    adopted = entries.adopt(root, KEY)
     if adopted is not None:
-        protocol.let_go(root, KEY, adopted.manifest, adopted.lease)
+        entries.let_go(root, KEY, adopted.manifest, adopted.lease)
 
 
 def _delete(root: Storage, cache_dir: Path) -> None:
-    adopted = protocol.adopt(protocol.open_root(str(cache_dir)), KEY)
+    adopted = entries.adopt(entries.open_root(str(cache_dir)), KEY)
     assert adopted is not None
     manifest, lease, _ = adopted
     lease.entry = root.below(KEY)
-    protocol.delete(root, KEY, manifest, lease)
+    entries.delete(root, KEY, manifest, lease)
 
 
 def _sweep(root: Storage, cache_dir: Path) -> None:
-    protocol.sweep_root(root, older_than_seconds=0, kept=True)
+    entries.sweep_root(root, older_than_seconds=0, kept=True)
 
 
 def _prepare_nothing(cache_dir: Path) -> None:
-    protocol.open_root(str(cache_dir))
+    entries.open_root(str(cache_dir))
 
 
 def _prepare_entries(cache_dir: Path) -> None:
     """A committed entry that nobody holds, and an attempt that a dead host left."""
     leave_entry(cache_dir)
-    root = protocol.open_root(str(cache_dir))
-    attempt = protocol.begin(root, OTHER_KEY, application_id="app-0")
+    root = entries.open_root(str(cache_dir))
+    attempt = entries.begin(root, OTHER_KEY, application_id="app-0")
     write_data(root, attempt)
-    protocol._heartbeat.remove(attempt.intent)
-    make_old(cache_dir / ROOT / OTHER_KEY / attempt.intent.name, 4 * protocol.RENEW_SECONDS)
+    entries._heartbeat.remove(attempt.intent)
+    make_old(cache_dir / ROOT / OTHER_KEY / attempt.intent.name, 4 * entries.RENEW_SECONDS)
 
 
 Operation = Callable[[Storage, Path], None]
@@ -471,8 +471,8 @@ OPERATIONS: dict[str, tuple[Callable[[Path], None], Operation]] = {
 
 def _die() -> None:
     """What the death of this process does to its leases: they stay, and nobody renews them."""
-    for lease in list(protocol._heartbeat._leases):
-        protocol._heartbeat.remove(lease)
+    for lease in list(entries._heartbeat._leases):
+        entries._heartbeat.remove(lease)
 
 
 def _failures(tmp_path: Path, name: str, *, kind: str) -> Iterator[tuple[Path, Fault, BaseException | None]]:
@@ -526,9 +526,9 @@ def test_what_fails_at_the_store_is_an_error_by_name(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["write", "write-after-another", "open", "delete"])
 def test_what_fails_at_the_store_leaves_no_lease_with_its_heartbeat(name: str, tmp_path: Path) -> None:
     left = {
-        f"{fault.names[0]} (call {fault.at_call}): {[lease.name[:5] for lease in protocol._heartbeat._leases]}"
+        f"{fault.names[0]} (call {fault.at_call}): {[lease.name[:5] for lease in entries._heartbeat._leases]}"
         for _, fault, error in _failures(tmp_path, name, kind="once")
-        if error is not None and protocol._heartbeat._leases
+        if error is not None and entries._heartbeat._leases
     }
     assert not left, "\n".join(sorted(left))
 
@@ -538,10 +538,10 @@ def test_what_fails_at_the_store_leaves_no_lease_with_its_heartbeat(name: str, t
 
 def _failing_converter(cache_dir: Path, fault: Fault, *, is_opened: bool = False) -> DatasetConverter:
     """Of a store that was whole while the entry was written, or opened, and fails from now on."""
-    root = protocol.open_root(str(cache_dir))
+    root = entries.open_root(str(cache_dir))
     if is_opened:
         leave_entry(cache_dir)
-        adopted = protocol.adopt(root, KEY)
+        adopted = entries.adopt(root, KEY)
         assert adopted is not None
         manifest, lease, _ = adopted
     else:
@@ -702,18 +702,18 @@ def test_a_file_that_vanishes_while_a_folder_is_listed_hides_no_other(
         return real(self, path, **options)
 
     monkeypatch.setattr(LocalFileSystem, "info", info)
-    assert [found.name for found in storage_module.open_storage(str(cache_dir)).list()] in (
+    assert [found.name for found in directory.open_storage(str(cache_dir)).list()] in (
         ["lease"],
         ["a.tmp", "lease"],
     )
 
 
 def test_a_commit_whose_files_are_gone_refuses_and_leaves_no_manifest(cache_dir: Path) -> None:
-    root = protocol.open_root(str(cache_dir))
-    attempt = protocol.begin(root, KEY, application_id="app-1")
+    root = entries.open_root(str(cache_dir))
+    attempt = entries.begin(root, KEY, application_id="app-1")
     manifest: Manifest = write_data(root, attempt)
     next((cache_dir / ROOT / KEY / attempt.data_directory).iterdir()).unlink()
     with pytest.raises(CacheError, match="is not there"):
-        protocol.commit(root, attempt, manifest)
-    protocol.abandon(root, attempt)
+        entries.commit(root, attempt, manifest)
+    entries.abandon(root, attempt)
     assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}

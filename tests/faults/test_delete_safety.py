@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from converter import cache as protocol
 from converter import open_converter, sweep
+from converter.cache import entries
 from converter.errors import CacheCorruptError, CacheError, CacheNotOwnedError, ConverterError
 from tests.faults.small_entries import (
     KEY,
@@ -27,7 +27,7 @@ from tests.faults.small_entries import (
 )
 from tests.known_rows import run_python
 
-ROOT = protocol.DIRECTORY
+ROOT = entries.DIRECTORY
 HEX = "0123456789abcdef0123456789abcdef"
 DATA_NAME = "part-00000-00000000-0000.parquet"
 
@@ -46,10 +46,10 @@ def _sweep(cache_dir: Path) -> None:
 
 
 def _abandon(cache_dir: Path) -> None:
-    root = protocol.open_root(str(cache_dir))
-    attempt = protocol.begin(root, KEY, application_id="app-1")
+    root = entries.open_root(str(cache_dir))
+    attempt = entries.begin(root, KEY, application_id="app-1")
     write_data(root, attempt)
-    protocol.abandon(root, attempt)
+    entries.abandon(root, attempt)
 
 
 Removal = Callable[[Path], None]
@@ -98,18 +98,18 @@ def test_a_data_folder_that_is_a_link_keeps_what_stands_behind_it(
 
 
 def test_an_attempts_folder_that_became_a_link_keeps_what_stands_behind_it(tmp_path: Path, cache_dir: Path) -> None:
-    root = protocol.open_root(str(cache_dir))
-    attempt = protocol.begin(root, KEY, application_id="app-1")
+    root = entries.open_root(str(cache_dir))
+    attempt = entries.begin(root, KEY, application_id="app-1")
     users = _users_folder(tmp_path)
     (cache_dir / ROOT / KEY / attempt.data_directory).symlink_to(users)
     before = tree(users)
-    protocol.abandon(root, attempt)
+    entries.abandon(root, attempt)
     assert tree(users) == before
 
 
 def test_tidying_before_a_commit_does_not_reach_through_a_link(tmp_path: Path, cache_dir: Path) -> None:
-    root = protocol.open_root(str(cache_dir))
-    attempt = protocol.begin(root, KEY, application_id="app-1")
+    root = entries.open_root(str(cache_dir))
+    attempt = entries.begin(root, KEY, application_id="app-1")
     manifest = write_data(root, attempt)
     data = cache_dir / ROOT / KEY / attempt.data_directory
     users = _users_folder(tmp_path)
@@ -118,8 +118,8 @@ def test_tidying_before_a_commit_does_not_reach_through_a_link(tmp_path: Path, c
     shutil.rmtree(data)
     data.symlink_to(users)
     before = tree(users)
-    protocol.delete_unlisted(root, attempt, manifest)
-    protocol.abandon(root, attempt)
+    entries.delete_unlisted(root, attempt, manifest)
+    entries.abandon(root, attempt)
     assert tree(users) == before
 
 
@@ -307,7 +307,7 @@ def test_ours_go_where_a_users_file_stays(cache_dir: Path) -> None:
 @pytest.mark.parametrize("is_old", [False, True], ids=["new", "old"])
 def test_a_users_folder_that_bears_the_name_of_a_small_file_stays(name: str, is_old: bool, cache_dir: Path) -> None:
     (cache_dir / ROOT / KEY / name).mkdir(parents=True)
-    (cache_dir / ROOT / ".owner").write_bytes(protocol._OWNER_BYTES)
+    (cache_dir / ROOT / ".owner").write_bytes(entries._OWNER_BYTES)
     notes = cache_dir / ROOT / KEY / name / "notes.txt"
     notes.write_bytes(b"mine")
     if is_old:
@@ -440,11 +440,11 @@ def test_a_dry_run_makes_no_directory(cache_dir: Path) -> None:
 
 
 def test_two_keys_of_one_root_are_two_entries(cache_dir: Path) -> None:
-    root = protocol.open_root(str(cache_dir))
+    root = entries.open_root(str(cache_dir))
     first, lease = commit_entry(root, KEY)
     other = commit_entry(root, OTHER_KEY)
-    protocol.delete(root, KEY, first, lease)
+    entries.delete(root, KEY, first, lease)
     assert not (cache_dir / ROOT / KEY).exists()
-    assert protocol.find_damage(root.below(OTHER_KEY), other[0]) is None
-    protocol.delete(root, OTHER_KEY, *other)
+    assert entries.find_damage(root.below(OTHER_KEY), other[0]) is None
+    entries.delete(root, OTHER_KEY, *other)
     assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from converter import CacheError, make_spark_converter, sweep
-from converter.sources import spark as spark_source
+from converter.sources.spark import write
 from tests.faults.spark_programs import (
     PARTITIONS,
     big_on_one_executor,
@@ -120,7 +120,7 @@ def test_a_partition_of_two_gigabytes_needs_little_memory(big: Results) -> None:
     assert max(result["peak_mb"].values()) < 400
     # One partition makes files of half a GB, and not one of two.
     assert len(result["file_bytes"]) == 4
-    assert max(result["file_bytes"]) < spark_source.FILE_BYTES + 16 * 2**20
+    assert max(result["file_bytes"]) < write.FILE_BYTES + 16 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_a_file_that_cannot_grow_is_one_short_error_and_leaves_nothing(
                 time.sleep(0.02)
             yield batch
 
-    monkeypatch.setattr(spark_source, "FILE_BYTES", 200_000)
+    monkeypatch.setattr(write, "FILE_BYTES", 200_000)
     df = (
         spark.range(0, 200_000, 1, 2).mapInArrow(bound_the_writer, "id long").selectExpr("id", "array(id, -id) AS pair")
     )
@@ -380,7 +380,7 @@ def test_row_groups_and_files_are_of_the_stated_size(
     spark: SparkSession, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, file_bytes: int
 ) -> None:
     asked = 64 << 10
-    monkeypatch.setattr(spark_source, "FILE_BYTES", file_bytes)
+    monkeypatch.setattr(write, "FILE_BYTES", file_bytes)
     with make_spark_converter(skewed_rows(spark), cache_dir=cache_dir, row_group_bytes=asked) as converter:
         assert stored(converter) == listed(converter)
         paths = sorted((folder_of(converter) / name for name in listed(converter)), key=lambda path: path.name)

@@ -14,16 +14,15 @@ from typing import Any
 
 import pytest
 
-from converter import cache as protocol
-from converter import dataset, open_converter, sweep
-from converter import storage as storage_module
+from converter import dataset, errors, open_converter, sweep
+from converter.cache import entries
 from converter.dataset import DatasetConverter, hold_entry
 from converter.errors import ConverterError
-from converter.sources import spark as spark_source
-from converter.storage import LocalFileSystem
+from converter.sources.spark import write as spark_write
+from converter.storage import LocalFileSystem, directory
 from tests.faults.small_entries import KEY, NUM_ROWS, OTHER_KEY, ids_of, leave_entry, make_old, write_data
 
-ROOT = protocol.DIRECTORY
+ROOT = entries.DIRECTORY
 ERRORS: dict[str, Callable[[], OSError]] = {
     "input-output": lambda: OSError(errno.EIO, os.strerror(errno.EIO)),
     "no-directory": lambda: NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)),
@@ -90,26 +89,26 @@ class FaultyStore:
         with pytest.MonkeyPatch.context() as patch:
             for name in ("makedirs", "ls", "info", "cat_file", "rm_file", "rmdir", "rm"):
                 patch.setattr(LocalFileSystem, name, faulty(getattr(LocalFileSystem, name)))
-            patch.setattr(storage_module, "os", Os())
-            patch.setattr(protocol.time, "sleep", lambda _: None)
+            patch.setattr(directory, "os", Os())
+            patch.setattr(entries.time, "sleep", lambda _: None)
             yield
 
 
 def write(cache_dir: Path, store: FaultyStore) -> None:
     """What `make_spark_converter` does around the job of the executors, and its `with` block."""
-    root = protocol.open_root(str(cache_dir))
-    adopted = spark_source._adopt(root, KEY)
+    root = entries.open_root(str(cache_dir))
+    adopted = spark_write._adopt(root, KEY)
     if adopted is None:
-        spark_source._log_other_entries(root, (KEY, KEY), "a key")
-        attempt = protocol.begin(root, KEY, application_id="app-1")
+        spark_write._log_other_entries(root, (KEY, KEY), "a key")
+        attempt = entries.begin(root, KEY, application_id="app-1")
         try:
             with store.whole():
                 manifest = write_data(root, attempt)
-            protocol.delete_unlisted(root, attempt, manifest)
-            adopted = protocol.commit(root, attempt, manifest)
+            entries.delete_unlisted(root, attempt, manifest)
+            adopted = entries.commit(root, attempt, manifest)
         except BaseException:
-            with contextlib.suppress(protocol.CacheError):
-                protocol.abandon(root, attempt)
+            with contextlib.suppress(errors.CacheError):
+                entries.abandon(root, attempt)
             raise
     manifest, lease = adopted
     converter = hold_entry(root, KEY, manifest, lease, delete_on_exit=not manifest.is_kept)
@@ -135,7 +134,7 @@ def read_by_name(cache_dir: Path, store: FaultyStore) -> None:
 
 def renew(cache_dir: Path, store: FaultyStore) -> None:
     with open_converter(str(cache_dir / ROOT / KEY)):
-        protocol._heartbeat.renew()
+        entries._heartbeat.renew()
 
 
 def delete(cache_dir: Path, store: FaultyStore) -> None:
@@ -159,14 +158,14 @@ PROGRAMS = {
 
 def _prepare(cache_dir: Path, *, is_kept: bool) -> None:
     """A kept entry, one that nobody holds, and what a dead writer left."""
-    root = protocol.open_root(str(cache_dir))
+    root = entries.open_root(str(cache_dir))
     if is_kept:
         leave_entry(cache_dir, is_kept=True)
     leave_entry(cache_dir, "1" * 16 + "-" + "2" * 16)
-    attempt = protocol.begin(root, OTHER_KEY, application_id="app-0")
+    attempt = entries.begin(root, OTHER_KEY, application_id="app-0")
     write_data(root, attempt)
-    protocol._heartbeat.remove(attempt.intent)
-    make_old(cache_dir / ROOT / OTHER_KEY / attempt.intent.name, 4 * protocol.RENEW_SECONDS)
+    entries._heartbeat.remove(attempt.intent)
+    make_old(cache_dir / ROOT / OTHER_KEY / attempt.intent.name, 4 * entries.RENEW_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +196,8 @@ def test_a_store_that_fails_at_any_call_is_an_error_by_name_and_takes_nothing_th
         where = f"call {at_call}, {store.failed[:1]}"
         if raised is not None and not (isinstance(raised, ConverterError) and str(cache_dir) in str(raised)):
             odd.append(f"{where}: {raised!r}")
-        for lease in list(protocol._heartbeat._leases):
-            protocol._heartbeat.remove(lease)
+        for lease in list(entries._heartbeat._leases):
+            entries._heartbeat.remove(lease)
         if is_kept and name != "delete":
             try:
                 with open_converter(str(cache_dir / ROOT / KEY)) as converter:
@@ -207,7 +206,7 @@ def test_a_store_that_fails_at_any_call_is_an_error_by_name_and_takes_nothing_th
                 odd.append(f"{where}: lost the kept entry: {lost!r}")
         for path in cache_dir.rglob("*"):
             if path.is_file():
-                make_old(path, 4 * protocol.RENEW_SECONDS)
+                make_old(path, 4 * entries.RENEW_SECONDS)
         sweep(cache_dir, kept=True)
         left = [str(path.relative_to(cache_dir)) for path in cache_dir.rglob("*")]
         if sorted(left) != [ROOT, f"{ROOT}/.owner"]:

@@ -24,15 +24,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converter import cache, storage
+from converter.cache import entries
 from converter.manifest import Manifest
 from converter.schema import Field, Schema
-from converter.sources import spark as spark_source
+from converter.sources.spark import write as spark_write
 from converter.statistics import ColumnStatistics
-from converter.storage import FileInfo, LocalFileSystem, Storage
+from converter.storage import LocalFileSystem
+from converter.storage import directory as storage_directory
+from converter.storage.directory import FileInfo, Storage
 from tests.faults.small_entries import KEY
 
-SUSPENDED_SECONDS = 4 * cache.RENEW_SECONDS
+SUSPENDED_SECONDS = 4 * entries.RENEW_SECONDS
 MAX_STEPS = 2000
 NUM_FILES = 2
 SCHEMA = Schema((Field(name="id", dtype="int64"),))
@@ -68,14 +70,14 @@ class TurnLock:
         """Who waits looks again at each of its turns."""
 
 
-class Pulse(cache._Heartbeat):
+class Pulse(entries._Heartbeat):
     """The real heartbeat without its thread: renewing is a step that the list of turns decides on."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
         self._condition = TurnLock(world)  # type: ignore[assignment]
 
-    def add(self, lease: cache.Lease) -> None:
+    def add(self, lease: entries.Lease) -> None:
         with self._condition:
             self._leases.add(lease)
 
@@ -95,7 +97,7 @@ class Holding:
 
     process: Process
     manifest: Manifest
-    lease: cache.Lease
+    lease: entries.Lease
     is_void: bool = False
     """The process was silent for too long, so nobody owes it anything any more."""
 
@@ -210,13 +212,13 @@ class World:
         os.makedirs(self.directory)
         self.foreign: dict[str, bytes] = {}
         if has_foreign:
-            self.add_foreign("notes.txt", f"{cache.DIRECTORY}/notes.txt", f"{cache.DIRECTORY}/{KEY}/part-1.parquet")
-        self.root_path = f"{self.directory}/{cache.DIRECTORY}"
+            self.add_foreign("notes.txt", f"{entries.DIRECTORY}/notes.txt", f"{entries.DIRECTORY}/{KEY}/part-1.parquet")
+        self.root_path = f"{self.directory}/{entries.DIRECTORY}"
 
     def prepare(self) -> None:
         """Let the root exist before anybody comes."""
         os.makedirs(self.root_path, exist_ok=True)
-        Path(self.root_path, cache._OWNER).write_bytes(cache._OWNER_BYTES)
+        Path(self.root_path, entries._OWNER).write_bytes(entries._OWNER_BYTES)
 
     def add_foreign(self, *names: str) -> None:
         for name in names:
@@ -364,7 +366,7 @@ class World:
         actor = self.current.name if self.current else "?"
         self.violations.append(f"{what} (after {', '.join(self.trace)}, then in {actor})")
 
-    def holds(self, actor: Actor, manifest: Manifest, lease: cache.Lease) -> Holding:
+    def holds(self, actor: Actor, manifest: Manifest, lease: entries.Lease) -> Holding:
         holding = Holding(process=actor.process, manifest=manifest, lease=lease, is_void=actor.process.was_suspended)
         self.holdings.append(holding)
         self.check()
@@ -388,7 +390,7 @@ class World:
         return found
 
     def _is_expected(self, path: str) -> bool:
-        return path == f"{self.root_path}/{cache._OWNER}" or any(name.startswith(path) for name in self.foreign)
+        return path == f"{self.root_path}/{entries._OWNER}" or any(name.startswith(path) for name in self.foreign)
 
     def data_folders(self) -> list[str]:
         """The attempts whose data are there."""
@@ -410,9 +412,9 @@ def _read_or_none(path: str) -> bytes | None:
 # The programs: what converters do, step by step --------------------------------
 
 
-def write(world: World, actor: Actor) -> tuple[Manifest, cache.Lease]:
+def write(world: World, actor: Actor) -> tuple[Manifest, entries.Lease]:
     """What `write_dataframe` does around the job of the executors."""
-    attempt = cache.begin(world.root, KEY, application_id="app-1")
+    attempt = entries.begin(world.root, KEY, application_id="app-1")
     actor.attempt_id = attempt.attempt_id
     directory = f"{world.root_path}/{KEY}/{attempt.data_directory}"
     names = [f"part-{index:05d}-{0:08x}-0000.parquet" for index in range(NUM_FILES)]
@@ -434,15 +436,15 @@ def write(world: World, actor: Actor) -> tuple[Manifest, cache.Lease]:
                 os.makedirs(directory, exist_ok=True)
                 Path(directory, name).write_bytes(b"PAR1")
         if world.foreign:
-            world.add_foreign(f"{cache.DIRECTORY}/{KEY}/{attempt.data_directory}/mine.csv")
-        cache.delete_unlisted(world.root, attempt, manifest)
-        committed, lease = cache.commit(world.root, attempt, manifest)
+            world.add_foreign(f"{entries.DIRECTORY}/{KEY}/{attempt.data_directory}/mine.csv")
+        entries.delete_unlisted(world.root, attempt, manifest)
+        committed, lease = entries.commit(world.root, attempt, manifest)
     except BaseException:
-        cache.abandon(world.root, attempt)
+        entries.abandon(world.root, attempt)
         raise
     actor.outcome = committed.fingerprint
     if committed is manifest:
-        world.committed[manifest.to_json()] = (f"{world.root_path}/{KEY}/{cache.MANIFEST}", manifest)
+        world.committed[manifest.to_json()] = (f"{world.root_path}/{KEY}/{entries.MANIFEST}", manifest)
     return committed, lease
 
 
@@ -455,18 +457,18 @@ def create_and_let_go(world: World, actor: Actor) -> None:
     """Write, and keep the entry for others."""
     holding = world.holds(actor, *write(world, actor))
     world.holdings.remove(holding)
-    cache.let_go(world.root, KEY, holding.manifest, holding.lease)
+    entries.let_go(world.root, KEY, holding.manifest, holding.lease)
 
 
 def create_and_delete(world: World, actor: Actor) -> None:
     holding = world.holds(actor, *write(world, actor))
     world.holdings.remove(holding)
-    cache.delete(world.root, KEY, holding.manifest, holding.lease)
+    entries.delete(world.root, KEY, holding.manifest, holding.lease)
 
 
 def make(world: World, actor: Actor) -> None:
     """Use the entry, or write it where there is none, and hold."""
-    adopted = spark_source._adopt(world.root, KEY)
+    adopted = spark_write._adopt(world.root, KEY)
     if adopted is None:
         adopted = write(world, actor)
     actor.outcome = adopted[0].fingerprint
@@ -474,13 +476,13 @@ def make(world: World, actor: Actor) -> None:
 
 
 def _open(world: World, actor: Actor) -> Holding | None:
-    adopted = cache.adopt(world.root, KEY)
+    adopted = entries.adopt(world.root, KEY)
     actor.outcome = "none"
     if adopted is None:
         return None
     manifest, lease, damage = adopted
     if damage is not None:
-        cache.release(lease)
+        entries.release(lease)
         raise damage
     actor.outcome = manifest.fingerprint
     return world.holds(actor, manifest, lease)
@@ -494,19 +496,19 @@ def open_and_let_go(world: World, actor: Actor) -> None:
     holding = _open(world, actor)
     if holding is not None:
         world.holdings.remove(holding)
-        cache.let_go(world.root, KEY, holding.manifest, holding.lease)
+        entries.let_go(world.root, KEY, holding.manifest, holding.lease)
 
 
 def open_and_delete(world: World, actor: Actor) -> None:
     holding = _open(world, actor)
     if holding is not None:
         world.holdings.remove(holding)
-        cache.delete(world.root, KEY, holding.manifest, holding.lease)
+        entries.delete(world.root, KEY, holding.manifest, holding.lease)
 
 
 def sweep(world: World, actor: Actor) -> None:
     """Remove whatever nobody alive holds."""
-    cache.sweep_root(world.root, older_than_seconds=0, kept=True)
+    entries.sweep_root(world.root, older_than_seconds=0, kept=True)
 
 
 def renew(world: World, actor: Actor) -> None:
@@ -516,7 +518,7 @@ def renew(world: World, actor: Actor) -> None:
 
 
 def open_root(world: World, actor: Actor) -> None:
-    cache.open_root(world.directory)
+    entries.open_root(world.directory)
 
 
 # ---------------------------------------------------------------------------------
@@ -574,22 +576,22 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
             os.unlink(path)
 
     class Heartbeat:
-        def add(self, lease: cache.Lease) -> None:
+        def add(self, lease: entries.Lease) -> None:
             process().pulse.add(lease)
 
-        def remove(self, lease: cache.Lease) -> None:
+        def remove(self, lease: entries.Lease) -> None:
             process().pulse.remove(lease)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "_heartbeat", Heartbeat())
-        patch.setattr(cache, "this_host", lambda: process().host)
-        patch.setattr(cache, "_process_start", process_start)
-        patch.setattr(cache, "os", _Module(os, getpid=lambda: process().number))
-        patch.setattr(cache, "time", _Module(time, sleep=_do_nothing))
-        patch.setattr(cache, "open_storage", lambda url, *_: now[0].at(str(url)))
+        patch.setattr(entries, "_heartbeat", Heartbeat())
+        patch.setattr(entries, "this_host", lambda: process().host)
+        patch.setattr(entries, "_process_start", process_start)
+        patch.setattr(entries, "os", _Module(os, getpid=lambda: process().number))
+        patch.setattr(entries, "time", _Module(time, sleep=_do_nothing))
+        patch.setattr(entries, "open_storage", lambda url, *_: now[0].at(str(url)))
         stepped = {"link": link, "replace": replace, "unlink": unlink, "utime": utime, "fsync": _do_nothing}
-        patch.setattr(storage, "os", _Module(os, **stepped))
-        patch.setattr(storage, "open", open_file, raising=False)
+        patch.setattr(storage_directory, "os", _Module(os, **stepped))
+        patch.setattr(storage_directory, "open", open_file, raising=False)
         yield make_world
 
 

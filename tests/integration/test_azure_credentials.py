@@ -35,14 +35,14 @@ from converter import (
     CacheError,
     DatasetConverter,
     SourceError,
-    cache,
     make_delta_converter,
     make_parquet_converter,
     make_spark_converter,
     sweep,
 )
-from converter.local_spark import find_java_home
-from converter.storage import open_storage
+from converter.cache import entries
+from converter.sources.spark.local import find_java_home
+from converter.storage.directory import open_storage
 from tests.known_rows import run_python
 from tests.servers.azurite import TRUST_PASSWORD, Azurite, SecureAzurite, start_secure_azurite
 from tests.unit.test_cache import KEY, write_attempt
@@ -469,7 +469,7 @@ def test_blobs_that_stand_for_folders_hide_no_row(azurite: Azurite, files: dict[
 def test_a_cache_among_blobs_that_stand_for_folders_leaves_none_of_its_own(azurite: Azurite, ends: str) -> None:
     options = {"connection_string": azurite.connection_string}
     container = azurite.new_container()
-    root = cache.open_root(f"{azurite.url(container)}/cache", options)
+    root = entries.open_root(f"{azurite.url(container)}/cache", options)
     mark_folders(azurite, container, "cache", "cache/converter-v1", "cache/thesis")
     before = blobs_of(azurite, container)
     attempt, manifest = write_attempt(root)
@@ -480,16 +480,16 @@ def test_a_cache_among_blobs_that_stand_for_folders_leaves_none_of_its_own(azuri
         # What Spark's own writer leaves of a job that was killed.
         mark_folders(azurite, container, f"{data}/_temporary", f"{data}/_temporary/0", f"{data}/_temporary/0/task")
         assert root.below(KEY, attempt.data_directory, "_temporary/0/task").put_if_absent("part", b"a part")
-        cache.release(attempt.intent)
+        entries.release(attempt.intent)
     else:
-        _, lease = cache.commit(root, attempt, manifest)
-        found = cache.load(root, KEY)
+        _, lease = entries.commit(root, attempt, manifest)
+        found = entries.load(root, KEY)
         assert found is not None
         assert found.file_names == manifest.file_names
         if ends == "delete":
-            cache.delete(root, KEY, manifest, lease)
+            entries.delete(root, KEY, manifest, lease)
         else:
-            cache.release(lease)
+            entries.release(lease)
     if ends != "delete":
         report = sweep(f"{azurite.url(container)}/cache", storage_options=options)
         counted = (report.num_entries, report.num_attempts, report.num_files)

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from converter import DatasetConverter, make_spark_converter
-from converter.local_spark import find_java_home
+from converter.sources.spark.local import find_java_home
 from tests.known_rows import (
     ReadStderr,
     assert_same,

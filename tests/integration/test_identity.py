@@ -28,16 +28,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
-from converter import (
-    CacheError,
-    DatasetConverter,
-    identity,
-    make_spark_converter,
-    open_converter,
-    start_local_spark,
-    sweep,
-)
-from converter.local_spark import find_java_home
+from converter import CacheError, DatasetConverter, make_spark_converter, open_converter, start_local_spark, sweep
+from converter.sources.spark import identity
+from converter.sources.spark.local import find_java_home
 from tests.known_rows import REPOSITORY, files_below, only_connect_server, run_python
 
 MARKER = "converter-v1/.owner"

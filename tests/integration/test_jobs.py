@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 import pytest
 
-from converter.local_spark import find_java_home
-from converter.storage import open_storage
+from converter.sources.spark.local import find_java_home
+from converter.storage.directory import open_storage
 
 if TYPE_CHECKING:
     from tests.servers.azurite import Azurite

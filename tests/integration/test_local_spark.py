@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from converter import MissingDependencyError, start_local_spark
-from converter.local_spark import find_java_home
+from converter.sources.spark.local import find_java_home
 from tests.known_rows import readme_block
 
 NAMES_OF_SPARK_AND_JAVA = ("SPARK", "PYSPARK", "CONVERTER", "JAVA", "JDK_JAVA", "_JAVA")

@@ -23,7 +23,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
 import converter
-from converter.local_spark import find_java_home
+from converter.sources.spark.local import find_java_home
 from tests.known_rows import files_below, only_connect_server, run_python
 from tests.servers.azurite import SecureAzurite, start_secure_azurite
 

@@ -14,7 +14,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from converter import SourceError, files, make_parquet_converter
+from converter import SourceError, make_parquet_converter
+from converter.reading import data_files
 from tests.known_rows import concatenate
 
 NUM_ROWS = 3000
@@ -75,13 +76,13 @@ def test_numbers_are_those_that_spark_reads(
     with_nulls = numbers(spark)
     with_nulls.write.options(**WRITERS[way]).parquet(path)
     decoded_by_arrow: set[str] = set()
-    read = files.OpenFile.read
+    read = data_files.OpenFile.read
 
     def watched(self: Any, indices: Any, places: Any, fetched: Any) -> Any:
         decoded_by_arrow.update(place.field.name for place in places)
         return read(self, indices, places, fetched)
 
-    monkeypatch.setattr(files.OpenFile, "read", watched)
+    monkeypatch.setattr(data_files.OpenFile, "read", watched)
     wanted = expected(spark.read.parquet(path))
     shapes = {name: (length,) for name, length in LENGTHS.items()}
     with (

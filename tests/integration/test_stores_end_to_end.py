@@ -41,9 +41,9 @@ from converter import (
     open_converter,
 )
 from converter.errors import SourceChangedError
-from converter.local_cache import LocalCache
-from converter.local_spark import find_java_home
-from converter.storage import Storage, open_storage
+from converter.reading.local_cache import LocalCache
+from converter.sources.spark.local import find_java_home
+from converter.storage.directory import Storage, open_storage
 from tests.integration.test_stores import wait_for_requests
 from tests.known_rows import assert_same, concatenate, error_of, known_rows, known_values, run_python, wait_until
 

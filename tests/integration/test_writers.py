@@ -31,10 +31,10 @@ from converter import (
     make_spark_converter,
     start_local_spark,
 )
-from converter.local_spark import find_java_home
-from converter.sources import executor
-from converter.sources import spark as spark_source
-from converter.sources.spark_session import changed_confs, count_scan_partitions, stream_reports
+from converter.portable import tasks
+from converter.sources.spark import write
+from converter.sources.spark.local import find_java_home
+from converter.sources.spark.session import changed_confs, count_scan_partitions, stream_reports
 from converter.statistics import ColumnStatistics
 from tests.known_rows import (
     assert_same,
@@ -55,7 +55,7 @@ def convert(df: DataFrame, way: str, cache_dir: Path, **options: Any) -> Dataset
     """A converter that was written in this way; `lists` is what Spark's writer does where executors have no pyarrow."""
     with pytest.MonkeyPatch.context() as patched:
         if way == "lists":
-            patched.setattr(spark_source, "_choose_writer", lambda *_, **__: "lists")
+            patched.setattr(write, "_choose_writer", lambda *_, **__: "lists")
         writer = "spark" if way == "lists" else way
         return make_spark_converter(df, cache_dir=cache_dir, writer=writer, **options)
 
@@ -597,7 +597,7 @@ def read_numbers(folder: str, spark: SparkSession) -> dict[str, Any]:
     expected, valid = known_values(np.arange(100), nulls=True), known_valid(np.arange(100))
     assert_same(found, {name: expected[name] for name in expected if name != "vector"})
     assert_same(masks, {name: valid[name] for name in valid if name != "vector"})
-    probed = [list(answer) for answer in spark_source._probed.values()]
+    probed = [list(answer) for answer in write._probed.values()]
     return {"said": said, "names": names, "probed": probed, "left": files_below(f"{folder}/cache")}
 
 
@@ -662,7 +662,7 @@ def test_what_tasks_report_arrives_while_others_still_run(spark: SparkSession, t
         for batch in batches:
             yield pa.record_batch({"partition": [partition] * batch.num_rows, "report": [text] * batch.num_rows})
 
-    job = spark.range(0, 3, 1, 3).mapInArrow(report, executor.REPORT_SCHEMA)
+    job = spark.range(0, 3, 1, 3).mapInArrow(report, tasks.REPORT_SCHEMA)
     arrived = []
     for partition, found in stream_reports(job):
         Path(has_arrived).touch()
@@ -676,4 +676,4 @@ def test_what_ends_a_job_is_raised_where_its_reports_arrive(spark: SparkSession)
             yield pa.record_batch({"partition": [0], "report": [f"{batch.num_rows / 0}"]})
 
     with pytest.raises(PySparkException, match="division by zero"):
-        list(stream_reports(spark.range(4).mapInArrow(fail, executor.REPORT_SCHEMA)))
+        list(stream_reports(spark.range(4).mapInArrow(fail, tasks.REPORT_SCHEMA)))

@@ -192,7 +192,7 @@ def hadoop_version() -> str:
 
 def _java() -> str:
     from converter.errors import MissingDependencyError
-    from converter.local_spark import find_java_home
+    from converter.sources.spark.local import find_java_home
 
     try:
         return str(find_java_home() / "bin" / "java")

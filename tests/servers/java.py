@@ -56,7 +56,7 @@ def _archive_option() -> str:
     try:
         import pyspark
 
-        from converter.local_spark import find_java_home
+        from converter.sources.spark.local import find_java_home
 
         java, jars = find_java_home() / "bin" / "java", Path(pyspark.__file__).parent / "jars"
         version = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr

@@ -17,11 +17,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from converter import DatasetConverter, cache
+from converter import DatasetConverter
+from converter.cache import entries
 from converter.dataset import hold_entry
+from converter.portable import tasks
 from converter.schema import Field
-from converter.sources import executor, spark
-from converter.sources.spark_schema import SparkColumn
+from converter.sources.spark import write as spark_write
+from converter.sources.spark.schema import SparkColumn
 
 KEY = "0123456789abcdef-fedcba9876543210"
 ROW_GROUP_BYTES = 1 << 20
@@ -202,7 +204,7 @@ def write(
 ) -> list[dict[str, Any]]:
     """What one task reports, as it travels through Spark: as JSON."""
     spec = make_spec(directory, columns, **options)
-    reports = executor._write(iter(batches), spec, partition=partition, attempt=attempt)
+    reports = tasks._write(iter(batches), spec, partition=partition, attempt=attempt)
     travelled: list[dict[str, Any]] = json.loads(json.dumps(reports))
     return travelled
 
@@ -233,8 +235,8 @@ def write_batches(
     **options: Any,
 ) -> DatasetConverter:
     """The same from Arrow batches."""
-    root = cache.open_root(os.fspath(cache_dir))
-    attempt = cache.begin(root, KEY, application_id="none")
+    root = entries.open_root(os.fspath(cache_dir))
+    attempt = entries.begin(root, KEY, application_id="none")
     directory = root.below(KEY).path(attempt.data_directory)
     try:
         reports = [
@@ -242,12 +244,12 @@ def write_batches(
             for index, partition in enumerate(partitions)
             for report in write(partition, directory, plans, partition=index, attempt=index + 1, **options)
         ]
-        manifest = spark._manifest_from(
+        manifest = spark_write._manifest_from(
             reports, plans, directory=attempt.data_directory, is_kept=False, float_dtype=float_dtype
         )
-        manifest, lease = cache.commit(root, attempt, manifest)
+        manifest, lease = entries.commit(root, attempt, manifest)
     except BaseException:
-        cache.release(attempt.intent)
+        entries.release(attempt.intent)
         raise
     return hold_entry(root, KEY, manifest, lease, delete_on_exit=delete_on_exit)
 

@@ -17,12 +17,14 @@ import platformdirs
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from converter import cache, identity, open_converter
+from converter import open_converter
 from converter import sweep as sweep_cache
+from converter.cache import entries
 from converter.errors import CacheCorruptError, CacheError, CacheNotConfiguredError, CacheNotOwnedError
 from converter.manifest import Manifest, Origin
 from converter.schema import Field, Schema
-from converter.storage import Storage
+from converter.sources.spark import identity
+from converter.storage.directory import Storage
 from tests.faults.small_entries import NUM_ROWS, ids_of, write_data
 
 KEY = "0123456789abcdef-fedcba9876543210"
@@ -31,18 +33,18 @@ OTHER_KEY = "f" * 16 + "-" + "0" * 16
 
 @pytest.fixture
 def root(cache_dir: Path) -> Iterator[Storage]:
-    root = cache.open_root(str(cache_dir))
+    root = entries.open_root(str(cache_dir))
     yield root
     # Tests end with signs of life that nobody gives back, as a process that is killed does.
-    for lease in list(cache._heartbeat._leases):
+    for lease in list(entries._heartbeat._leases):
         if lease.entry.url.startswith(root.url):
-            cache._heartbeat.remove(lease)
+            entries._heartbeat.remove(lease)
 
 
-def commit(root: Storage, **options: Any) -> tuple[cache.Attempt, Manifest, cache.Lease]:
+def commit(root: Storage, **options: Any) -> tuple[entries.Attempt, Manifest, entries.Lease]:
     """A committed entry, and the lease of its maker."""
     attempt, manifest = write_attempt(root, **options)
-    committed, lease = cache.commit(root, attempt, manifest)
+    committed, lease = entries.commit(root, attempt, manifest)
     assert committed is manifest
     return attempt, manifest, lease
 
@@ -64,9 +66,9 @@ def ours(cache_dir: Path) -> Path:
     return cache_dir / "converter-v1"
 
 
-def write_attempt(root: Storage, *, files: int = 2, mark: str = "a") -> tuple[cache.Attempt, Manifest]:
+def write_attempt(root: Storage, *, files: int = 2, mark: str = "a") -> tuple[entries.Attempt, Manifest]:
     """An attempt whose executors are done: its files, and the manifest that the driver would commit."""
-    attempt = cache.begin(root, KEY, application_id="app-1")
+    attempt = entries.begin(root, KEY, application_id="app-1")
     data = root.below(KEY, attempt.data_directory)
     data.make_directory()
     names = [f"part-{number:05d}-{number + 10:08x}-0000.parquet" for number in range(files)]
@@ -116,17 +118,17 @@ def failing(root: Storage, failing_call: int) -> tuple[Storage, FailsAt]:
 
 
 def test_a_new_cache_directory_is_made_and_marked(cache_dir: Path, ours: Path) -> None:
-    root = cache.open_root(str(cache_dir / "deep" / "down"))
+    root = entries.open_root(str(cache_dir / "deep" / "down"))
     assert root.url == f"file://{cache_dir}/deep/down/converter-v1"
     marker = json.loads((cache_dir / "deep" / "down" / "converter-v1" / ".owner").read_bytes())
     assert marker["package"] == "spark-tensor-converter"
 
 
 def test_opening_again_leaves_the_marker_and_everything_else_alone(cache_dir: Path, ours: Path) -> None:
-    cache.open_root(str(cache_dir))
+    entries.open_root(str(cache_dir))
     (ours / ".owner").write_bytes(b"as it was")
     (ours / "other").write_bytes(b"x")
-    assert cache.open_root(str(cache_dir)).url == f"file://{ours}"
+    assert entries.open_root(str(cache_dir)).url == f"file://{ours}"
     assert (ours / ".owner").read_bytes() == b"as it was"
     assert tree(ours) == [".owner", "other"]
 
@@ -134,13 +136,13 @@ def test_opening_again_leaves_the_marker_and_everything_else_alone(cache_dir: Pa
 def test_the_user_may_keep_other_things_in_the_cache_directory(cache_dir: Path, ours: Path) -> None:
     cache_dir.mkdir()
     (cache_dir / "thesis.tex").write_bytes(b"precious")
-    cache.open_root(str(cache_dir))
+    entries.open_root(str(cache_dir))
     assert tree(cache_dir) == ["converter-v1", "converter-v1/.owner", "thesis.tex"]
 
 
 def test_an_empty_subdirectory_becomes_ours(cache_dir: Path, ours: Path) -> None:
     ours.mkdir(parents=True)
-    cache.open_root(str(cache_dir))
+    entries.open_root(str(cache_dir))
     assert tree(ours) == [".owner"]
 
 
@@ -152,7 +154,7 @@ def test_a_subdirectory_that_somebody_else_made_is_refused_and_left_alone(
     (ours / name).write_bytes(b"x")
     before = tree(cache_dir)
     with pytest.raises(CacheNotOwnedError, match=r"converter-v1 holds files but not the marker \.owner") as raised:
-        cache.open_root(str(cache_dir))
+        entries.open_root(str(cache_dir))
     assert raised.value.path == f"file://{ours}"
     assert tree(cache_dir) == before
 
@@ -160,82 +162,82 @@ def test_a_subdirectory_that_somebody_else_made_is_refused_and_left_alone(
 def test_a_cache_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(CacheError, match="converter-v1 is a file, where a directory was expected"):
-        cache.open_root(str(tmp_path / "file"))
+        entries.open_root(str(tmp_path / "file"))
     (tmp_path / "converter-v1").write_bytes(b"x")
     with pytest.raises(CacheError, match="converter-v1 is a file, where a directory was expected"):
-        cache.open_root(str(tmp_path))
+        entries.open_root(str(tmp_path))
 
 
 def test_a_cache_directory_that_cannot_be_written_is_explained() -> None:
     # Nobody, root included, makes directories in /proc.
     with pytest.raises(CacheError, match=r"file:///proc/cache cannot be written: No such file or directory") as raised:
-        cache.open_root("/proc/cache")
+        entries.open_root("/proc/cache")
     assert raised.value.path == "file:///proc/cache"
     assert isinstance(raised.value.__cause__, OSError)
 
 
 def test_a_cache_directory_that_is_not_local_is_refused() -> None:
     with pytest.raises(CacheError, match=r"cache_dir='memory://cache' is in this process's memory"):
-        cache.open_root("memory://cache")
+        entries.open_root("memory://cache")
 
 
 # Begin, commit, load
 
 
 def test_an_attempt_is_announced_before_it_writes_and_is_no_entry(root: Storage, ours: Path) -> None:
-    attempt = cache.begin(root, KEY, application_id="app-7")
+    attempt = entries.begin(root, KEY, application_id="app-7")
     assert tree(ours / KEY) == [f"data-{attempt.attempt_id}.intent"]
     intent = json.loads((ours / KEY / attempt.intent.name).read_bytes())
     assert intent["application_id"] == "app-7"
     assert intent["pid"] == os.getpid()
     assert {"host", "process_start", "created"} < set(intent)
-    assert cache.load(root, KEY) is None
-    assert cache.adopt(root, KEY) is None
+    assert entries.load(root, KEY) is None
+    assert entries.adopt(root, KEY) is None
 
 
 def test_two_attempts_never_share_a_folder(root: Storage) -> None:
-    attempts = [cache.begin(root, KEY, application_id="a") for _ in range(3)]
+    attempts = [entries.begin(root, KEY, application_id="a") for _ in range(3)]
     assert len({attempt.data_directory for attempt in attempts}) == 3
 
 
 def test_what_was_committed_is_loaded_and_held_by_its_maker(root: Storage, ours: Path) -> None:
     attempt, manifest = write_attempt(root)
-    committed, lease = cache.commit(root, attempt, manifest)
+    committed, lease = entries.commit(root, attempt, manifest)
     assert committed is manifest
-    assert cache.load(root, KEY).to_json() == manifest.to_json()
+    assert entries.load(root, KEY).to_json() == manifest.to_json()
     assert signs(ours) == [lease.name]
 
 
 def test_an_entry_that_is_not_there_is_none_and_not_an_error(root: Storage, ours: Path) -> None:
-    assert cache.load(root, KEY) is None
-    assert cache.adopt(root, KEY) is None
+    assert entries.load(root, KEY) is None
+    assert entries.adopt(root, KEY) is None
     assert tree(ours) == [".owner"]
 
 
 def test_a_committed_file_that_is_no_manifest_is_corrupt(root: Storage, ours: Path) -> None:
     attempt, manifest = write_attempt(root)
-    cache.commit(root, attempt, manifest)
+    entries.commit(root, attempt, manifest)
     (ours / KEY / "manifest.json").write_bytes(manifest.to_json()[:-40])
     with pytest.raises(CacheCorruptError, match=r"manifest\.json is not a manifest that this package wrote"):
-        cache.load(root, KEY)
+        entries.load(root, KEY)
 
 
 def test_a_manifest_of_several_attempts_is_corrupt(root: Storage, ours: Path) -> None:
     attempt, manifest = write_attempt(root)
-    cache.commit(root, attempt, manifest)
+    entries.commit(root, attempt, manifest)
     path = ours / KEY / "manifest.json"
     document = json.loads(path.read_bytes())
     document["files"]["name"][1] = f"data-{'0' * 32}/part-00001-0000000b-0000.parquet"
     path.write_text(json.dumps(document))
     with pytest.raises(CacheCorruptError, match="lists files of several attempts"):
-        cache.load(root, KEY)
+        entries.load(root, KEY)
 
 
 def test_a_commit_refuses_when_the_driver_does_not_see_a_file(root: Storage, ours: Path) -> None:
     attempt, manifest = write_attempt(root)
     (ours / KEY / manifest.file_names[1]).unlink()
     with pytest.raises(CacheError, match=r"wrote .*part-00001.*, but as seen by the driver it is not there") as raised:
-        cache.commit(root, attempt, manifest)
+        entries.commit(root, attempt, manifest)
     assert str(raised.value.path).endswith(manifest.file_names[1])
     assert not (ours / KEY / "manifest.json").exists()
 
@@ -246,7 +248,7 @@ def test_a_commit_refuses_when_no_file_is_seen_at_all(root: Storage) -> None:
         root.below(KEY).delete_file(name)
     root.below(KEY, attempt.data_directory).delete_directory_if_empty()
     with pytest.raises(CacheError, match=r"part-00000.* as seen by the driver it is not there"):
-        cache.commit(root, attempt, manifest)
+        entries.commit(root, attempt, manifest)
 
 
 @pytest.mark.parametrize("content", [b"", b"a" * 99, b"a" * 101])
@@ -254,15 +256,15 @@ def test_a_commit_refuses_a_file_of_another_size(root: Storage, ours: Path, cont
     attempt, manifest = write_attempt(root)
     (ours / KEY / manifest.file_names[0]).write_bytes(content)
     with pytest.raises(CacheError, match=rf"part-00000.* has {len(content)} bytes instead of 100"):
-        cache.commit(root, attempt, manifest)
-    assert cache.load(root, KEY) is None
+        entries.commit(root, attempt, manifest)
+    assert entries.load(root, KEY) is None
 
 
 def test_the_loser_of_a_race_adopts_the_winner_and_leaves_nothing(root: Storage, ours: Path) -> None:
     first, manifest = write_attempt(root, mark="a")
     second, other = write_attempt(root, mark="b")
-    _, first_lease = cache.commit(root, first, manifest)
-    adopted, lease = cache.commit(root, second, other)
+    _, first_lease = entries.commit(root, first, manifest)
+    adopted, lease = entries.commit(root, second, other)
     assert adopted.fingerprint == "a" * 32
     assert adopted.file_names == manifest.file_names
     assert not [name for name in tree(ours) if second.attempt_id in name]
@@ -275,33 +277,33 @@ def test_the_loser_of_a_race_adopts_the_winner_and_leaves_nothing(root: Storage,
 
 def test_an_abandoned_attempt_leaves_nothing(root: Storage, ours: Path) -> None:
     attempt, _ = write_attempt(root)
-    cache.abandon(root, attempt)
+    entries.abandon(root, attempt)
     assert tree(ours) == [".owner"]
 
 
 def test_abandoning_before_the_first_file_leaves_nothing(root: Storage, ours: Path) -> None:
-    cache.abandon(root, cache.begin(root, KEY, application_id="a"))
+    entries.abandon(root, entries.begin(root, KEY, application_id="a"))
     assert tree(ours) == [".owner"]
 
 
 def test_abandoning_one_attempt_leaves_the_others(root: Storage, ours: Path) -> None:
     attempt, manifest = write_attempt(root, mark="a")
     other, _ = write_attempt(root, mark="b")
-    cache.abandon(root, other)
-    assert cache.commit(root, attempt, manifest)[0] is manifest
+    entries.abandon(root, other)
+    assert entries.commit(root, attempt, manifest)[0] is manifest
     assert not [name for name in tree(ours) if other.attempt_id in name]
 
 
 def test_a_deleted_entry_leaves_only_the_marker(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
-    cache.delete(root, KEY, manifest, lease)
+    entries.delete(root, KEY, manifest, lease)
     assert tree(ours) == [".owner"]
 
 
 def test_deleting_twice_does_nothing_more(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
-    cache.delete(root, KEY, manifest, lease)
-    cache.delete(root, KEY, manifest, lease)
+    entries.delete(root, KEY, manifest, lease)
+    entries.delete(root, KEY, manifest, lease)
     assert tree(ours) == [".owner"]
 
 
@@ -309,7 +311,7 @@ def test_deleting_leaves_another_entry_alone(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
     (ours / OTHER_KEY).mkdir()
     (ours / OTHER_KEY / "manifest.json").write_bytes(b"{}")
-    cache.delete(root, KEY, manifest, lease)
+    entries.delete(root, KEY, manifest, lease)
     assert tree(ours) == [".owner", OTHER_KEY, f"{OTHER_KEY}/manifest.json"]
 
 
@@ -320,7 +322,7 @@ def test_a_foreign_file_among_ours_stays_and_is_named(
     attempt, manifest, lease = commit(root)
     (ours / KEY / attempt.data_directory / name).write_bytes(b"precious")
     with caplog.at_level(logging.WARNING, logger="converter.cache"):
-        cache.delete(root, KEY, manifest, lease)
+        entries.delete(root, KEY, manifest, lease)
     assert tree(ours) == [
         ".owner",
         KEY,
@@ -336,14 +338,14 @@ def test_a_folder_that_bears_our_pattern_is_no_file_of_ours(root: Storage, ours:
     folder = ours / KEY / attempt.data_directory / "part-00009-0000000a-0000.parquet"
     folder.mkdir()
     (folder / "precious").write_bytes(b"x")
-    cache.delete(root, KEY, manifest, lease)
+    entries.delete(root, KEY, manifest, lease)
     assert (folder / "precious").exists()
 
 
 def test_a_foreign_file_beside_the_manifest_stays(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
     (ours / KEY / "notes.txt").write_bytes(b"precious")
-    cache.delete(root, KEY, manifest, lease)
+    entries.delete(root, KEY, manifest, lease)
     assert tree(ours) == [".owner", KEY, f"{KEY}/notes.txt"]
 
 
@@ -352,16 +354,16 @@ def test_the_manifest_goes_first_wherever_a_removal_fails(root: Storage, ours: P
     _, manifest, lease = commit(root, files=2)
     broken, filesystem = failing(root, failing_call)
     with pytest.raises(CacheError, match=r"failed to .*Input/output error"):
-        cache.delete(broken, KEY, manifest, lease)
+        entries.delete(broken, KEY, manifest, lease)
     # Readers find a whole entry, or none.
     if failing_call == 0:
-        assert cache.load(root, KEY).to_json() == manifest.to_json()
+        assert entries.load(root, KEY).to_json() == manifest.to_json()
         assert all((ours / KEY / name).exists() for name in manifest.file_names)
         return
     assert filesystem.removed[0] == "manifest.json"
-    assert cache.load(root, KEY) is None
+    assert entries.load(root, KEY) is None
     # And whoever tries again finishes.
-    cache.delete(root, KEY, manifest, lease)
+    entries.delete(root, KEY, manifest, lease)
     assert tree(ours) == [".owner"]
 
 
@@ -370,30 +372,30 @@ def test_the_manifest_goes_first_wherever_a_removal_fails(root: Storage, ours: P
 
 def test_an_entry_that_others_hold_is_deleted_when_the_last_lets_go(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
-    others = [cache.adopt(root, KEY), cache.adopt(root, KEY)]
-    cache.delete(root, KEY, manifest, lease)
-    assert cache.load(root, KEY) is None
-    assert cache.adopt(root, KEY) is None
+    others = [entries.adopt(root, KEY), entries.adopt(root, KEY)]
+    entries.delete(root, KEY, manifest, lease)
+    assert entries.load(root, KEY) is None
+    assert entries.adopt(root, KEY) is None
     for adopted in others:
         assert all((ours / KEY / name).exists() for name in manifest.file_names)
         assert adopted is not None
-        cache.let_go(root, KEY, adopted.manifest, adopted.lease)
+        entries.let_go(root, KEY, adopted.manifest, adopted.lease)
     assert tree(ours) == [".owner"]
 
 
 def test_letting_go_of_an_entry_that_nobody_deleted_keeps_it(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
-    cache.let_go(root, KEY, manifest, lease)
+    entries.let_go(root, KEY, manifest, lease)
     assert signs(ours) == []
-    assert cache.load(root, KEY).to_json() == manifest.to_json()
+    assert entries.load(root, KEY).to_json() == manifest.to_json()
 
 
 def test_deleting_an_old_entry_leaves_the_one_that_was_written_after_it(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root, mark="a")
-    cache.delete(root, KEY, manifest, lease)
+    entries.delete(root, KEY, manifest, lease)
     _, again, _ = commit(root, mark="b")
-    cache.delete(root, KEY, manifest, None)
-    assert cache.load(root, KEY).fingerprint == "b" * 32
+    entries.delete(root, KEY, manifest, None)
+    assert entries.load(root, KEY).fingerprint == "b" * 32
     assert all((ours / KEY / name).exists() for name in again.file_names)
 
 
@@ -403,12 +405,12 @@ def test_the_heartbeat_lives_exactly_while_there_is_a_lease(root: Storage) -> No
 
     assert beating() == []
     _, manifest, lease = commit(root)
-    adopted = cache.adopt(root, KEY)
+    adopted = entries.adopt(root, KEY)
     assert adopted is not None
     assert beating() == ["converter-heartbeat"]
-    cache.let_go(root, KEY, manifest, lease)
+    entries.let_go(root, KEY, manifest, lease)
     assert beating() == ["converter-heartbeat"]
-    cache.let_go(root, KEY, adopted.manifest, adopted.lease)
+    entries.let_go(root, KEY, adopted.manifest, adopted.lease)
     assert beating() == []
 
 
@@ -419,8 +421,8 @@ def test_a_renewal_is_a_new_sign_of_life(root: Storage, ours: Path) -> None:
         silence(ours / KEY / name)
         before = (ours / KEY / name).stat().st_mtime
         content = (ours / KEY / name).read_bytes()
-        cache._heartbeat.renew()
-        assert (ours / KEY / name).stat().st_mtime - before > 3 * cache.RENEW_SECONDS
+        entries._heartbeat.renew()
+        assert (ours / KEY / name).stat().st_mtime - before > 3 * entries.RENEW_SECONDS
         assert (ours / KEY / name).read_bytes() == content
 
 
@@ -430,8 +432,8 @@ def test_a_lease_that_was_swept_knows_it_is_lost_and_does_not_come_back(
     _, _, lease = commit(root)
     (ours / KEY / lease.name).unlink()
     with caplog.at_level(logging.WARNING, logger="converter.cache"):
-        cache._heartbeat.renew()
-        cache._heartbeat.renew()
+        entries._heartbeat.renew()
+        entries._heartbeat.renew()
     assert lease.lost
     assert signs(ours) == []
     assert caplog.text.count("was taken for dead and swept") == 1
@@ -441,15 +443,15 @@ def test_a_commit_whose_attempt_was_swept_withdraws(root: Storage, ours: Path) -
     attempt, manifest = write_attempt(root)
     (ours / KEY / attempt.intent.name).unlink()
     with pytest.raises(CacheError, match=r"took longer than its sign of life: .* Convert again"):
-        cache.commit(root, attempt, manifest)
+        entries.commit(root, attempt, manifest)
     assert tree(ours) == [".owner"]
 
 
 # Sweeping: nothing that lives, nothing that is not ours
 
 
-def sweep(root: Storage, **options: Any) -> cache.SweepReport:
-    return cache.sweep_root(root, older_than_seconds=0, kept=True, **options)
+def sweep(root: Storage, **options: Any) -> entries.SweepReport:
+    return entries.sweep_root(root, older_than_seconds=0, kept=True, **options)
 
 
 def die(ours: Path, name: str) -> None:
@@ -462,7 +464,7 @@ def test_what_lives_is_not_swept(root: Storage, ours: Path) -> None:
     commit(root)
     write_attempt(root, mark="b")
     before = tree(ours)
-    assert sweep(root) == cache.SweepReport()
+    assert sweep(root) == entries.SweepReport()
     assert tree(ours) == before
 
 
@@ -480,37 +482,37 @@ def test_what_the_dead_left_is_counted_and_swept(root: Storage, ours: Path, deat
     assert tree(ours) == before
     assert sweep(root) == report
     assert tree(ours) == [".owner"]
-    assert sweep(root) == cache.SweepReport()
+    assert sweep(root) == entries.SweepReport()
 
 
 def test_an_entry_is_swept_when_it_was_idle_for_long_enough(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
-    cache.let_go(root, KEY, manifest, lease)
-    assert cache.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 0
+    entries.let_go(root, KEY, manifest, lease)
+    assert entries.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 0
     for path in (*(ours / KEY).iterdir(), ours / KEY):
         silence(path, 7200)
-    assert cache.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 2
+    assert entries.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 2
     assert tree(ours) == [".owner"]
 
 
 def test_an_entry_kept_on_purpose_is_swept_only_where_that_is_asked_for(root: Storage, ours: Path) -> None:
     attempt, manifest = write_attempt(root)
-    manifest, lease = cache.commit(root, attempt, dataclasses.replace(manifest, is_kept=True))
-    cache.let_go(root, KEY, manifest, lease)
+    manifest, lease = entries.commit(root, attempt, dataclasses.replace(manifest, is_kept=True))
+    entries.let_go(root, KEY, manifest, lease)
     before = tree(ours)
-    assert cache.sweep_root(root, older_than_seconds=0) == cache.SweepReport(num_kept=1)
+    assert entries.sweep_root(root, older_than_seconds=0) == entries.SweepReport(num_kept=1)
     # One that was used just now is not even left: it is too young.
-    assert cache.sweep_root(root, older_than_seconds=1e9) == cache.SweepReport()
-    assert cache.sweep_root(root, older_than_seconds=1e9, kept=True) == cache.SweepReport()
-    assert cache.sweep_root(root, older_than_seconds=0, name_hash=OTHER_KEY[:16]) == cache.SweepReport()
+    assert entries.sweep_root(root, older_than_seconds=1e9) == entries.SweepReport()
+    assert entries.sweep_root(root, older_than_seconds=1e9, kept=True) == entries.SweepReport()
+    assert entries.sweep_root(root, older_than_seconds=0, name_hash=OTHER_KEY[:16]) == entries.SweepReport()
     assert tree(ours) == before
-    assert cache.sweep_root(root, older_than_seconds=0, kept=True, dry_run=True).num_files == 2
-    assert cache.sweep_root(root, older_than_seconds=0, name_hash=KEY[:16]).num_files == 2
+    assert entries.sweep_root(root, older_than_seconds=0, kept=True, dry_run=True).num_files == 2
+    assert entries.sweep_root(root, older_than_seconds=0, name_hash=KEY[:16]).num_files == 2
 
 
 def test_an_entry_whose_manifest_nobody_can_read_is_swept(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
-    cache.release(lease)
+    entries.release(lease)
     (ours / KEY / "manifest.json").write_bytes(manifest.to_json()[:-40])
     assert sweep(root).num_files == 2
     assert not (ours / KEY / manifest.file_names[0]).exists()
@@ -518,16 +520,16 @@ def test_an_entry_whose_manifest_nobody_can_read_is_swept(root: Storage, ours: P
 
 def test_an_entry_of_a_newer_version_is_left_to_it(root: Storage, ours: Path) -> None:
     _, _, lease = commit(root)
-    cache.release(lease)
+    entries.release(lease)
     (ours / KEY / "manifest.json").write_text('{"format_version": 99}')
     before = tree(ours)
-    assert sweep(root) == cache.SweepReport()
+    assert sweep(root) == entries.SweepReport()
     assert tree(ours) == before
 
 
 def test_a_lease_whose_content_is_on_its_way_holds_everything(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
-    cache.release(lease)
+    entries.release(lease)
     (ours / KEY / "manifest.json").unlink()
     other = ours / KEY / f"lease-{'0' * 32}.json"
     other.touch()
@@ -565,7 +567,7 @@ def test_a_bounded_sweep_looks_at_no_more_entries(root: Storage, ours: Path) -> 
 
 def test_an_entry_is_opened_by_its_url(root: Storage) -> None:
     commit(root)
-    found, key, manifest = cache.open_entry(root.below(KEY).url + "/")
+    found, key, manifest = entries.open_entry(root.below(KEY).url + "/")
     assert (found.url, key) == (root.url, KEY)
     assert manifest is not None
 
@@ -573,13 +575,13 @@ def test_an_entry_is_opened_by_its_url(root: Storage) -> None:
 @pytest.mark.parametrize("name", ["manifest.json", "0" * 33, KEY + "0", "data-" + "0" * 32, ""])
 def test_a_url_that_names_no_entry_is_refused(root: Storage, name: str) -> None:
     with pytest.raises(CacheNotOwnedError, match=r"is not a cache entry: expected <cache_dir>/converter-v1/<key>"):
-        cache.open_entry(f"{root.url}/{name}")
+        entries.open_entry(f"{root.url}/{name}")
 
 
 def test_a_folder_below_somebody_elses_is_no_entry(tmp_path: Path) -> None:
     (tmp_path / KEY).mkdir()
     with pytest.raises(CacheNotOwnedError, match="is not a cache entry"):
-        cache.open_entry(str(tmp_path / KEY))
+        entries.open_entry(str(tmp_path / KEY))
     assert tree(tmp_path) == [KEY]
 
 
@@ -588,16 +590,16 @@ def test_a_folder_below_somebody_elses_is_no_entry(tmp_path: Path) -> None:
 
 def name_entry(cache_dir: Path, cache_key: str, *, schema: str = "{}", is_kept: bool = True) -> str:
     """The URL of an entry that was written as `cache_key` and that nobody holds."""
-    root = cache.open_root(str(cache_dir))
+    root = entries.open_root(str(cache_dir))
     named = identity.named(cache_key)
     key = identity.entry_key(named, schema=schema, write_options={"is_kept": True} if is_kept else {})
-    attempt = cache.begin(root, key, application_id="app-1")
+    attempt = entries.begin(root, key, application_id="app-1")
     origin = Origin(
         cache_key=cache_key, created="2026-11-20T01:02:03+00:00", host="h", application_id="a", user="u",
         source="DataFrame",
     )  # fmt: skip
     manifest = dataclasses.replace(write_data(root, attempt, is_kept=is_kept), origin=origin)
-    cache.let_go(root, key, *cache.commit(root, attempt, manifest))
+    entries.let_go(root, key, *entries.commit(root, attempt, manifest))
     return root.below(key).url
 
 
@@ -683,7 +685,7 @@ def test_a_sweep_by_name_removes_the_entries_of_that_name_alone(tmp_path: Path) 
         report = sweep_cache(tmp_path, cache_key="flights")
         assert (report.num_entries, report.urls) == (1, (urls[1],))
         assert ids_of(held) == list(range(NUM_ROWS))
-    assert sweep_cache(tmp_path, cache_key="flights", older_than=3600) == cache.SweepReport()
+    assert sweep_cache(tmp_path, cache_key="flights", older_than=3600) == entries.SweepReport()
     assert sweep_cache(tmp_path, cache_key="flights", dry_run=True).urls == (urls[0],)
     assert sweep_cache(tmp_path, cache_key="flights").urls == (urls[0],)
     for url in (other, passing):
@@ -695,7 +697,7 @@ def test_a_sweep_by_name_removes_the_entries_of_that_name_alone(tmp_path: Path) 
 
 
 def choose(argument: Any = None, conf: str | None = None, master: str = "yarn", is_connect: bool = False) -> str:
-    return cache.choose_cache_dir(argument, spark_conf=conf, master=master, is_connect=is_connect)
+    return entries.choose_cache_dir(argument, spark_conf=conf, master=master, is_connect=is_connect)
 
 
 def test_the_cache_goes_where_the_nearest_word_says(monkeypatch: pytest.MonkeyPatch) -> None:

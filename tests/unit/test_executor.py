@@ -25,11 +25,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 from pyspark import TaskContext
 
-from converter.columns import decode, ragged_values
+from converter.portable import tasks
+from converter.portable.moments import from_json, mean_of
+from converter.reading.decode import decode, ragged_values
 from converter.schema import Field
-from converter.sources import executor
-from converter.sources.moments import from_json, mean_of
-from converter.sources.spark_schema import SparkColumn
+from converter.sources.spark.schema import SparkColumn
 from tests.known_rows import wait_until
 from tests.unit.known_tables import ALL, ID, RAGGED, SCALARS, TENSORS, Column, make_spec, record_batch, write
 
@@ -71,7 +71,7 @@ def write_one(directory: Path, column: SparkColumn, *arrays: pa.Array, **options
 @pytest.fixture
 def every_batch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """No batch is small enough to be put together with the next one."""
-    monkeypatch.setattr(executor, "_COALESCE_ROWS", 1)
+    monkeypatch.setattr(tasks, "_COALESCE_ROWS", 1)
 
 
 def files(directory: Path) -> list[str]:
@@ -639,7 +639,7 @@ def test_a_disk_that_refuses_a_write_leaves_no_file(tmp_path: Path, monkeypatch:
             self.file.close()
 
     monkeypatch.setattr(
-        executor, "open", lambda path, mode, buffering: FullDisk(real(path, mode, buffering)), raising=False
+        tasks, "open", lambda path, mode, buffering: FullDisk(real(path, mode, buffering)), raising=False
     )
     with pytest.raises(OSError, match="No space left on device"):
         write_one(tmp_path, WIDE, wide_batch(range(10_000)), row_group_bytes=64 << 10)
@@ -649,7 +649,7 @@ def test_a_disk_that_refuses_a_write_leaves_no_file(tmp_path: Path, monkeypatch:
         raise PermissionError("and nothing can be removed")
 
     # The first error is the one to be seen.
-    monkeypatch.setattr(executor, "_remove", refuse)
+    monkeypatch.setattr(tasks, "_remove", refuse)
     with pytest.raises(OSError, match="No space left on device"):
         write_one(tmp_path, WIDE, wide_batch(range(10_000)), row_group_bytes=64 << 10)
 
@@ -672,12 +672,12 @@ class Slow:
 
 
 def write_behind(raw: Slow, timeout_seconds: float = 60) -> Any:
-    return executor._write_behind(raw, {"timeout_seconds": timeout_seconds}, "/cache/part")
+    return tasks._write_behind(raw, {"timeout_seconds": timeout_seconds}, "/cache/part")
 
 
 @pytest.mark.parametrize("waiting_bytes", [1, 1000, 1 << 20])
 def test_what_is_written_behind_arrives_in_its_order(monkeypatch: pytest.MonkeyPatch, waiting_bytes: int) -> None:
-    monkeypatch.setattr(executor, "_WAITING_BYTES", waiting_bytes)
+    monkeypatch.setattr(tasks, "_WAITING_BYTES", waiting_bytes)
     parts = [bytes([number]) * (number * 7 % 50) for number in range(60)]
     raw = Slow()
     write, finish, _ = write_behind(raw)
@@ -688,7 +688,7 @@ def test_what_is_written_behind_arrives_in_its_order(monkeypatch: pytest.MonkeyP
 
 
 def test_a_store_that_is_slower_than_the_encoder_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_WAITING_BYTES", 6)
+    monkeypatch.setattr(tasks, "_WAITING_BYTES", 6)
     raw = Slow(hangs=True)
     write, finish, _ = write_behind(raw)
     written: list[bytes] = []
@@ -725,7 +725,7 @@ def test_what_fails_behind_is_raised_before() -> None:
 
 
 def test_who_gives_up_waits_for_no_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_LAST_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(tasks, "_LAST_WAIT_SECONDS", 0.1)
     raw = Slow(hangs=True)
     write, _, stop = write_behind(raw)
     for _ in range(8):
@@ -733,13 +733,13 @@ def test_who_gives_up_waits_for_no_store_that_hangs(monkeypatch: pytest.MonkeyPa
     stop()
     raw.is_released.set()
     # What waited is dropped, and the thread ends.
-    wait_until(lambda: executor.WRITING_THREAD not in [thread.name for thread in threading.enumerate()])
+    wait_until(lambda: tasks.WRITING_THREAD not in [thread.name for thread in threading.enumerate()])
     assert raw.taken in (b"", b"abc")
 
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_store_that_hangs_is_given_up_behind(monkeypatch: pytest.MonkeyPatch, is_full: bool) -> None:
-    monkeypatch.setattr(executor, "_WAITING_BYTES", 3 if is_full else 1 << 20)
+    monkeypatch.setattr(tasks, "_WAITING_BYTES", 3 if is_full else 1 << 20)
     raw = Slow(hangs=True)
     write, finish, stop = write_behind(raw, timeout_seconds=0.2)
     write(b"abc")
@@ -750,7 +750,7 @@ def test_a_store_that_hangs_is_given_up_behind(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_store_that_is_slow_and_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_WAITING_BYTES", 6)
+    monkeypatch.setattr(tasks, "_WAITING_BYTES", 6)
     raw = Slow(seconds=0.1)
     write, finish, _ = write_behind(raw, timeout_seconds=2)
     begin = time.monotonic()
@@ -791,13 +791,13 @@ class RemoteFile(AbstractBufferedFile):
 @pytest.mark.parametrize("hangs", ["create", "send", "close"])
 def test_a_request_that_hangs_ends_the_task_and_commits_nothing(monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
     fsspec.register_implementation("remote", Remote, clobber=True)
-    monkeypatch.setattr(executor, "_LAST_WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(tasks, "_LAST_WAIT_SECONDS", 1.0)
     monkeypatch.setattr(Remote, "hangs", hangs)
     monkeypatch.setattr(Remote, "is_released", threading.Event())
     spec = make_spec(f"/given-up/{hangs}", [WIDE], row_group_bytes=64 << 10)
     spec["store"] = {"protocol": "remote", "options": {}, "timeout_seconds": 0.3}
     with pytest.raises(TimeoutError, match=r"made no progress for 0\.[34] seconds \(timeout_seconds\) at /given-up/"):
-        executor._write(iter(batches_of(wide_batch(range(10_000)))), spec, partition=0, attempt=1)
+        tasks._write(iter(batches_of(wide_batch(range(10_000)))), spec, partition=0, attempt=1)
     assert not Remote().find(f"/given-up/{hangs}")
     Remote.is_released.set()
 
@@ -813,12 +813,12 @@ def test_what_a_client_says_leaves_a_task_without_secrets(monkeypatch: pytest.Mo
             except ValueError as error:
                 raise RuntimeError(text) from error
 
-        monkeypatch.setattr(executor, "_write", fail)
+        monkeypatch.setattr(tasks, "_write", fail)
 
     context = SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: 0)
     monkeypatch.setattr(TaskContext, "get", staticmethod(lambda: context))
     spec = {"store": {"protocol": "abfs", "options": {"account_key": key}, "timeout_seconds": 1}}
-    write_partition = executor.make_write_partition(spec)
+    write_partition = tasks.make_write_partition(spec)
     for text, cause in (
         (f"refused: {key}", "x"),
         ("refused", f"{key} is wrong"),
@@ -837,9 +837,9 @@ def test_what_a_client_says_leaves_a_task_without_secrets(monkeypatch: pytest.Mo
 
 
 def test_what_is_written_at_once_is_handed_over_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_STEP_BYTES", 4)
+    monkeypatch.setattr(tasks, "_STEP_BYTES", 4)
     raw = Slow()
-    write = executor._write_blocks(raw, {"timeout_seconds": 60}, "/cache/part")
+    write = tasks._write_blocks(raw, {"timeout_seconds": 60}, "/cache/part")
     sizes: list[int] = []
     monkeypatch.setattr(raw, "write", lambda piece: (sizes.append(len(piece)), raw.taken.extend(piece)))
     write(pa.py_buffer(b"0123456789"))
@@ -866,7 +866,7 @@ def test_a_disk_that_takes_a_write_in_parts_gets_all_of_it(tmp_path: Path, monke
     def reluctant(path: Any, mode: str, buffering: int = -1) -> Any:
         return Reluctant(real(path, mode, buffering)) if mode == "wb" else real(path, mode)
 
-    monkeypatch.setattr(executor, "open", reluctant, raising=False)
+    monkeypatch.setattr(tasks, "open", reluctant, raising=False)
     (report,) = write_one(tmp_path / "b", WIDE, wide_batch(range(1000)))
     assert report == straight
     assert (tmp_path / "b" / report["name"]).read_bytes() == (tmp_path / "a" / report["name"]).read_bytes()
@@ -902,7 +902,7 @@ def test_one_other_value_is_another_digest(tmp_path: Path, changed: int) -> None
 @pytest.mark.parametrize("row", [0, 19_999])
 def test_one_other_number_in_a_large_page_is_another_digest(tmp_path: Path, row: int, compression: str) -> None:
     rows = wide_batch(range(20_000))
-    assert rows.nbytes > 10 * executor._MAX_HEADER_BYTES
+    assert rows.nbytes > 10 * tasks._MAX_HEADER_BYTES
     numbers = rows.flatten().to_numpy().copy()
     numbers[row * 16] += 0.5
     other = pa.FixedSizeListArray.from_arrays(pa.array(numbers), 16).cast(rows.type)
@@ -965,7 +965,7 @@ def test_the_end_of_a_file_is_told_while_those_of_as_many_files_are_kept(
 ) -> None:
     def report(end_bytes: int, attempt: int = 1) -> dict[str, Any]:
         spec = make_spec(tmp_path, [ID.plan()], end_bytes=end_bytes)
-        (found,) = executor._write(iter([record_batch([ID], [1])]), spec, partition=partition, attempt=attempt)
+        (found,) = tasks._write(iter([record_batch([ID], [1])]), spec, partition=partition, attempt=attempt)
         return found
 
     before = report(0)
@@ -987,7 +987,7 @@ def test_the_heads_of_tiny_pages_and_of_large_ones_are_those_of_the_file(tmp_pat
     batches = [record_batch(columns, range(start, start + 50)) for start in range(0, 1000, 50)]
     plans = [column.plan() for column in columns]
     spec = make_spec(tmp_path, plans, row_group_bytes=2048, file_bytes=32 << 10, end_bytes=1 << 20)
-    reports = executor._write(iter(batches), spec, partition=0, attempt=1)
+    reports = tasks._write(iter(batches), spec, partition=0, attempt=1)
     assert len(reports) > 1
     for report in reports:
         data = (tmp_path / report["name"]).read_bytes()
@@ -1005,7 +1005,7 @@ def test_the_heads_of_tiny_pages_and_of_large_ones_are_those_of_the_file(tmp_pat
 def test_no_row_group_has_more_rows_than_pyarrow_writes_into_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "_MAX_ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(tasks, "_MAX_ROW_GROUP_ROWS", 100)
     (report,) = write([record_batch([ID], range(start, start + 70)) for start in (0, 70, 140)], tmp_path, [ID.plan()])
     assert report["rows"] == [100, 100, 10]
     assert pq.read_table(tmp_path / report["name"])["id"].to_pylist() == list(range(210))
@@ -1074,8 +1074,8 @@ def test_moments_are_json_that_every_parser_reads(tmp_path: Path, dtype: str, va
 def folded(reports: Sequence[dict[str, Any]], cuts: Sequence[int]) -> list[dict[str, Any]]:
     texts = [json.dumps(report) for report in reports]
     parts = [texts[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(texts)], strict=True)]
-    batches = [executor._report_batch([0] * len(part), part) for part in parts]
-    out = list(executor.fold_reports(iter(batches)))
+    batches = [tasks._report_batch([0] * len(part), part) for part in parts]
+    out = list(tasks.fold_reports(iter(batches)))
     return [json.loads(text) for batch in out for text in batch.column("report").to_pylist()]
 
 
@@ -1121,7 +1121,7 @@ def test_packed_batches_are_what_the_executors_would_store(tmp_path: Path) -> No
     columns = [ID, *TENSORS]
     spec = make_spec(tmp_path, [column.plan() for column in columns])
     batches = [record_batch(columns, range(start, start + 50)) for start in (0, 50)]
-    packed = list(executor.make_pack_batches(spec)(iter(batches)))
+    packed = list(tasks.make_pack_batches(spec)(iter(batches)))
     assert sum(batch.num_rows for batch in packed) == 100
     for index, column in enumerate(columns):
         rows = [row for batch in packed for row in batch.column(index).to_pylist()]
@@ -1139,16 +1139,16 @@ def test_what_packing_finds_is_raised_with_its_mark(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, [plan("tensor", "int64", 2)])
     batches = batches_of(*(pa.array(rows, NESTED[2]) for rows in ([[[1, 2]]], [[[1], [2, 3]]])))
     with pytest.raises(ValueError, match=r'^converter finding: \{"kind": "jagged", "column": "x"\}$'):
-        list(executor.make_pack_batches(spec)(iter(batches)))
+        list(tasks.make_pack_batches(spec)(iter(batches)))
 
 
 def test_a_probe_writes_its_file_and_says_which_pyarrow(tmp_path: Path) -> None:
-    (answer,) = executor.make_probe(str(tmp_path / "deep" / "down"), None)(iter(batches_of(pa.array([1]))))
+    (answer,) = tasks.make_probe(str(tmp_path / "deep" / "down"), None)(iter(batches_of(pa.array([1]))))
     assert json.loads(answer.column("report")[0].as_py()) == {"pyarrow": pa.__version__}
-    assert (tmp_path / "deep" / "down" / executor.PROBE_NAME).read_bytes() == b"reached"
+    assert (tmp_path / "deep" / "down" / tasks.PROBE_NAME).read_bytes() == b"reached"
 
 
 def test_a_probe_that_cannot_write_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
-    (answer,) = executor.make_probe(str(tmp_path / "file" / "below"), None)(iter([]))
+    (answer,) = tasks.make_probe(str(tmp_path / "file" / "below"), None)(iter([]))
     assert "NotADirectoryError" in json.loads(answer.column("report")[0].as_py())["error"]

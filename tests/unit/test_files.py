@@ -17,7 +17,7 @@ from converter import DatasetConverter, make_parquet_converter
 from converter.dataset import borrow_files
 from converter.errors import CacheCorruptError, NullValueError, ReadError, SourceChangedError
 from converter.manifest import FileEnd, Manifest
-from converter.storage import Storage, open_storage
+from converter.storage.directory import Storage, open_storage
 from tests.unit.known_tables import ID, Column, write_converter
 
 X, TEXT = Column(name="x", dtype="float32"), Column(name="text", dtype="str")

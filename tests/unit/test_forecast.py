@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from converter import DatasetConverter
 from converter.dataset import borrow_files
 from converter.errors import CacheError, EmptyShardError
-from converter.forecast import LoaderPlan
+from converter.loading.forecast import LoaderPlan
 from converter.manifest import Manifest
 from converter.plan import Piece
+from converter.portable import moments
+from converter.reading.windows import _WindowReader
 from converter.schema import Field, Schema
-from converter.sources import moments
 from converter.statistics import ColumnStatistics
-from converter.storage import open_storage
-from converter.windows import _WindowReader
+from converter.storage.directory import open_storage
 from tests.unit.known_tables import ID, TENSORS, Column, write_converter
 
 NUM_ROWS = 101

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter import identity
-from converter.identity import Evidence, entry_key
-from converter.sources.spark_session import changed_confs
+from converter.sources.spark import identity
+from converter.sources.spark.identity import Evidence, entry_key
+from converter.sources.spark.session import changed_confs
 
 options = st.dictionaries(
     st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=5), max_size=4

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from converter import local_cache, sweep
+from converter import sweep
 from converter.errors import CacheError, CacheNotOwnedError
-from converter.local_cache import (
+from converter.reading import local_cache
+from converter.reading.local_cache import (
     DIRECTORY,
     LocalCache,
     find_local_root,
@@ -27,7 +28,7 @@ from converter.local_cache import (
     open_local_root,
     remove_unheld,
 )
-from converter.stores import GivenUpError
+from converter.storage.store import GivenUpError
 
 ONE, TWO = "fingerprint one", "fingerprint two"
 PIECE = "rows-0-0123456789abcdef"
@@ -174,7 +175,7 @@ def test_rows_that_nobody_reads_make_room(tmp_path: Path) -> None:
 
 KEEPER = """
 import logging, sys
-from converter.local_cache import LocalCache
+from converter.reading.local_cache import LocalCache
 logging.disable(logging.WARNING)
 cache = LocalCache(sys.argv[1], sys.argv[2], int(sys.argv[3]))
 print("ready", flush=True)
@@ -301,7 +302,7 @@ def test_a_full_disk_is_said_once_and_leaves_nothing(
 
 KILLED = """
 import os, signal, sys
-from converter.local_cache import LocalCache
+from converter.reading.local_cache import LocalCache
 cache = LocalCache(sys.argv[1], sys.argv[2], None)
 def fetch():
     print("fetching", flush=True)
@@ -312,7 +313,7 @@ cache.get(sys.argv[3], [3], fetch)
 
 KILLED_ASIDE = """
 import os, signal, sys
-from converter.local_cache import LocalCache
+from converter.reading.local_cache import LocalCache
 def die(aside, path):
     print(os.path.getsize(aside), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -323,7 +324,7 @@ cache.get(sys.argv[3], [100], lambda: [bytes(100)])
 
 FORKED = """
 import os, sys, threading
-from converter.local_cache import LocalCache
+from converter.reading.local_cache import LocalCache
 cache = LocalCache(sys.argv[1], "one", None)
 read, write = os.pipe()
 forked, given_up = threading.Event(), threading.Event()
@@ -350,7 +351,7 @@ os._exit(0)
 
 FULL = """
 import logging, sys
-from converter.local_cache import LocalCache
+from converter.reading.local_cache import LocalCache
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 cache, content = LocalCache(sys.argv[1], "one", 10**9), bytes(range(250)) * 2000
 for number in range(6):

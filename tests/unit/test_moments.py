@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converter.sources.moments import (
+from converter.portable.moments import (
     ARRAYS,
     MAX_ELEMENTS,
     add_values,

@@ -26,11 +26,12 @@ from deltalake import write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converter import DatasetConverter, make_delta_converter, make_parquet_converter, scans
+from converter import DatasetConverter, make_delta_converter, make_parquet_converter
 from converter.dataset import borrow_files
 from converter.errors import CacheError, NullValueError, ReadError, SourceError
+from converter.scans import filters as scans_filters
 from converter.selection import hash_bytes, hash_numbers
-from converter.sources import delta
+from converter.sources.delta import snapshot
 from tests.known_rows import ODD_NAMES
 from tests.unit.known_tables import _ARROW, Column, write_batches
 
@@ -735,13 +736,13 @@ def test_a_row_group_that_its_footer_rules_out_is_not_read(tmp_path: Path, filte
 
 def test_no_row_group_is_read_to_say_that_no_row_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[int] = []
-    evaluate = scans._evaluate
+    evaluate = scans_filters._evaluate
 
     def counted(expression: Any, table: pa.Table) -> Any:
         evaluated.append(table.num_rows)
         return evaluate(expression, table)
 
-    monkeypatch.setattr(scans, "_evaluate", counted)
+    monkeypatch.setattr(scans_filters, "_evaluate", counted)
     with sorted_rows(tmp_path) as converter:
         with pytest.raises(SourceError, match=r"No row of .* passes the filters"):
             converter.where([("id", ">", 100)])
@@ -790,7 +791,9 @@ def test_bounds_still_rule_out_floats_that_are_known_to_hold_no_nan(tmp_path: Pa
     opened: list[int] = []
     for name, values in (("without", x), ("with", [*x[:-1], NAN])):
         with write_table(tmp_path / name, {"x": ("float32", values)}, step=3) as converter:
-            expression = scans._comparisons_of([("x", ">", 8.5)], converter._manifest, pa.schema({"x": pa.float32()}))
+            expression = scans_filters._comparisons_of(
+                [("x", ">", 8.5)], converter._manifest, pa.schema({"x": pa.float32()})
+            )
             opened.append(expression[0][0].may_keep is not None)
             assert rows_that(converter, [("x", ">", 8.5)]) == [9, 10, 11]
     assert opened == [True, False]
@@ -895,7 +898,7 @@ def _as_delta(path: Path, table: pa.Table, *, is_whole: bool = True, **options: 
         write_deltalake(str(path), table.slice(start, 10), mode="append", **options)
     with pytest.MonkeyPatch.context() as patch:
         if not is_whole:
-            patch.setattr(delta, "_LARGE_FILE_BYTES", 0)
+            patch.setattr(snapshot, "_LARGE_FILE_BYTES", 0)
         return make_delta_converter(path)
 
 
@@ -969,13 +972,13 @@ def test_row_groups_with_nan_are_skipped_where_nan_does_not_pass(
     columns["f"] = [row / 4 for row in range(60)]
     table = pa.table({name: pa.array(columns[name]).cast(kind) for name, kind in ODD_TYPES.items()})
     evaluated: list[int] = []
-    evaluate = scans._evaluate
+    evaluate = scans_filters._evaluate
 
     def counted(expression: Any, rows: pa.Table) -> Any:
         evaluated.append(rows.num_rows)
         return evaluate(expression, rows)
 
-    monkeypatch.setattr(scans, "_evaluate", counted)
+    monkeypatch.setattr(scans_filters, "_evaluate", counted)
     with ODD_LAYOUTS[layout](tmp_path, table) as converter:
         assert converter._manifest.row_group_rows.tolist() == [5] * 12
         for filters, num_read in (
@@ -1444,7 +1447,7 @@ def test_whole_numbers_are_compared_with_floats_exactly(kind: pa.DataType) -> No
     for value in (*numbers, *map(Decimal, numbers[:-1]), 2**80, -(2**80), most, least, 128):
         compared: dict[str, Callable[[int], bool]] = {
             sign: functools.partial(lambda compare, one, value: compare(one, value), compare, value=value)
-            for sign, compare in scans._COMPARISONS.items()
+            for sign, compare in scans_filters._COMPARISONS.items()
         }
         if value != value:
             # NaN is above every number.
@@ -1453,21 +1456,21 @@ def test_whole_numbers_are_compared_with_floats_exactly(kind: pa.DataType) -> No
         compared["not in"] = lambda one, value=value: one not in (value, 1, 2.0)
         for sign, passes in compared.items():
             asked = [value, 1, 2.0] if "in" in sign else value
-            comparison = scans._compare("x", sign, asked, rows.schema)
+            comparison = scans_filters._compare("x", sign, asked, rows.schema)
             expected = [passes(one) for one in sorted(known)]
-            assert scans._project(comparison.keeps, rows).to_pylist() == expected, (sign, value)
+            assert scans_filters._project(comparison.keeps, rows).to_pylist() == expected, (sign, value)
             if comparison.may_keep is not None:
-                may_pass = scans._project(comparison.may_keep, bounds).to_pylist()
+                may_pass = scans_filters._project(comparison.may_keep, bounds).to_pylist()
                 assert all(may for may, does in zip(may_pass, expected, strict=True) if does), (sign, value)
 
 
 def test_lists_of_filters_are_read_once_only() -> None:
     filters = [[("x", "in", iter([1, 2])), ("y", "==", "in")], [("z", "not in", (one for one in "ab"))]]
-    found = scans.list_values(filters)
+    found = scans_filters.list_values(filters)
     assert found == [[("x", "in", [1, 2]), ("y", "==", "in")], [("z", "not in", ["a", "b"])]]
-    assert scans.list_values(found) == found
+    assert scans_filters.list_values(found) == found
     for strange in ("x > 1", None, 5, [("x", "in", "text")], [("x", ">")], []):
-        assert scans.list_values(strange) == strange  # type: ignore[arg-type]
+        assert scans_filters.list_values(strange) == strange  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("of", [list, iter, np.array, pa.array, pd.Series])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from converter.errors import CacheError
-from converter.sources import spark_parquet
-from converter.storage import open_storage
+from converter.sources.spark import with_spark
+from converter.storage.directory import open_storage
 from tests.encrypted import write_encrypted
 
 
@@ -17,5 +17,5 @@ def test_columns_that_spark_encrypted_are_refused_by_name(tmp_path: Path, plaint
     file = tmp_path / "part-00000-2f1c-c000.zstd.parquet"
     write_encrypted(file, {"c0": [1, 2], "c1": [3, 4]}, plaintext_footer=plaintext_footer)
     with pytest.raises(CacheError, match=rf"Spark .*{file.name}.* encrypt") as caught:
-        spark_parquet._reports(open_storage(str(tmp_path)), {})
+        with_spark._reports(open_storage(str(tmp_path)), {})
     assert caught.value.path == f"file://{file}"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from converter import MissingDependencyError
-from converter.sources import spark as spark_source
-from converter.sources import spark_session
-from converter.sources.spark_session import check_progress, finding_in, progress_bar, short_cause
-from converter.storage import open_storage
+from converter.sources.spark import session as spark_session
+from converter.sources.spark import write
+from converter.sources.spark.session import check_progress, finding_in, progress_bar, short_cause
+from converter.storage.directory import open_storage
 
 STACK = "".join(f"\tat org.apache.spark.Some.method{number}(Some.scala:{number})\n" for number in range(200))
 TRACEBACK = """Traceback (most recent call last):
@@ -82,7 +82,7 @@ def test_executors_are_asked_again_where_something_else_is_to_be_tried() -> None
     url = "abfss://data@lake.dfs.core.windows.net/cache/converter-v1/key/1"
 
     def place(options: dict[str, Any], session: Any = session, url: str = url) -> tuple[str, ...]:
-        return spark_source._place_of(open_storage(url, options), session)
+        return write._place_of(open_storage(url, options), session)
 
     wrong = place({"account_key": "d3Jvbmc="})
     assert place({"account_key": "d3Jvbmc="}) == wrong

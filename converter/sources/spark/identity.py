@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from converter.sources.spark_session import changed_confs, count_local_lists, explain
-from converter.stores import shown_url
+from converter.sources.spark.session import changed_confs, count_local_lists, explain
+from converter.storage.store import shown_url
 
 logger = logging.getLogger(__name__)
 

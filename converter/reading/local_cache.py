@@ -37,8 +37,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from converter.errors import CacheError, CacheNotOwnedError
-from converter.ranges import Data
-from converter.stores import GivenUpError
+from converter.storage.ranges import Data
+from converter.storage.store import GivenUpError
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ import contextlib
 import difflib
 import functools
 import gc
-import importlib
 import importlib.util
 import inspect
 import os
@@ -39,9 +38,9 @@ from fsspec.asyn import sync
 from fsspec.implementations.dirfs import DirFileSystem
 
 from converter.errors import MissingDependencyError
-from converter.ranges import MAX_REQUEST_BYTES, Data
-from converter.sources import executor
-from converter.sources.redaction import errors_behind, hide_secrets, is_secret, shows_secrets
+from converter.portable import tasks
+from converter.portable.redaction import errors_behind, hide_secrets, is_secret, shows_secrets
+from converter.storage.ranges import MAX_REQUEST_BYTES, Data
 
 Result = TypeVar("Result")
 
@@ -83,7 +82,7 @@ _PASSING_KINDS = {"ServiceRequestError", "ServiceResponseError", "IncompleteRead
 _PASSING_SIGNS = ("DataTransferError", "All DataNodes failed", "Connection", "SafeModeException", "StandbyException")
 """In what hdfs-native says; it has no classes for them."""
 
-REQUEST_THREAD = executor.REQUEST_THREAD
+REQUEST_THREAD = tasks.REQUEST_THREAD
 _MAX_KEPT_READERS = 256
 _MAX_TEXT = 300
 _HTTP_SCHEMES = ("http", "https")
@@ -198,7 +197,7 @@ class Store:
         return f"/{netloc}{path}" if scheme == self.protocol else None
 
     def _open(self) -> Any:
-        return executor.open_filesystem({"protocol": self.protocol, "options": self.options}, skip_instance_cache=True)
+        return tasks.open_filesystem({"protocol": self.protocol, "options": self.options}, skip_instance_cache=True)
 
     def ask(self, request: Callable[[Any], Result], *, path: str, given_up: threading.Event | None = None) -> Result:
         """What `request` answers, given the filesystem; asked again while that makes sense.
@@ -524,7 +523,7 @@ class HdfsStore(Store):
             file = filesystem.client.create(aside, WriteOptions(overwrite=False))
             if data:
                 file.write(data)
-            executor.close_whole(filesystem, file, aside, len(data))
+            tasks.close_whole(filesystem, file, aside, len(data))
             filesystem.client.rename(aside, path, overwrite=False)
         except BaseException:
             with contextlib.suppress(Exception):
@@ -1240,7 +1239,7 @@ class Request(Generic[Result]):
         self._found: list[Result] = []
         self._failed: list[BaseException] = []
         if is_native:
-            executor.start_beside(lambda: self._run(call), REQUEST_THREAD)
+            tasks.start_beside(lambda: self._run(call), REQUEST_THREAD)
         else:
             threading.Thread(target=self._run, args=(call,), name=REQUEST_THREAD, daemon=True).start()
 

@@ -24,17 +24,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs
 
-from converter.columns import decode, ragged_values
-from converter.files import Footers, LookedAt, find_places, is_julian, opened_file, read_columns
 from converter.manifest import Manifest, SourceColumn
+from converter.portable import moments
+from converter.reading.data_files import Footers, LookedAt, find_places, is_julian, opened_file, read_columns
+from converter.reading.decode import decode, ragged_values
+from converter.reading.windows import (
+    ELEMENT_VALID_SUFFIX,
+    VALID_SUFFIX,
+    BatchSource,
+    Output,
+    default_workers_count,
+    read_ahead,
+)
 from converter.schema import Field, Schema
 from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, select_some, share_rows, split_rows
-from converter.sources import moments
 from converter.statistics import ColumnStatistics
-from converter.storage import Storage
-from converter.windows import ELEMENT_VALID_SUFFIX, VALID_SUFFIX, BatchSource, Output, default_workers_count, read_ahead
+from converter.storage.directory import Storage
 
 Filters: TypeAlias = "pc.Expression | Sequence[Any]"
 """What `pyarrow.parquet.read_table` takes: tuples `(column, operator, value)`, lists of them, or an expression."""

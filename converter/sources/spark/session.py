@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from converter.errors import MissingDependencyError
-from converter.sources import executor, moments, redaction
+from converter.portable import moments, redaction, tasks
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ def explain(df: Any, mode: str) -> str:
 
 def finding_in(error: Exception) -> dict[str, Any] | None:
     """What an executor found in the data, if that is what Spark's error carries."""
-    _, marker, rest = str(error).partition(executor.FINDING)
+    _, marker, rest = str(error).partition(tasks.FINDING)
     if not marker:
         return None
     finding: dict[str, Any] = json.JSONDecoder().raw_decode(rest)[0]
@@ -203,7 +203,7 @@ def _causes_of(error: Any) -> Iterator[str]:
             behind = getattr(behind, "cause", None)
 
 
-_TRAVELLING = (executor, moments, redaction)
+_TRAVELLING = (tasks, moments, redaction)
 _by_value_lock = threading.Lock()
 _by_value_users = 0
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from converter.windows import BatchSource
+from converter.reading.windows import BatchSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

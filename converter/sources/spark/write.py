@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from converter import cache, identity
+from converter.cache import entries
 from converter.errors import (
     CacheCorruptError,
     CacheError,
@@ -41,11 +41,11 @@ from converter.errors import (
     UnsupportedTypeError,
 )
 from converter.manifest import MAX_END_BYTES, FileEnd, Manifest, Origin, fingerprint_of
+from converter.portable import moments, tasks
 from converter.schema import DeclaredShape, Field, Schema
-from converter.sources import executor, moments
-from converter.sources.spark_parquet import WRITE_CONFS, write_with_spark
-from converter.sources.spark_schema import SparkColumn, plan_columns
-from converter.sources.spark_session import (
+from converter.sources.spark import identity
+from converter.sources.spark.schema import SparkColumn, plan_columns
+from converter.sources.spark.session import (
     changed_confs,
     check_progress,
     collect_reports,
@@ -58,8 +58,9 @@ from converter.sources.spark_session import (
     travels_by_value,
     write_job,
 )
+from converter.sources.spark.with_spark import WRITE_CONFS, write_with_spark
 from converter.statistics import ColumnStatistics
-from converter.storage import Storage, StorageOptions
+from converter.storage.directory import Storage, StorageOptions
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class Entry:
     root: Storage
     key: str
     manifest: Manifest
-    lease: cache.Lease | None
+    lease: entries.Lease | None
     """None where the entry was found, and none can be written there."""
 
 
@@ -124,14 +125,14 @@ def write_dataframe(
         df.schema.jsonValue(), float_dtype=float_dtype, shapes=shapes or {}, is_case_sensitive=is_case_sensitive
     )
     is_connect = type(session).__module__.startswith("pyspark.sql.connect")
-    chosen = cache.choose_cache_dir(
+    chosen = entries.choose_cache_dir(
         cache_dir,
-        spark_conf=session.conf.get(cache.SPARK_CONF, None),
+        spark_conf=session.conf.get(entries.SPARK_CONF, None),
         master=session.conf.get("spark.master", None) or "unknown",
         is_connect=is_connect,
     )
     if writer == "spark":
-        named = cache.open_parent(chosen, storage_options, timeout_seconds)
+        named = entries.open_parent(chosen, storage_options, timeout_seconds)
         other = _find_other_user(named, session)
         if other is not None:
             raise ValueError(
@@ -139,7 +140,7 @@ def write_dataframe(
                 f"storage_options name {named.user!r}. Say writer='executors', who are handed that name, or let the "
                 f"environment say HADOOP_USER_NAME={named.user} before Spark starts."
             )
-    root = cache.open_root(chosen, storage_options, timeout_seconds)
+    root = entries.open_root(chosen, storage_options, timeout_seconds)
     write_options = {
         "float_dtype": float_dtype,
         "shapes": {name: list(shape or ()) for name, shape in (shapes or {}).items()},
@@ -194,7 +195,7 @@ def write_dataframe(
             user=_own_user(),
             source="DataFrame" if version is None else version.source,
         )
-        attempt = cache.begin(root, key, application_id=application_id)
+        attempt = entries.begin(root, key, application_id=application_id)
         spec = {
             "directory": root.below(key).path(attempt.data_directory),
             "store": root.store,
@@ -224,12 +225,12 @@ def write_dataframe(
             manifest = replace(manifest, origin=origin)
             if pinned is not None and not pinned.is_fixed and identity.find_delta_version(df) != pinned:
                 raise _TableChangedError
-            cache.delete_unlisted(root, attempt, manifest)
-            manifest, lease = cache.commit(root, attempt, manifest)
+            entries.delete_unlisted(root, attempt, manifest)
+            manifest, lease = entries.commit(root, attempt, manifest)
         except BaseException:
             # Also on Ctrl-C: what was written has no manifest, and must not stay either.
             try:
-                cache.abandon(root, attempt)
+                entries.abandon(root, attempt)
             except (CacheError, OSError) as left:
                 # What failed first is what the user must hear.
                 logger.warning("Left for a later sweep: %s", left)
@@ -256,24 +257,24 @@ def _own_user() -> str:
     return ""
 
 
-def _adopt(root: Storage, key: str, *, may_remove: bool = True) -> tuple[Manifest, cache.Lease | None] | None:
+def _adopt(root: Storage, key: str, *, may_remove: bool = True) -> tuple[Manifest, entries.Lease | None] | None:
     """A committed entry whose files are all there; a damaged one is removed, so that it is written again."""
     left = "" if may_remove else " The damaged entry is kept (delete_on_exit=False) and stays."
     try:
-        adopted = cache.adopt(root, key)
+        adopted = entries.adopt(root, key)
     except CacheCorruptError as error:
         logger.warning("Write again what is damaged: %s%s", error, left)
         if may_remove:
-            cache.discard(root, key)
+            entries.discard(root, key)
         return None
     if adopted is None:
         return None
     if adopted.damage is not None:
         logger.warning("Write again what is damaged: %s%s", adopted.damage, left)
         if may_remove:
-            cache.delete(root, key, adopted.manifest, adopted.lease)
+            entries.delete(root, key, adopted.manifest, adopted.lease)
         else:
-            cache.let_go(root, key, adopted.manifest, adopted.lease)
+            entries.let_go(root, key, adopted.manifest, adopted.lease)
         return None
     return adopted.manifest, adopted.lease
 
@@ -281,7 +282,7 @@ def _adopt(root: Storage, key: str, *, may_remove: bool = True) -> tuple[Manifes
 def _log_other_entries(root: Storage, keys: Sequence[str], cache_key: str) -> None:
     """Say so when the key is known, but with another schema or other write options."""
     named = keys[0].partition("-")[0]
-    found = [info.name for info in cache.list_entries(root, named)]
+    found = [info.name for info in entries.list_entries(root, named)]
     others = [name for name in found if name not in keys]
     if others:
         logger.info(
@@ -384,7 +385,7 @@ def _write_with_executors(
     Those of few tasks are merged one after the other as they arrive here. Those of many would still lie in the JVM
     together, so that a stage of Spark's merges them, which takes 0.1 s.
     """
-    job = selected.mapInArrow(executor.make_write_partition(spec), executor.REPORT_SCHEMA)
+    job = selected.mapInArrow(tasks.make_write_partition(spec), tasks.REPORT_SCHEMA)
     confs, arrive = {}, collect_reports
     num_tensors = sum(column.kind != "scalar" for column in columns)
     if num_tensors:
@@ -393,7 +394,7 @@ def _write_with_executors(
         if num_tasks is not None and num_tasks * num_tensors <= _MAX_UNFOLDED_MOMENTS:
             arrive = stream_reports
         else:
-            job = job.repartition(1).mapInArrow(executor.fold_reports, executor.REPORT_SCHEMA)
+            job = job.repartition(1).mapInArrow(tasks.fold_reports, tasks.REPORT_SCHEMA)
             if not is_adaptive:
                 # For our exchange alone Spark would plan and submit each stage as a job of its own, some 70 ms.
                 confs = {"spark.sql.adaptive.enabled": "false"}
@@ -402,7 +403,7 @@ def _write_with_executors(
     with changed_confs(session, confs), contextlib.closing(arrive(job)) as arrivals:
         for partition, text in arrivals:
             report = json.loads(text)
-            totals = executor.add_moments(totals, report.pop("moments", {}))
+            totals = tasks.add_moments(totals, report.pop("moments", {}))
             reports.append((partition, report))
     return [*reports, (-1, {"moments": {name: moments.to_json(closed) for name, closed in totals.items()}})]
 
@@ -474,10 +475,10 @@ def _executors_are_this_process(session: Any) -> bool:
 
 def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
     """Let an executor write one small file, and see whether the driver finds it."""
-    probe = executor.make_probe(directory.path(), directory.store)
+    probe = tasks.make_probe(directory.path(), directory.store)
     try:
         # In one partition: Azure refuses one of two that write the same blob at the same time.
-        rows = session.range(0, 1, 1, 1).mapInArrow(probe, executor.REPORT_SCHEMA).collect()
+        rows = session.range(0, 1, 1, 1).mapInArrow(probe, tasks.REPORT_SCHEMA).collect()
     except Exception as error:  # noqa: BLE001 (whatever it is, executors that fail here would fail later)
         if type(error).__name__ in _PICKLING_ERRORS:
             # As Databricks' own providers of tokens, which stay in the notebook.
@@ -490,9 +491,9 @@ def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
         return "lists", f"the executors have pyarrow {answer['pyarrow']}, and {LEAST_PYARROW} is needed"
     if "error" in answer:
         return "spark", f"the executors cannot write to {directory.url} ({directory.without_secrets(answer['error'])})"
-    if directory.size(executor.PROBE_NAME) is None:
-        raise cache.not_shared(directory.url, "what an executor wrote there is not there")
-    directory.delete_file(executor.PROBE_NAME)
+    if directory.size(tasks.PROBE_NAME) is None:
+        raise entries.not_shared(directory.url, "what an executor wrote there is not there")
+    directory.delete_file(tasks.PROBE_NAME)
     return "executors", ""
 
 
@@ -585,7 +586,7 @@ def _manifest_from(
     totals: dict[str, Any] = {}
     lengths: dict[str, list[int]] = {}
     for _, report in reports:
-        totals = executor.add_moments(totals, report.get("moments", {}))
+        totals = tasks.add_moments(totals, report.get("moments", {}))
         for name, (least, most) in report.get("lengths", {}).items():
             before = lengths.get(name, [least, most])
             lengths[name] = [min(before[0], least), max(before[1], most)]

@@ -25,7 +25,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from converter.columns import (
+from converter.errors import CacheCorruptError, ConverterError, ReadError, SourceChangedError, SourceError
+from converter.footers import ParsedFooter, parse_end
+from converter.manifest import Level, Manifest, Place
+from converter.memory import Room, give_back_idle
+from converter.portable import tasks
+from converter.reading.decode import (
     Array,
     Decoded,
     Nulls,
@@ -39,18 +44,13 @@ from converter.columns import (
     null_error,
     signed,
 )
-from converter.errors import CacheCorruptError, ConverterError, ReadError, SourceChangedError, SourceError
-from converter.footers import ParsedFooter, parse_end
-from converter.local_cache import LocalCache, piece_name
-from converter.manifest import Level, Manifest, Place
-from converter.memory import Room, give_back_idle
-from converter.pages import Chunk, PlainColumn, find_plain_column
-from converter.ranges import Data, Fetched, PartialFile, Range, Turn, at_once, merge_ranges
+from converter.reading.local_cache import LocalCache, piece_name
+from converter.reading.pages import Chunk, PlainColumn, find_plain_column
 from converter.schema import Field
-from converter.sources import executor
-from converter.sources.parquet import refuse_encrypted
-from converter.storage import Storage
-from converter.stores import GivenUpError
+from converter.sources.parquet.columns import refuse_encrypted
+from converter.storage.directory import Storage
+from converter.storage.ranges import Data, Fetched, PartialFile, Range, Turn, at_once, merge_ranges
+from converter.storage.store import GivenUpError
 
 _MAX_OPEN_FILES = 256
 _MAX_KEPT_FOOTERS = 16
@@ -577,7 +577,7 @@ class KnownFooter:
         """
         for leaf in leaves:
             chunk = self.footer.chunk(index, leaf)
-            start, num_bytes = executor.head_of(chunk.data_page_offset, chunk.stored_bytes)
+            start, num_bytes = tasks.head_of(chunk.data_page_offset, chunk.stored_bytes)
             if zlib.crc32(fetched.slice(start, start + num_bytes)) != self.heads[index, leaf]:
                 raise SourceChangedError(
                     f"{self.path} holds other rows than were written there: it was replaced, or is damaged. "
@@ -626,7 +626,7 @@ def check_file(storage: Storage, manifest: Manifest, file: int, opened: pa.Nativ
             f"was written. {manifest.remedy}",
             path=path,
         )
-    end = executor.end_of(opened)
+    end = tasks.end_of(opened)
     if manifest.file_footers is not None and zlib.crc32(end) != manifest.file_footers[file]:
         raise SourceChangedError(
             f"{path} has another footer than it was written with: it was replaced by a file of the same size, or is "

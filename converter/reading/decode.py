@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 
 from converter import memory
 from converter.errors import NullValueError, SourceError
+from converter.portable import tasks
 from converter.schema import Field
-from converter.sources import executor
 
 Array = npt.NDArray[Any]
 Nulls = Literal["raise", "mask"] | Mapping[str, Any]
@@ -113,7 +113,7 @@ def decode(
         array = array.dictionary_decode()
     array = _typed(array, field)
     noted = (stored.metadata if stored is not None else None) or {}
-    dtype = noted.get(executor.DTYPE_METADATA.encode(), field.dtype.encode()).decode()
+    dtype = noted.get(tasks.DTYPE_METADATA.encode(), field.dtype.encode()).decode()
     if dtype != field.dtype:
         raise pa.ArrowInvalid(f"column {field.name!r} holds numbers of {dtype} where {field.dtype} was expected")
     valid = None if not array.null_count else np.asarray(pc.is_valid(array))
@@ -128,7 +128,7 @@ def decode(
         values[element_valid] = _flat_numbers(_flat_list(array, field).drop_null(), field)
         np.copyto(values, np.asarray(fill, values.dtype), where=~element_valid)
         return Decoded(values=values, valid=valid, element_valid=element_valid)
-    is_raw = is_foreign and executor.DTYPE_METADATA.encode() not in noted
+    is_raw = is_foreign and tasks.DTYPE_METADATA.encode() not in noted
     values = _numbers(array, field, is_raw=is_raw)
     if valid is not None:
         values = values.copy() if not values.flags.writeable else values
@@ -261,7 +261,7 @@ def _decode_ragged_lists(array: pa.Array, field: Field, fill: Any, valid: npt.ND
 
 def _with_shapes(array: pa.Array, field: Field, stored: pa.Field | None) -> pa.Array:
     """Rows of one file that all have the shape which the file names, as rows that say their own."""
-    said = (stored.metadata or {}).get(executor.SHAPE_METADATA.encode()) if stored is not None else None
+    said = (stored.metadata or {}).get(tasks.SHAPE_METADATA.encode()) if stored is not None else None
     shape = tuple(json.loads(said)) if said is not None else ()
     present = array.drop_null() if array.null_count else array
     row_numbers = int(np.prod(shape))
@@ -271,7 +271,7 @@ def _with_shapes(array: pa.Array, field: Field, stored: pa.Field | None) -> pa.A
     values = _fixed_width_bytes(present).view(field.stored_dtype.newbyteorder("<"))
     sizes = np.full(len(array), row_numbers) if valid is None else valid * row_numbers
     encoded = {"values": values, "sizes": sizes, "valid": valid, "shape": shape, "shapes": None}
-    return executor.as_binary(encoded, fixed=None)
+    return tasks.as_binary(encoded, fixed=None)
 
 
 def _fixed_width_bytes(array: pa.Array) -> Array:
@@ -769,7 +769,7 @@ class RaggedRows:
         has_shapes = self.shapes.shape[1] > 1
         values = np.ascontiguousarray(self.values, self.values.dtype.newbyteorder("<"))
         encoded = {"values": values, "sizes": sizes, "valid": None, "shape": None}
-        packed = executor.as_binary(encoded | {"shapes": self.shapes if has_shapes else None}, fixed=None)
+        packed = tasks.as_binary(encoded | {"shapes": self.shapes if has_shapes else None}, fixed=None)
         return pc.cast(packed, pa.large_binary())
 
     def pad(self) -> tuple[Array, npt.NDArray[np.int64]]:
@@ -905,7 +905,7 @@ def _find_rows(
     sizes = np.diff(offsets)
     if field.ndim == 1:
         return offsets, sizes.reshape(-1, 1), None, raw
-    header = executor.header_bytes(field.ndim) // stored.itemsize
+    header = tasks.header_bytes(field.ndim) // stored.itemsize
     present = np.flatnonzero(sizes)
     if (sizes[present] < header).any():
         raise wrong

@@ -29,15 +29,19 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+import keras
 import numpy as np
 import pyarrow as pa
+import tensorflow as tf
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+from tensorflow.python.eager import context
+from tensorflow.python.framework.ops import EagerTensor
 
-from converter.columns import RaggedRows, new_array, ragged_values
-from converter.errors import ConverterError, MissingDependencyError
+from converter.errors import ConverterError
 from converter.frameworks.numpy import Batch, Epochs, Iteration, as_generator, numpy_batches, times_as_integers
 from converter.plan import EpochPlan
-from converter.schema import Field
-from converter.windows import (
+from converter.reading.decode import RaggedRows, new_array, ragged_values
+from converter.reading.windows import (
     ELEMENT_VALID_SUFFIX,
     INNER_LENGTH_SUFFIX,
     LENGTH_SUFFIX,
@@ -46,20 +50,7 @@ from converter.windows import (
     BatchSource,
     Run,
 )
-
-try:
-    import keras
-    import tensorflow as tf
-    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
-    from tensorflow.python.eager import context
-    from tensorflow.python.framework.ops import EagerTensor
-except ModuleNotFoundError as error:
-    if error.name not in ("keras", "tensorflow"):
-        # Of a backend that KERAS_BACKEND names, say.
-        raise
-    raise MissingDependencyError(
-        f"make_tf_dataset needs {error.name}, which is not installed: pip install 'spark-tensor-converter[tf]'."
-    ) from error
+from converter.schema import Field
 
 logger = logging.getLogger(__name__)
 

@@ -22,22 +22,16 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
-from converter.columns import ragged_values
-from converter.errors import ConverterError, MissingDependencyError, SourceError
-from converter.files import DataFiles
+from converter.errors import ConverterError, SourceError
 from converter.frameworks.numpy import BatchesOf, Epochs, as_generator, numpy_batches, times_as_integers
 from converter.plan import EpochPlan, Past
+from converter.reading.data_files import DataFiles
+from converter.reading.decode import ragged_values
+from converter.reading.windows import INNER_LENGTH_SUFFIX, LENGTH_SUFFIX, BatchSource, Run
 from converter.schema import Field
-from converter.windows import INNER_LENGTH_SUFFIX, LENGTH_SUFFIX, BatchSource, Run
-
-try:
-    import torch
-    from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
-except ModuleNotFoundError as error:
-    raise MissingDependencyError(
-        "make_torch_dataloader needs PyTorch, which is not installed: pip install 'spark-tensor-converter[torch]'."
-    ) from error
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from converter.errors import MissingDependencyError, SourceChangedError, SourceE
 from converter.manifest import Manifest, SourceColumn
 from converter.schema import DeclaredShape, Field, Schema
 from converter.selection import Mask, Selection, select_some
-from converter.sources.parquet import (
+from converter.sources.parquet.columns import (
     Column,
     Footer,
     choose_columns,
@@ -47,7 +47,7 @@ from converter.sources.parquet import (
     plan_fields,
     statistics_of,
 )
-from converter.storage import FileInfo, Storage, StorageOptions, open_storage
+from converter.storage.directory import FileInfo, Storage, StorageOptions, open_storage
 
 _LOG = "_delta_log"
 _HINT = "_last_checkpoint"

@@ -43,8 +43,8 @@ import platformdirs
 
 from converter.errors import CacheCorruptError, CacheError, CacheNotConfiguredError, CacheNotOwnedError
 from converter.manifest import DATA_FILE, Manifest
-from converter.storage import FileInfo, Storage, StorageOptions, open_storage
-from converter.stores import TIMEOUT_SECONDS, shown_url
+from converter.storage.directory import FileInfo, Storage, StorageOptions, open_storage
+from converter.storage.store import TIMEOUT_SECONDS, shown_url
 
 logger = logging.getLogger(__name__)
 

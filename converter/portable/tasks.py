@@ -40,7 +40,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from converter.sources.moments import (
+from converter.portable.moments import (
     MAX_ELEMENTS,
     add_values,
     close_moments,
@@ -51,10 +51,11 @@ from converter.sources.moments import (
     new_scratch,
     to_json,
 )
-from converter.sources.redaction import hide_secrets, shows_secrets
+from converter.portable.redaction import hide_secrets, shows_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
 
 REPORT_SCHEMA = "partition long, report string"
 """What a task returns, as Spark writes a schema: one row for each file, or one for each finding."""

@@ -29,8 +29,8 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from converter.errors import CacheError
-from converter.ranges import Data, PartialFile
-from converter.stores import TIMEOUT_SECONDS, NotOpenedError, Request, open_store, shown_url
+from converter.storage.ranges import Data, PartialFile
+from converter.storage.store import TIMEOUT_SECONDS, NotOpenedError, Request, open_store, shown_url
 
 Result = TypeVar("Result")
 

@@ -31,6 +31,7 @@ from converter.errors import MissingDependencyError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
 logger = logging.getLogger(__name__)
 
 LEAST_JAVA = 17

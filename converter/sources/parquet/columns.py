@@ -38,12 +38,12 @@ import pyarrow.parquet as pq
 from converter.errors import SourceError
 from converter.footers import END_BYTES, ParsedFooter, parse_end
 from converter.manifest import Level, Manifest, SourceColumn, count_leaves
-from converter.ranges import at_once
+from converter.portable import tasks
 from converter.schema import DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
-from converter.sources import executor
 from converter.statistics import ColumnStatistics
-from converter.storage import Storage, StorageOptions, open_storage
-from converter.stores import shown_url
+from converter.storage.directory import Storage, StorageOptions, open_storage
+from converter.storage.ranges import at_once
+from converter.storage.store import shown_url
 
 logger = logging.getLogger(__name__)
 
@@ -502,7 +502,7 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
         num_bytes, stamp = storage.look(name, given_up)
         with storage.open_parquet(name, num_bytes, given_up) as opened:
             num_bytes = opened.size()
-            end = executor.end_of(opened)
+            end = tasks.end_of(opened)
             footer = parse_end(end)
             refuse_encrypted(path, footer)
             parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
@@ -617,7 +617,7 @@ def _merge(url: str, files: Sequence[Footer]) -> dict[str, Column]:
             here, there = ((spark_type or kind), (column.type_name or column.source.arrow_type))
             if spark_type != column.type_name:
                 wider = None
-            packed = (said.get(executor.DTYPE_METADATA), column.said.get(executor.DTYPE_METADATA))
+            packed = (said.get(tasks.DTYPE_METADATA), column.said.get(tasks.DTYPE_METADATA))
             if packed[0] != packed[1]:
                 wider, (here, there) = None, (f"{here} of {packed[0]}", f"{there} of {packed[1]}")
             if wider is None:
@@ -833,12 +833,12 @@ def _plan_field(
     while is_list(kind):
         kind, ndim = kind.value_type, ndim + 1
     dtype = dtype_of(kind)
-    is_bytes = _is_bytes(column.source.arrow_type) and executor.DTYPE_METADATA not in said
+    is_bytes = _is_bytes(column.source.arrow_type) and tasks.DTYPE_METADATA not in said
     if is_bytes and column.name in shapes:
         return _plan_bytes(column, shapes[column.name])
-    if executor.DTYPE_METADATA in said:
+    if tasks.DTYPE_METADATA in said:
         # Packed by this package, in a cache whose manifest is elsewhere.
-        dtype, ndim = said[executor.DTYPE_METADATA], int(said[executor.NDIM_METADATA])
+        dtype, ndim = said[tasks.DTYPE_METADATA], int(said[tasks.NDIM_METADATA])
     elif dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
         remedy = (
             "leave it out with columns=…, or read it with Spark and call make_spark_converter, whose error gives the "
@@ -868,7 +868,7 @@ def _plan_field(
         has_nulls=column.null_count != 0,
         ragged_ndim=ndim if shape is None else 1,
         has_null_elements=ndim > 0 and column.has_null_elements,
-        is_jagged=ndim > 1 and shape is None and executor.DTYPE_METADATA not in said,
+        is_jagged=ndim > 1 and shape is None and tasks.DTYPE_METADATA not in said,
     )
 
 
@@ -893,8 +893,8 @@ def _plan_bytes(column: Column, declared: DeclaredShape) -> Field:
 
 def _shape_of(column: Column, ndim: int) -> tuple[int, ...] | None:
     """The one length that all lists of a column can have, by how many numbers each row group has of it."""
-    if executor.DTYPE_METADATA in column.said:
-        shape = column.said.get(executor.SHAPE_METADATA)
+    if tasks.DTYPE_METADATA in column.said:
+        shape = column.said.get(tasks.SHAPE_METADATA)
         return None if shape is None else tuple(json.loads(shape))
     if ndim == 1 and column.list_size is not None:
         return (column.list_size,)

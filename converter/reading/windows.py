@@ -28,7 +28,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from converter.columns import (
+from converter.errors import NullValueError, ReadError, SourceError
+from converter.manifest import Manifest
+from converter.memory import SPARE
+from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
+from converter.reading.data_files import DataFiles, FetchedGroup, RowGroup
+from converter.reading.decode import (
     WIDE_BYTES,
     Array,
     Nulls,
@@ -42,15 +47,10 @@ from converter.columns import (
     joined,
     null_error,
 )
-from converter.errors import NullValueError, ReadError, SourceError
-from converter.files import DataFiles, FetchedGroup, RowGroup
-from converter.local_cache import open_local_cache
-from converter.manifest import Manifest
-from converter.memory import SPARE
-from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
-from converter.ranges import MAX_REQUESTS_AT_ONCE, Turn, result_of
+from converter.reading.local_cache import open_local_cache
 from converter.schema import Field
-from converter.storage import Storage
+from converter.storage.directory import Storage
+from converter.storage.ranges import MAX_REQUESTS_AT_ONCE, Turn, result_of
 
 logger = logging.getLogger(__name__)
 

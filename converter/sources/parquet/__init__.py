@@ -1,0 +1,1 @@
+"""Parquet files that exist already become a manifest, from their footers alone."""
