@@ -96,8 +96,8 @@ def cache_dir(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_reader_thread_is_left() -> Iterator[None]:
     """Reader threads end with the iteration that started them, the heartbeat with the last converter."""
-    from converter.portable.tasks import CLOSING_THREAD, TOKEN_THREAD
-    from converter.storage.store import REQUEST_THREAD
+    from converter.portable.deadlines import CLOSING_THREAD, TOKEN_THREAD
+    from converter.storage.requests import REQUEST_THREAD
 
     before = set(threading.enumerate())
     yield

@@ -14,14 +14,7 @@ what they arrive. Importing this loads no Spark, torch or TensorFlow.
 
 from importlib import metadata as _metadata
 
-from converter.dataset import (
-    DatasetConverter,
-    make_delta_converter,
-    make_parquet_converter,
-    make_spark_converter,
-    open_converter,
-    sweep,
-)
+from converter.dataset import DatasetConverter
 from converter.errors import (
     CacheCorruptError,
     CacheError,
@@ -37,6 +30,7 @@ from converter.errors import (
     StateMismatchError,
     UnsupportedTypeError,
 )
+from converter.make import make_delta_converter, make_parquet_converter, make_spark_converter, open_converter, sweep
 from converter.sources.spark.local import start_local_spark
 
 try:

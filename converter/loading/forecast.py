@@ -2,11 +2,57 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
 
 from converter.reading.windows import BatchSource
+
+logger = logging.getLogger(__name__)
+
+
+def check_steps(source: BatchSource, num_epochs: int | None) -> None:
+    """Say that a loader gives nothing; refuse it where it would do so for ever.
+
+    Raises:
+        ValueError: an epoch has no batch, and there is no last epoch.
+    """
+    if source.num_batches():
+        return
+    said = (
+        f"batch_size={source.batch_size} is more than the {source.plan(0).num_rows} rows of this shard, and "
+        "drop_last=True leaves them out, so an epoch has no batch"
+    )
+    if num_epochs is None:
+        raise ValueError(f"{said}, for ever with num_epochs=None. Choose a smaller batch_size.")
+    logger.warning("%s. Choose a smaller batch_size.", said)
+
+
+def say_steps(source: BatchSource) -> None:
+    """Log what dividing the rows among several shards costs: dropped rows, or steps that are not equally many."""
+    num_rows, count = source.manifest.num_live_rows, source.shard.count
+    if count == 1:
+        return
+    if source.uneven == "drop" and (num_dropped := source.plan(0).num_dropped):
+        logger.log(
+            logging.WARNING if source.is_shard_found else logging.INFO,
+            "Each epoch drops %d of %d rows (different ones each time), so that %d shards take equally many steps.",
+            num_dropped, num_rows, count,
+        )  # fmt: skip
+    if source.uneven == "keep":
+        # Sizes of shards differ by at most one row.
+        few, many = (
+            size // source.batch_size if source.drop_last else -(-size // source.batch_size)
+            for size in (num_rows // count, -(-num_rows // count))
+        )
+        if few != many:
+            logger.warning(
+                "With uneven='keep' some of the %d shards take %d batches and others %d. A training loop that "
+                "synchronizes the ranks in each step would hang: pass uneven='pad', or use "
+                "torch.distributed.algorithms.join.Join.",
+                count, few, many,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

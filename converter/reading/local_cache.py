@@ -38,7 +38,7 @@ import pyarrow as pa
 
 from converter.errors import CacheError, CacheNotOwnedError
 from converter.storage.ranges import Data
-from converter.storage.store import GivenUpError
+from converter.storage.requests import GivenUpError
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.footers import BIT_PACKED, PLAIN, RLE, ColumnChunk, read_struct, read_varint
-from converter.manifest import Place
-from converter.portable import tasks
+from converter.places import Place
+from converter.portable.tensors import DTYPE_METADATA
 from converter.schema import Field
 
 Array = npt.NDArray[Any]
@@ -181,7 +181,7 @@ def find_plain_column(metadata: pq.FileMetaData, place: Place, field: Field) -> 
     # A member of a struct is null where the struct is.
     if shape is None or field.is_object or field.dtype == "bool" or place.members:
         return None
-    if (stored.metadata or {}).get(tasks.DTYPE_METADATA.encode(), field.dtype.encode()) != field.dtype.encode():
+    if (stored.metadata or {}).get(DTYPE_METADATA.encode(), field.dtype.encode()) != field.dtype.encode():
         # Of other numbers: an error where they are decoded.
         return None
     dtype, row_numbers = field.stored_dtype, math.prod(shape)

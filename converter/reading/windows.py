@@ -15,14 +15,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,34 +30,20 @@ from converter.errors import NullValueError, ReadError, SourceError
 from converter.manifest import Manifest
 from converter.memory import SPARE
 from converter.plan import EpochPlan, Past, Piece, Shard, Shuffle, State, Uneven, plan_epoch
+from converter.reading.ahead import read_ahead
 from converter.reading.data_files import DataFiles, FetchedGroup, RowGroup
-from converter.reading.decode import (
-    WIDE_BYTES,
-    Array,
-    Nulls,
-    Ragged,
-    RaggedRows,
-    Stack,
-    check_fill,
-    gather,
-    gather_stack,
-    has_fill,
-    joined,
-    null_error,
-)
+from converter.reading.gather import WIDE_BYTES, Array, Stack, gather, gather_stack, joined
 from converter.reading.local_cache import open_local_cache
+from converter.reading.nulls import Nulls
+from converter.reading.ragged import Ragged, RaggedRows
+from converter.reading.runs import LENGTH_SUFFIX, VALID_SUFFIX, Columns, Run, cut_run, mark_padding
 from converter.schema import Field
+from converter.storage.at_once import MAX_REQUESTS_AT_ONCE, Turn, result_of
 from converter.storage.directory import Storage
-from converter.storage.ranges import MAX_REQUESTS_AT_ONCE, Turn, result_of
 
 logger = logging.getLogger(__name__)
-
-VALID_SUFFIX = "__valid"
 ELEMENT_VALID_SUFFIX = "__element_valid"
-LENGTH_SUFFIX = "__length"
 INNER_LENGTH_SUFFIX = "__inner_length"
-NOT_PADDED = VALID_SUFFIX
-"""What every batch has with `uneven="pad"`: False for a row that another shard reads too."""
 
 _FIRST_PART = 8
 _MAX_FETCHERS = 64
@@ -83,25 +67,6 @@ _INDEX_BYTES = 3 * 8
 
 Transform = Callable[..., Mapping[str, Any]]
 """A user's function of a whole batch, and if it takes a second argument, of a random generator."""
-
-Item = TypeVar("Item")
-Output = TypeVar("Output")
-
-Columns = dict[str, "Array | pa.Array"]
-"""Columns of the same rows: numbers, or an Arrow array of strings, bytes or ragged rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Batches that lie one after the other in the same memory."""
-
-    columns: Columns
-    batch_size: int
-    num_rows: int
-    """A multiple of `batch_size`; less than that only for the last batch of an epoch."""
-
-    first_batch: int
-    """The number in the plan of the first batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,8 +234,8 @@ class BatchSource:
                 ahead=self.windows_ahead,
                 given_up=reader.given_up,
             )
-            for run in _cut(windows, plan.batch_size, num_rows, first_batch=wanted.start):
-                yield _mark_padding(run, plan) if self.uneven == "pad" else run
+            for run in cut_run(windows, plan.batch_size, num_rows, first_batch=wanted.start):
+                yield mark_padding(run, plan) if self.uneven == "pad" else run
 
     def bytes_decoded(self, num_rows: int) -> int:
         """Bytes of the wanted columns of so many rows, as the files have them."""
@@ -370,157 +335,6 @@ class BatchSource:
         if self.prefetch_batches is None:
             return self.workers_count + 1
         return max(1, math.ceil(self.prefetch_batches * self.batch_size / self.window_rows))
-
-
-def _mark_padding(run: Run, plan: EpochPlan) -> Run:
-    """The run with a column that tells the rows that are this shard's own."""
-    first_row = run.first_batch * run.batch_size
-    is_own = np.arange(first_row, first_row + run.num_rows) < plan.num_rows - plan.num_padded
-    return replace(run, columns={**run.columns, NOT_PADDED: is_own})
-
-
-def default_workers_count() -> int:
-    """Reader threads: one for each core up to four, beyond which memory is the limit (a guess)."""
-    return max(1, min(4, os.cpu_count() or 1))
-
-
-def resolve_names(
-    manifest: Manifest, columns: Sequence[str] | None, stack: Mapping[str, Sequence[str]] | None
-) -> tuple[tuple[str, ...], tuple[Stack, ...]]:
-    """The keys of a batch and the stacks among them.
-
-    A stack stands where `columns` names it, else behind the others; its columns arrive alone only
-    where `columns` names them.
-
-    Raises:
-        ValueError: a column does not exist, or cannot be stacked.
-    """
-    if stack is not None and not isinstance(stack, Mapping):
-        raise TypeError(f"stack must be a dict of name to column names, got {stack!r}.")
-    schema = manifest.schema
-    stacks = tuple(_resolve_stack(manifest, name, members) for name, members in (stack or {}).items())
-    stack_names = tuple(one.name for one in stacks)
-    if columns is None:
-        stacked = {column for one in stacks for column in one.columns}
-        return (*(name for name in schema.names if name not in stacked), *stack_names), stacks
-    if (
-        isinstance(columns, str)
-        or not isinstance(columns, Sequence)
-        or not all(isinstance(one, str) for one in columns)
-    ):
-        raise TypeError(f"columns must be a list of names, got {columns!r}.")
-    for name in columns:
-        if name not in stack_names and name not in schema:
-            raise ValueError(f"columns: {schema.explain_missing(name)}")
-    if len(set(columns)) != len(columns) or not columns:
-        raise ValueError(f"columns must name at least one column, and each once; got {list(columns)}.")
-    return (*columns, *(name for name in stack_names if name not in columns)), stacks
-
-
-def _resolve_stack(manifest: Manifest, name: str, members: Sequence[str]) -> Stack:
-    schema, float_dtype = manifest.schema, manifest.float_dtype
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"stack: a stack needs a name, got {name!r}.")
-    if name in schema:
-        raise ValueError(f"stack: {name!r} is a column already; choose another name for the stack.")
-    if isinstance(members, str) or not isinstance(members, Sequence) or not members:
-        raise ValueError(f"stack: {name!r} needs a list of column names, got {members!r}.")
-    for member in members:
-        if not isinstance(member, str):
-            raise TypeError(f"stack: {name!r} needs a list of column names, got {members!r}.")
-        if member not in schema:
-            raise ValueError(f"stack: {schema.explain_missing(member)}")
-        if not schema[member].is_scalar_number:
-            field = schema[member]
-            raise ValueError(
-                f"stack: column {member!r} of {name!r} has dtype {field.dtype} and shape {field.shape}; "
-                "only columns of single numbers can be stacked."
-            )
-    dtypes = {schema[member].dtype for member in members}
-    if len(dtypes) == 1:
-        return Stack(name=name, columns=tuple(members), dtype=dtypes.pop())
-    exact = 2 ** (np.finfo(float_dtype).nmant + 1)
-    rounded = sorted(member for member in members if not _is_exact(manifest, member, exact))
-    if rounded:
-        logger.info(
-            "Stack %r makes %s of columns whose integers may be beyond %d, where they are rounded: %s",
-            name, float_dtype, exact, ", ".join(rounded),
-        )  # fmt: skip
-    return Stack(name=name, columns=tuple(members), dtype=float_dtype)
-
-
-def _is_exact(manifest: Manifest, name: str, exact: int) -> bool:
-    """Whether a column's integers are known to be within a float's exact ones."""
-    dtype = np.dtype(manifest.schema[name].dtype)
-    if dtype.kind not in "iu" or np.iinfo(dtype).max <= exact:
-        return True
-    known = manifest.statistics.get(name)
-    if known is None or known.closed is None:
-        return False
-    return known.min is None or (-exact <= known.min and known.max <= exact)
-
-
-def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
-    """Refuse before reading what is known to fail: nulls and ragged rows that no policy covers.
-
-    Raises:
-        NullValueError: a column holds nulls and `nulls` does not say what to do.
-        SourceError: a column's rows differ in length and `ragged="raise"`.
-        ValueError: a policy names no policy, or no column.
-    """
-    if isinstance(source.nulls, str):
-        if source.nulls not in ("raise", "mask"):
-            raise ValueError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
-    elif not isinstance(source.nulls, Mapping):
-        raise TypeError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
-    else:
-        for name, value in source.nulls.items():
-            if name not in source.manifest.schema:
-                raise ValueError(f"nulls: {source.manifest.schema.explain_missing(name)}")
-            check_fill(source.manifest.schema[name], value)
-    if source.ragged not in ("raise", "pad", "nested"):
-        raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r}.")
-    _check_added_names(source)
-    for field in source.fields:
-        # Of selected rows, and of files that do not say, only reading can tell.
-        known = source.manifest.statistics.get(field.name)
-        is_certain = (
-            known is not None and known.null_count > 0 and source.manifest.selection is None and not is_filtered
-        )
-        if is_certain and source.nulls != "mask" and not has_fill(source.nulls, field):
-            raise null_error(field, nulls=source.nulls)
-        if field.shape is None and source.ragged == "raise":
-            raise SourceError(
-                f"Column {field.name!r} has rows of different lengths, which make no tensor. Say ragged='pad' "
-                f"(adds {field.name + LENGTH_SUFFIX!r}) or ragged='nested', or leave the column out with columns=….",
-                column=field.name,
-            )
-
-
-def _check_added_names(source: BatchSource) -> None:
-    """Refuse where a mask, a length or a row's number would take the name of something else."""
-    schema = source.manifest.schema
-    stacked = {stack.name: stack.columns for stack in source.stacks}
-    added: dict[str, str] = {}
-    for name in source.names:
-        if source.has_element_mask(name):
-            added[name + ELEMENT_VALID_SUFFIX] = f"for {name!r}"
-        if source.has_mask(stacked.get(name, (name,))):
-            added[name + VALID_SUFFIX] = f"for {name!r}"
-        if source.ragged == "pad" and name not in stacked and schema[name].shape is None:
-            added[name + LENGTH_SUFFIX] = f"for {name!r}"
-            if schema[name].is_jagged:
-                added[name + INNER_LENGTH_SUFFIX] = f"for {name!r}"
-    if source.uneven == "pad":
-        added[NOT_PADDED] = "by uneven='pad'"
-    for one, why in added.items():
-        if one in source.names:
-            raise ValueError(
-                f"{one!r} is a column already, and would be added {why}. Rename it in Spark, or leave one of the two "
-                "out with columns=…."
-            )
-    if source.row_index is not None and source.row_index in {*schema.names, *stacked, *added}:
-        raise ValueError(f"with_row_index: {source.row_index!r} is a column already; choose another name.")
 
 
 class _WindowReader:
@@ -711,73 +525,3 @@ def give_up_fetching() -> None:
     """Wait for no store any more, whoever has left an iterator unfinished: for the interpreter's end."""
     for given_up in list(_given_up):
         given_up.set()
-
-
-def read_ahead(
-    function: Callable[[Item], Output],
-    items: Iterator[Item],
-    *,
-    workers_count: int,
-    ahead: int,
-    given_up: threading.Event | None = None,
-) -> Iterator[Output]:
-    """Yield `function` of each item in order, computed by threads; at most `ahead` of them are not yet yielded."""
-    with ThreadPoolExecutor(workers_count, thread_name_prefix="converter-read") as pool:
-        pending: deque[Future[Output]] = deque()
-        try:
-            for item in items:
-                pending.append(pool.submit(function, item))
-                if len(pending) >= ahead:
-                    yield result_of(pending.popleft())
-            while pending:
-                yield result_of(pending.popleft())
-        finally:
-            # Also when the consumer breaks, raises or forgets us: what has not begun never will.
-            for future in pending:
-                future.cancel()
-            if given_up is not None:
-                given_up.set()
-
-
-def _cut(windows: Iterator[Columns], batch_size: int, num_rows: int, *, first_batch: int) -> Iterator[Run]:
-    """Cut the first `num_rows` rows of the windows into runs of whole batches; the last may be short."""
-    carry: Columns = {}
-    carry_rows = 0
-    left = num_rows
-    batch = first_batch
-    for columns in windows:
-        available = min(_num_rows(columns), left - carry_rows)
-        start = 0
-        if carry_rows:
-            start = min(batch_size - carry_rows, available)
-            carry = {name: _join(carry[name], part[:start]) for name, part in columns.items()}
-            carry_rows += start
-            if carry_rows == batch_size:
-                yield Run(columns=carry, batch_size=batch_size, num_rows=batch_size, first_batch=batch)
-                batch += 1
-                left -= batch_size
-                carry, carry_rows = {}, 0
-        stop = start + (available - start) // batch_size * batch_size
-        if stop > start:
-            yield Run(
-                columns={name: part[start:stop] for name, part in columns.items()},
-                batch_size=batch_size,
-                num_rows=stop - start,
-                first_batch=batch,
-            )
-            batch += (stop - start) // batch_size
-            left -= stop - start
-        if stop < available:
-            # A copy, so that a few rows do not keep a window alive.
-            carry = {name: _join(part[stop:available]) for name, part in columns.items()}
-            carry_rows = available - stop
-    if carry_rows:
-        yield Run(columns=carry, batch_size=batch_size, num_rows=carry_rows, first_batch=batch)
-
-
-def _num_rows(columns: Columns) -> int:
-    return len(next(iter(columns.values())))
-
-
-def _join(*parts: Any) -> Any:
-    return pa.concat_arrays(parts) if isinstance(parts[0], pa.Array) else np.concatenate(parts)

@@ -29,8 +29,18 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from converter.errors import CacheError
+from converter.storage.databricks import (
+    check_mount,
+    create_on_databricks,
+    is_on_databricks,
+    python_path_of,
+    spark_url_of,
+)
+from converter.storage.opening import open_store
 from converter.storage.ranges import Data, PartialFile
-from converter.storage.store import TIMEOUT_SECONDS, NotOpenedError, Request, open_store, shown_url
+from converter.storage.requests import Request
+from converter.storage.store import TIMEOUT_SECONDS, NotOpenedError
+from converter.storage.urls import shown_url
 
 Result = TypeVar("Result")
 
@@ -290,7 +300,7 @@ class Storage:
         if not self.is_local:
             return bool(self._filesystem.create(path, data))
         if is_on_databricks(path):
-            return _create_on_databricks(path, data)
+            return create_on_databricks(path, data)
         # A hard link appears with its content, and fails where the name exists (also in a race).
         aside = f"{path}.{uuid.uuid4().hex}.tmp"
         try:
@@ -451,56 +461,8 @@ def open_storage(
     # Made by hand: fsspec would take `::` in a path for a chain of filesystems, urllib `#` and `?` for ends of it.
     root = os.path.abspath(path)
     if is_on_databricks(root):
-        _check_mount(text, root)
+        check_mount(text, root)
     return Storage(LocalFileSystem(), root, "file://" + quote(root))
-
-
-_DATABRICKS_MOUNTS = ("/dbfs/", "/Volumes/")
-
-
-def is_on_databricks(path: str) -> bool:
-    """Whether a local path lies on one of Databricks' mounts, which the JVM sees by another name."""
-    return path.startswith(_DATABRICKS_MOUNTS)
-
-
-def spark_url_of(path: str) -> str:
-    """A local path as Spark takes it.
-
-    >>> spark_url_of("/data/cache"), spark_url_of("/dbfs/cache"), spark_url_of("/Volumes/main/ml/cache")
-    ('file:///data/cache', 'dbfs:/cache', 'dbfs:/Volumes/main/ml/cache')
-    """
-    if is_on_databricks(path):
-        return "dbfs:" + path.removeprefix("/dbfs")
-    return f"file://{path}"
-
-
-def python_path_of(url: str) -> str:
-    """Where Python finds what Spark knows as `dbfs:/…`.
-
-    >>> python_path_of("dbfs:/cache"), python_path_of("dbfs:///cache"), python_path_of("dbfs:/Volumes/main/ml/cache")
-    ('/dbfs/cache', '/dbfs/cache', '/Volumes/main/ml/cache')
-    """
-    path = "/" + url.removeprefix("dbfs:").lstrip("/")
-    return path if path.startswith("/Volumes/") else "/dbfs" + path
-
-
-def _check_mount(url: str, path: str) -> None:
-    mount = "/" + path.split("/")[1]
-    if not os.path.isdir(mount):
-        raise ValueError(
-            f"{url} is reached through {mount}, which this machine does not have. On Databricks choose a path of a "
-            "volume, /Volumes/<catalog>/<schema>/<volume>/…."
-        )
-
-
-def _create_on_databricks(path: str, data: bytes) -> bool:
-    """Create a file there, where hard links are not supported: what is written appears when the file is closed."""
-    try:
-        with open(path, "xb") as file:
-            file.write(data)
-    except FileExistsError:
-        return False
-    return True
 
 
 def _modified(info: Mapping[str, Any]) -> float:

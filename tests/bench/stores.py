@@ -43,8 +43,9 @@ from peers_read import timed_epoch, touch
 from read import BATCH_SIZE, Bench, Epoch, Opened, Way, apart, in_turns, print_table, print_ways, say, short
 
 import converter
-from converter.storage.ranges import MAX_REQUEST_BYTES, MAX_REQUESTS_AT_ONCE, Range
-from converter.storage.store import HdfsStore
+from converter.storage.at_once import MAX_REQUESTS_AT_ONCE
+from converter.storage.hdfs import HdfsStore
+from converter.storage.ranges import MAX_REQUEST_BYTES, Range
 
 DELAY_SECONDS = 0.05
 LONG_DELAY_SECONDS = 2.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from converter.cache import entries
+from converter.cache import entries, leases
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +18,8 @@ def nobody_waits_for_late_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def leases_end_with_their_test() -> Iterator[None]:
     """A test that fails, or that plays a dead process, leaves leases; they are not the next test's."""
-    heartbeat = entries._heartbeat
+    heartbeat = leases.heartbeat
     yield
-    if isinstance(heartbeat, entries._Heartbeat):
+    if isinstance(heartbeat, leases._Heartbeat):
         for lease in list(heartbeat._leases):
             heartbeat.remove(lease)

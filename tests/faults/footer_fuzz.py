@@ -36,7 +36,7 @@ from converter import ConverterError, DatasetConverter, make_delta_converter, ma
 from converter.dataset import borrow_files
 from converter.footers import _chunk_pattern, parse_end
 from converter.manifest import FileEnd, Manifest
-from converter.portable import tasks
+from converter.portable import footers
 from converter.storage.directory import open_storage
 from tests.unit.known_tables import Column, write_converter
 
@@ -148,7 +148,7 @@ class Bases:
 
         footer = parse_end(self.own_bytes[-8 - int.from_bytes(self.own_bytes[-8:-4], "little") :])
         chunks = [footer.chunk(group, leaf) for group in range(len(footer.row_group_rows)) for leaf in range(2)]
-        places = [tasks.head_of(chunk.data_page_offset, chunk.stored_bytes) for chunk in chunks]
+        places = [footers.head_of(chunk.data_page_offset, chunk.stored_bytes) for chunk in chunks]
         crcs = [zlib.crc32(self.own_bytes[start : start + num_bytes]) for start, num_bytes in places]
         self.heads = np.array(crcs, "<u4").tobytes()
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from converter.cache import entries
-from converter.dataset import DatasetConverter, hold_entry
+from converter.cache import entries, leases, roots
+from converter.dataset import DatasetConverter
+from converter.make import hold_entry
 from converter.manifest import Manifest
 from converter.portable import tasks
-from converter.sources.spark import write
+from converter.sources.spark import reports as spark_reports
 from converter.sources.spark.schema import plan_columns
 from converter.storage.directory import Storage
 
@@ -46,12 +47,12 @@ def write_data(root: Storage, attempt: entries.Attempt, *, num_files: int = 2, i
         batch = pa.RecordBatch.from_arrays([pa.array(ids), pa.array(ids.astype(np.float32))], names=["c0", "c1"])
         found = tasks._write(iter([batch]), spec, partition=partition, attempt=partition)
         reports += [(partition, report) for report in found]
-    return write._manifest_from(
+    return spark_reports.manifest_from(
         reports, columns, directory=attempt.data_directory, is_kept=is_kept, float_dtype="float32"
     )
 
 
-def commit_entry(root: Storage, key: str = KEY, *, is_kept: bool = False) -> tuple[Manifest, entries.Lease]:
+def commit_entry(root: Storage, key: str = KEY, *, is_kept: bool = False) -> tuple[Manifest, leases.Lease]:
     """A committed entry that this process holds."""
     attempt = entries.begin(root, key, application_id="app-1")
     return entries.commit(root, attempt, write_data(root, attempt, is_kept=is_kept))
@@ -59,7 +60,7 @@ def commit_entry(root: Storage, key: str = KEY, *, is_kept: bool = False) -> tup
 
 def leave_entry(cache_dir: Path, key: str = KEY, *, is_kept: bool = False) -> str:
     """The URL of a committed entry that nobody holds any more, as an earlier run leaves it."""
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     manifest, lease = commit_entry(root, key, is_kept=is_kept)
     entries.let_go(root, key, manifest, lease)
     return root.below(key).url
@@ -67,7 +68,7 @@ def leave_entry(cache_dir: Path, key: str = KEY, *, is_kept: bool = False) -> st
 
 def make_converter(cache_dir: str, *, delete_on_exit: bool = True, key: str = KEY) -> DatasetConverter:
     """What `make_spark_converter` returns, without Spark."""
-    root = entries.open_root(cache_dir)
+    root = roots.open_root(cache_dir)
     manifest, lease = commit_entry(root, key, is_kept=not delete_on_exit)
     return hold_entry(root, key, manifest, lease, delete_on_exit=delete_on_exit)
 

@@ -26,7 +26,7 @@ import numpy as np
 import pyspark
 
 from converter import CacheError, DatasetConverter, make_spark_converter, start_local_spark, sweep
-from converter.sources.spark import write
+from converter.sources.spark import run, write
 from converter.sources.spark.local import find_java_home
 from tests.known_rows import concatenate, files_below, wait_until
 
@@ -194,7 +194,7 @@ def write_with_fault(spark: SparkSession, fault: str, writer: str, folder: Path)
     marks, cache_dir = folder / f"marks {fault} {writer}", folder / f"cache {fault} {writer}"
     marks.mkdir()
     # As of many tasks: their reports meet in a last stage of Spark's, and until then an executor keeps them.
-    write._MAX_UNFOLDED_MOMENTS = 0 if fault == "killed" else 64
+    run._MAX_UNFOLDED_MOMENTS = 0 if fault == "killed" else 64
     df = faulty_rows(spark, fault, writer=writer, marks=str(marks), cache_dir=str(cache_dir))
     with make_spark_converter(
         df, cache_dir=cache_dir, writer=writer, row_group_bytes=SMALL_ROW_GROUP_BYTES

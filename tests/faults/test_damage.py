@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from converter import open_converter, sweep
-from converter.cache import entries
-from converter.dataset import DatasetConverter, hold_entry
+from converter.cache import entries, leases, roots, sweeps
+from converter.dataset import DatasetConverter
 from converter.errors import CacheCorruptError, CacheError, ConverterError, SourceChangedError
+from converter.make import hold_entry
 from converter.manifest import Manifest
 from converter.sources.spark import write
-from converter.storage import LocalFileSystem, directory
+from converter.storage import directory
 from converter.storage.directory import FileInfo, Storage
 from tests.faults.small_entries import (
     KEY,
@@ -37,7 +39,7 @@ from tests.faults.small_entries import (
 )
 from tests.known_rows import run_python, start_python
 
-ROOT = entries.DIRECTORY
+ROOT = roots.DIRECTORY
 HEX = "0123456789abcdef0123456789abcdef"
 
 
@@ -50,20 +52,20 @@ def entry(cache_dir: Path) -> Path:
 
 def _assert_no_lease_is_left(entry: Path) -> None:
     assert not list(entry.glob("lease-*")), "a lease of a failed open is left"
-    assert not entries._heartbeat._leases
+    assert not leases.heartbeat._leases
 
 
 def _assert_one_sweep_removes_all(cache_dir: Path) -> None:
     for path in cache_dir.rglob("*"):
         if path.is_file():
-            make_old(path, 4 * entries.RENEW_SECONDS)
+            make_old(path, 4 * leases.RENEW_SECONDS)
     sweep(cache_dir, kept=True)
     assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}
 
 
 def _assert_can_be_made_again(cache_dir: Path) -> None:
     """What `make_spark_converter(cache_key=…)` does: use what is whole, write again what is not."""
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     adopted = write._adopt(root, KEY)
     if adopted is None:
         attempt = entries.begin(root, KEY, application_id="app-2")
@@ -197,7 +199,7 @@ def test_a_corrupt_manifest_does_not_keep_the_key_from_being_written(entry: Path
 def test_a_manifest_that_tears_while_another_is_written_costs_neither_the_lease_nor_the_thread(
     entry: Path, cache_dir: Path
 ) -> None:
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     attempt = entries.begin(root, KEY, application_id="app-1")
     manifest = write_data(root, attempt)
     (entry / "manifest.json").write_bytes(b"{")
@@ -303,7 +305,7 @@ def test_garbage_among_the_signs_of_life_stops_nobody_and_goes_when_it_is_old(
         assert ids_of(converter) == list(range(len(converter)))
     sweep(cache_dir)
     with contextlib.suppress(FileNotFoundError):
-        make_old(entry / name, 4 * entries.RENEW_SECONDS)
+        make_old(entry / name, 4 * leases.RENEW_SECONDS)
     sweep(cache_dir)
     assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}
 
@@ -311,7 +313,7 @@ def test_garbage_among_the_signs_of_life_stops_nobody_and_goes_when_it_is_old(
 @pytest.mark.parametrize("pid", [2**63, -1, 0, 2**22 + 1, True, 1.5, "1", None])
 def test_an_impossible_process_number_on_this_host_is_a_dead_one(pid: object, entry: Path, cache_dir: Path) -> None:
     attempt_id = json.loads((entry / "manifest.json").read_bytes())["files"]["name"][0][5:37]
-    sign = {"attempt": attempt_id, "host": entries.this_host(), "pid": pid, "process_start": "1"}
+    sign = {"attempt": attempt_id, "host": leases.this_host(), "pid": pid, "process_start": "1"}
     (entry / f"lease-{HEX}.json").write_text(json.dumps(sign))
     sweep(cache_dir)
     assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}
@@ -322,7 +324,7 @@ def test_an_impossible_process_number_on_this_host_is_a_dead_one(pid: object, en
 
 def write_until_the_disk_is_full(cache_dir: str, num_bytes: int) -> str:
     """Write an entry where no file may grow beyond `num_bytes`; the outcome."""
-    root = entries.open_root(cache_dir)
+    root = roots.open_root(cache_dir)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
     try:
@@ -409,7 +411,7 @@ class FailingStorage(Storage):
 
 
 def _failing_root(cache_dir: Path, fault: Fault) -> Storage:
-    path = entries.open_root(str(cache_dir)).path()
+    path = roots.open_root(str(cache_dir)).path()
     here = type("FailingStorageHere", (FailingStorage,), {"fault": fault})
     return here(LocalFileSystem(), path, "file://" + path)
 
@@ -434,7 +436,7 @@ def _open(root: Storage, cache_dir: Path) -> None:
 
 
 def _delete(root: Storage, cache_dir: Path) -> None:
-    adopted = entries.adopt(entries.open_root(str(cache_dir)), KEY)
+    adopted = entries.adopt(roots.open_root(str(cache_dir)), KEY)
     assert adopted is not None
     manifest, lease, _ = adopted
     lease.entry = root.below(KEY)
@@ -442,21 +444,21 @@ def _delete(root: Storage, cache_dir: Path) -> None:
 
 
 def _sweep(root: Storage, cache_dir: Path) -> None:
-    entries.sweep_root(root, older_than_seconds=0, kept=True)
+    sweeps.sweep_root(root, older_than_seconds=0, kept=True)
 
 
 def _prepare_nothing(cache_dir: Path) -> None:
-    entries.open_root(str(cache_dir))
+    roots.open_root(str(cache_dir))
 
 
 def _prepare_entries(cache_dir: Path) -> None:
     """A committed entry that nobody holds, and an attempt that a dead host left."""
     leave_entry(cache_dir)
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     attempt = entries.begin(root, OTHER_KEY, application_id="app-0")
     write_data(root, attempt)
-    entries._heartbeat.remove(attempt.intent)
-    make_old(cache_dir / ROOT / OTHER_KEY / attempt.intent.name, 4 * entries.RENEW_SECONDS)
+    leases.heartbeat.remove(attempt.intent)
+    make_old(cache_dir / ROOT / OTHER_KEY / attempt.intent.name, 4 * leases.RENEW_SECONDS)
 
 
 Operation = Callable[[Storage, Path], None]
@@ -471,8 +473,8 @@ OPERATIONS: dict[str, tuple[Callable[[Path], None], Operation]] = {
 
 def _die() -> None:
     """What the death of this process does to its leases: they stay, and nobody renews them."""
-    for lease in list(entries._heartbeat._leases):
-        entries._heartbeat.remove(lease)
+    for lease in list(leases.heartbeat._leases):
+        leases.heartbeat.remove(lease)
 
 
 def _failures(tmp_path: Path, name: str, *, kind: str) -> Iterator[tuple[Path, Fault, BaseException | None]]:
@@ -526,9 +528,9 @@ def test_what_fails_at_the_store_is_an_error_by_name(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["write", "write-after-another", "open", "delete"])
 def test_what_fails_at_the_store_leaves_no_lease_with_its_heartbeat(name: str, tmp_path: Path) -> None:
     left = {
-        f"{fault.names[0]} (call {fault.at_call}): {[lease.name[:5] for lease in entries._heartbeat._leases]}"
+        f"{fault.names[0]} (call {fault.at_call}): {[lease.name[:5] for lease in leases.heartbeat._leases]}"
         for _, fault, error in _failures(tmp_path, name, kind="once")
-        if error is not None and entries._heartbeat._leases
+        if error is not None and leases.heartbeat._leases
     }
     assert not left, "\n".join(sorted(left))
 
@@ -538,7 +540,7 @@ def test_what_fails_at_the_store_leaves_no_lease_with_its_heartbeat(name: str, t
 
 def _failing_converter(cache_dir: Path, fault: Fault, *, is_opened: bool = False) -> DatasetConverter:
     """Of a store that was whole while the entry was written, or opened, and fails from now on."""
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     if is_opened:
         leave_entry(cache_dir)
         adopted = entries.adopt(root, KEY)
@@ -709,7 +711,7 @@ def test_a_file_that_vanishes_while_a_folder_is_listed_hides_no_other(
 
 
 def test_a_commit_whose_files_are_gone_refuses_and_leaves_no_manifest(cache_dir: Path) -> None:
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     attempt = entries.begin(root, KEY, application_id="app-1")
     manifest: Manifest = write_data(root, attempt)
     next((cache_dir / ROOT / KEY / attempt.data_directory).iterdir()).unlink()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from converter import open_converter, sweep
-from converter.cache import entries
+from converter.cache import entries, roots
 from converter.errors import CacheCorruptError, CacheError, CacheNotOwnedError, ConverterError
 from tests.faults.small_entries import (
     KEY,
@@ -27,7 +27,7 @@ from tests.faults.small_entries import (
 )
 from tests.known_rows import run_python
 
-ROOT = entries.DIRECTORY
+ROOT = roots.DIRECTORY
 HEX = "0123456789abcdef0123456789abcdef"
 DATA_NAME = "part-00000-00000000-0000.parquet"
 
@@ -46,7 +46,7 @@ def _sweep(cache_dir: Path) -> None:
 
 
 def _abandon(cache_dir: Path) -> None:
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     attempt = entries.begin(root, KEY, application_id="app-1")
     write_data(root, attempt)
     entries.abandon(root, attempt)
@@ -98,7 +98,7 @@ def test_a_data_folder_that_is_a_link_keeps_what_stands_behind_it(
 
 
 def test_an_attempts_folder_that_became_a_link_keeps_what_stands_behind_it(tmp_path: Path, cache_dir: Path) -> None:
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     attempt = entries.begin(root, KEY, application_id="app-1")
     users = _users_folder(tmp_path)
     (cache_dir / ROOT / KEY / attempt.data_directory).symlink_to(users)
@@ -108,7 +108,7 @@ def test_an_attempts_folder_that_became_a_link_keeps_what_stands_behind_it(tmp_p
 
 
 def test_tidying_before_a_commit_does_not_reach_through_a_link(tmp_path: Path, cache_dir: Path) -> None:
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     attempt = entries.begin(root, KEY, application_id="app-1")
     manifest = write_data(root, attempt)
     data = cache_dir / ROOT / KEY / attempt.data_directory
@@ -307,7 +307,7 @@ def test_ours_go_where_a_users_file_stays(cache_dir: Path) -> None:
 @pytest.mark.parametrize("is_old", [False, True], ids=["new", "old"])
 def test_a_users_folder_that_bears_the_name_of_a_small_file_stays(name: str, is_old: bool, cache_dir: Path) -> None:
     (cache_dir / ROOT / KEY / name).mkdir(parents=True)
-    (cache_dir / ROOT / ".owner").write_bytes(entries._OWNER_BYTES)
+    (cache_dir / ROOT / ".owner").write_bytes(roots._OWNER_BYTES)
     notes = cache_dir / ROOT / KEY / name / "notes.txt"
     notes.write_bytes(b"mine")
     if is_old:
@@ -440,7 +440,7 @@ def test_a_dry_run_makes_no_directory(cache_dir: Path) -> None:
 
 
 def test_two_keys_of_one_root_are_two_entries(cache_dir: Path) -> None:
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     first, lease = commit_entry(root, KEY)
     other = commit_entry(root, OTHER_KEY)
     entries.delete(root, KEY, first, lease)

@@ -18,13 +18,14 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from converter import dataset, open_converter, sweep
-from converter.cache import entries
-from converter.dataset import DatasetConverter, hold_entry
+from converter import holding, make, open_converter, sweep
+from converter.cache import entries, leases, removal, roots, sweeps
+from converter.dataset import DatasetConverter
 from converter.errors import CacheError
+from converter.make import hold_entry
+from converter.portable.deadlines import REQUEST_THREAD
 from converter.sources.spark import write
 from converter.storage.directory import open_storage
-from converter.storage.store import REQUEST_THREAD
 from tests.faults.small_entries import (
     KEY,
     NUM_ROWS,
@@ -38,9 +39,9 @@ from tests.faults.small_entries import (
 )
 from tests.known_rows import run_python, start_python, wait_until
 
-ROOT = entries.DIRECTORY
+ROOT = roots.DIRECTORY
 HEX = "0123456789abcdef0123456789abcdef"
-MISSED = 3 * entries.RENEW_SECONDS
+MISSED = 3 * leases.RENEW_SECONDS
 
 
 def _beating() -> list[threading.Thread]:
@@ -111,7 +112,7 @@ def test_many_threads_may_come_and_go(cache_dir: Path) -> None:
 
 
 def test_a_renewal_changes_the_time_and_not_the_content(cache_dir: Path) -> None:
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     attempt = entries.begin(root, OTHER_KEY, application_id="app-1")
     with make_converter(str(cache_dir)):
         paths = [*_signs(cache_dir), *_signs(cache_dir, OTHER_KEY)]
@@ -120,7 +121,7 @@ def test_a_renewal_changes_the_time_and_not_the_content(cache_dir: Path) -> None
         for path in paths:
             make_old(path, 1000)
         times = {path: path.stat().st_mtime for path in paths}
-        entries._heartbeat.renew()
+        leases.heartbeat.renew()
         for path in paths:
             assert path.stat().st_mtime > times[path] + 900
             assert path.read_bytes() == before[path]
@@ -146,12 +147,12 @@ def test_a_renewal_that_fails_is_tried_again(cache_dir: Path, caplog: pytest.Log
         entry = lease.entry
         lease.entry = BrokenStorage()  # type: ignore[assignment]
         with caplog.at_level(logging.WARNING):
-            entries._heartbeat.renew()
+            leases.heartbeat.renew()
         assert "Could not renew" in caplog.text
         lease.entry = entry
         make_old(_signs(cache_dir)[0], 1000)
         before = _signs(cache_dir)[0].stat().st_mtime
-        entries._heartbeat.renew()
+        leases.heartbeat.renew()
         assert _signs(cache_dir)[0].stat().st_mtime > before
         assert not lease.lost
 
@@ -163,7 +164,7 @@ def test_a_lease_that_was_given_back_is_not_written_again(cache_dir: Path) -> No
 
         def renew(stop: threading.Event = stop) -> None:
             while not stop.is_set():
-                entries._heartbeat.renew()
+                leases.heartbeat.renew()
 
         thread = threading.Thread(target=renew)
         thread.start()
@@ -181,8 +182,8 @@ def test_a_swept_owner_says_so_by_name(cache_dir: Path, caplog: pytest.LogCaptur
     sweep(cache_dir)
     assert _is_empty(cache_dir)
     with caplog.at_level(logging.WARNING):
-        entries._heartbeat.renew()
-        entries._heartbeat.renew()
+        leases.heartbeat.renew()
+        leases.heartbeat.renew()
     assert caplog.text.count("was taken for dead and swept") == 1
     with pytest.raises(CacheError, match=r"gave no sign of life for 180 seconds or longer.*was taken for abandoned"):
         converter.make_batch_reader()
@@ -232,7 +233,7 @@ def hold_until_told(cache_dir: str, pipe: str) -> str:
     """Own an entry until the pipe says so; what a reader of it then says."""
     converter = make_converter(cache_dir)
     _wait_to_be_told(pipe)
-    entries._heartbeat.renew()
+    leases.heartbeat.renew()
     try:
         return f"{len(ids_of(converter))} rows"
     except CacheError as error:
@@ -241,7 +242,7 @@ def hold_until_told(cache_dir: str, pipe: str) -> str:
 
 def hold_an_attempt_until_told(cache_dir: str, pipe: str) -> None:
     """Write without committing, until the pipe says so."""
-    root = entries.open_root(cache_dir)
+    root = roots.open_root(cache_dir)
     write_data(root, entries.begin(root, KEY, application_id="app-1"))
     _wait_to_be_told(pipe)
 
@@ -286,7 +287,7 @@ def _signs_at(url: str) -> list[str]:
 
 def test_a_store_that_hangs_keeps_nobody_from_opening_and_closing_at_another(gated: str, cache_dir: Path) -> None:
     hanging, healthy = make_converter(gated), make_converter(str(cache_dir))
-    renewing = _in_a_thread(entries._heartbeat.renew)
+    renewing = _in_a_thread(leases.heartbeat.renew)
     assert Gated.has_arrived.wait(60)
 
     def open_and_delete() -> None:
@@ -307,7 +308,8 @@ def test_a_store_that_hangs_keeps_nobody_from_opening_and_closing_at_another(gat
 def test_a_store_that_hangs_keeps_no_lease_at_another_from_being_renewed(
     gated: str, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entries, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(sweeps, "RENEW_SECONDS", 0.01)
     with make_converter(gated), make_converter(str(cache_dir)):
         assert Gated.has_arrived.wait(60)
         [sign] = _signs(cache_dir)
@@ -321,10 +323,10 @@ def test_a_store_that_hangs_keeps_no_lease_at_another_from_being_renewed(
 
 def test_a_renewal_under_way_ends_before_its_lease_is_deleted(gated: str) -> None:
     converter = make_converter(gated)
-    renewing = _in_a_thread(entries._heartbeat.renew)
+    renewing = _in_a_thread(leases.heartbeat.renew)
     assert Gated.has_arrived.wait(60)
     deleting = _in_a_thread(converter.delete)
-    wait_until(lambda: not entries._heartbeat._leases)
+    wait_until(lambda: not leases.heartbeat._leases)
     Gated.gate.set()
     for thread in (renewing, deleting):
         thread.join(60)
@@ -335,9 +337,9 @@ def test_a_renewal_under_way_ends_before_its_lease_is_deleted(gated: str) -> Non
 def test_a_renewal_that_hangs_until_its_lease_is_deleted_does_not_bring_it_back(
     gated: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(entries, "_LAST_RENEWAL_SECONDS", 0.01)
+    monkeypatch.setattr(leases, "_LAST_RENEWAL_SECONDS", 0.01)
     converter, before = make_converter(gated), set(threading.enumerate())
-    renewing = _in_a_thread(entries._heartbeat.renew)
+    renewing = _in_a_thread(leases.heartbeat.renew)
     assert Gated.has_arrived.wait(60)
     with caplog.at_level(logging.WARNING):
         converter.delete()
@@ -362,7 +364,7 @@ def test_what_a_killed_process_of_this_host_left_is_removed_at_once(
     with _told_by(pipe), start_python(hold, str(cache_dir), str(pipe)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        assert sweep(cache_dir) == entries.SweepReport()
+        assert sweep(cache_dir) == removal.SweepReport()
         os.kill(process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | (0 if is_reaped else os.WNOWAIT))
         if is_reaped:
@@ -384,11 +386,11 @@ def test_a_number_that_another_process_has_now_is_no_sign_of_life(cache_dir: Pat
 def test_a_process_of_another_host_is_dead_after_three_missed_renewals(
     is_committed: bool, silent: float, cache_dir: Path
 ) -> None:
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     attempt = entries.begin(root, KEY, application_id="app-1")
     manifest = write_data(root, attempt)
     lease = entries.commit(root, attempt, manifest)[1] if is_committed else attempt.intent
-    entries._heartbeat.remove(lease)
+    leases.heartbeat.remove(lease)
     [sign] = _signs(cache_dir)
     # Its number may well be that of a process here.
     _rewrite(sign, host="another/host", pid=os.getpid())
@@ -403,7 +405,7 @@ def test_the_same_host_name_in_another_container_is_another_host(cache_dir: Path
         [sign] = _signs(cache_dir)
         host = json.loads(sign.read_bytes())["host"]
         _rewrite(sign, host=host.rpartition("/")[0] + "/pid:[1]", pid=2**22 + 1)
-        assert sweep(cache_dir) == entries.SweepReport()
+        assert sweep(cache_dir) == removal.SweepReport()
         assert ids_of(converter) == list(range(NUM_ROWS))
 
 
@@ -412,7 +414,7 @@ def test_a_live_lease_is_never_too_old(cache_dir: Path) -> None:
         for path in (cache_dir / ROOT / KEY).rglob("*"):
             if path.is_file() and path not in _signs(cache_dir):
                 make_old(path, 10**8)
-        assert sweep(cache_dir, older_than=0) == entries.SweepReport()
+        assert sweep(cache_dir, older_than=0) == removal.SweepReport()
         assert ids_of(converter) == list(range(NUM_ROWS))
 
 
@@ -445,9 +447,9 @@ def fork_a_child(cache_dir: str) -> dict[str, Any]:
     def act() -> dict[str, Any]:
         make_old(sign, 1000)
         before = sign.stat().st_mtime
-        entries._heartbeat.renew()
+        leases.heartbeat.renew()
         found = {"renewed": sign.stat().st_mtime != before, "threads": len(_beating()), "rows": len(ids_of(converter))}
-        dataset._close_all()
+        holding._close_all()
         converter.delete()
         converter.__exit__(None, None, None)
         with open_converter(f"{cache_dir}/{ROOT}/{KEY}") as own:
@@ -460,7 +462,7 @@ def fork_a_child(cache_dir: str) -> dict[str, Any]:
     found["rows after"] = len(ids_of(converter))
     found["leases after"] = len(_signs(Path(cache_dir)))
     before = sign.stat().st_mtime
-    entries._heartbeat.renew()
+    leases.heartbeat.renew()
     found["renewed after"] = sign.stat().st_mtime != before
     converter.delete()
     found["empty"] = _is_empty(Path(cache_dir))
@@ -484,7 +486,7 @@ def test_a_forked_copy_neither_renews_nor_deletes_and_may_open_on_its_own(cache_
 
 def fork_while_the_lock_is_held(cache_dir: str) -> str:
     """A fork in the midst of a renewal: the child must not wait for a thread that it does not have."""
-    with make_converter(cache_dir) as converter, entries._heartbeat._condition:
+    with make_converter(cache_dir) as converter, leases.heartbeat._condition:
         url = converter.url
 
         def act() -> int:
@@ -594,11 +596,11 @@ def _leave_many(cache_dir: Path) -> None:
     """A kept entry, an entry whose owner is dead, one that lives, an attempt of a dead one, an attempt that lives."""
     leave_entry(cache_dir, KEY, is_kept=True)
     leave_entry(cache_dir, OTHER_KEY, is_kept=False)
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     for key in (KEY, OTHER_KEY, "1" * 16 + "-" + "2" * 16):
         attempt = entries.begin(root, key, application_id="app-1")
         write_data(root, attempt, num_files=3)
-        entries._heartbeat.remove(attempt.intent)
+        leases.heartbeat.remove(attempt.intent)
         make_old(cache_dir / ROOT / key / attempt.intent.name, MISSED + 10)
         entries.begin(root, key, application_id="app-2")
 
@@ -622,17 +624,17 @@ def test_a_sweep_counts_files_and_bytes_and_says_where(cache_dir: Path) -> None:
     url = leave_entry(cache_dir)
     files = list((cache_dir / ROOT).rglob("*.parquet"))
     num_bytes = sum(path.stat().st_size for path in files)
-    assert sweep(cache_dir) == entries.SweepReport(num_entries=1, num_files=2, num_bytes=num_bytes, urls=(url,))
-    assert sweep(cache_dir) == entries.SweepReport()
+    assert sweep(cache_dir) == removal.SweepReport(num_entries=1, num_files=2, num_bytes=num_bytes, urls=(url,))
+    assert sweep(cache_dir) == removal.SweepReport()
 
 
 @pytest.mark.parametrize("older_than", [3600, 3600.0, dt.timedelta(hours=1)])
 def test_an_entry_goes_when_it_was_idle_for_long_enough(older_than: float | dt.timedelta, cache_dir: Path) -> None:
     leave_entry(cache_dir)
-    assert sweep(cache_dir, older_than=older_than) == entries.SweepReport()
+    assert sweep(cache_dir, older_than=older_than) == removal.SweepReport()
     for path in [cache_dir / ROOT / KEY, *(cache_dir / ROOT / KEY).rglob("*")]:
         make_old(path, 3700)
-    assert sweep(cache_dir, older_than=dt.timedelta(hours=2)) == entries.SweepReport()
+    assert sweep(cache_dir, older_than=dt.timedelta(hours=2)) == removal.SweepReport()
     assert sweep(cache_dir, older_than=older_than).num_entries == 1
     assert _is_empty(cache_dir)
 
@@ -649,19 +651,19 @@ def test_a_negative_time_is_refused(older_than: float | dt.timedelta, cache_dir:
 def test_what_was_kept_goes_only_where_that_is_asked_for(age: float, cache_dir: Path) -> None:
     url = leave_entry(cache_dir, KEY, is_kept=True)
     leave_entry(cache_dir, OTHER_KEY, is_kept=False)
-    dataset._sweep_a_little(entries.open_root(str(cache_dir)))
+    make._sweep_a_little(roots.open_root(str(cache_dir)))
     assert not (cache_dir / ROOT / OTHER_KEY).exists()
     for path in [cache_dir / ROOT / KEY, *(cache_dir / ROOT / KEY).rglob("*")]:
         make_old(path, age)
-    dataset._sweep_a_little(entries.open_root(str(cache_dir)))
+    make._sweep_a_little(roots.open_root(str(cache_dir)))
     for older_than in (0, 3600):
         is_old = older_than <= age
-        assert sweep(cache_dir, older_than=older_than) == entries.SweepReport(num_kept=int(is_old))
+        assert sweep(cache_dir, older_than=older_than) == removal.SweepReport(num_kept=int(is_old))
     with open_converter(url) as converter:
         assert ids_of(converter) == list(range(NUM_ROWS))
         # In use, it is nothing to sweep.
-        assert sweep(cache_dir, kept=True) == entries.SweepReport()
-    assert sweep(cache_dir, kept=True, older_than=1e6) == entries.SweepReport()
+        assert sweep(cache_dir, kept=True) == removal.SweepReport()
+    assert sweep(cache_dir, kept=True, older_than=1e6) == removal.SweepReport()
     assert sweep(cache_dir, kept=True).num_entries == 1
     assert _is_empty(cache_dir)
 
@@ -675,8 +677,8 @@ def test_what_was_kept_stays_also_where_its_manifest_is_damaged(
     content = manifest.read_bytes()
     manifest.write_bytes(content[:-40] if damage == "cut" else content.replace(b'"num_rows":', b'"num_rows":1'))
     before = tree(cache_dir)
-    dataset._sweep_a_little(entries.open_root(str(cache_dir)))
-    assert sweep(cache_dir) == entries.SweepReport(num_kept=1)
+    make._sweep_a_little(roots.open_root(str(cache_dir)))
+    assert sweep(cache_dir) == removal.SweepReport(num_kept=1)
     assert tree(cache_dir) == before
     assert "Left a kept entry that cannot be read" in caplog.text
     assert sweep(cache_dir, kept=True).num_files == 2
@@ -696,7 +698,7 @@ def test_who_lets_go_of_an_entry_leaves_it_also_where_its_manifest_is_damaged_by
 
 def test_a_damaged_kept_entry_is_not_removed_by_converters_that_delete_at_their_end(cache_dir: Path) -> None:
     leave_entry(cache_dir, KEY, is_kept=True)
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     data = next((cache_dir / ROOT / KEY).rglob("part-00001*"))
     content = data.read_bytes()
     for broken in (data, cache_dir / ROOT / KEY / "manifest.json"):
@@ -713,13 +715,13 @@ def test_a_damaged_kept_entry_is_not_removed_by_converters_that_delete_at_their_
 
 def test_automatic_sweeps_reach_every_entry_in_time(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each looks at a bounded number: those that are kept must not stand in the way of the others for ever."""
-    monkeypatch.setattr(dataset, "_MAX_SWEPT", 2)
+    monkeypatch.setattr(make, "_MAX_SWEPT", 2)
     for digit in range(4):
         leave_entry(cache_dir, f"{digit}" * 16 + "-" + "0" * 16, is_kept=True)
     leave_entry(cache_dir, OTHER_KEY, is_kept=False)
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     for _ in range(50):
-        dataset._sweep_a_little(root)
+        make._sweep_a_little(root)
     assert not (cache_dir / ROOT / OTHER_KEY).exists()
 
 
@@ -731,7 +733,7 @@ def test_an_automatic_sweep_that_fails_fails_nobody(
     def fail(*arguments: Any, **options: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(entries, "sweep_root", fail)
+    monkeypatch.setattr(sweeps, "sweep_root", fail)
     with caplog.at_level(logging.INFO):
-        dataset._sweep_a_little(entries.open_root(str(cache_dir)))
+        make._sweep_a_little(roots.open_root(str(cache_dir)))
     assert "Did not sweep" in caplog.text

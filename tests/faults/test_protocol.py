@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from converter.cache import entries
+from converter.cache import roots
 from converter.errors import CacheError
 from tests.faults import turns
 from tests.faults.small_entries import KEY
@@ -52,7 +52,7 @@ def _is_permitted(actor: Actor) -> bool:
 
 
 def _committed(world: World) -> str:
-    return turns.attempt_in(f"{world.root_path}/{KEY}/{entries.MANIFEST}")
+    return turns.attempt_in(f"{world.root_path}/{KEY}/{roots.MANIFEST}")
 
 
 def _length(make_world: MakeWorld, before: Sequence[Program], program: Program) -> int:
@@ -268,7 +268,7 @@ def test_a_lease_may_be_given_back_at_any_call_of_its_renewal(
             heartbeat = world.actor("heartbeat", turns.renew, creator.process)
             world.turns = [(creator, start), (heartbeat, beaten), (creator, turns.MAX_STEPS)]
             world.finish()
-            assert os.listdir(world.root_path) == [entries._OWNER], world.trace
+            assert os.listdir(world.root_path) == [roots.OWNER_FILE], world.trace
             _judge(world)
             world.close()
     assert "taken for dead" not in caplog.text

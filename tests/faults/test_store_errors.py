@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
-from converter import dataset, errors, open_converter, sweep
-from converter.cache import entries
-from converter.dataset import DatasetConverter, hold_entry
+from converter import errors, make, open_converter, sweep
+from converter.cache import entries, leases, roots
+from converter.dataset import DatasetConverter
 from converter.errors import ConverterError
+from converter.make import hold_entry
+from converter.sources.spark import identity
 from converter.sources.spark import write as spark_write
-from converter.storage import LocalFileSystem, directory
+from converter.storage import databricks, directory
 from tests.faults.small_entries import KEY, NUM_ROWS, OTHER_KEY, ids_of, leave_entry, make_old, write_data
 
-ROOT = entries.DIRECTORY
+ROOT = roots.DIRECTORY
 ERRORS: dict[str, Callable[[], OSError]] = {
     "input-output": lambda: OSError(errno.EIO, os.strerror(errno.EIO)),
     "no-directory": lambda: NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)),
@@ -89,6 +92,7 @@ class FaultyStore:
         with pytest.MonkeyPatch.context() as patch:
             for name in ("makedirs", "ls", "info", "cat_file", "rm_file", "rmdir", "rm"):
                 patch.setattr(LocalFileSystem, name, faulty(getattr(LocalFileSystem, name)))
+            patch.setattr(databricks, "os", Os())
             patch.setattr(directory, "os", Os())
             patch.setattr(entries.time, "sleep", lambda _: None)
             yield
@@ -96,7 +100,7 @@ class FaultyStore:
 
 def write(cache_dir: Path, store: FaultyStore) -> None:
     """What `make_spark_converter` does around the job of the executors, and its `with` block."""
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     adopted = spark_write._adopt(root, KEY)
     if adopted is None:
         spark_write._log_other_entries(root, (KEY, KEY), "a key")
@@ -112,7 +116,7 @@ def write(cache_dir: Path, store: FaultyStore) -> None:
             raise
     manifest, lease = adopted
     converter = hold_entry(root, KEY, manifest, lease, delete_on_exit=not manifest.is_kept)
-    dataset._sweep_a_little(root)
+    make._sweep_a_little(root)
     _read_and_close(converter)
 
 
@@ -127,14 +131,14 @@ def read(cache_dir: Path, store: FaultyStore) -> None:
 
 def read_by_name(cache_dir: Path, store: FaultyStore) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataset.identity, "hash_of_name", lambda _: KEY[:16])
+        patch.setattr(identity, "hash_of_name", lambda _: KEY[:16])
         converter = open_converter(cache_dir, cache_key="flights")
     _read_and_close(converter)
 
 
 def renew(cache_dir: Path, store: FaultyStore) -> None:
     with open_converter(str(cache_dir / ROOT / KEY)):
-        entries._heartbeat.renew()
+        leases.heartbeat.renew()
 
 
 def delete(cache_dir: Path, store: FaultyStore) -> None:
@@ -158,14 +162,14 @@ PROGRAMS = {
 
 def _prepare(cache_dir: Path, *, is_kept: bool) -> None:
     """A kept entry, one that nobody holds, and what a dead writer left."""
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     if is_kept:
         leave_entry(cache_dir, is_kept=True)
     leave_entry(cache_dir, "1" * 16 + "-" + "2" * 16)
     attempt = entries.begin(root, OTHER_KEY, application_id="app-0")
     write_data(root, attempt)
-    entries._heartbeat.remove(attempt.intent)
-    make_old(cache_dir / ROOT / OTHER_KEY / attempt.intent.name, 4 * entries.RENEW_SECONDS)
+    leases.heartbeat.remove(attempt.intent)
+    make_old(cache_dir / ROOT / OTHER_KEY / attempt.intent.name, 4 * leases.RENEW_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +200,8 @@ def test_a_store_that_fails_at_any_call_is_an_error_by_name_and_takes_nothing_th
         where = f"call {at_call}, {store.failed[:1]}"
         if raised is not None and not (isinstance(raised, ConverterError) and str(cache_dir) in str(raised)):
             odd.append(f"{where}: {raised!r}")
-        for lease in list(entries._heartbeat._leases):
-            entries._heartbeat.remove(lease)
+        for lease in list(leases.heartbeat._leases):
+            leases.heartbeat.remove(lease)
         if is_kept and name != "delete":
             try:
                 with open_converter(str(cache_dir / ROOT / KEY)) as converter:
@@ -206,7 +210,7 @@ def test_a_store_that_fails_at_any_call_is_an_error_by_name_and_takes_nothing_th
                 odd.append(f"{where}: lost the kept entry: {lost!r}")
         for path in cache_dir.rglob("*"):
             if path.is_file():
-                make_old(path, 4 * entries.RENEW_SECONDS)
+                make_old(path, 4 * leases.RENEW_SECONDS)
         sweep(cache_dir, kept=True)
         left = [str(path.relative_to(cache_dir)) for path in cache_dir.rglob("*")]
         if sorted(left) != [ROOT, f"{ROOT}/.owner"]:

@@ -23,11 +23,12 @@ from pyspark.sql import SparkSession
 
 import converter
 from converter import CacheError, DatasetConverter, ReadError, make_spark_converter
-from converter.cache import entries
-from converter.cache.entries import SweepReport
-from converter.portable import tasks
+from converter.cache import entries, leases, roots
+from converter.cache.removal import SweepReport
+from converter.portable import deadlines, filesystems
+from converter.portable.deadlines import REQUEST_THREAD
 from converter.storage.directory import Storage, open_storage
-from converter.storage.store import REQUEST_THREAD, TIMEOUT_SECONDS
+from converter.storage.store import TIMEOUT_SECONDS
 from tests.faults.small_entries import NUM_ROWS as NUM_SMALL_ROWS
 from tests.faults.small_entries import ids_of, write_data
 from tests.known_rows import finish, run_python, start_python, wait_until
@@ -72,7 +73,7 @@ def read(made: DatasetConverter, at_batch: int = -1, event: Callable[[], None] =
 
 
 def left(place: tuple[str, dict[str, Any]]) -> list[str]:
-    root = open_storage(place[0], place[1]).below(entries.DIRECTORY)
+    root = open_storage(place[0], place[1]).below(roots.DIRECTORY)
     return [info.name for info in root.list()]
 
 
@@ -89,7 +90,7 @@ def test_a_namenode_that_is_paused_delays_writing_and_reading(spark: SparkSessio
             yield batch
 
     url, options = place
-    root = open_storage(url, options).below(entries.DIRECTORY)
+    root = open_storage(url, options).below(roots.DIRECTORY)
     convert(spark, place).delete()
     is_paused: list[float] = []
 
@@ -126,13 +127,13 @@ def create_while_the_namenode_hangs(url: str, namenode: int, failed: str) -> lis
     """In a process of its own: a small file whose closing the NameNode does not answer, and then the file `failed`."""
     store = open_storage(url, timeout_seconds=2)
     store.make_directory()
-    close_whole = tasks.close_whole
+    close_whole = filesystems.close_whole
 
     def hang_and_close(*arguments: Any) -> None:
         os.kill(namenode, signal.SIGSTOP)
         close_whole(*arguments)
 
-    tasks.close_whole = hang_and_close
+    filesystems.close_whole = hang_and_close
     with pytest.raises(TimeoutError, match="could not be reached for 2 seconds"):
         store.put_if_absent("file", b"content")
     Path(failed).touch()
@@ -152,7 +153,7 @@ def test_an_interpreter_ends_while_the_namenode_hangs_or_comes_back(
                 # While the interpreter's end waits for what is under way.
                 time.sleep(1)
                 hdfs.namenode.resume()
-            assert tasks.CLOSING_THREAD in finish(process, seconds=60)
+            assert deadlines.CLOSING_THREAD in finish(process, seconds=60)
     finally:
         hdfs.namenode.resume()
     # Whole or not at all.
@@ -176,7 +177,7 @@ def test_what_ends_a_block_is_seen_though_the_namenode_hangs(spark: SparkSession
 @pytest.mark.parametrize("place", ["hdfs"], indirect=True)
 def test_a_file_on_hdfs_is_one_block(spark: SparkSession, hdfs: Hdfs, place: Any) -> None:
     with convert(spark, place, writer="executors") as made:
-        client = tasks.open_filesystem(made._storage.store, skip_instance_cache=True).client
+        client = filesystems.open_filesystem(made._storage.store, skip_instance_cache=True).client
         files = [client.get_file_info(made._storage.path(name)) for name in made._manifest.file_names]
     assert len(files) == 2
     for file in files:
@@ -324,7 +325,7 @@ def test_who_interrupts_a_write_to_a_store_that_hangs_is_not_kept(
 
     begin = time.monotonic()
     try:
-        with mock.patch("converter.sources.spark.write._manifest_from", interrupt), pytest.raises(KeyboardInterrupt):
+        with mock.patch("converter.sources.spark.write.manifest_from", interrupt), pytest.raises(KeyboardInterrupt):
             convert(spark, place)
         assert time.monotonic() - begin < 60
     finally:
@@ -334,7 +335,7 @@ def test_who_interrupts_a_write_to_a_store_that_hangs_is_not_kept(
 
 def read_for_ever(url: str, options: dict[str, Any], progress: str, num_workers: int) -> None:
     """Read until a signal comes; say how far at each batch, and at the end which threads and processes still read."""
-    waiting = (tasks.CLOSING_THREAD, REQUEST_THREAD)
+    waiting = (deadlines.CLOSING_THREAD, REQUEST_THREAD)
     try:
         with (
             converter.open_converter(url, storage_options=options) as made,
@@ -474,7 +475,7 @@ def test_what_a_killed_driver_leaves_is_swept(
     confs = {}
     if writer == "spark" and url.startswith("abfs:"):
         confs = request.getfixturevalue("azurite").spark_confs()
-    root = open_storage(url, options).below(entries.DIRECTORY)
+    root = open_storage(url, options).below(roots.DIRECTORY)
     with start_python(convert_for_ever, url, options, writer, confs) as process:
         # As two are written at a time, one at least is whole.
         wait_until(lambda: process.poll() is not None or len(data_files(root)) >= 3)
@@ -503,7 +504,7 @@ def test_what_a_killed_driver_leaves_is_swept(
 
 def race(url: str, options: dict[str, Any], index: int, rounds: int, meeting: str) -> list[dict[str, Any]]:
     """Commit an entry in each round at the same time as another process; whose it is, and sometimes its rows."""
-    root = entries.open_root(url, options)
+    root = roots.open_root(url, options)
     found = []
     for number in range(rounds):
         key = f"{number:016x}-0123456789abcdef"
@@ -525,7 +526,7 @@ def race(url: str, options: dict[str, Any], index: int, rounds: int, meeting: st
                 ids = ids_of(made)
         is_own = committed.file_names == manifest.file_names
         found.append({"data": committed.file_names[0], "is_own": is_own, "ids": ids})
-        entries.release(lease)
+        leases.release(lease)
     return found
 
 

@@ -23,18 +23,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
-from converter.cache import entries
+from converter.cache import entries, leases, roots, sweeps
 from converter.manifest import Manifest
 from converter.schema import Field, Schema
 from converter.sources.spark import write as spark_write
 from converter.statistics import ColumnStatistics
-from converter.storage import LocalFileSystem
+from converter.storage import databricks
 from converter.storage import directory as storage_directory
 from converter.storage.directory import FileInfo, Storage
 from tests.faults.small_entries import KEY
 
-SUSPENDED_SECONDS = 4 * entries.RENEW_SECONDS
+SUSPENDED_SECONDS = 4 * leases.RENEW_SECONDS
 MAX_STEPS = 2000
 NUM_FILES = 2
 SCHEMA = Schema((Field(name="id", dtype="int64"),))
@@ -70,14 +71,14 @@ class TurnLock:
         """Who waits looks again at each of its turns."""
 
 
-class Pulse(entries._Heartbeat):
+class Pulse(leases._Heartbeat):
     """The real heartbeat without its thread: renewing is a step that the list of turns decides on."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
         self._condition = TurnLock(world)  # type: ignore[assignment]
 
-    def add(self, lease: entries.Lease) -> None:
+    def add(self, lease: leases.Lease) -> None:
         with self._condition:
             self._leases.add(lease)
 
@@ -97,7 +98,7 @@ class Holding:
 
     process: Process
     manifest: Manifest
-    lease: entries.Lease
+    lease: leases.Lease
     is_void: bool = False
     """The process was silent for too long, so nobody owes it anything any more."""
 
@@ -212,13 +213,13 @@ class World:
         os.makedirs(self.directory)
         self.foreign: dict[str, bytes] = {}
         if has_foreign:
-            self.add_foreign("notes.txt", f"{entries.DIRECTORY}/notes.txt", f"{entries.DIRECTORY}/{KEY}/part-1.parquet")
-        self.root_path = f"{self.directory}/{entries.DIRECTORY}"
+            self.add_foreign("notes.txt", f"{roots.DIRECTORY}/notes.txt", f"{roots.DIRECTORY}/{KEY}/part-1.parquet")
+        self.root_path = f"{self.directory}/{roots.DIRECTORY}"
 
     def prepare(self) -> None:
         """Let the root exist before anybody comes."""
         os.makedirs(self.root_path, exist_ok=True)
-        Path(self.root_path, entries._OWNER).write_bytes(entries._OWNER_BYTES)
+        Path(self.root_path, roots.OWNER_FILE).write_bytes(roots._OWNER_BYTES)
 
     def add_foreign(self, *names: str) -> None:
         for name in names:
@@ -366,7 +367,7 @@ class World:
         actor = self.current.name if self.current else "?"
         self.violations.append(f"{what} (after {', '.join(self.trace)}, then in {actor})")
 
-    def holds(self, actor: Actor, manifest: Manifest, lease: entries.Lease) -> Holding:
+    def holds(self, actor: Actor, manifest: Manifest, lease: leases.Lease) -> Holding:
         holding = Holding(process=actor.process, manifest=manifest, lease=lease, is_void=actor.process.was_suspended)
         self.holdings.append(holding)
         self.check()
@@ -390,7 +391,7 @@ class World:
         return found
 
     def _is_expected(self, path: str) -> bool:
-        return path == f"{self.root_path}/{entries._OWNER}" or any(name.startswith(path) for name in self.foreign)
+        return path == f"{self.root_path}/{roots.OWNER_FILE}" or any(name.startswith(path) for name in self.foreign)
 
     def data_folders(self) -> list[str]:
         """The attempts whose data are there."""
@@ -412,7 +413,7 @@ def _read_or_none(path: str) -> bytes | None:
 # The programs: what converters do, step by step --------------------------------
 
 
-def write(world: World, actor: Actor) -> tuple[Manifest, entries.Lease]:
+def write(world: World, actor: Actor) -> tuple[Manifest, leases.Lease]:
     """What `write_dataframe` does around the job of the executors."""
     attempt = entries.begin(world.root, KEY, application_id="app-1")
     actor.attempt_id = attempt.attempt_id
@@ -436,7 +437,7 @@ def write(world: World, actor: Actor) -> tuple[Manifest, entries.Lease]:
                 os.makedirs(directory, exist_ok=True)
                 Path(directory, name).write_bytes(b"PAR1")
         if world.foreign:
-            world.add_foreign(f"{entries.DIRECTORY}/{KEY}/{attempt.data_directory}/mine.csv")
+            world.add_foreign(f"{roots.DIRECTORY}/{KEY}/{attempt.data_directory}/mine.csv")
         entries.delete_unlisted(world.root, attempt, manifest)
         committed, lease = entries.commit(world.root, attempt, manifest)
     except BaseException:
@@ -444,7 +445,7 @@ def write(world: World, actor: Actor) -> tuple[Manifest, entries.Lease]:
         raise
     actor.outcome = committed.fingerprint
     if committed is manifest:
-        world.committed[manifest.to_json()] = (f"{world.root_path}/{KEY}/{entries.MANIFEST}", manifest)
+        world.committed[manifest.to_json()] = (f"{world.root_path}/{KEY}/{roots.MANIFEST}", manifest)
     return committed, lease
 
 
@@ -482,7 +483,7 @@ def _open(world: World, actor: Actor) -> Holding | None:
         return None
     manifest, lease, damage = adopted
     if damage is not None:
-        entries.release(lease)
+        leases.release(lease)
         raise damage
     actor.outcome = manifest.fingerprint
     return world.holds(actor, manifest, lease)
@@ -508,7 +509,7 @@ def open_and_delete(world: World, actor: Actor) -> None:
 
 def sweep(world: World, actor: Actor) -> None:
     """Remove whatever nobody alive holds."""
-    entries.sweep_root(world.root, older_than_seconds=0, kept=True)
+    sweeps.sweep_root(world.root, older_than_seconds=0, kept=True)
 
 
 def renew(world: World, actor: Actor) -> None:
@@ -518,7 +519,7 @@ def renew(world: World, actor: Actor) -> None:
 
 
 def open_root(world: World, actor: Actor) -> None:
-    entries.open_root(world.directory)
+    roots.open_root(world.directory)
 
 
 # ---------------------------------------------------------------------------------
@@ -576,21 +577,27 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
             os.unlink(path)
 
     class Heartbeat:
-        def add(self, lease: entries.Lease) -> None:
+        def add(self, lease: leases.Lease) -> None:
             process().pulse.add(lease)
 
-        def remove(self, lease: entries.Lease) -> None:
+        def remove(self, lease: leases.Lease) -> None:
             process().pulse.remove(lease)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entries, "_heartbeat", Heartbeat())
-        patch.setattr(entries, "this_host", lambda: process().host)
-        patch.setattr(entries, "_process_start", process_start)
-        patch.setattr(entries, "os", _Module(os, getpid=lambda: process().number))
+        patch.setattr(entries, "heartbeat", Heartbeat())
+        patch.setattr(leases, "heartbeat", Heartbeat())
+        patch.setattr(leases, "this_host", lambda: process().host)
+        patch.setattr(leases, "_process_start", process_start)
+        patch.setattr(leases, "os", _Module(os, getpid=lambda: process().number))
+        patch.setattr(roots, "os", _Module(os, getpid=lambda: process().number))
         patch.setattr(entries, "time", _Module(time, sleep=_do_nothing))
+        patch.setattr(leases, "time", _Module(time, sleep=_do_nothing))
         patch.setattr(entries, "open_storage", lambda url, *_: now[0].at(str(url)))
+        patch.setattr(roots, "open_storage", lambda url, *_: now[0].at(str(url)))
         stepped = {"link": link, "replace": replace, "unlink": unlink, "utime": utime, "fsync": _do_nothing}
+        patch.setattr(databricks, "os", _Module(os, **stepped))
         patch.setattr(storage_directory, "os", _Module(os, **stepped))
+        patch.setattr(databricks, "open", open_file, raising=False)
         patch.setattr(storage_directory, "open", open_file, raising=False)
         yield make_world
 

@@ -40,7 +40,7 @@ from converter import (
     make_spark_converter,
     sweep,
 )
-from converter.cache import entries
+from converter.cache import entries, leases, roots
 from converter.sources.spark.local import find_java_home
 from converter.storage.directory import open_storage
 from tests.known_rows import run_python
@@ -469,7 +469,7 @@ def test_blobs_that_stand_for_folders_hide_no_row(azurite: Azurite, files: dict[
 def test_a_cache_among_blobs_that_stand_for_folders_leaves_none_of_its_own(azurite: Azurite, ends: str) -> None:
     options = {"connection_string": azurite.connection_string}
     container = azurite.new_container()
-    root = entries.open_root(f"{azurite.url(container)}/cache", options)
+    root = roots.open_root(f"{azurite.url(container)}/cache", options)
     mark_folders(azurite, container, "cache", "cache/converter-v1", "cache/thesis")
     before = blobs_of(azurite, container)
     attempt, manifest = write_attempt(root)
@@ -480,7 +480,7 @@ def test_a_cache_among_blobs_that_stand_for_folders_leaves_none_of_its_own(azuri
         # What Spark's own writer leaves of a job that was killed.
         mark_folders(azurite, container, f"{data}/_temporary", f"{data}/_temporary/0", f"{data}/_temporary/0/task")
         assert root.below(KEY, attempt.data_directory, "_temporary/0/task").put_if_absent("part", b"a part")
-        entries.release(attempt.intent)
+        leases.release(attempt.intent)
     else:
         _, lease = entries.commit(root, attempt, manifest)
         found = entries.load(root, KEY)
@@ -489,7 +489,7 @@ def test_a_cache_among_blobs_that_stand_for_folders_leaves_none_of_its_own(azuri
         if ends == "delete":
             entries.delete(root, KEY, manifest, lease)
         else:
-            entries.release(lease)
+            leases.release(lease)
     if ends != "delete":
         report = sweep(f"{azurite.url(container)}/cache", storage_options=options)
         counted = (report.num_entries, report.num_attempts, report.num_files)

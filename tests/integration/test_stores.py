@@ -35,9 +35,9 @@ from converter import (
     open_converter,
     sweep,
 )
-from converter.portable import tasks
+from converter.portable import deadlines, filesystems
 from converter.storage.directory import Storage, open_storage
-from converter.storage.store import GivenUpError
+from converter.storage.requests import GivenUpError
 from tests.known_rows import run_python
 from tests.unit.test_storage import RemoteStorageContract
 
@@ -317,7 +317,7 @@ def new_file(hdfs: Hdfs, name: str, data: bytes) -> tuple[Any, Any]:
     from hdfs_native import WriteOptions
 
     # Not one that fsspec keeps: a forked child forgets those, and hdfs-native then waits for threads it has not.
-    filesystem = tasks.open_filesystem(open_storage(f"{hdfs.url}/closing").store, skip_instance_cache=True)
+    filesystem = filesystems.open_filesystem(open_storage(f"{hdfs.url}/closing").store, skip_instance_cache=True)
     filesystem.client.mkdirs("/closing")
     file = filesystem.client.create(f"/closing/{name}", WriteOptions(overwrite=True))
     if data:
@@ -341,7 +341,7 @@ def test_a_file_of_hdfs_is_whole_when_it_was_closed(hdfs: Hdfs, num_bytes: int) 
     for number in range(5):
         name = f"whole-{num_bytes}-{number}"
         filesystem, file = new_file(hdfs, name, data)
-        tasks.close_whole(filesystem, file, f"/closing/{name}", num_bytes)
+        filesystems.close_whole(filesystem, file, f"/closing/{name}", num_bytes)
         reader = filesystem.client.read(f"/closing/{name}")
         assert len(reader) == num_bytes
         assert not num_bytes or bytes(reader.read_range(0, num_bytes)) == data
@@ -357,7 +357,7 @@ def test_a_file_of_hdfs_is_whole_when_it_was_closed(hdfs: Hdfs, num_bytes: int) 
 
 def wait_for_closing() -> None:
     for thread in threading.enumerate():
-        if thread.name == tasks.CLOSING_THREAD:
+        if thread.name == deadlines.CLOSING_THREAD:
             thread.join(20)
             assert not thread.is_alive()
 
@@ -370,7 +370,7 @@ def test_a_file_of_hdfs_that_is_not_whole_is_waited_for(hdfs: Hdfs) -> None:
         closed.append(True)
 
     filesystem, file = new_file(hdfs, "late", b"late" * 1000)
-    tasks.close_whole(filesystem, Closing(file, before=wait), "/closing/late", 4000)
+    filesystems.close_whole(filesystem, Closing(file, before=wait), "/closing/late", 4000)
     assert closed
     assert bytes(filesystem.client.read("/closing/late").read_range(0, 4000)) == b"late" * 1000
     wait_for_closing()
@@ -379,7 +379,7 @@ def test_a_file_of_hdfs_that_is_not_whole_is_waited_for(hdfs: Hdfs) -> None:
 def test_a_file_of_hdfs_that_is_whole_is_not_waited_for(hdfs: Hdfs) -> None:
     go_on = threading.Event()
     filesystem, file = new_file(hdfs, "early", b"early")
-    tasks.close_whole(filesystem, Closing(file, after=lambda: go_on.wait(20)), "/closing/early", 5)
+    filesystems.close_whole(filesystem, Closing(file, after=lambda: go_on.wait(20)), "/closing/early", 5)
     assert not go_on.is_set()
     assert not is_open(filesystem, "early")
     go_on.set()
@@ -389,11 +389,11 @@ def test_a_file_of_hdfs_that_is_whole_is_not_waited_for(hdfs: Hdfs) -> None:
 def test_a_file_of_hdfs_that_cannot_be_closed_is_an_error(hdfs: Hdfs) -> None:
     filesystem, file = new_file(hdfs, "lost", b"lost")
     with pytest.raises(OSError, match="the DataNode is gone"):
-        tasks.close_whole(filesystem, Closing(file, before=fail), "/closing/lost", 4)
+        filesystems.close_whole(filesystem, Closing(file, before=fail), "/closing/lost", 4)
     file.close()
     # What fails once the file is whole has lost nothing.
     filesystem, file = new_file(hdfs, "kept", b"kept")
-    tasks.close_whole(filesystem, Closing(file, after=lambda: (time.sleep(1), fail())), "/closing/kept", 4)
+    filesystems.close_whole(filesystem, Closing(file, after=lambda: (time.sleep(1), fail())), "/closing/kept", 4)
     assert bytes(filesystem.client.read("/closing/kept").read_range(0, 4)) == b"kept"
     wait_for_closing()
 

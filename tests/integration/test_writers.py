@@ -32,7 +32,7 @@ from converter import (
     start_local_spark,
 )
 from converter.portable import tasks
-from converter.sources.spark import write
+from converter.sources.spark import choose, run
 from converter.sources.spark.local import find_java_home
 from converter.sources.spark.session import changed_confs, count_scan_partitions, stream_reports
 from converter.statistics import ColumnStatistics
@@ -55,7 +55,7 @@ def convert(df: DataFrame, way: str, cache_dir: Path, **options: Any) -> Dataset
     """A converter that was written in this way; `lists` is what Spark's writer does where executors have no pyarrow."""
     with pytest.MonkeyPatch.context() as patched:
         if way == "lists":
-            patched.setattr(write, "_choose_writer", lambda *_, **__: "lists")
+            patched.setattr(run, "choose_writer", lambda *_, **__: "lists")
         writer = "spark" if way == "lists" else way
         return make_spark_converter(df, cache_dir=cache_dir, writer=writer, **options)
 
@@ -597,7 +597,7 @@ def read_numbers(folder: str, spark: SparkSession) -> dict[str, Any]:
     expected, valid = known_values(np.arange(100), nulls=True), known_valid(np.arange(100))
     assert_same(found, {name: expected[name] for name in expected if name != "vector"})
     assert_same(masks, {name: valid[name] for name in valid if name != "vector"})
-    probed = [list(answer) for answer in write._probed.values()]
+    probed = [list(answer) for answer in choose.probed.values()]
     return {"said": said, "names": names, "probed": probed, "left": files_below(f"{folder}/cache")}
 
 

@@ -16,7 +16,7 @@ import pytest
 import s3fs
 
 from converter import DatasetConverter, SourceError, UnsupportedTypeError, make_delta_converter
-from converter.sources.delta import snapshot
+from converter.sources.delta import files
 from tests.known_rows import concatenate
 from tests.parity.conftest import MAKE_SECONDS
 from tests.parity.golden_tables import TABLES, folder_of, rows_of
@@ -191,7 +191,7 @@ def test_filters_leave_the_rows_of_a_version_for_which_they_hold(
     golden: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str, version: int, has_large_files: bool
 ) -> None:
     if has_large_files:
-        monkeypatch.setattr(snapshot, "_LARGE_FILE_BYTES", 0)
+        monkeypatch.setattr(files, "_LARGE_FILE_BYTES", 0)
     path, filters = path_of(golden, name), list(TABLES[name].filters)
     expected = matching(expected_rows(golden, name, version), filters)
     if expected is None:

@@ -18,11 +18,11 @@ import pyarrow as pa
 import torch
 
 from converter import DatasetConverter
-from converter.cache import entries
-from converter.dataset import hold_entry
+from converter.cache import entries, leases, roots
+from converter.make import hold_entry
 from converter.portable import tasks
 from converter.schema import Field
-from converter.sources.spark import write as spark_write
+from converter.sources.spark import reports as spark_reports
 from converter.sources.spark.schema import SparkColumn
 
 KEY = "0123456789abcdef-fedcba9876543210"
@@ -235,7 +235,7 @@ def write_batches(
     **options: Any,
 ) -> DatasetConverter:
     """The same from Arrow batches."""
-    root = entries.open_root(os.fspath(cache_dir))
+    root = roots.open_root(os.fspath(cache_dir))
     attempt = entries.begin(root, KEY, application_id="none")
     directory = root.below(KEY).path(attempt.data_directory)
     try:
@@ -244,12 +244,12 @@ def write_batches(
             for index, partition in enumerate(partitions)
             for report in write(partition, directory, plans, partition=index, attempt=index + 1, **options)
         ]
-        manifest = spark_write._manifest_from(
+        manifest = spark_reports.manifest_from(
             reports, plans, directory=attempt.data_directory, is_kept=False, float_dtype=float_dtype
         )
         manifest, lease = entries.commit(root, attempt, manifest)
     except BaseException:
-        entries.release(attempt.intent)
+        leases.release(attempt.intent)
         raise
     return hold_entry(root, KEY, manifest, lease, delete_on_exit=delete_on_exit)
 

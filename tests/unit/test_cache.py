@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from converter import open_converter
 from converter import sweep as sweep_cache
-from converter.cache import entries
+from converter.cache import entries, leases, removal, roots, sweeps
 from converter.errors import CacheCorruptError, CacheError, CacheNotConfiguredError, CacheNotOwnedError
 from converter.manifest import Manifest, Origin
 from converter.schema import Field, Schema
@@ -33,15 +33,15 @@ OTHER_KEY = "f" * 16 + "-" + "0" * 16
 
 @pytest.fixture
 def root(cache_dir: Path) -> Iterator[Storage]:
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     yield root
     # Tests end with signs of life that nobody gives back, as a process that is killed does.
-    for lease in list(entries._heartbeat._leases):
+    for lease in list(leases.heartbeat._leases):
         if lease.entry.url.startswith(root.url):
-            entries._heartbeat.remove(lease)
+            leases.heartbeat.remove(lease)
 
 
-def commit(root: Storage, **options: Any) -> tuple[entries.Attempt, Manifest, entries.Lease]:
+def commit(root: Storage, **options: Any) -> tuple[entries.Attempt, Manifest, leases.Lease]:
     """A committed entry, and the lease of its maker."""
     attempt, manifest = write_attempt(root, **options)
     committed, lease = entries.commit(root, attempt, manifest)
@@ -118,17 +118,17 @@ def failing(root: Storage, failing_call: int) -> tuple[Storage, FailsAt]:
 
 
 def test_a_new_cache_directory_is_made_and_marked(cache_dir: Path, ours: Path) -> None:
-    root = entries.open_root(str(cache_dir / "deep" / "down"))
+    root = roots.open_root(str(cache_dir / "deep" / "down"))
     assert root.url == f"file://{cache_dir}/deep/down/converter-v1"
     marker = json.loads((cache_dir / "deep" / "down" / "converter-v1" / ".owner").read_bytes())
     assert marker["package"] == "spark-tensor-converter"
 
 
 def test_opening_again_leaves_the_marker_and_everything_else_alone(cache_dir: Path, ours: Path) -> None:
-    entries.open_root(str(cache_dir))
+    roots.open_root(str(cache_dir))
     (ours / ".owner").write_bytes(b"as it was")
     (ours / "other").write_bytes(b"x")
-    assert entries.open_root(str(cache_dir)).url == f"file://{ours}"
+    assert roots.open_root(str(cache_dir)).url == f"file://{ours}"
     assert (ours / ".owner").read_bytes() == b"as it was"
     assert tree(ours) == [".owner", "other"]
 
@@ -136,13 +136,13 @@ def test_opening_again_leaves_the_marker_and_everything_else_alone(cache_dir: Pa
 def test_the_user_may_keep_other_things_in_the_cache_directory(cache_dir: Path, ours: Path) -> None:
     cache_dir.mkdir()
     (cache_dir / "thesis.tex").write_bytes(b"precious")
-    entries.open_root(str(cache_dir))
+    roots.open_root(str(cache_dir))
     assert tree(cache_dir) == ["converter-v1", "converter-v1/.owner", "thesis.tex"]
 
 
 def test_an_empty_subdirectory_becomes_ours(cache_dir: Path, ours: Path) -> None:
     ours.mkdir(parents=True)
-    entries.open_root(str(cache_dir))
+    roots.open_root(str(cache_dir))
     assert tree(ours) == [".owner"]
 
 
@@ -154,7 +154,7 @@ def test_a_subdirectory_that_somebody_else_made_is_refused_and_left_alone(
     (ours / name).write_bytes(b"x")
     before = tree(cache_dir)
     with pytest.raises(CacheNotOwnedError, match=r"converter-v1 holds files but not the marker \.owner") as raised:
-        entries.open_root(str(cache_dir))
+        roots.open_root(str(cache_dir))
     assert raised.value.path == f"file://{ours}"
     assert tree(cache_dir) == before
 
@@ -162,23 +162,23 @@ def test_a_subdirectory_that_somebody_else_made_is_refused_and_left_alone(
 def test_a_cache_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(CacheError, match="converter-v1 is a file, where a directory was expected"):
-        entries.open_root(str(tmp_path / "file"))
+        roots.open_root(str(tmp_path / "file"))
     (tmp_path / "converter-v1").write_bytes(b"x")
     with pytest.raises(CacheError, match="converter-v1 is a file, where a directory was expected"):
-        entries.open_root(str(tmp_path))
+        roots.open_root(str(tmp_path))
 
 
 def test_a_cache_directory_that_cannot_be_written_is_explained() -> None:
     # Nobody, root included, makes directories in /proc.
     with pytest.raises(CacheError, match=r"file:///proc/cache cannot be written: No such file or directory") as raised:
-        entries.open_root("/proc/cache")
+        roots.open_root("/proc/cache")
     assert raised.value.path == "file:///proc/cache"
     assert isinstance(raised.value.__cause__, OSError)
 
 
 def test_a_cache_directory_that_is_not_local_is_refused() -> None:
     with pytest.raises(CacheError, match=r"cache_dir='memory://cache' is in this process's memory"):
-        entries.open_root("memory://cache")
+        roots.open_root("memory://cache")
 
 
 # Begin, commit, load
@@ -421,8 +421,8 @@ def test_a_renewal_is_a_new_sign_of_life(root: Storage, ours: Path) -> None:
         silence(ours / KEY / name)
         before = (ours / KEY / name).stat().st_mtime
         content = (ours / KEY / name).read_bytes()
-        entries._heartbeat.renew()
-        assert (ours / KEY / name).stat().st_mtime - before > 3 * entries.RENEW_SECONDS
+        leases.heartbeat.renew()
+        assert (ours / KEY / name).stat().st_mtime - before > 3 * leases.RENEW_SECONDS
         assert (ours / KEY / name).read_bytes() == content
 
 
@@ -432,8 +432,8 @@ def test_a_lease_that_was_swept_knows_it_is_lost_and_does_not_come_back(
     _, _, lease = commit(root)
     (ours / KEY / lease.name).unlink()
     with caplog.at_level(logging.WARNING, logger="converter.cache"):
-        entries._heartbeat.renew()
-        entries._heartbeat.renew()
+        leases.heartbeat.renew()
+        leases.heartbeat.renew()
     assert lease.lost
     assert signs(ours) == []
     assert caplog.text.count("was taken for dead and swept") == 1
@@ -450,8 +450,8 @@ def test_a_commit_whose_attempt_was_swept_withdraws(root: Storage, ours: Path) -
 # Sweeping: nothing that lives, nothing that is not ours
 
 
-def sweep(root: Storage, **options: Any) -> entries.SweepReport:
-    return entries.sweep_root(root, older_than_seconds=0, kept=True, **options)
+def sweep(root: Storage, **options: Any) -> removal.SweepReport:
+    return sweeps.sweep_root(root, older_than_seconds=0, kept=True, **options)
 
 
 def die(ours: Path, name: str) -> None:
@@ -464,7 +464,7 @@ def test_what_lives_is_not_swept(root: Storage, ours: Path) -> None:
     commit(root)
     write_attempt(root, mark="b")
     before = tree(ours)
-    assert sweep(root) == entries.SweepReport()
+    assert sweep(root) == removal.SweepReport()
     assert tree(ours) == before
 
 
@@ -482,16 +482,16 @@ def test_what_the_dead_left_is_counted_and_swept(root: Storage, ours: Path, deat
     assert tree(ours) == before
     assert sweep(root) == report
     assert tree(ours) == [".owner"]
-    assert sweep(root) == entries.SweepReport()
+    assert sweep(root) == removal.SweepReport()
 
 
 def test_an_entry_is_swept_when_it_was_idle_for_long_enough(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
     entries.let_go(root, KEY, manifest, lease)
-    assert entries.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 0
+    assert sweeps.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 0
     for path in (*(ours / KEY).iterdir(), ours / KEY):
         silence(path, 7200)
-    assert entries.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 2
+    assert sweeps.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 2
     assert tree(ours) == [".owner"]
 
 
@@ -500,19 +500,19 @@ def test_an_entry_kept_on_purpose_is_swept_only_where_that_is_asked_for(root: St
     manifest, lease = entries.commit(root, attempt, dataclasses.replace(manifest, is_kept=True))
     entries.let_go(root, KEY, manifest, lease)
     before = tree(ours)
-    assert entries.sweep_root(root, older_than_seconds=0) == entries.SweepReport(num_kept=1)
+    assert sweeps.sweep_root(root, older_than_seconds=0) == removal.SweepReport(num_kept=1)
     # One that was used just now is not even left: it is too young.
-    assert entries.sweep_root(root, older_than_seconds=1e9) == entries.SweepReport()
-    assert entries.sweep_root(root, older_than_seconds=1e9, kept=True) == entries.SweepReport()
-    assert entries.sweep_root(root, older_than_seconds=0, name_hash=OTHER_KEY[:16]) == entries.SweepReport()
+    assert sweeps.sweep_root(root, older_than_seconds=1e9) == removal.SweepReport()
+    assert sweeps.sweep_root(root, older_than_seconds=1e9, kept=True) == removal.SweepReport()
+    assert sweeps.sweep_root(root, older_than_seconds=0, name_hash=OTHER_KEY[:16]) == removal.SweepReport()
     assert tree(ours) == before
-    assert entries.sweep_root(root, older_than_seconds=0, kept=True, dry_run=True).num_files == 2
-    assert entries.sweep_root(root, older_than_seconds=0, name_hash=KEY[:16]).num_files == 2
+    assert sweeps.sweep_root(root, older_than_seconds=0, kept=True, dry_run=True).num_files == 2
+    assert sweeps.sweep_root(root, older_than_seconds=0, name_hash=KEY[:16]).num_files == 2
 
 
 def test_an_entry_whose_manifest_nobody_can_read_is_swept(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
-    entries.release(lease)
+    leases.release(lease)
     (ours / KEY / "manifest.json").write_bytes(manifest.to_json()[:-40])
     assert sweep(root).num_files == 2
     assert not (ours / KEY / manifest.file_names[0]).exists()
@@ -520,16 +520,16 @@ def test_an_entry_whose_manifest_nobody_can_read_is_swept(root: Storage, ours: P
 
 def test_an_entry_of_a_newer_version_is_left_to_it(root: Storage, ours: Path) -> None:
     _, _, lease = commit(root)
-    entries.release(lease)
+    leases.release(lease)
     (ours / KEY / "manifest.json").write_text('{"format_version": 99}')
     before = tree(ours)
-    assert sweep(root) == entries.SweepReport()
+    assert sweep(root) == removal.SweepReport()
     assert tree(ours) == before
 
 
 def test_a_lease_whose_content_is_on_its_way_holds_everything(root: Storage, ours: Path) -> None:
     _, manifest, lease = commit(root)
-    entries.release(lease)
+    leases.release(lease)
     (ours / KEY / "manifest.json").unlink()
     other = ours / KEY / f"lease-{'0' * 32}.json"
     other.touch()
@@ -590,7 +590,7 @@ def test_a_folder_below_somebody_elses_is_no_entry(tmp_path: Path) -> None:
 
 def name_entry(cache_dir: Path, cache_key: str, *, schema: str = "{}", is_kept: bool = True) -> str:
     """The URL of an entry that was written as `cache_key` and that nobody holds."""
-    root = entries.open_root(str(cache_dir))
+    root = roots.open_root(str(cache_dir))
     named = identity.named(cache_key)
     key = identity.entry_key(named, schema=schema, write_options={"is_kept": True} if is_kept else {})
     attempt = entries.begin(root, key, application_id="app-1")
@@ -685,7 +685,7 @@ def test_a_sweep_by_name_removes_the_entries_of_that_name_alone(tmp_path: Path) 
         report = sweep_cache(tmp_path, cache_key="flights")
         assert (report.num_entries, report.urls) == (1, (urls[1],))
         assert ids_of(held) == list(range(NUM_ROWS))
-    assert sweep_cache(tmp_path, cache_key="flights", older_than=3600) == entries.SweepReport()
+    assert sweep_cache(tmp_path, cache_key="flights", older_than=3600) == removal.SweepReport()
     assert sweep_cache(tmp_path, cache_key="flights", dry_run=True).urls == (urls[0],)
     assert sweep_cache(tmp_path, cache_key="flights").urls == (urls[0],)
     for url in (other, passing):
@@ -697,7 +697,7 @@ def test_a_sweep_by_name_removes_the_entries_of_that_name_alone(tmp_path: Path) 
 
 
 def choose(argument: Any = None, conf: str | None = None, master: str = "yarn", is_connect: bool = False) -> str:
-    return entries.choose_cache_dir(argument, spark_conf=conf, master=master, is_connect=is_connect)
+    return roots.choose_cache_dir(argument, spark_conf=conf, master=master, is_connect=is_connect)
 
 
 def test_the_cache_goes_where_the_nearest_word_says(monkeypatch: pytest.MonkeyPatch) -> None:

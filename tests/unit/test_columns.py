@@ -13,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from converter.errors import NullValueError
-from converter.portable import tasks
-from converter.reading.decode import check_fill, decode, gather, gather_stack, null_error, ragged_values
+from converter.portable import tensors as portable_tensors
+from converter.reading.decode import decode
+from converter.reading.gather import gather, gather_stack
+from converter.reading.nulls import check_fill, null_error
+from converter.reading.ragged import ragged_values
 from converter.schema import Field
 from tests.unit.known_tables import RAGGED, SCALARS, TENSORS, Column
 
@@ -389,8 +392,8 @@ def test_rows_of_different_shapes_come_back_as_they_were(case: Any, way: str, st
     field = Field(name="x", dtype=dtype, shape=None, ragged_ndim=ndim)
     array = as_lists(rows, dtype, ndim)
     if way == "packed":
-        encoded = tasks.encode(array, {"kind": "tensor", "dtype": dtype, "ndim": ndim, "shape": None})
-        array = tasks.as_binary(encoded, fixed=None)
+        encoded = portable_tensors.encode(array, {"kind": "tensor", "dtype": dtype, "ndim": ndim, "shape": None})
+        array = portable_tensors.as_binary(encoded, fixed=None)
     decoded = decode(pa.chunked_array([array]), field, fill=0)
     found = ragged_values(decoded.values[start:], field)
     rows = rows[start:]
@@ -411,10 +414,10 @@ def test_a_file_of_one_shape_is_read_beside_others(nulls: bool) -> None:
     field = Field(name="x", dtype="int16", shape=None, ragged_ndim=2)
     rows = [np.arange(6, dtype="<i2").reshape(2, 3), np.arange(6, 12, dtype="<i2").reshape(2, 3)]
     packed = pa.array([row.tobytes() for row in rows] + [None] * nulls, pa.binary(12))
-    said = pa.field("x", packed.type, metadata={tasks.SHAPE_METADATA: "[2, 3]"})
+    said = pa.field("x", packed.type, metadata={portable_tensors.SHAPE_METADATA: "[2, 3]"})
     found = ragged_values(decode(pa.chunked_array([packed]), field, fill=0, stored=said).values, field)
     assert [row.tolist() for row in found.split()][:2] == [row.tolist() for row in rows]
-    for wrong in (None, pa.field("x", packed.type), said.with_metadata({tasks.SHAPE_METADATA: "[2, 2]"})):
+    for wrong in (None, pa.field("x", packed.type), said.with_metadata({portable_tensors.SHAPE_METADATA: "[2, 2]"})):
         with pytest.raises(pa.ArrowInvalid, match="'x' has rows whose shape the file does not say"):
             decode(pa.chunked_array([packed]), field, fill=0, stored=wrong)
 

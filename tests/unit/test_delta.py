@@ -38,7 +38,8 @@ from converter import (
     StateMismatchError,
     make_delta_converter,
 )
-from converter.sources.delta import snapshot
+from converter.sources.delta import columns as delta_columns
+from converter.sources.delta import files as delta_files
 from tests.encrypted import write_encrypted
 from tests.known_rows import concatenate, run_python
 
@@ -771,7 +772,7 @@ def test_the_order_does_not_depend_on_the_columns(tmp_path: Path, monkeypatch: p
     path = append_each(
         tmp_path / "table", [{"id": np.arange(100) + 100 * n, "list": one} for n, one in enumerate(lists)]
     )
-    monkeypatch.setattr("converter.dataset.default_window_rows", lambda _, num_bytes: num_bytes % 997 + 100)
+    monkeypatch.setattr("converter.arguments.default_window_rows", lambda _, num_bytes: num_bytes % 997 + 100)
     whole, part = make_delta_converter(path), make_delta_converter(path, columns=["id"])
     assert whole.fingerprint == part.fingerprint
     assert rows_of(whole, columns=["id"], shuffle=True, seed=3) == rows_of(part, shuffle=True, seed=3)
@@ -806,7 +807,7 @@ def assert_only_reads(path: Path, versions: Sequence[int], filters: Any, expecte
 @pytest.fixture
 def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """No footer is read before it is needed."""
-    monkeypatch.setattr(snapshot, "_NUM_SAMPLES", 0)
+    monkeypatch.setattr(delta_files, "_NUM_SAMPLES", 0)
 
 
 def test_files_of_other_partitions_are_never_opened(tmp_path: Path, few_samples: None) -> None:
@@ -862,7 +863,7 @@ def test_of_files_that_are_ruled_out_not_even_the_footer_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filters: Any, has_large_files: bool
 ) -> None:
     if has_large_files:
-        monkeypatch.setattr(snapshot, "_LARGE_FILE_BYTES", 0)
+        monkeypatch.setattr(delta_files, "_LARGE_FILE_BYTES", 0)
     # Lists, for whose lengths a hundred footers are looked at.
     tables = [
         {"id": [10 * number], "p": ["ab"[number // 12]], "list": [[1.0, 2.0]], "more": [[0.5] * (number + 1)]}
@@ -977,7 +978,7 @@ def test_pruning_leaves_out_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, num_rows: int, has_large_files: bool
 ) -> None:
     if has_large_files:
-        monkeypatch.setattr(snapshot, "_LARGE_FILE_BYTES", 0)
+        monkeypatch.setattr(delta_files, "_LARGE_FILE_BYTES", 0)
     column, filters = PRUNED[case]
     table = pa.table({"id": np.arange(len(column)), "x": column})
     for start in range(0, len(column), num_rows):
@@ -1059,7 +1060,7 @@ def test_large_files_are_read_row_group_by_row_group(tmp_path: Path, monkeypatch
               features=["deletionVectors"])  # fmt: skip
     left = [number for number in range(300) if number - 100 not in (0, 16, 17, 18, 50, 99)]
     small = make_delta_converter(path)
-    monkeypatch.setattr(snapshot, "_LARGE_FILE_BYTES", 0)
+    monkeypatch.setattr(delta_files, "_LARGE_FILE_BYTES", 0)
     large = make_delta_converter(path)
     assert (small._manifest.num_row_groups, large._manifest.num_row_groups) == (3, 18)
     for converter in (small, large, pickle.loads(pickle.dumps(large))):
@@ -1194,7 +1195,8 @@ def test_null_elements_that_no_footer_showed_are_named_with_the_remedy(
     # In the order in which their rows are numbered.
     names = [path / name for name in make_delta_converter(path)._manifest.file_names]
     whole = [index for index, name in enumerate(names) if pq.read_table(name)["x"].to_pylist() != rows[1]]
-    monkeypatch.setattr(snapshot, "_spread", lambda numbers, _: numbers[whole[:1]])
+    monkeypatch.setattr(delta_columns, "spread_over", lambda numbers, _: numbers[whole[:1]])
+    monkeypatch.setattr(delta_files, "spread_over", lambda numbers, _: numbers[whole[:1]])
     converter = make_delta_converter(path)
     with pytest.raises(
         NullValueError, match=r"footers that were read did not show.*pass nulls=\{'x': 0\}\. \(Found in"

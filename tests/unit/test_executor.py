@@ -25,9 +25,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 from pyspark import TaskContext
 
-from converter.portable import tasks
+from converter.portable import deadlines, filesystems, parquet_file, tasks
 from converter.portable.moments import from_json, mean_of
-from converter.reading.decode import decode, ragged_values
+from converter.reading.decode import decode
+from converter.reading.ragged import ragged_values
 from converter.schema import Field
 from converter.sources.spark.schema import SparkColumn
 from tests.known_rows import wait_until
@@ -639,7 +640,7 @@ def test_a_disk_that_refuses_a_write_leaves_no_file(tmp_path: Path, monkeypatch:
             self.file.close()
 
     monkeypatch.setattr(
-        tasks, "open", lambda path, mode, buffering: FullDisk(real(path, mode, buffering)), raising=False
+        filesystems, "open", lambda path, mode, buffering: FullDisk(real(path, mode, buffering)), raising=False
     )
     with pytest.raises(OSError, match="No space left on device"):
         write_one(tmp_path, WIDE, wide_batch(range(10_000)), row_group_bytes=64 << 10)
@@ -649,7 +650,7 @@ def test_a_disk_that_refuses_a_write_leaves_no_file(tmp_path: Path, monkeypatch:
         raise PermissionError("and nothing can be removed")
 
     # The first error is the one to be seen.
-    monkeypatch.setattr(tasks, "_remove", refuse)
+    monkeypatch.setattr(parquet_file, "remove_file", refuse)
     with pytest.raises(OSError, match="No space left on device"):
         write_one(tmp_path, WIDE, wide_batch(range(10_000)), row_group_bytes=64 << 10)
 
@@ -672,12 +673,12 @@ class Slow:
 
 
 def write_behind(raw: Slow, timeout_seconds: float = 60) -> Any:
-    return tasks._write_behind(raw, {"timeout_seconds": timeout_seconds}, "/cache/part")
+    return parquet_file._write_behind(raw, {"timeout_seconds": timeout_seconds}, "/cache/part")
 
 
 @pytest.mark.parametrize("waiting_bytes", [1, 1000, 1 << 20])
 def test_what_is_written_behind_arrives_in_its_order(monkeypatch: pytest.MonkeyPatch, waiting_bytes: int) -> None:
-    monkeypatch.setattr(tasks, "_WAITING_BYTES", waiting_bytes)
+    monkeypatch.setattr(parquet_file, "_WAITING_BYTES", waiting_bytes)
     parts = [bytes([number]) * (number * 7 % 50) for number in range(60)]
     raw = Slow()
     write, finish, _ = write_behind(raw)
@@ -688,7 +689,7 @@ def test_what_is_written_behind_arrives_in_its_order(monkeypatch: pytest.MonkeyP
 
 
 def test_a_store_that_is_slower_than_the_encoder_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_WAITING_BYTES", 6)
+    monkeypatch.setattr(parquet_file, "_WAITING_BYTES", 6)
     raw = Slow(hangs=True)
     write, finish, _ = write_behind(raw)
     written: list[bytes] = []
@@ -725,7 +726,8 @@ def test_what_fails_behind_is_raised_before() -> None:
 
 
 def test_who_gives_up_waits_for_no_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_LAST_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "LAST_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(parquet_file, "LAST_WAIT_SECONDS", 0.1)
     raw = Slow(hangs=True)
     write, _, stop = write_behind(raw)
     for _ in range(8):
@@ -733,13 +735,13 @@ def test_who_gives_up_waits_for_no_store_that_hangs(monkeypatch: pytest.MonkeyPa
     stop()
     raw.is_released.set()
     # What waited is dropped, and the thread ends.
-    wait_until(lambda: tasks.WRITING_THREAD not in [thread.name for thread in threading.enumerate()])
+    wait_until(lambda: deadlines.WRITING_THREAD not in [thread.name for thread in threading.enumerate()])
     assert raw.taken in (b"", b"abc")
 
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_store_that_hangs_is_given_up_behind(monkeypatch: pytest.MonkeyPatch, is_full: bool) -> None:
-    monkeypatch.setattr(tasks, "_WAITING_BYTES", 3 if is_full else 1 << 20)
+    monkeypatch.setattr(parquet_file, "_WAITING_BYTES", 3 if is_full else 1 << 20)
     raw = Slow(hangs=True)
     write, finish, stop = write_behind(raw, timeout_seconds=0.2)
     write(b"abc")
@@ -750,7 +752,7 @@ def test_a_store_that_hangs_is_given_up_behind(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_store_that_is_slow_and_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_WAITING_BYTES", 6)
+    monkeypatch.setattr(parquet_file, "_WAITING_BYTES", 6)
     raw = Slow(seconds=0.1)
     write, finish, _ = write_behind(raw, timeout_seconds=2)
     begin = time.monotonic()
@@ -791,7 +793,8 @@ class RemoteFile(AbstractBufferedFile):
 @pytest.mark.parametrize("hangs", ["create", "send", "close"])
 def test_a_request_that_hangs_ends_the_task_and_commits_nothing(monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
     fsspec.register_implementation("remote", Remote, clobber=True)
-    monkeypatch.setattr(tasks, "_LAST_WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(deadlines, "LAST_WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(parquet_file, "LAST_WAIT_SECONDS", 1.0)
     monkeypatch.setattr(Remote, "hangs", hangs)
     monkeypatch.setattr(Remote, "is_released", threading.Event())
     spec = make_spec(f"/given-up/{hangs}", [WIDE], row_group_bytes=64 << 10)
@@ -837,9 +840,9 @@ def test_what_a_client_says_leaves_a_task_without_secrets(monkeypatch: pytest.Mo
 
 
 def test_what_is_written_at_once_is_handed_over_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_STEP_BYTES", 4)
+    monkeypatch.setattr(parquet_file, "_STEP_BYTES", 4)
     raw = Slow()
-    write = tasks._write_blocks(raw, {"timeout_seconds": 60}, "/cache/part")
+    write = parquet_file._write_blocks(raw, {"timeout_seconds": 60}, "/cache/part")
     sizes: list[int] = []
     monkeypatch.setattr(raw, "write", lambda piece: (sizes.append(len(piece)), raw.taken.extend(piece)))
     write(pa.py_buffer(b"0123456789"))
@@ -866,7 +869,7 @@ def test_a_disk_that_takes_a_write_in_parts_gets_all_of_it(tmp_path: Path, monke
     def reluctant(path: Any, mode: str, buffering: int = -1) -> Any:
         return Reluctant(real(path, mode, buffering)) if mode == "wb" else real(path, mode)
 
-    monkeypatch.setattr(tasks, "open", reluctant, raising=False)
+    monkeypatch.setattr(filesystems, "open", reluctant, raising=False)
     (report,) = write_one(tmp_path / "b", WIDE, wide_batch(range(1000)))
     assert report == straight
     assert (tmp_path / "b" / report["name"]).read_bytes() == (tmp_path / "a" / report["name"]).read_bytes()
@@ -902,7 +905,7 @@ def test_one_other_value_is_another_digest(tmp_path: Path, changed: int) -> None
 @pytest.mark.parametrize("row", [0, 19_999])
 def test_one_other_number_in_a_large_page_is_another_digest(tmp_path: Path, row: int, compression: str) -> None:
     rows = wide_batch(range(20_000))
-    assert rows.nbytes > 10 * tasks._MAX_HEADER_BYTES
+    assert rows.nbytes > 10 * parquet_file._MAX_HEADER_BYTES
     numbers = rows.flatten().to_numpy().copy()
     numbers[row * 16] += 0.5
     other = pa.FixedSizeListArray.from_arrays(pa.array(numbers), 16).cast(rows.type)

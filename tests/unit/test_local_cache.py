@@ -28,7 +28,7 @@ from converter.reading.local_cache import (
     open_local_root,
     remove_unheld,
 )
-from converter.storage.store import GivenUpError
+from converter.storage.requests import GivenUpError
 
 ONE, TWO = "fingerprint one", "fingerprint two"
 PIECE = "rows-0-0123456789abcdef"

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from converter.footers import parse_end
-from converter.manifest import Place
-from converter.portable import tasks
+from converter.places import Place
+from converter.portable import footers
 from converter.reading.pages import Chunk, PlainColumn, _is_regular, _read_page_header, find_plain_column
 from converter.schema import Field
 
@@ -41,7 +41,7 @@ def views(path: Path, field: Field) -> list[Any]:
 def find_chunk(column: PlainColumn, path: Path, row_group: int = 0) -> Chunk | None:
     """Where the column lies in a row group."""
     with path.open("rb") as file:
-        footer = parse_end(tasks.end_of(file))
+        footer = parse_end(footers.end_of(file))
     return column.find_chunk(footer.chunk(row_group, column.leaf), footer.row_group_rows[row_group])
 
 

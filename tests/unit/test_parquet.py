@@ -31,13 +31,13 @@ from converter import (
     SourceError,
     UnsupportedTypeError,
     make_parquet_converter,
+    places,
 )
-from converter import manifest as converter_manifest
-from converter.cache import entries
+from converter.cache import leases
 from converter.footers import ParsedFooter
 from converter.manifest import Manifest
-from converter.reading import decode, windows
-from converter.reading.data_files import check_file
+from converter.reading import gather, windows
+from converter.reading.checks import check_file
 from converter.storage.directory import FileInfo, Storage
 from converter.storage.store import Store
 from tests.encrypted import write_encrypted
@@ -651,8 +651,8 @@ def test_what_a_line_does_not_take_at_once_is_asked_for_window_by_window(monkeyp
     for number in range(30):
         put(f"memory://windows/f{number:02d}.parquet", list(range(5 * number, 5 * number + 5)))
     with make_parquet_converter("memory://windows") as converter:
-        monkeypatch.setattr("converter.storage.store._SLOW_BYTES_PER_SECOND", 1e-9)
-        monkeypatch.setattr("converter.storage.store._TIME_USED", 0)
+        monkeypatch.setattr("converter.storage.requests._SLOW_BYTES_PER_SECOND", 1e-9)
+        monkeypatch.setattr("converter.storage.requests._TIME_USED", 0)
         read_range, asked = Store.read_range, []
 
         def read_slowly(store: Store, path: str, start: int, *arguments: Any) -> Any:
@@ -801,6 +801,7 @@ def test_a_footer_is_read_once_where_a_filter_looks_at_its_row_groups(
         return check_file(storage, manifest, file, opened)
 
     monkeypatch.setattr("converter.reading.data_files.check_file", check)
+    monkeypatch.setattr("converter.reading.looks.check_file", check)
     with make_parquet_converter(tmp_path) as converter:
         assert len(converter.where([("x", "=", 2)])) == 100
         # One for the bounds and one for the rows, and of several threads those that came first.
@@ -833,7 +834,7 @@ def test_a_file_that_was_written_again_is_noticed_though_its_footer_is_the_same(
     assert read(converter)["id"].tolist() == [1, 2, 5]
     # Elsewhere the same files may have been written at another time.
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    monkeypatch.setattr(entries, "this_host", lambda: "another")
+    monkeypatch.setattr(leases, "this_host", lambda: "another")
     assert read(pickle.loads(pickled))["id"].tolist() == [1, 2, 5]
 
 
@@ -964,8 +965,8 @@ def test_what_is_looked_at_grows_with_the_columns_and_not_with_their_square(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at = []
-    count = converter_manifest.count_leaves
-    monkeypatch.setattr(converter_manifest, "count_leaves", lambda kind: looked_at.append(kind) or count(kind))
+    count = places.count_leaves
+    monkeypatch.setattr(places, "count_leaves", lambda kind: looked_at.append(kind) or count(kind))
     for number in range(2):
         write(tmp_path, f"{number}.parquet", {f"c{column}": [1.0] for column in range(300)})
     converter = make_parquet_converter(tmp_path)
@@ -1192,7 +1193,7 @@ def test_rows_of_a_file_that_is_written_into_meanwhile_are_not_handed_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(pa.table({"id": range(1000)}), tmp_path / "a.parquet")
-    content, gathered = (tmp_path / "a.parquet").read_bytes(), decode.gather
+    content, gathered = (tmp_path / "a.parquet").read_bytes(), gather.gather
 
     def gather_and_write(*arguments: Any) -> Any:
         found = gathered(*arguments)

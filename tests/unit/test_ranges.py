@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter.storage.ranges import MAX_REQUEST_BYTES, Fetched, PartialFile, Turn, at_once, merge_ranges
+from converter.storage.at_once import Turn, at_once
+from converter.storage.ranges import MAX_REQUEST_BYTES, Fetched, PartialFile, merge_ranges
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 1 << 26), st.integers(1, 1 << 22)).map(lambda one: (one[0], one[0] + one[1])),

@@ -30,8 +30,10 @@ from converter import DatasetConverter, make_delta_converter, make_parquet_conve
 from converter.dataset import borrow_files
 from converter.errors import CacheError, NullValueError, ReadError, SourceError
 from converter.scans import filters as scans_filters
+from converter.scans import passes as scans_passes
+from converter.scans import pruning
 from converter.selection import hash_bytes, hash_numbers
-from converter.sources.delta import snapshot
+from converter.sources.delta import files
 from tests.known_rows import ODD_NAMES
 from tests.unit.known_tables import _ARROW, Column, write_batches
 
@@ -736,13 +738,14 @@ def test_a_row_group_that_its_footer_rules_out_is_not_read(tmp_path: Path, filte
 
 def test_no_row_group_is_read_to_say_that_no_row_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[int] = []
-    evaluate = scans_filters._evaluate
+    evaluate = scans_filters.evaluate
 
     def counted(expression: Any, table: pa.Table) -> Any:
         evaluated.append(table.num_rows)
         return evaluate(expression, table)
 
-    monkeypatch.setattr(scans_filters, "_evaluate", counted)
+    monkeypatch.setattr(scans_passes, "evaluate", counted)
+    monkeypatch.setattr(pruning, "evaluate", counted)
     with sorted_rows(tmp_path) as converter:
         with pytest.raises(SourceError, match=r"No row of .* passes the filters"):
             converter.where([("id", ">", 100)])
@@ -791,7 +794,7 @@ def test_bounds_still_rule_out_floats_that_are_known_to_hold_no_nan(tmp_path: Pa
     opened: list[int] = []
     for name, values in (("without", x), ("with", [*x[:-1], NAN])):
         with write_table(tmp_path / name, {"x": ("float32", values)}, step=3) as converter:
-            expression = scans_filters._comparisons_of(
+            expression = scans_filters.comparisons_of(
                 [("x", ">", 8.5)], converter._manifest, pa.schema({"x": pa.float32()})
             )
             opened.append(expression[0][0].may_keep is not None)
@@ -898,7 +901,7 @@ def _as_delta(path: Path, table: pa.Table, *, is_whole: bool = True, **options: 
         write_deltalake(str(path), table.slice(start, 10), mode="append", **options)
     with pytest.MonkeyPatch.context() as patch:
         if not is_whole:
-            patch.setattr(snapshot, "_LARGE_FILE_BYTES", 0)
+            patch.setattr(files, "_LARGE_FILE_BYTES", 0)
         return make_delta_converter(path)
 
 
@@ -972,13 +975,14 @@ def test_row_groups_with_nan_are_skipped_where_nan_does_not_pass(
     columns["f"] = [row / 4 for row in range(60)]
     table = pa.table({name: pa.array(columns[name]).cast(kind) for name, kind in ODD_TYPES.items()})
     evaluated: list[int] = []
-    evaluate = scans_filters._evaluate
+    evaluate = scans_filters.evaluate
 
     def counted(expression: Any, rows: pa.Table) -> Any:
         evaluated.append(rows.num_rows)
         return evaluate(expression, rows)
 
-    monkeypatch.setattr(scans_filters, "_evaluate", counted)
+    monkeypatch.setattr(scans_passes, "evaluate", counted)
+    monkeypatch.setattr(pruning, "evaluate", counted)
     with ODD_LAYOUTS[layout](tmp_path, table) as converter:
         assert converter._manifest.row_group_rows.tolist() == [5] * 12
         for filters, num_read in (
@@ -1458,9 +1462,9 @@ def test_whole_numbers_are_compared_with_floats_exactly(kind: pa.DataType) -> No
             asked = [value, 1, 2.0] if "in" in sign else value
             comparison = scans_filters._compare("x", sign, asked, rows.schema)
             expected = [passes(one) for one in sorted(known)]
-            assert scans_filters._project(comparison.keeps, rows).to_pylist() == expected, (sign, value)
+            assert scans_filters.project(comparison.keeps, rows).to_pylist() == expected, (sign, value)
             if comparison.may_keep is not None:
-                may_pass = scans_filters._project(comparison.may_keep, bounds).to_pylist()
+                may_pass = scans_filters.project(comparison.may_keep, bounds).to_pylist()
                 assert all(may for may, does in zip(may_pass, expected, strict=True) if does), (sign, value)
 
 

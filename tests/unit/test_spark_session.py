@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from converter import MissingDependencyError
-from converter.sources.spark import session as spark_session
-from converter.sources.spark import write
-from converter.sources.spark.session import check_progress, finding_in, progress_bar, short_cause
+from converter.sources.spark import choose, progress
+from converter.sources.spark.jobs import finding_in, short_cause
+from converter.sources.spark.progress import check_progress, progress_bar
 from converter.storage.directory import open_storage
 
 STACK = "".join(f"\tat org.apache.spark.Some.method{number}(Some.scala:{number})\n" for number in range(200))
@@ -82,7 +82,7 @@ def test_executors_are_asked_again_where_something_else_is_to_be_tried() -> None
     url = "abfss://data@lake.dfs.core.windows.net/cache/converter-v1/key/1"
 
     def place(options: dict[str, Any], session: Any = session, url: str = url) -> tuple[str, ...]:
-        return write._place_of(open_storage(url, options), session)
+        return choose.place_of(open_storage(url, options), session)
 
     wrong = place({"account_key": "d3Jvbmc="})
     assert place({"account_key": "d3Jvbmc="}) == wrong
@@ -136,7 +136,7 @@ PLANNED_LATE: list[list[tuple[int, int, int]]] = [
 
 def follow(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, wanted: bool | None) -> str:
     """What stands on stderr while and after a scripted job is followed."""
-    monkeypatch.setattr(spark_session, "_SHOW_SECONDS", 0.001)
+    monkeypatch.setattr(progress, "_SHOW_SECONDS", 0.001)
     monkeypatch.setattr(sys, "stderr", stderr)
     tracker = ScriptedTracker(*PLANNED_LATE)
     session = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))

@@ -16,7 +16,8 @@ import fsspec
 import pytest
 
 from converter.errors import CacheError
-from converter.storage.directory import Storage, open_storage, python_path_of, spark_url_of
+from converter.storage.databricks import python_path_of, spark_url_of
+from converter.storage.directory import Storage, open_storage
 
 NOBODY = 65534
 
@@ -416,7 +417,7 @@ def test_a_path_of_databricks_makes_no_folder_elsewhere(url: str) -> None:
 
 
 def test_a_file_is_created_once_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("converter.storage.directory._DATABRICKS_MOUNTS", (f"{tmp_path}/",))
+    monkeypatch.setattr("converter.storage.databricks._DATABRICKS_MOUNTS", (f"{tmp_path}/",))
     monkeypatch.delattr("os.link")
     storage = open_storage(tmp_path / "cache")
     storage.make_directory()

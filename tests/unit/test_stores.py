@@ -44,23 +44,18 @@ from converter import (
     open_converter,
     sweep,
 )
-from converter.cache import entries
-from converter.portable import tasks
-from converter.sources.delta import snapshot
-from converter.sources.parquet.columns import look_at
+from converter.cache import entries, roots
+from converter.portable import credentials
+from converter.sources.delta import log
+from converter.sources.parquet.footers import look_at
+from converter.storage.at_once import at_once
+from converter.storage.azure import AzureStore, parse_azure_url
 from converter.storage.directory import open_storage
-from converter.storage.ranges import at_once
-from converter.storage.store import (
-    AzureStore,
-    GivenUpError,
-    HdfsStore,
-    ObjectStore,
-    Store,
-    _Line,
-    check_timeout,
-    open_store,
-    parse_azure_url,
-)
+from converter.storage.hdfs import HdfsStore
+from converter.storage.objects import ObjectStore
+from converter.storage.opening import open_store
+from converter.storage.requests import GivenUpError, RequestLine
+from converter.storage.store import Store, check_timeout
 from tests.known_rows import error_of, run_python
 
 ACCOUNT = {"account_key": "c2VjcmV0LWtleQ=="}
@@ -157,7 +152,7 @@ def test_a_sign_that_would_be_dropped_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"\\[tnr].* has a tab, a line break or the like in it"):
         open_store(url, ACCOUNT, 5)
     with pytest.raises(CacheError, match="has a tab, a line break or the like in it"):
-        entries.open_root(url, ACCOUNT)
+        roots.open_root(url, ACCOUNT)
 
 
 @pytest.mark.parametrize("url", [
@@ -165,7 +160,7 @@ def test_a_sign_that_would_be_dropped_is_refused(url: str) -> None:
     "nothing-like-it:/x/hidden@y", "s3://bucket/a?sig=hid\nhidden",
 ])  # fmt: skip
 def test_what_a_url_hides_is_in_no_error(url: str) -> None:
-    for call in (lambda: entries.open_root(url, {}), lambda: entries.open_entry(f"{url}/{'0' * 16}-{'0' * 16}")):
+    for call in (lambda: roots.open_root(url, {}), lambda: entries.open_entry(f"{url}/{'0' * 16}-{'0' * 16}")):
         with pytest.raises((CacheError, ValueError)) as caught:
             call()
         error: BaseException | None = caught.value
@@ -389,7 +384,7 @@ def test_a_large_part_has_its_turn_among_small_ones() -> None:
 
 def test_who_has_hardly_waited_is_not_late_with_others() -> None:
     line = Line(bytes_per_second=1e7, timeout_seconds=4.0)
-    counted = line._line = os.getpid(), _Line()
+    counted = line._line = os.getpid(), RequestLine()
 
     def hang() -> None:
         with contextlib.suppress(TimeoutError), counted[1].taken(2_950_000, 4.0, None, TimeoutError):
@@ -592,7 +587,7 @@ def test_a_provider_that_gives_no_token_to_deltalake_is_an_error_of_the_table(
     with pytest.raises(
         SourceError, match=r"Delta table abfs://data@lake\..* cannot be opened.*: .*(no answer|gave NoneType)"
     ):
-        snapshot._open(storage, {}, version=0, timestamp=None)
+        log.open_table(storage, {}, version=0, timestamp=None)
 
 
 class RangeHandler(SimpleHTTPRequestHandler):
@@ -686,7 +681,7 @@ def test_files_of_a_web_server_are_read(tmp_path: Path, web: str) -> None:
         with pytest.raises(SourceError, match=rf"{web}{place.rstrip('/')} is not there, or is a page.* name each file"):
             make_parquet_converter(web + place, timeout_seconds=10)
     with pytest.raises(CacheError, match=f"{web}/table.* cannot"):
-        entries.open_root(f"{web}/table", None, 10)
+        roots.open_root(f"{web}/table", None, 10)
     with pytest.raises(ValueError, match="has a user's name or password in it") as caught:
         make_parquet_converter(web.replace("//", "//me:hidden@"))
     assert "hidden" not in str(caught.value)
@@ -938,7 +933,7 @@ def jwt(expiry: int) -> str:
 @pytest.mark.parametrize(("token", "seconds"), [("opaque", 600), ("a.b.c", 600), ("a.e30.c", 600), (jwt(0), None)])
 def test_a_tokens_end_is_what_it_says_or_soon(token: str, seconds: int | None) -> None:
     expected = 0 if seconds is None else time.time() + seconds
-    assert abs(tasks.token_expiry(token) - expected) < 5
+    assert abs(credentials.token_expiry(token) - expected) < 5
 
 
 class Identity:
@@ -1011,14 +1006,14 @@ def test_a_signature_is_asked_for_again_before_it_ends() -> None:
     provider, credential = signature_of(2.0)
     deadline = time.monotonic() + 30
     while provider.num_asked < 3 and time.monotonic() < deadline:
-        ends = tasks.signature_expiry(credential.signature)
+        ends = credentials.signature_expiry(credential.signature)
         assert ends > time.time()
         time.sleep(0.1)
     assert provider.num_asked >= 3
     # After a rest, when the last one has ended, the next request waits for another.
     time.sleep(2.1)
     before = credential.signature
-    assert tasks.signature_expiry(before) > time.time()
+    assert credentials.signature_expiry(before) > time.time()
     assert before.endswith(f"of-{provider.num_asked}")
 
 
@@ -1051,7 +1046,7 @@ def test_a_provider_of_signatures_that_hangs_is_waited_for_once(monkeypatch: pyt
     provider, credential = signature_of(0.2)
     is_over, waited = threading.Event(), []
     wait = threading.Event.wait
-    monkeypatch.setattr(tasks, "_SIGNATURE_SECONDS", 0.3)
+    monkeypatch.setattr(credentials, "_SIGNATURE_SECONDS", 0.3)
     monkeypatch.setattr(Signatures, "__call__", lambda _: str(is_over.wait()))
     credential._asked.wait = lambda seconds: waited.append(seconds) or wait(credential._asked, seconds)
     time.sleep(0.3)
@@ -1075,12 +1070,14 @@ def test_a_provider_that_gives_no_signature_is_told_so(given: Any, kind: str) ->
     ["sv=1&se=2026-11-20T10%3A30%3A00Z&sig=a", "se=2026-11-20T10:30:00.0000000Z", "se=2026-11-20T11:30:00%2B01:00"],
 )
 def test_a_signatures_end_is_what_it_says(signature: str) -> None:
-    assert tasks.signature_expiry(signature) == dt.datetime(2026, 11, 20, 10, 30, tzinfo=dt.timezone.utc).timestamp()
+    assert (
+        credentials.signature_expiry(signature) == dt.datetime(2026, 11, 20, 10, 30, tzinfo=dt.timezone.utc).timestamp()
+    )
 
 
 @pytest.mark.parametrize("signature", ["sig=a", "se=soon", ""])
 def test_a_signature_that_says_no_end_is_asked_for_again_soon(signature: str) -> None:
-    assert abs(tasks.signature_expiry(signature) - time.time() - 600) < 60
+    assert abs(credentials.signature_expiry(signature) - time.time() - 600) < 60
 
 
 TENANT = "11111111-1111-1111-1111-111111111111"
@@ -1142,7 +1139,7 @@ def test_a_connection_string_of_another_account_is_refused(
     ("given", "kind"), [(None, "NoneType"), ("", "an empty text"), (7, "int"), ((None, 1), "tuple")]
 )
 def test_a_provider_that_gives_no_token_is_told_so(given: Any, kind: str) -> None:
-    credential = tasks._async_credential(lambda: given)
+    credential = credentials.async_credential(lambda: given)
     with pytest.raises(TypeError, match=f"credential'] gave {kind}, where a token was expected"):
         asyncio.run(credential.get_token("scope"))
 
@@ -1184,7 +1181,7 @@ def test_a_provider_that_raises_no_error_ends_no_loop(kind: type[BaseException],
 
 
 def test_a_provider_that_raises_what_no_future_holds_is_an_error() -> None:
-    credential = tasks._async_credential(lambda: next(iter([])))
+    credential = credentials.async_credential(lambda: next(iter([])))
     with pytest.raises(RuntimeError, match="credential'] failed: it raised StopIteration"):
         asyncio.run(credential.get_token("scope"))
 
@@ -1195,7 +1192,7 @@ def test_an_error_of_a_provider_stays_what_it_is() -> None:
 
     # Only so it can be told that it may pass.
     with pytest.raises(ConnectionResetError, match="the login is away"):
-        asyncio.run(tasks._async_credential(provider).get_token("scope"))
+        asyncio.run(credentials.async_credential(provider).get_token("scope"))
 
 
 def test_an_option_that_azure_does_not_know_is_refused() -> None:
@@ -1232,7 +1229,7 @@ def test_a_cluster_that_is_not_configured_is_named_with_what_to_do(
     with pytest.raises(CacheError, match=f"^{entry} cannot be read: .*{said}"):
         open_converter(entry)
     with pytest.raises(CacheError, match=f"^{url}/converter-v1 cannot be written: .*{said}") as caught:
-        entries.open_root(url)
+        roots.open_root(url)
     assert "may create files in" not in str(caught.value)
 
 

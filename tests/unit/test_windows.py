@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from converter import DatasetConverter, open_converter
-from converter.cache import entries
+from converter.cache import roots
 from converter.dataset import borrow_files
 from converter.errors import (
     CacheCorruptError,
@@ -29,7 +29,7 @@ from converter.errors import (
     SourceChangedError,
     SourceError,
 )
-from converter.scans.filters import scan_statistics
+from converter.scans.passes import scan_statistics
 from converter.schema import Schema
 from tests.unit.known_tables import (
     ALL,
@@ -550,7 +550,7 @@ def test_a_deleted_converter_says_so(small: DatasetConverter, cache_dir: Path) -
             use()
     assert ", deleted)" in repr(small)
     small.delete()
-    assert [path.name for path in (cache_dir / entries.DIRECTORY).iterdir()] == [".owner"]
+    assert [path.name for path in (cache_dir / roots.DIRECTORY).iterdir()] == [".owner"]
 
 
 def test_a_copy_reads_and_deletes_nothing(small: DatasetConverter, cache_dir: Path) -> None:
@@ -688,7 +688,7 @@ def test_a_column_of_another_type_than_the_manifest_says_is_named(tmp_path: Path
     known = [Column(name=key, dtype=dtype) for key, dtype in kinds.items()]
     known += [Column(name="vector", dtype="float32", shape=(2, 2)), Column(name="words", dtype="int16", shape=None)]
     with write_converter(tmp_path, (ID, *known), [[range(20)]]) as converter:
-        path, url = Path(converter._storage.path(), entries.MANIFEST), converter.url
+        path, url = Path(converter._storage.path(), roots.MANIFEST), converter.url
         document = json.loads(path.read_bytes())
         number = converter.schema.names.index(name)
         before = document["schema"][number]
@@ -709,6 +709,6 @@ def test_a_column_of_another_type_than_the_manifest_says_is_named(tmp_path: Path
                 path.write_text(json.dumps(document))
                 with pytest.raises((ReadError, CacheCorruptError), match=f"'{name}'|is not a manifest") as caught:
                     read_again(url, columns=[name], **options)
-                assert str(caught.value.path).endswith((".parquet", entries.MANIFEST))
+                assert str(caught.value.path).endswith((".parquet", roots.MANIFEST))
         document["schema"][number] = before
         path.write_text(json.dumps(document))

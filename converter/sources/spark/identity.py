@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from converter.sources.spark.session import changed_confs, count_local_lists, explain
-from converter.storage.store import shown_url
+from converter.storage.urls import shown_url
 
 logger = logging.getLogger(__name__)
 

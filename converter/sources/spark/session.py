@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import importlib.util
 import io
-import json
 import logging
-import re
-import sys
 import threading
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from converter.errors import MissingDependencyError
-from converter.portable import moments, redaction, tasks
+from converter import portable
 
 logger = logging.getLogger(__name__)
-
-_CANCEL_SECONDS = 30.0
-"""How long a cancelled job may take to let go of its tasks."""
-
-_SHOW_SECONDS = 0.5
-"""Between two looks at a job's tasks: a terminal and a notebook both follow that."""
-
-_MAX_CAUSE = 400
 _MAX_COMMAND_BYTES = 4096
 """What classic Spark runs for a list's rows are 1.4 kB of pickled functions, all its own."""
 
@@ -151,59 +136,6 @@ def explain(df: Any, mode: str) -> str:
     return text.getvalue()
 
 
-def finding_in(error: Exception) -> dict[str, Any] | None:
-    """What an executor found in the data, if that is what Spark's error carries."""
-    _, marker, rest = str(error).partition(tasks.FINDING)
-    if not marker:
-        return None
-    finding: dict[str, Any] = json.JSONDecoder().raw_decode(rest)[0]
-    return finding
-
-
-def short_cause(error: Exception) -> str:
-    """The line of a Spark error that says why; the whole stays reachable as `__cause__`.
-
-    Spark's texts hold a Python traceback of the worker, or an error class in brackets, or a Java cause, between
-    hundreds of lines of stack.
-    """
-    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
-    lines = [line.removeprefix(": ") for line in lines if "An error occurred while calling" not in line]
-    traceback = next((index for index, line in enumerate(lines) if "Traceback (most recent" in line), None)
-    if traceback is not None:
-        # The traceback's last line is the first one after it that is not indented.
-        ends = [
-            line
-            for line in lines[traceback + 1 :]
-            if not line.startswith((" ", "\t", "Traceback", "During", "The above"))
-        ]
-        if ends:
-            return ends[0][:_MAX_CAUSE]
-    # That a task failed to write is known; why it did stands further down.
-    telling = [line for line in lines if "[TASK_WRITE_FAILED]" not in line]
-    classed = [line.strip() for line in telling if re.search(r"\[[A-Z][A-Z0-9_.]+\] ", line)]
-    causes = [line.strip() for line in telling if line.strip().startswith("Caused by: ")]
-    if not classed and not causes:
-        # Not in the text, perhaps among the JVM's exceptions behind it.
-        causes = [text.strip().splitlines()[0] for text in _causes_of(error) if text.strip()]
-        causes = [line for line in causes if "[TASK_WRITE_FAILED]" not in line]
-    whole = [line.strip() for line in lines if not line.startswith(("\t", "    at"))]
-    found = classed[:1] or causes[-1:] or whole[:1]
-    return (found[0].removeprefix("Caused by: ") if found else type(error).__name__)[:_MAX_CAUSE]
-
-
-def _causes_of(error: Any) -> Iterator[str]:
-    """What the JVM's exceptions behind a Spark error say, where the session is a classic one, which has them."""
-    java, behind = getattr(error, "java_exception", None), getattr(error, "cause", None)
-    for _ in range(20):
-        if java is not None:
-            yield str(java.toString())
-            java = java.getCause()
-        elif isinstance(behind, Exception):
-            yield str(behind)
-            behind = getattr(behind, "cause", None)
-
-
-_TRAVELLING = (tasks, moments, redaction)
 _by_value_lock = threading.Lock()
 _by_value_users = 0
 
@@ -218,8 +150,7 @@ def travels_by_value() -> Iterator[None]:
 
     with _by_value_lock:
         if _by_value_users == 0:
-            for module in _TRAVELLING:
-                cloudpickle.register_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(portable)
         _by_value_users += 1
     try:
         yield
@@ -227,203 +158,4 @@ def travels_by_value() -> Iterator[None]:
         with _by_value_lock:
             _by_value_users -= 1
             if _by_value_users == 0:
-                for module in _TRAVELLING:
-                    cloudpickle.unregister_pickle_by_value(module)
-
-
-@contextlib.contextmanager
-def write_job(session: Any, is_connect: bool, name: str) -> Iterator[None]:
-    """Name the jobs in Spark's UI; whatever ends this early also ends them, and waits until their tasks are gone.
-
-    The user's own description and group are given back. PySpark's own handling of Ctrl-C does not stop a job that it
-    waits for (seen with 4.2: its call to cancel is refused as reentrant), and a job that fails leaves tasks running.
-    """
-    if is_connect:
-        session.addTag(name)
-        try:
-            yield
-        except BaseException:
-            session.interruptTag(name)
-            raise
-        finally:
-            session.removeTag(name)
-        return
-    context = session.sparkContext
-    # Tasks are not interrupted: that can end a Python worker which already serves somebody else's task (seen with 4.2).
-    wanted = {
-        "spark.jobGroup.id": name,
-        "spark.job.description": "converter: write the cache",
-        "spark.job.interruptOnCancel": "false",
-    }
-    before = {key: context.getLocalProperty(key) for key in wanted}
-    for key, value in wanted.items():
-        context.setLocalProperty(key, value)
-    try:
-        yield
-    except BaseException:
-        context.cancelJobGroup(name)
-        _wait_for_tasks(context.statusTracker(), name)
-        raise
-    finally:
-        for key, value in before.items():
-            context.setLocalProperty(key, value)
-
-
-def _wait_for_tasks(tracker: Any, group: str) -> None:
-    """Return when no task of the group's jobs is running any more, or after `_CANCEL_SECONDS`."""
-    deadline = time.monotonic() + _CANCEL_SECONDS
-    while time.monotonic() < deadline:
-        if not any(info.numActiveTasks for info in _stages(tracker, group)):
-            return
-        time.sleep(0.05)
-    logger.warning("Spark did not stop the tasks of %s within %.0f seconds.", group, _CANCEL_SECONDS)
-
-
-def _stages(tracker: Any, group: str) -> list[Any]:
-    """What Spark says of the stages of a group's jobs."""
-    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
-    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
-    return [info for info in stages if info is not None]
-
-
-def check_progress(progress: bool | None) -> None:
-    """Raise MissingDependencyError if a bar is asked for and tqdm is not installed."""
-    if progress and importlib.util.find_spec("tqdm") is None:
-        raise MissingDependencyError(
-            "progress=True needs tqdm, which is not installed: pip install tqdm, or 'spark-tensor-converter[spark]'."
-        )
-
-
-@contextlib.contextmanager
-def progress_bar(session: Any, is_connect: bool, name: str, wanted: bool | None) -> Iterator[None]:
-    """Show how many tasks of `write_job` are done: a line on stderr, in a notebook one output that is updated.
-
-    With `wanted=None` only in a terminal or a notebook, and if tqdm is installed.
-    """
-    is_notebook = _is_notebook()
-    is_shown = (is_notebook or sys.stderr.isatty()) if wanted is None else wanted
-    if not is_shown or importlib.util.find_spec("tqdm") is None:
-        yield
-        return
-    from tqdm import tqdm
-
-    ended, started = threading.Event(), time.monotonic()
-
-    def text(what: str) -> str:
-        return f"{what} [{tqdm.format_interval(time.monotonic() - started)}]"
-
-    def watch() -> None:
-        shown = None
-        while not ended.wait(_SHOW_SECONDS):
-            num_done, num_tasks = count()
-            # A line in a log need not say how late it is.
-            if is_notebook or sys.stderr.isatty() or shown != (num_done, num_tasks):
-                shown = num_done, num_tasks
-                tasks = f"{num_done:,} of {num_tasks:,} tasks" if num_tasks else "planning"
-                show(text(f"Writing the cache: {tasks}"))
-
-    with _counted_tasks(session, is_connect, name) as count, _NotebookLine() if is_notebook else _TextLine() as show:
-        # With the context of this thread, by which a notebook knows the cell that an output belongs to.
-        watcher = threading.Thread(
-            target=contextvars.copy_context().run, args=(watch,), name="converter-progress", daemon=True
-        )
-        watcher.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            watcher.join()
-        show.end(text("Wrote the cache"))
-
-
-class _TextLine:
-    """A line on stderr that is overwritten, and erased at the end."""
-
-    def __init__(self) -> None:
-        from tqdm import tqdm
-
-        # Its text is ours: its own would count tasks before there are any.
-        self._bar = tqdm(bar_format="{desc}", leave=False)
-
-    def __call__(self, text: str) -> None:
-        self._bar.set_description_str(text)
-
-    def end(self, text: str) -> None:
-        """Nothing is left of it."""
-
-    def __enter__(self) -> _TextLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-
-class _NotebookLine:
-    """One output of a cell, changed in place: tqdm without ipywidgets would add an output for each change."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def __call__(self, text: str) -> None:
-        from IPython import display as untyped_display
-
-        display: Any = untyped_display
-        if self._handle is None:
-            self._handle = display.display({"text/plain": text}, raw=True, display_id=True)
-        else:
-            self._handle.update({"text/plain": text}, raw=True)
-
-    def end(self, text: str) -> None:
-        """Say how it ended, if anything was said before."""
-        if self._handle is not None:
-            self(text)
-
-    def __enter__(self) -> _NotebookLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def _counted_tasks(session: Any, is_connect: bool, name: str) -> Iterator[Callable[[], tuple[int, int]]]:
-    """A function that counts the tasks of `write_job`: how many are done, of how many; `(0, 0)` until Spark says."""
-    if not is_connect:
-        tracker = session.sparkContext.statusTracker()
-        most = (0, 0)
-
-        def count() -> tuple[int, int]:
-            nonlocal most
-            # A stage that an earlier job has done already is listed again, with nothing active and nothing done.
-            infos = [info for info in _stages(tracker, name) if info.numActiveTasks or info.numCompletedTasks]
-            done, tasks = sum(info.numCompletedTasks for info in infos), sum(info.numTasks for info in infos)
-            # Spark forgets old stages.
-            most = max(most[0], done), max(most[1], tasks)
-            return most
-
-        yield count
-        return
-    if not hasattr(session, "registerProgressHandler"):
-        # Spark 3.5 does not say.
-        yield lambda: (0, 0)
-        return
-    owner, counts = threading.get_ident(), dict[Any, tuple[int, int]]()
-
-    def note(stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:  # noqa: ARG001 (Spark's names)
-        # It is told of all that the session does; each thread hears of its own.
-        if stages and threading.get_ident() == owner:
-            counts[operation_id] = (
-                sum(stage.num_completed_tasks for stage in stages),
-                sum(stage.num_tasks for stage in stages),
-            )
-
-    session.registerProgressHandler(note)
-    try:
-        yield lambda: (sum(done for done, _ in [*counts.values()]), sum(tasks for _, tasks in [*counts.values()]))
-    finally:
-        session.removeProgressHandler(note)
-
-
-def _is_notebook() -> bool:
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
+                cloudpickle.unregister_pickle_by_value(portable)

@@ -23,10 +23,12 @@ import pyarrow.parquet as pq
 
 from converter.errors import CacheError
 from converter.footers import ParsedFooter, parse_end
-from converter.portable import tasks
+from converter.portable.footers import add_span, end_of
+from converter.portable.tasks import make_pack_batches
+from converter.portable.tensors import header_bytes
 from converter.sources.spark.schema import SparkColumn
+from converter.storage.at_once import at_once
 from converter.storage.directory import FileInfo, Storage
-from converter.storage.ranges import at_once
 
 _SPARK_TYPES = {
     "bool": "boolean",
@@ -75,7 +77,7 @@ def write_with_spark(
             selected = selected.observe(observations[-1], *nested)
         types = [(name, _SPARK_TYPES[column.dtype] if column.kind == "scalar" else "binary") for name, column in named]
         schema = ", ".join(f"{name} {kind}" for name, kind in types)
-        stored = selected.mapInArrow(tasks.make_pack_batches(dict(spec)), schema)
+        stored = selected.mapInArrow(make_pack_batches(dict(spec)), schema)
     else:
         stored = selected.select(*(_plain(functions, column, name) for name, column in named))
     # A row's hash includes its place, so the order of rows counts too. The place is a column of its own for a while:
@@ -152,7 +154,7 @@ def _plain(functions: Any, column: SparkColumn, name: str) -> Any:
         return functions.when(value.isNotNull(), vector_to_array(value, column.dtype)).alias(name)
     if column.kind == "bytes":
         ndim = len(column.shape or ())
-        header = np.zeros(tasks.header_bytes(ndim) // 4, "<i4")
+        header = np.zeros(header_bytes(ndim) // 4, "<i4")
         header[: ndim if len(header) else 0] = (column.shape or ())[: len(header)]
         # As `executor.as_binary` packs them.
         return functions.concat(functions.lit(bytearray(header.tobytes())), value).alias(name) if len(header) else value
@@ -182,7 +184,7 @@ def _told_apart(functions: Any, named: Sequence[tuple[str, SparkColumn]], *, pac
 def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
     """Fewest and most numbers of a packed row; of bytes that are numbers fewest and most of those."""
     value = functions.col(name)
-    header = tasks.header_bytes(len(column.shape) if column.shape is not None else column.ndim)
+    header = header_bytes(len(column.shape) if column.shape is not None else column.ndim)
     sizes = functions.when(value.isNotNull(), functions.length(value) - header)
     # A part of a number counts as well.
     itemsize = functions.lit(1 if column.kind == "bytes" else np.dtype(column.dtype).itemsize)
@@ -301,7 +303,7 @@ def _footer(directory: Storage, given_up: threading.Event, info: FileInfo) -> tu
     path = posixpath.join(directory.url, info.name)
     try:
         with directory.open_parquet(info.name, info.num_bytes, given_up) as opened:
-            end = tasks.end_of(opened)
+            end = end_of(opened)
             footer = parse_end(end)
             sums = _sum_footer(footer, pq.ParquetFile(opened)) if not footer.is_encrypted else {}
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -334,5 +336,5 @@ def _sum_footer(footer: ParsedFooter, parquet: pq.ParquetFile) -> dict[str, Any]
             if bounds is not None and not pa.types.is_fixed_size_binary(kind):
                 # Dates and times as the integers that they are stored as: Python's end with the year 9999.
                 values = [one.value if pa.types.is_temporal(kind) else one.as_py() for one in bounds]
-                tasks.add_span(spans, name, *map(float, values))
+                add_span(spans, name, *map(float, values))
     return {"spans": spans, "column_bytes": column_bytes}

@@ -1,0 +1,87 @@
+"""Only what we wrote is ever removed."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, field
+
+from converter.manifest import DATA_FILE
+from converter.storage.directory import FileInfo, Storage
+
+logger = logging.getLogger(__name__)
+
+_SPARK_STAGING = "_temporary"
+_SIDE_FILE = re.compile(r"probe|_SUCCESS|\._SUCCESS\.crc|\.part-[0-9]{5,}-[0-9a-f-]{36}-c[0-9]{3,}[0-9a-z_.]*\.crc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepReport:
+    """What a sweep removed, or with `dry_run` would remove."""
+
+    num_entries: int = 0
+    """Committed entries."""
+
+    num_attempts: int = 0
+    """Writes that never committed."""
+
+    num_files: int = 0
+    num_bytes: int = 0
+    urls: tuple[str, ...] = field(default=())
+    """The folders concerned."""
+
+    num_kept: int = 0
+    """Entries that were left because they are kept with `delete_on_exit=False`."""
+
+    def __add__(self, other: SweepReport) -> SweepReport:
+        return SweepReport(
+            num_entries=self.num_entries + other.num_entries,
+            num_attempts=self.num_attempts + other.num_attempts,
+            num_files=self.num_files + other.num_files,
+            num_bytes=self.num_bytes + other.num_bytes,
+            urls=self.urls + other.urls,
+            num_kept=self.num_kept + other.num_kept,
+        )
+
+
+def is_ours(info: FileInfo) -> bool:
+    """Whether a file in a data folder bears a name that our writer, or Spark's, gives."""
+    return not info.is_directory and bool(DATA_FILE.fullmatch(info.name) or _SIDE_FILE.fullmatch(info.name))
+
+
+def leads_elsewhere(directory: Storage, name: str) -> bool:
+    """Whether a name in a directory is a link."""
+    return any(info.name == name and info.is_link for info in directory.list())
+
+
+def delete_uncommitted(entry: Storage, directory_name: str) -> SweepReport:
+    """Remove the data of an attempt that never was committed, and what Spark's own writer left unfinished."""
+    data = entry.below(directory_name)
+    if not leads_elsewhere(entry, directory_name) and any(
+        info.name == _SPARK_STAGING and not info.is_link for info in data.list()
+    ):
+        # Spark's committer works there; in our own folder, never committed, it is all ours.
+        data.below(_SPARK_STAGING).delete_tree()
+    return delete_data(entry, directory_name)
+
+
+def delete_data(entry: Storage, directory_name: str) -> SweepReport:
+    """Remove our data files of one attempt, and its folder if nothing else stands there."""
+    if leads_elsewhere(entry, directory_name):
+        logger.warning("Left %s/%s alone: it is a link, which this package does not make.", entry.url, directory_name)
+        return SweepReport()
+    directory = entry.below(directory_name)
+    foreign, num_files, num_bytes = [], 0, 0
+    for info in directory.list():
+        if is_ours(info):
+            directory.delete_file(info.name)
+            num_files, num_bytes = num_files + 1, num_bytes + info.num_bytes
+        else:
+            foreign.append(info.name)
+    if foreign:
+        logger.warning(
+            "Left %d files in %s that this package did not write: %s", len(foreign), directory.url, foreign[:3]
+        )
+    else:
+        directory.delete_directory_if_empty()
+    return SweepReport(num_files=num_files, num_bytes=num_bytes)

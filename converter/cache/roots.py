@@ -1,0 +1,165 @@
+"""Where the cache lies, and that it is ours."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+import platformdirs
+
+from converter.errors import CacheError, CacheNotConfiguredError, CacheNotOwnedError
+from converter.storage.directory import Storage, StorageOptions, open_storage
+from converter.storage.store import TIMEOUT_SECONDS
+from converter.storage.urls import shown_url
+
+DIRECTORY = "converter-v1"
+MANIFEST = "manifest.json"
+ENVIRONMENT_VARIABLE = "CONVERTER_CACHE_DIR"
+SPARK_CONF = "converter.cacheDir"
+
+OWNER_FILE = ".owner"
+_OWNER_BYTES = b'{"package": "spark-tensor-converter", "format_version": 1}\n'
+KEY_PATTERN = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
+ATTEMPT_PATTERN = re.compile(r"data-([0-9a-f]{32})(\.intent)?")
+LEASE_PATTERN = re.compile(r"lease-[0-9a-f]{32}\.json")
+PASSING_PATTERN = re.compile(
+    r"(\.owner|manifest\.json|data-[0-9a-f]{32}\.intent|lease-[0-9a-f]{32}\.json|\.clock-[0-9a-f]{32})"
+    r"\.[0-9a-f]{32}\.tmp|\.clock-[0-9a-f]{32}"
+)
+
+
+_READING_STEPS = ("load", "adopt", "list_entries")
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def named_errors(
+    step: Callable[Concatenate[Storage, Arguments], Result],
+) -> Callable[Concatenate[Storage, Arguments], Result]:
+    """Let an error of the store arrive as a CacheError that names the place and the step."""
+
+    @functools.wraps(step)
+    def named(root: Storage, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        try:
+            return step(root, *arguments, **options)
+        except OSError as error:
+            left = "" if step.__name__ in _READING_STEPS else " What is left there is removed by a later sweep."
+            raise CacheError(
+                f"The cache at {root.url} failed to {step.__name__.replace('_', ' ')}: {error}.{left}", path=root.url
+            ) from error
+
+    return named  # type: ignore[return-value]  # mypy minds the first argument's name.
+
+
+# Where -----------------------------------------------------------------------
+
+
+def choose_cache_dir(
+    argument: str | os.PathLike[str] | None, *, spark_conf: str | None, master: str, is_connect: bool
+) -> str:
+    """Where the cache goes: the argument, the environment, Spark's conf, or a folder of the user in local mode.
+
+    >>> choose_cache_dir("/data/cache", spark_conf=None, master="yarn", is_connect=False)
+    '/data/cache'
+    """
+    if argument is not None:
+        return os.fspath(argument)
+    configured = os.environ.get(ENVIRONMENT_VARIABLE) or spark_conf
+    if configured:
+        return configured
+    is_local_mode = re.fullmatch(r"local(\[.*\])?", master) is not None
+    if is_local_mode and not is_connect:
+        return platformdirs.user_cache_dir("spark-tensor-converter")
+    where = "Spark Connect, whose local disk is the server's" if is_connect else f"the cluster {master!r}"
+    raise CacheNotConfiguredError(
+        f"Nobody said where the cache goes, and Spark runs on {where}. Name a directory that the driver and every "
+        f"executor see: cache_dir=…, the environment variable {ENVIRONMENT_VARIABLE}, or the Spark conf {SPARK_CONF}."
+    )
+
+
+def open_parent(
+    cache_dir: str, storage_options: StorageOptions | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Storage:
+    """The user's cache directory as it is named: nothing is asked of it, and nothing made.
+
+    Raises:
+        CacheError: its name is none, or what reaches it is not installed.
+    """
+    try:
+        parent = open_storage(cache_dir, storage_options, timeout_seconds)
+    except ImportError as error:
+        shown = shown_url(cache_dir)
+        raise CacheError(f"cache_dir={shown!r} cannot be used: {error}", path=shown) from error
+    except ValueError as error:
+        if not cache_dir.strip():
+            raise
+        shown = shown_url(cache_dir)
+        raise CacheError(f"cache_dir={shown!r} cannot be used: {error}", path=shown) from error
+    if parent.url.startswith("memory:"):
+        raise CacheError(
+            f"cache_dir={parent.url!r} is in this process's memory, which no executor sees. Give a path or a URL that "
+            "the driver and the executors share.",
+            path=parent.url,
+        )
+    return parent
+
+
+def open_root(
+    cache_dir: str, storage_options: StorageOptions | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Storage:
+    """Our own subdirectory of the user's cache directory, made and marked where it is missing.
+
+    Raises:
+        CacheError: the directory is a file, or cannot be written.
+        CacheNotOwnedError: the subdirectory exists, holds something and was not made by us.
+    """
+    parent = open_parent(cache_dir, storage_options, timeout_seconds)
+    root = parent.below(DIRECTORY)
+    try:
+        root.make_directory()
+        if root.size(OWNER_FILE) is None:
+            strangers = [info for info in root.list() if not PASSING_PATTERN.fullmatch(info.name)]
+            # Looked at again: another process may have made the root, marker first, in between.
+            if strangers and root.size(OWNER_FILE) is None:
+                raise _not_owned(root)
+            root.put_if_absent(OWNER_FILE, _OWNER_BYTES)
+    except CacheError:
+        raise
+    except OSError as error:
+        raise CacheError(
+            f"The cache directory {parent.url} cannot be written: {error.strerror or error}. "
+            "Choose a cache_dir that this process may create files in.",
+            path=parent.url,
+        ) from error
+    return root
+
+
+def find_root(
+    cache_dir: str, storage_options: StorageOptions | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Storage | None:
+    """Our own subdirectory of a cache directory if there is one; makes nothing.
+
+    Raises:
+        CacheNotOwnedError: it exists, holds something and was not made by us.
+    """
+    root = open_storage(cache_dir, storage_options, timeout_seconds).below(DIRECTORY)
+    if root.size(OWNER_FILE) is not None:
+        return root
+    if root.is_at_a_file:
+        shown = shown_url(cache_dir)
+        raise CacheError(f"{shown} is a file, where a directory was expected.", path=shown)
+    if any(not PASSING_PATTERN.fullmatch(info.name) for info in root.list()) and root.size(OWNER_FILE) is None:
+        raise _not_owned(root)
+    return None
+
+
+def _not_owned(root: Storage) -> CacheNotOwnedError:
+    return CacheNotOwnedError(
+        f"{root.url} holds files but not the marker {OWNER_FILE} of this package, so it is left alone. "
+        "Choose another cache_dir, or empty that folder.",
+        path=root.url,
+    )

@@ -1,0 +1,133 @@
+"""What dead owners left is removed."""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import replace
+
+from converter.cache.entries import attempt_of, is_entry, is_in_use, load_manifest, says_it_is_kept
+from converter.cache.leases import RENEW_SECONDS, held_attempts, is_dead
+from converter.cache.removal import SweepReport, delete_data, delete_uncommitted, is_ours, leads_elsewhere
+from converter.cache.roots import ATTEMPT_PATTERN, LEASE_PATTERN, MANIFEST, PASSING_PATTERN, named_errors
+from converter.errors import CacheCorruptError, CacheError
+from converter.manifest import Manifest
+from converter.storage.directory import FileInfo, Storage
+
+logger = logging.getLogger(__name__)
+
+
+# Life and death --------------------------------------------------------------
+
+
+@named_errors
+def sweep_root(
+    root: Storage,
+    *,
+    older_than_seconds: float,
+    kept: bool = False,
+    name_hash: str | None = None,
+    dry_run: bool = False,
+    max_entries: int | None = None,
+) -> SweepReport:
+    """Remove what dead owners left below `root`; nothing that holds a live lease.
+
+    Committed entries go when they were idle for `older_than_seconds`, those that were kept on purpose only where
+    `kept` says so; attempts that never committed go with their writer. With `name_hash` nothing but the entries whose
+    key begins with it is looked at, and kept ones go too.
+    """
+    infos = root.list()
+    entries = [info for info in infos if is_entry(info, name_hash)]
+    passing = [] if name_hash is not None else [info for info in infos if PASSING_PATTERN.fullmatch(info.name)]
+    if not entries and not passing:
+        return SweepReport()
+    now = root.now()
+    for info in passing:
+        if now - info.modified > 3 * RENEW_SECONDS and not dry_run:
+            root.delete_file(info.name)
+    takes_kept = kept or name_hash is not None
+    report = SweepReport()
+    first_error: Exception | None = None
+    # A sample, so that a bounded sweep comes to every entry in time.
+    for info in random.sample(entries, min(len(entries), max_entries or len(entries))):
+        try:
+            report += _sweep_entry(root, info, now, older_than_seconds, takes_kept=takes_kept, dry_run=dry_run)
+        except (OSError, CacheError) as error:
+            # One entry that cannot be read, another user's perhaps, does not keep the others.
+            first_error = first_error or error
+    if first_error is not None:
+        raise CacheError(f"An entry below {root.url} could not be swept: {first_error}", path=root.url) from first_error
+    return replace(report, urls=tuple(sorted(report.urls)))
+
+
+def _sweep_entry(
+    root: Storage, found: FileInfo, now: float, older_than: float, *, takes_kept: bool, dry_run: bool
+) -> SweepReport:
+    key = found.name
+    entry = root.below(key)
+    infos = [info for info in entry.list() if not (info.is_directory and not ATTEMPT_PATTERN.fullmatch(info.name))]
+    infos = [info for info in infos if not (info.is_directory and info.name.endswith(".intent"))]
+    manifest, is_corrupt = None, False
+    try:
+        manifest = load_manifest(root, key)
+    except CacheCorruptError as error:
+        is_corrupt = True
+        if not takes_kept and says_it_is_kept(entry):
+            logger.warning("Left a kept entry that cannot be read: %s", error)
+            return SweepReport(num_kept=1)
+    except CacheError as error:
+        # Of a newer version, whose own sweep knows better; or a user's folder.
+        logger.info("Left %s alone: %s", entry.url, error)
+        return SweepReport()
+    held = held_attempts(entry, infos, now=now)
+    committed = None if manifest is None else attempt_of(manifest)
+    report = SweepReport()
+    if manifest is not None and committed not in held:
+        # The folder's own time moves when a lease comes or goes, so it remembers the last user.
+        idle = now - max([found.modified, *(info.modified for info in infos)])
+        if idle >= older_than and manifest.is_kept and not takes_kept:
+            report += SweepReport(num_kept=1)
+        elif idle >= older_than:
+            report += SweepReport(num_entries=1, urls=(entry.url,))
+            if not dry_run:
+                entry.delete_file(MANIFEST)
+            committed = None
+    attempts = {match[1] for info in infos if (match := ATTEMPT_PATTERN.fullmatch(info.name))}
+    for attempt_id in sorted(attempts - held - {committed or ""}):
+        report += _sweep_attempt(root, key, attempt_id, manifest, is_corrupt=is_corrupt, dry_run=dry_run)
+    if not dry_run:
+        if is_corrupt and not held:
+            try:
+                load_manifest(root, key)
+            except CacheCorruptError as error:
+                logger.warning("Removed an entry that cannot be read: %s", error)
+                entry.delete_file(MANIFEST)
+        for info in infos:
+            is_dead_lease = LEASE_PATTERN.fullmatch(info.name) and is_dead(entry, info, now=now)
+            is_leftover = PASSING_PATTERN.fullmatch(info.name) and now - info.modified > 3 * RENEW_SECONDS
+            if is_dead_lease or is_leftover:
+                entry.delete_file(info.name)
+        entry.delete_directory_if_empty()
+    return report
+
+
+def _sweep_attempt(
+    root: Storage, key: str, attempt_id: str, manifest: Manifest | None, *, is_corrupt: bool, dry_run: bool
+) -> SweepReport:
+    """Remove a dead attempt; `manifest` is what the entry had when its signs of life were listed, if not corrupt."""
+    entry = root.below(key)
+    was_committed = manifest is not None and attempt_of(manifest) == attempt_id
+    counted = SweepReport() if was_committed else SweepReport(num_attempts=1, urls=(entry.url,))
+    directory_name = f"data-{attempt_id}"
+    if dry_run:
+        if leads_elsewhere(entry, directory_name):
+            return counted
+        found = [info for info in entry.below(directory_name).list() if is_ours(info)]
+        return counted + SweepReport(num_files=len(found), num_bytes=sum(info.num_bytes for info in found))
+    # First the intent, then the manifest again: one who commits now sees that it was taken for dead.
+    entry.delete_file(f"{directory_name}.intent")
+    # One that became corrupt meanwhile may name this attempt.
+    if is_in_use(root, key, attempt_id, if_corrupt=not is_corrupt):
+        return SweepReport()
+    # Of an entry that was committed no staging is left.
+    return counted + (delete_data if was_committed else delete_uncommitted)(entry, directory_name)

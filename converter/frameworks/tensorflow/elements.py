@@ -1,0 +1,189 @@
+"""A batch as TensorFlow takes it: specs, tensors, structure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from converter.loading.batches import Batch, times_as_integers
+from converter.reading.gather import new_array
+from converter.reading.ragged import RaggedRows, ragged_values
+from converter.reading.runs import LENGTH_SUFFIX, Run
+from converter.reading.windows import INNER_LENGTH_SUFFIX, BatchSource
+from converter.schema import Field
+
+Names = str | Sequence[str]
+
+_ALIGNMENT_BYTES = 64
+"""What TensorFlow asks of memory that it is to use as it lies there (`EIGEN_MAX_ALIGN_BYTES`)."""
+
+
+def pack_flat(places: Any) -> Callable[[Sequence[Any]], Any]:
+    """A function that gives a batch its structure, from its tensors and where in it each has its place."""
+    if isinstance(places, int):
+        return lambda tensors: tensors[places]
+    if isinstance(places, dict):
+        return lambda tensors: {name: tensors[place] for name, place in places.items()}
+    parts = [pack_flat(part) for part in places]
+    return lambda tensors: tuple(part(tensors) for part in parts)
+
+
+class Packer:
+    """How a batch's columns are handed to a model."""
+
+    def __init__(self, names: Sequence[str], features: Names | None, labels: Names | None, weights: str | None) -> None:
+        self._has_labels = labels is not None
+        if labels is None and weights is not None:
+            raise ValueError(f"weights={weights!r} needs labels: TensorFlow takes (features, labels, weights).")
+        taken: dict[str, str] = {}
+        if not isinstance(weights, (str, type(None))):
+            raise TypeError(f"weights must be the name of one column, got {weights!r}.")
+        self._weights = None if weights is None else _check_names("weights", weights, names, taken)
+        self._labels = None if labels is None else _check_names("labels", labels, names, taken)
+        if features is not None:
+            self._features: Names = _check_names("features", features, names, taken)
+        else:
+            self._features = [name for name in names if name not in taken]
+            if not self._features:
+                raise ValueError("labels and weights leave no column for the features.")
+
+    def __call__(self, batch: Mapping[str, Any]) -> Any:
+        """Features, or a tuple of features, labels and weights."""
+        features = _pick(batch, self._features)
+        if self._labels is None:
+            return features
+        labels = _pick(batch, self._labels)
+        return (features, labels) if self._weights is None else (features, labels, _pick(batch, self._weights))
+
+
+def _pick(batch: Mapping[str, Any], names: Names) -> Any:
+    return batch[names] if isinstance(names, str) else {name: batch[name] for name in names}
+
+
+def _check_names(argument: str, given: Any, names: Sequence[str], taken: dict[str, str]) -> Names:
+    """The columns that an argument names; each may serve once."""
+    is_one = isinstance(given, str)
+    listed = [given] if is_one else given
+    if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(name, str) for name in listed):
+        raise TypeError(f"{argument} must be a column's name or a list of them, got {given!r}.")
+    for name in listed:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{argument}: a batch has no column {name!r}.{hint} It has {', '.join(map(repr, names))}.")
+        if name in taken:
+            raise ValueError(f"{argument}: column {name!r} is named by {taken[name]} already.")
+        taken[name] = argument
+    return given if is_one else list(listed)
+
+
+def specs_of_field(field: Field, rows: int | None, ragged: str) -> dict[str, Any]:
+    """What a field's tensors look like in an element."""
+    if field.is_object:
+        return {field.name: tf.TensorSpec((rows,), tf.string)}
+    if field.shape is not None:
+        return {field.name: tf.TensorSpec((rows, *field.shape), field.stored_dtype)}
+    inner = (None,) * field.ndim
+    if ragged == "pad":
+        sizes = (rows,) if field.ndim == 1 else (rows, field.ndim)
+        specs = {
+            field.name: tf.TensorSpec((rows, *inner), field.stored_dtype),
+            field.name + LENGTH_SUFFIX: tf.TensorSpec(sizes, tf.int64),
+        }
+        if field.is_jagged:
+            specs[field.name + INNER_LENGTH_SUFFIX] = tf.TensorSpec((rows, *inner[1:]), tf.int64)
+        return specs
+    return {field.name: tf.RaggedTensorSpec((None, *inner), field.stored_dtype, ragged_rank=field.ndim)}
+
+
+def spec_of(name: str, column: Any, rows: int | None, is_by_batch: bool) -> Any:
+    """The spec of a transform's column, from the first batch; where rows differ in shape batches may, too."""
+    column = as_tensor(column)
+    inner = (None,) * (column.ndim - 1) if is_by_batch else column.shape[1:]
+    return tf.TensorSpec((rows, *inner), dtype_of(name, column))
+
+
+def as_tensor(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Numbers that TensorFlow knows, for dates and times; text as objects."""
+    if column.dtype.kind == "M":
+        return times_as_integers(column)
+    return column.astype(object) if column.dtype.kind in "SUT" else column
+
+
+def dtype_of(name: str, column: np.ndarray[Any, Any]) -> Any:
+    """The TensorFlow type of a column that a transform returned."""
+    try:
+        if column.dtype == object and not pa.array(column.reshape(-1), pa.large_binary()).null_count:
+            return tf.string
+        return tf.as_dtype(column.dtype if column.dtype != object else "?")
+    except (TypeError, pa.ArrowException) as error:
+        raise TypeError(
+            f"transform returned column {name!r} as {column.dtype}, which TensorFlow has no tensors for."
+        ) from error
+
+
+def stretched(spec: Any) -> Any:
+    """The spec of a stretch of batches."""
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec((None, *spec.shape), spec.dtype, ragged_rank=spec.ragged_rank + 1)
+    return tf.TensorSpec((None, *spec.shape), spec.dtype)
+
+
+def stretches_of(run: Run, *, is_by_batch: bool) -> Iterator[tuple[int, int, int]]:
+    """Where a run's batches of one size begin, how many those are, and of how many rows."""
+    size = run.batch_size
+    whole, rest = divmod(run.num_rows, size)
+    if is_by_batch:
+        yield from ((number * size, 1, size) for number in range(whole))
+    elif whole:
+        yield 0, whole, size
+    if rest:
+        yield whole * size, 1, rest
+
+
+def components(source: BatchSource, name: str, column: Any, num_batches: int) -> Batch:
+    """A column of batches as what TensorFlow takes, with the batches in front."""
+    field = source.field_of(name)
+    if isinstance(column, np.ndarray):
+        return {name: _aligned(column).reshape(num_batches, -1, *column.shape[1:])}
+    assert field is not None
+    if field.is_object:
+        return {name: column.to_numpy(zero_copy_only=False).reshape(num_batches, -1)}
+    rows = ragged_values(column, field)
+    if source.ragged == "pad":
+        return {key: padded[np.newaxis] for key, padded in source.padded(name, rows).items()}
+    return {name: _ragged(rows)}
+
+
+def owned(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A transform's column in memory that nobody else has.
+
+    TensorFlow computes in place where it thinks that nobody looks: in a table that the transform hands out parts of,
+    in a column that it gives by two names, and in a mapped file, which ends the process.
+    """
+    if column.dtype.isbuiltin != 1 or column.dtype == object:
+        return np.array(column, order="C")
+    owned = new_array(column.shape, column.dtype)
+    owned[...] = column
+    return owned
+
+
+def _aligned(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Numbers that TensorFlow need not copy: it would do that under the GIL, into memory that is mapped anew."""
+    if not column.ctypes.data % _ALIGNMENT_BYTES:
+        return column
+    aligned = new_array(column.shape, column.dtype)
+    aligned[...] = column
+    return aligned
+
+
+def _ragged(rows: RaggedRows) -> Any:
+    """Rows as a RaggedTensor of one batch."""
+    splits = [np.array([0, len(rows.shapes)])]
+    splits += [np.concatenate(([0], np.cumsum(lengths))) for lengths in rows.level_lengths()]
+    return tf.RaggedTensor.from_nested_row_splits(rows.values, splits, validate=False)

@@ -1,0 +1,157 @@
+"""Runs as NumPy batches, and the user's transform."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from converter.loading.epochs import as_generator
+from converter.plan import EpochPlan
+from converter.reading.ahead import read_ahead
+from converter.reading.data_files import DataFiles
+from converter.reading.ragged import ragged_values
+from converter.reading.runs import Run
+from converter.reading.windows import BatchSource, Transform
+
+Batch = dict[str, npt.NDArray[Any]]
+
+
+def numpy_batches(
+    source: BatchSource, plan: EpochPlan, files: DataFiles, batches: range | None = None
+) -> Iterator[Batch]:
+    """The plan's batches, or those numbered in `batches`, as NumPy arrays, transformed if the user wants that."""
+    with contextlib.closing(as_generator(source.runs(plan, files, batches))) as runs:
+        if source.transform is None:
+            for run in runs:
+                yield from cut_batches(source, run)
+            return
+        transform = _Transform(source, plan)
+        numbered = ((run, number) for run in runs for number in range(-(-run.num_rows // run.batch_size)))
+        threads = source.workers_count
+        ahead = source.prefetch_batches or 2 * threads
+        transformed = read_ahead(transform, numbered, workers_count=threads, ahead=ahead)
+        with contextlib.closing(as_generator(transformed)) as found:
+            yield from found
+
+
+def times_as_integers(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A transform's dates as int32 days and times as int64 microseconds, for who has no other tensors of them.
+
+    Raises:
+        ValueError: a time is NaT.
+    """
+    if np.isnat(column).any():
+        raise ValueError("transform returned NaT, for which there is no tensor; fill or drop it.")
+    if column.dtype == np.dtype("datetime64[D]"):
+        return column.astype("int64").astype("int32")
+    return column.astype("datetime64[us]").view("int64")
+
+
+def cut_batches(source: BatchSource, run: Run) -> Iterator[Batch]:
+    """Cut a run into batches of NumPy arrays."""
+    for start in range(0, run.num_rows, run.batch_size):
+        yield _cut_batch(source, run, start)
+
+
+def _cut_batch(source: BatchSource, run: Run, start: int) -> Batch:
+    stop = min(start + run.batch_size, run.num_rows)
+    batch: Batch = {}
+    for name, column in run.columns.items():
+        batch |= _finish(source, name, column[start:stop])
+    return batch
+
+
+def takes_generator(transform: Transform) -> bool:
+    """Whether a transform takes a random generator beside the batch.
+
+    Raises:
+        TypeError: it takes neither one nor two arguments.
+    """
+    try:
+        parameters = list(inspect.signature(transform).parameters.values())
+    except ValueError:
+        # Written in C, it does not say.
+        return False
+    required = [one for one in parameters if one.default is one.empty and one.kind in _POSITIONAL]
+    takes_batch = any(one.kind in (*_POSITIONAL, one.VAR_POSITIONAL) for one in parameters)
+    if (
+        not takes_batch
+        or len(required) > 2
+        or any(one.kind is one.KEYWORD_ONLY and one.default is one.empty for one in parameters)
+    ):
+        raise TypeError(
+            "transform must take a batch (dict[str, numpy.ndarray]), and if it wants one a numpy.random.Generator; "
+            f"{transform!r} takes {len(required)} arguments."
+        )
+    return len(required) == 2
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class _Transform:
+    """The user's function, applied to one batch after the other by several threads."""
+
+    def __init__(self, source: BatchSource, plan: EpochPlan) -> None:
+        assert source.transform is not None
+        self._source = source
+        self._plan = plan
+        self._transform = source.transform
+        self._takes_generator = takes_generator(source.transform)
+
+    def __call__(self, numbered: tuple[Run, int]) -> Batch:
+        run, number = numbered
+        batch = _cut_batch(self._source, run, number * run.batch_size)
+        num_rows = min(run.batch_size, run.num_rows - number * run.batch_size)
+        if not self._takes_generator:
+            return _check_transformed(self._transform(batch), num_rows)
+        return _check_transformed(self._transform(batch, self._generator(run.first_batch + number)), num_rows)
+
+    def _generator(self, batch: int) -> np.random.Generator:
+        """Of (seed, epoch, batch); a batch is named by its first row's position, so that ranks differ."""
+        seed = self._source.seed
+        name = f"transform/{seed}/{self._plan.epoch}/{self._plan.first_position(batch)}"
+        key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
+        return np.random.Generator(np.random.Philox(key=key))
+
+
+def _check_transformed(found: Any, num_rows: int) -> Batch:
+    """What a transform gave back, as columns of one length."""
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise TypeError(f"transform must return a dict of column name to numpy.ndarray, got {type(found).__name__}.")
+    if not found:
+        raise ValueError("transform returned no columns; a batch needs at least one.")
+    batch: Batch = {}
+    for name, column in found.items():
+        try:
+            array = np.asarray(column)
+        except ValueError as error:
+            raise ValueError(
+                f"transform returned column {name!r} as rows that differ in shape, which make no array: {error}"
+            ) from error
+        if array.ndim == 0 or len(array) != num_rows:
+            rows = "a single value" if array.ndim == 0 else f"{len(array)} rows"
+            raise ValueError(f"transform returned column {name!r} with {rows}; the batch has {num_rows} rows.")
+        batch[name] = array
+    return batch
+
+
+def _finish(source: BatchSource, name: str, column: Any) -> Batch:
+    field = source.field_of(name)
+    if isinstance(column, pa.Array):
+        assert field is not None
+        if field.is_object:
+            return {name: column.to_numpy(zero_copy_only=False)}
+        rows = ragged_values(column, field)
+        return source.padded(name, rows) if source.ragged == "pad" else {name: rows.split()}
+    if field is not None and field.dtype.startswith("datetime64"):
+        stored = column.view("int64") if field.dtype == "datetime64[us]" else column.astype("int64")
+        return {name: stored.view(field.dtype)}
+    return {name: column}

@@ -1,0 +1,273 @@
+"""Which epoch comes next, how far it is, how it is resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from converter.errors import ConverterError
+from converter.loading.forecast import check_steps, say_steps
+from converter.plan import EpochPlan, Past, State, check_integer, remaining_positions
+from converter.reading.data_files import DataFiles
+from converter.reading.windows import BatchSource
+from converter.shards import find_shard, look_for_shard
+
+_MAX_SHOWN = 5
+
+BatchesOf = Callable[[EpochPlan], Iterator[Any]]
+"""Yields the batches of a plan in order."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Progress:
+    """How far an iteration has come."""
+
+    epoch: int
+    past: Past
+    epochs_done: int
+    num_batches: int = 0
+    """Batches of this epoch that were handed over."""
+
+
+class Epochs:
+    """Which epoch comes next, how far the iteration under way is, and how a state of it is taken and given back."""
+
+    def __init__(self, source: BatchSource, num_epochs: int | None) -> None:
+        self.source = source
+        self.num_epochs = num_epochs
+        self.next = _Progress(epoch=0, past=(), epochs_done=0)
+        """Where the next iteration begins."""
+
+        self._progress: _Progress | None = None
+        self._closed = False
+        self._begun_in: int | None = None
+        """The process that had an iteration, for which the part of the rows is settled. A forked one begins anew."""
+
+        self._running: weakref.WeakSet[Iteration] = weakref.WeakSet()
+        self._files: tuple[int, DataFiles] | None = None
+
+    @property
+    def files(self) -> DataFiles:
+        """The data files, which stay open until the loader is closed."""
+        self.check_open()
+        pid = os.getpid()
+        # In a forked process a thread that is not there may hold their lock.
+        if self._files is None or self._files[0] != pid:
+            self._files = (pid, self.source.open_files())
+        return self._files[1]
+
+    def __len__(self) -> int:
+        if self.num_epochs is None:
+            raise TypeError("With num_epochs=None there is no last batch, so there is no length.")
+        self.look_for_shard()
+        return self.source.num_batches() * self.num_epochs
+
+    def plans(self, begin: _Progress) -> Iterator[tuple[_Progress, EpochPlan]]:
+        """The epochs of one iteration, the first one from where it is to begin."""
+        at = begin
+        while self.num_epochs is None or at.epochs_done < self.num_epochs:
+            yield at, self.source.plan(at.epoch, at.past)
+            at = _Progress(epoch=at.epoch + 1, past=(), epochs_done=at.epochs_done + 1)
+
+    def iterate(self, batches_of: BatchesOf) -> Iteration:
+        """Run one iteration; moves on when it ends by itself."""
+        self.check_open()
+        iteration = Iteration(self, self._iterate(batches_of))
+        self._running.add(iteration)
+        return iteration
+
+    def _iterate(self, batches_of: BatchesOf) -> Generator[Any, None, None]:
+        self.look_for_shard()
+        self.settle_shard()
+        # Known with the first batch: Lightning makes the iterator before it says which epoch it is.
+        begin = self.next
+        for at, plan in self.plans(begin):
+            progress = self._progress = replace(at)
+            with contextlib.closing(as_generator(batches_of(plan))) as batches:
+                for batch in batches:
+                    progress.num_batches += 1
+                    yield batch
+        if self.next is begin:
+            self.move_on()
+
+    def move_on(self) -> None:
+        """Let the next iteration begin behind the one that has ended."""
+        if self.num_epochs is not None:
+            begin = self.next
+            self.next = _Progress(epoch=begin.epoch + self.num_epochs - begin.epochs_done, past=(), epochs_done=0)
+            self._progress = None
+
+    def begin_at(self, epoch: int, epochs_done: int, past: Past) -> None:
+        """Let the next iteration begin in the middle of things."""
+        self._progress = None
+        self.next = _Progress(epoch=epoch, past=past, epochs_done=epochs_done)
+
+    def set_next(self, epoch: int) -> None:
+        """Let the next iteration begin with `epoch`; what a loaded state has left of it, if it is that one."""
+        self._progress = None
+        if check_integer("epoch", epoch, least=0) != self.next.epoch:
+            self.next = _Progress(epoch=epoch, past=(), epochs_done=0)
+
+    def state_after(self, begin: _Progress, batches: int) -> dict[str, Any]:
+        """The state of so many batches behind a place where an iteration began, over as many iterations as it takes."""
+        at = begin
+        while True:
+            num_batches = self.source.plan(at.epoch, at.past).num_batches
+            is_last = at.epochs_done + 1 == self.num_epochs
+            if batches < num_batches or (batches == num_batches and not is_last) or not self.source.num_batches():
+                return self._state(at, batches)
+            batches -= num_batches
+            at = _Progress(epoch=at.epoch + 1, past=(), epochs_done=0 if is_last else at.epochs_done + 1)
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Where the iteration under way (or left) stands, or the next one where there is none; see `BatchReader`."""
+        if self._begun_in != os.getpid():
+            self.look_for_shard()
+        at = self._progress or self.next
+        if batches is None:
+            return self._state(at, at.num_batches)
+        check_integer("batches", batches, least=0)
+        # An iteration under way began where the next one would: only its end moves that.
+        for at, plan in self.plans(self.next):
+            if batches <= plan.num_batches:
+                return self._state(at, batches)
+            batches -= plan.num_batches
+        raise ValueError(f"batches: one iteration has {len(self)} batches, so it cannot have given {batches} more.")
+
+    def _state(self, at: _Progress, num_batches: int) -> dict[str, Any]:
+        source = self.source
+        begin = replace(source.state(at.epoch), epochs_done=at.epochs_done, past=at.past)
+        return begin.after(source.shard.count, num_batches * source.batch_size).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration begin where `state` was taken."""
+        loaded = State.from_dict(state)
+        loaded.check(self.source.state(loaded.epoch))
+        # Now, and not while reading: a state may be anything.
+        num_rows = self.source.manifest.num_live_rows
+        remaining_positions(num_rows, loaded.past, epoch=loaded.epoch, uneven=self.source.uneven)
+        # A loader of fewer epochs than the one that was saved still reads the rest of this one.
+        most = loaded.epochs_done if self.num_epochs is None else self.num_epochs - 1
+        self.begin_at(loaded.epoch, min(loaded.epochs_done, most), loaded.past)
+
+    def check_open(self) -> None:
+        """Raise ConverterError where the loader was closed."""
+        if self._closed:
+            raise ConverterError(
+                "This loader was closed: its `with` block has ended. Make another one from the converter."
+            )
+
+    def look_for_shard(self) -> None:
+        """Take this process's part of the rows, if none was given or found and no iteration has begun.
+
+        So a loader may be made before the processes of a training have met, as Lightning's users do.
+        """
+        if self._begun_in == os.getpid():
+            self.check_shard()
+        elif self.source.is_shard_found and self.source.shard.count == 1 and look_for_shard()[0].count > 1:
+            source = replace(self.source, shard=find_shard())
+            check_steps(source, self.num_epochs)
+            say_steps(source)
+            self.source, self._files = source, None
+
+    def settle_shard(self) -> None:
+        """Keep to the part of the rows that was found: what was made of it cannot change."""
+        self._begun_in = os.getpid()
+
+    def check_shard(self) -> None:
+        """Raise ConverterError where the loader would read all rows on each of several processes.
+
+        That is where it was made, or used, before they knew of each other.
+        """
+        if not self.source.is_shard_found or self.source.shard.count > 1:
+            return
+        now, where = look_for_shard()
+        if now.count > 1:
+            raise ConverterError(
+                f"This loader reads all rows, because it was made or used before this process was one of {now.count} "
+                f"({where}). Make it after the processes have met (with Lightning in train_dataloader()), or pass "
+                "cur_shard and shard_count."
+            )
+
+    @property
+    def remaining(self) -> int:
+        """The batches of the next iteration; see `BatchReader.remaining`."""
+        num_batches = len(self)
+        begin = self.next
+        left = self.source.plan(begin.epoch, begin.past).num_batches
+        return num_batches - self.source.num_batches() * (begin.epochs_done + 1) + left
+
+    def describe(self, kind: str, names: Sequence[str] | None = None) -> str:
+        """A loader in one line, also when it is closed."""
+        source, shard = self.source, self.source.shard
+        shown = list(source.names if names is None else names)
+        columns = ", ".join(shown[:_MAX_SHOWN]) + (f" and {len(shown) - _MAX_SHOWN} more" * (len(shown) > _MAX_SHOWN))
+        epochs = "" if self.num_epochs == 1 else f" × {'∞' if self.num_epochs is None else self.num_epochs} epochs"
+        order = (
+            f"shuffled in windows of {source.window_rows:,} rows, seed {source.seed}" if source.shuffle else "in order"
+        )
+        part = f"shard {shard.index} of {shard.count}, " if shard.count > 1 else ""
+        closed = ", closed" if self._closed else ""
+        plan = source.plan(self.next.epoch)
+        return (
+            f"{kind}({plan.num_rows:,} rows in {plan.num_batches:,} batches of {source.batch_size:,}{epochs}, "
+            f"columns {columns}, {part}{order}, epoch {self.next.epoch}{closed})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has no iteration under way.
+        kept = {"source": self.source, "num_epochs": self.num_epochs, "next": self.next, "_closed": self._closed}
+        return {**kept, "_begun_in": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._progress = None
+        self._files = None
+        self._running = weakref.WeakSet()
+
+    def close(self) -> None:
+        """End every iteration under way, with its threads, and refuse new ones."""
+        self._closed = True
+        for iteration in list(self._running):
+            iteration.close()
+        self._files = None
+
+
+def as_generator(batches: Iterator[Any]) -> Generator[Any, None, None]:
+    """An iterator that can be closed, whatever it was."""
+    if isinstance(batches, Generator):
+        return batches
+    return (batch for batch in batches)
+
+
+class Iteration:
+    """One pass over a loader. When the loader is closed under it, it says so: it would look like a short epoch."""
+
+    def __init__(self, epochs: Epochs, generator: Generator[Any, None, Any]) -> None:
+        self._epochs = epochs
+        self._generator = generator
+        self._pid = os.getpid()
+
+    def __iter__(self) -> Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        if self._pid != os.getpid():
+            # It would wait for ever.
+            raise ConverterError(
+                "This iteration was begun in another process, whose reader threads stayed there. Iterate the loader "
+                "anew in this one."
+            )
+        try:
+            return next(self._generator)
+        except StopIteration:
+            self._epochs.check_open()
+            raise
+
+    def close(self) -> None:
+        """End it, with its threads."""
+        self._generator.close()

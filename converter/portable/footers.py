@@ -1,0 +1,85 @@
+"""What a Parquet footer says, and how its bytes are known again."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+HEAD_BYTES = 20
+"""A page's header begins with its kind, its sizes and its checksum: at most 2, 12 and 6 bytes (parquet.thrift)."""
+
+"""A nonce of 12 bytes and a tag of 16 (Parquet's Encryption.md, "Plaintext Footer")."""
+
+
+def end_of(file: Any) -> bytes:
+    """A Parquet file from its footer on, which names every page's place, size and range: of another file another."""
+    file.seek(0, os.SEEK_END)
+    num_bytes = file.tell()
+    file.seek(max(num_bytes - 8, 0))
+    length = int.from_bytes(file.read(4), "little")
+    file.seek(max(num_bytes - 8 - length, 0))
+    return bytes(file.read())
+
+
+def head_of(data_page_offset: int, stored_bytes: int) -> tuple[int, int]:
+    """Where a column chunk that we wrote begins, and how many bytes of it hold its first page's sizes and checksum."""
+    return data_page_offset, min(HEAD_BYTES, stored_bytes)
+
+
+def heads_of(file: dict[str, Any]) -> bytes | None:
+    """The CRC-32 of each chunk's head, four bytes each, row group by row group; None where nobody wants them."""
+    if file["beginnings"] is None:
+        return None
+    footer, found = file["footers"][0], []
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for chunk in map(group.column, range(footer.num_columns)):
+            start, num_bytes = head_of(chunk.data_page_offset, chunk.total_compressed_size)
+            head = file["beginnings"].get(start, b"")
+            # A short header, and the page behind it.
+            while 0 < len(head) < num_bytes and (more := file["beginnings"].get(start + len(head))):
+                head += more
+            if len(head) < num_bytes:
+                return None
+            found.append(zlib.crc32(head[:num_bytes]))
+    return np.array(found, "<u4").tobytes()
+
+
+def sum_footer(footer: pq.FileMetaData) -> dict[str, Any]:
+    """What a file's footer says of its columns over all row groups.
+
+    `column_bytes`: their bytes before they are compressed. `spans`: for columns of single numbers the sum of the row
+    groups' ranges, and their least and largest value.
+    """
+    spans: dict[str, list[float]] = {}
+    column_bytes: dict[str, int] = {}
+    groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
+    for index in range(footer.num_columns):
+        column = footer.schema.column(index)
+        # A list's numbers lie below the column itself.
+        name = column.path if not column.max_repetition_level else column.path.partition(".list.")[0]
+        chunks = [group.column(index) for group in groups]
+        # Dates and times as the integers that they are stored as: Python's end with the year 9999.
+        is_temporal = column.logical_type.type in ("DATE", "TIME", "TIMESTAMP")
+        column_bytes[name] = sum(chunk.total_uncompressed_size for chunk in chunks)
+        if column.max_repetition_level:
+            continue
+        for chunk in chunks:
+            statistics = chunk.statistics
+            if statistics is None or not statistics.has_min_max:
+                continue
+            bounds = (statistics.min_raw, statistics.max_raw) if is_temporal else (statistics.min, statistics.max)
+            if isinstance(bounds[0], (str, bytes)):
+                continue
+            add_span(spans, name, *map(float, bounds))
+    return {"spans": spans, "column_bytes": column_bytes}
+
+
+def add_span(spans: dict[str, list[float]], name: str, least: float, most: float) -> None:
+    """Add a row group's range to those of a column."""
+    if np.isfinite(most - least):
+        before = spans.get(name, [0.0, least, most])
+        spans[name] = [before[0] + most - least, min(before[1], least), max(before[2], most)]

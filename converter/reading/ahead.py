@@ -1,0 +1,58 @@
+"""Threads that work ahead of use, in order, and end with their generator."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from converter.storage.at_once import result_of
+
+Item = TypeVar("Item")
+Output = TypeVar("Output")
+
+
+def default_workers_count() -> int:
+    """Reader threads: one for each core up to four, beyond which memory is the limit (a guess)."""
+    return max(1, min(4, os.cpu_count() or 1))
+
+
+def read_ahead(
+    function: Callable[[Item], Output],
+    items: Iterator[Item],
+    *,
+    workers_count: int,
+    ahead: int,
+    given_up: threading.Event | None = None,
+) -> Iterator[Output]:
+    """Yield `function` of each item in order, computed by threads; at most `ahead` of them are not yet yielded."""
+    with ThreadPoolExecutor(workers_count, thread_name_prefix="converter-read") as pool:
+        pending: deque[Future[Output]] = deque()
+        try:
+            for item in items:
+                pending.append(pool.submit(function, item))
+                if len(pending) >= ahead:
+                    yield result_of(pending.popleft())
+            while pending:
+                yield result_of(pending.popleft())
+        finally:
+            # Also when the consumer breaks, raises or forgets us: what has not begun never will.
+            for future in pending:
+                future.cancel()
+            if given_up is not None:
+                given_up.set()
+
+
+def map_row_groups(function: Callable[[int, threading.Event], Output], row_groups: Iterable[int]) -> Iterator[Output]:
+    """What `function` says of each, told when nobody waits for it any more."""
+    threads, given_up = default_workers_count(), threading.Event()
+    return read_ahead(
+        lambda row_group: function(row_group, given_up),
+        iter(row_groups),
+        workers_count=threads,
+        ahead=4 * threads,
+        given_up=given_up,
+    )

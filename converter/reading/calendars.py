@@ -1,0 +1,85 @@
+"""Old dates and fine times as today's calendar and microseconds count them."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from converter.errors import SourceError
+from converter.places import Place
+
+_DATETIME_NOTE, _INT96_NOTE = b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"
+_SPARK_VERSION = b"org.apache.spark.version"
+_FIRST_SAME_TIME = dt.datetime(1900, 1, 1)  # noqa: DTZ001 (of UTC, as Arrow counts)
+"""From here on both calendars, and all offsets of time zones, are the same."""
+
+
+def is_julian(metadata: pq.FileMetaData, place: Place) -> bool:
+    """Whether a file counts old dates or times of a column by the Julian calendar, as Spark 2 and its LEGACY mode do.
+
+    What it notes of that: `DataSourceUtils.datetimeRebaseSpec` in Spark's sources.
+    """
+    kind, stored = place.field.type, metadata.schema.column(place.leaf)
+    is_int96 = stored.physical_type == "INT96"
+    if not (pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and (kind.tz or is_int96))):
+        return False
+    noted = metadata.metadata or {}
+    return (_INT96_NOTE if is_int96 else _DATETIME_NOTE) in noted or noted.get(_SPARK_VERSION, b"").startswith(b"2.")
+
+
+def in_todays_calendar(column: pa.ChunkedArray, metadata: pq.FileMetaData, place: Place) -> pa.ChunkedArray:
+    """A column whose old dates are counted as today, where its file counts them in the Julian calendar."""
+    if not is_julian(metadata, place):
+        return column
+    if pa.types.is_date(column.type):
+        return gregorian_days(column)
+    # The offsets of time zones differ, too, before they were agreed on.
+    if pc.any(pc.less(floor_times(column).cast(pa.timestamp("us")), pa.scalar(_FIRST_SAME_TIME))).as_py():
+        name = place.field.name
+        raise SourceError(
+            f"Column {name!r} has times before 1900 which Spark wrote by the calendar of its LEGACY mode; here they "
+            "would be others. Leave it out with columns=…, or read it with Spark and convert the DataFrame.",
+            column=name,
+        )
+    return column
+
+
+_JULIAN_DAY_OF_1970 = 2_440_588
+_FIRST_GREGORIAN_DAY = -141_427
+"""1582-10-15, in days since 1970."""
+
+
+def gregorian_days(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Dates that were counted by the Julian calendar before 1582-10-15, as Spark once did, by the one of today.
+
+    The same year, month and day; a 29th of February that today's calendar does not have is the day behind. By E. G.
+    Richards, "Calendars" (2012), in the Explanatory Supplement to the Astronomical Almanac.
+    """
+    chunks = []
+    for chunk in column.chunks:
+        days = np.asarray(pc.fill_null(chunk.view(pa.int32()), 0)).astype(np.int64)
+        four_times = 4 * (days + _JULIAN_DAY_OF_1970 + 32082) + 3
+        of_year = four_times % 1461 // 4
+        month = (5 * of_year + 2) // 153
+        day = of_year - (153 * month + 2) // 5
+        months = 12 * (four_times // 1461 - 4800 - 1970) + month + 2
+        rebased = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) + day
+        numbers = np.where(days < _FIRST_GREGORIAN_DAY, rebased, days).astype(np.int32)
+        chunks.append(pa.array(numbers, mask=np.asarray(pc.is_null(chunk))).view(pa.date32()))
+    return pa.chunked_array(chunks, pa.date32())
+
+
+def floor_times(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times of nanoseconds as the microseconds that they arrive as, nulls kept; any other column as it is."""
+    if not pa.types.is_timestamp(column.type) or column.type.unit != "ns":
+        return column
+    kind = pa.timestamp("us", column.type.tz)
+    # Arrow's own cast refuses to round.
+    numbers = [np.asarray(pc.fill_null(chunk.view(pa.int64()), 0)) // 1000 for chunk in column.chunks]
+    masks = [np.asarray(pc.is_null(chunk)) for chunk in column.chunks]
+    floored = [pa.array(one, mask=mask).view(kind) for one, mask in zip(numbers, masks, strict=True)]
+    return pa.chunked_array(floored, kind)

@@ -1,0 +1,84 @@
+"""What a null becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from converter.errors import NullValueError
+from converter.schema import Field
+
+Nulls = Literal["raise", "mask"] | Mapping[str, Any]
+
+
+def null_element_error(field: Field, *, is_masked: bool) -> NullValueError:
+    """What to say of arrays with null elements that no policy covers."""
+    said = ", which the footers that were read did not show" if is_masked else ", and nulls='raise'"
+    or_mask = "" if is_masked else f"nulls='mask' (adds {field.name + '__element_valid'!r}) or "
+    return NullValueError(
+        f"Column {field.name!r} has arrays with null elements{said}. Replace them in Spark, leave the column out with "
+        f"columns=…, or pass {or_mask}nulls={{{field.name!r}: 0}}.",
+        column=field.name,
+    )
+
+
+def check_fill(field: Field, value: Any) -> Any:
+    """The value that stands in for a null, in the field's own dtype.
+
+    Raises:
+        ValueError: it does not fit the column; the message names both.
+    """
+    wrong = ValueError(
+        f"nulls: {value!r} cannot stand for a null of column {field.name!r}, whose dtype is {field.dtype} and shape "
+        f"{'ragged' if field.shape is None else field.shape}."
+    )
+    if field.is_object:
+        if not isinstance(value, str if field.dtype == "str" else bytes):
+            raise wrong
+        return value
+    try:
+        given = np.asarray(value)
+        if field.dtype.startswith("datetime64"):
+            if given.dtype.kind in "bfc":
+                raise wrong
+            cast = given.astype(field.dtype).astype(field.stored_dtype)
+        else:
+            cast = given.astype(field.stored_dtype)
+            # As Python's numbers: NumPy's own comparison would wrap both sides alike.
+            is_same = given.dtype.kind in "biuf" and bool((cast.astype(object) == given.astype(object)).all())
+            if given.dtype.kind not in "biuf" or (field.stored_dtype.kind != "f" and not is_same):
+                raise wrong
+        # Of rows that differ in shape one number for each null element.
+        np.broadcast_to(cast, field.shape or ())
+    except (OverflowError, TypeError, ValueError) as error:
+        raise wrong from error
+    return cast
+
+
+def has_fill(nulls: Nulls, field: Field) -> bool:
+    """Whether a policy says what stands for a null row: of rows that differ in shape no number can."""
+    return fills_elements(nulls, field) and (field.shape is not None or field.is_object)
+
+
+def fills_elements(nulls: Nulls, field: Field) -> bool:
+    """Whether a policy says what stands for a null element."""
+    return not isinstance(nulls, str) and field.name in nulls
+
+
+def null_error(field: Field, *, count: int | None = None, nulls: Nulls = "raise") -> NullValueError:
+    """What to say of null rows that no policy covers."""
+    name, found = field.name, "nulls" if count is None else f"{count} null{'s' if count > 1 else ''}"
+    fill: Any = {"str": "", "bytes": b""}.get(field.dtype, "1970-01-01" if field.dtype.startswith("datetime64") else 0)
+    or_fill = "" if field.shape is None else f" or nulls={{{name!r}: {fill!r}}}"
+    why = (
+        "for which no number can stand, as its rows differ in length"
+        if fills_elements(nulls, field)
+        else "and nulls='raise'"
+    )
+    return NullValueError(
+        f"Column {name!r} holds {found}, {why}. Fill or drop them in Spark, leave the column out with "
+        f"columns=…, or say nulls='mask' (adds {name + '__valid'!r}){or_fill}.",
+        column=name,
+    )

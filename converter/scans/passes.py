@@ -1,0 +1,202 @@
+"""One pass: rows of a filter, of a split, statistics."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from converter.manifest import Manifest
+from converter.portable import moments
+from converter.reading.ahead import map_row_groups
+from converter.reading.decode import decode
+from converter.reading.looks import Footers, opened_file, read_columns
+from converter.reading.ragged import ragged_values
+from converter.reading.runs import VALID_SUFFIX
+from converter.reading.windows import ELEMENT_VALID_SUFFIX, BatchSource
+from converter.scans.filters import (
+    Filters,
+    bounded_columns,
+    comparisons_of,
+    evaluate,
+    expression_of,
+    list_values,
+    named_columns,
+    say_filters,
+)
+from converter.scans.pruning import find_arrow_schema, may_pass_by_footer, rule_in_row_groups, ruled_in_by_log
+from converter.schema import Field
+from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, select_some, share_rows, split_rows
+from converter.statistics import ColumnStatistics
+from converter.storage.directory import Storage
+
+
+def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> Selection:
+    """The rows that `filters` leave of a dataset's live rows; one pass over the columns that they name.
+
+    A row group that the minimum and maximum in its file's footer rule out is not read. A comparison with null keeps
+    nothing, and NaN equals NaN and is above every other number, as in Spark; in an expression Arrow's rules hold.
+
+    Raises:
+        ValueError, TypeError: the filters are not understood, name no column, or do not fit its type.
+    """
+    filters = list_values(filters)
+    arrow_schema = find_arrow_schema(storage, manifest)
+    comparisons = comparisons_of(filters, manifest, arrow_schema)
+    expression = expression_of(filters, comparisons)
+    names = named_columns(expression, comparisons, manifest.schema, arrow_schema)
+    may_pass_footer = None
+    bounded = bounded_columns(filters, manifest, names)
+    if bounded:
+        if manifest.source_columns is None:
+            may_pass = rule_in_row_groups(expression, storage, manifest, bounded, arrow_schema)
+        else:
+            ruled_in = ruled_in_by_log(expression, comparisons, manifest, bounded, arrow_schema)
+            may_pass = ruled_in[manifest.row_group_file]
+            may_pass_footer = functools.partial(may_pass_by_footer, expression, manifest, bounded, arrow_schema)
+    else:
+        may_pass = np.ones(manifest.num_row_groups, np.bool_)
+
+    footers = Footers()
+
+    def mask_row_group(row_group: int, given_up: threading.Event) -> Mask:
+        num_rows = int(manifest.row_group_rows[row_group])
+        already = None if manifest.selection is None else manifest.selection.mask(row_group, num_rows)
+        with opened_file(storage, manifest, row_group, given_up, footers=footers, names=names) as opened:
+            if may_pass_footer is not None and not may_pass_footer(row_group=row_group, opened=opened):
+                return np.zeros(num_rows, np.bool_)
+            table = read_columns(storage, manifest, row_group, names, opened)
+        try:
+            mask = evaluate(expression, table)
+        except pa.ArrowException as error:
+            raise ValueError(f"filters: {say_filters(expression)} fails on row group {row_group}: {error}") from error
+        return mask if already is None else mask & already
+
+    looked_into = np.flatnonzero(may_pass & (manifest.live_rows > 0)).tolist()
+    masks = dict(zip(looked_into, map_row_groups(mask_row_group, looked_into), strict=True))
+    return select_some(np.zeros(manifest.num_row_groups, np.int64), masks)
+
+
+def split_by_rows(manifest: Manifest, bounds: Sequence[float], *, seed: int) -> list[Selection]:
+    """The live rows, each in one of the parts that end at the fractions `bounds`; how many is exact to a row."""
+    num_rows = manifest.num_live_rows
+    ends = [0, *(math.floor(num_rows * bound + 0.5) for bound in bounds), num_rows]
+    left: npt.NDArray[np.int64] = np.diff(ends).astype(np.int64)
+    parts: list[list[Mask]] = [[] for _ in bounds]
+    for row_group, group_rows in enumerate(manifest.row_group_rows.tolist()):
+        live = None if manifest.selection is None else manifest.selection.live_rows(row_group)
+        live = np.arange(group_rows) if live is None else live
+        counts = share_rows(len(live), left) if len(live) else np.zeros_like(left)
+        left = left - counts
+        numbers = split_rows(counts, seed=f"{manifest.fingerprint}/{seed}/{row_group}".encode())
+        for number, masks in enumerate(parts):
+            mask = np.zeros(group_rows, np.bool_)
+            mask[live[numbers == number]] = True
+            masks.append(mask)
+    return [select(masks) for masks in parts]
+
+
+def split_by_key(
+    storage: Storage, manifest: Manifest, field: Field, bounds: Sequence[float], *, seed: int
+) -> list[Selection]:
+    """The live rows, each in the part that the hash of its key falls into, so that no key is in two parts."""
+    footers = Footers()
+
+    def number_row_group(row_group: int, given_up: threading.Event) -> npt.NDArray[np.int64]:
+        with opened_file(storage, manifest, row_group, given_up, footers=footers, names=[field.name]) as opened:
+            column = read_columns(storage, manifest, row_group, [field.name], opened).column(0)
+            hashes = _hash_column(column, field, seed)
+        # The upper 53 bits, so that as a float they are exact.
+        fractions = (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53
+        numbers: npt.NDArray[np.int64] = np.searchsorted(bounds, fractions, side="right").astype(np.int64)
+        if manifest.selection is not None:
+            numbers[~manifest.selection.mask(row_group, len(numbers))] = len(bounds)
+        return numbers
+
+    parts: list[list[Mask]] = [[] for _ in bounds]
+    for numbers in map_row_groups(number_row_group, range(manifest.num_row_groups)):
+        for number, masks in enumerate(parts):
+            masks.append(numbers == number)
+    return [select(masks) for masks in parts]
+
+
+def _hash_column(column: pa.ChunkedArray, field: Field, seed: int) -> npt.NDArray[np.uint64]:
+    """A hash for each row, the same for the same key on every machine; null is a key of its own."""
+    array = column.combine_chunks()
+    valid = None if not array.null_count else np.asarray(pc.is_valid(array))
+    if field.is_object:
+        array = pc.cast(pc.fill_null(array, "" if field.dtype == "str" else b""), pa.large_binary())
+        _, offsets_buffer, data = array.buffers()
+        offsets = np.frombuffer(offsets_buffer, np.int64, count=len(array) + 1, offset=array.offset * 8)
+        raw = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+        hashes = hash_bytes(raw[offsets[0] : offsets[-1]], offsets - offsets[0], seed)
+    else:
+        hashes = hash_numbers(decode(column, field, fill=0).values, seed)
+    if valid is not None:
+        hashes[~valid] = hash_bytes(np.empty(0, np.uint8), np.zeros(2, np.int64), seed ^ 0x6E756C6C)[0]
+    return hashes
+
+
+def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
+    """Exact statistics of the columns of `source`, by one pass over all rows; for datasets whose writer took none."""
+    opened: dict[str, dict[str, Any]] = {}
+    opened_odd: dict[str, dict[str, Any]] = {}
+    lengths: dict[str, tuple[int, int]] = {}
+    scratch = moments.new_scratch()
+    null_counts = dict.fromkeys((field.name for field in source.fields), 0)
+    for run in source.runs(source.plan(0), source.open_files()):
+        for field in source.fields:
+            column = run.columns[field.name]
+            # Only of a column with nulls is this its mask; else it may be a user's column of that name.
+            valid = run.columns[field.name + VALID_SUFFIX] if field.has_nulls else None
+            if valid is not None:
+                null_counts[field.name] += int(len(valid) - valid.sum())
+            if field.is_object:
+                continue
+            if isinstance(column, pa.Array):
+                rows = ragged_values(column, field)
+                values, offsets = rows.values, rows.offsets
+                sizes = np.diff(offsets) if valid is None else np.diff(offsets)[valid]
+            else:
+                values = column if valid is None else column[valid]
+                sizes = np.full(len(values), math.prod(field.shape or ()))
+            if field.shape != () and len(sizes):
+                least, most = lengths.get(field.name, (int(sizes.min()), int(sizes.max())))
+                lengths[field.name] = (min(least, int(sizes.min())), max(most, int(sizes.max())))
+            elements = math.prod(field.shape) if field.shape else 1
+            width = elements if elements <= moments.MAX_ELEMENTS else 1
+            parts = [(opened, width, values)]
+            if source.has_element_mask(field.name):
+                mask = run.columns[field.name + ELEMENT_VALID_SUFFIX]
+                if isinstance(mask, pa.Array):
+                    parts = [(opened, width, values[ragged_values(mask, replace(field, dtype="bool")).values])]
+                else:
+                    mask = (mask if valid is None else mask[valid]).reshape(len(values), -1)
+                    is_whole = mask.all(axis=1)
+                    # Of rows with a null the elements do not correspond.
+                    odd = values[~is_whole].reshape(-1, mask.shape[1])[mask[~is_whole]]
+                    parts = [(opened, width, values[is_whole]), (opened_odd, 1, odd)]
+            for into, part_width, part in parts:
+                numbers = part.view(np.uint8) if part.dtype == np.bool_ else part
+                if len(numbers) or into is opened:
+                    counted = into.setdefault(field.name, moments.new_moments(part_width))
+                    moments.add_values(counted, numbers.reshape(-1, part_width), scratch)
+    found = {}
+    for field in source.fields:
+        shortest, longest = lengths.get(field.name, (None, None))
+        closed = moments.close_moments(opened[field.name]) if field.name in opened else None
+        if closed is not None and field.name in opened_odd:
+            odd_closed = moments.close_moments(opened_odd[field.name])
+            closed = moments.merge_moments(moments.flatten_moments(closed), odd_closed)
+        found[field.name] = ColumnStatistics(
+            field=field, null_count=null_counts[field.name], shortest=shortest, longest=longest, closed=closed
+        )
+    return found

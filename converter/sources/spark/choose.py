@@ -1,0 +1,112 @@
+"""Which side can write: the executors, or Spark's own writer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import posixpath
+import sys
+from typing import Any, Literal
+
+from converter.cache import entries
+from converter.errors import CacheError
+from converter.portable.tasks import PROBE_NAME, REPORT_SCHEMA, make_probe
+from converter.sources.spark.jobs import short_cause
+from converter.storage.directory import Storage
+
+logger = logging.getLogger(__name__)
+
+LEAST_PYARROW = 13
+"""The oldest pyarrow that executors may have: it is the first that can write page checksums."""
+
+Writer = Literal["executors", "spark", "lists"]
+
+
+_PICKLING_ERRORS = ("PicklingError", "PySparkPicklingError")
+"""What pyspark raises, classic and Connect."""
+
+probed: dict[tuple[str, str, str], tuple[Writer, str]] = {}
+
+
+def choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect: bool) -> Writer:
+    """Which way the rows are written: `auto` asks an executor, once for each application and cache directory.
+
+    `"lists"` is Spark's writer without Python on the way.
+    """
+    if wanted != "auto":
+        return "spark" if wanted == "spark" else "executors"
+    if not is_connect and _executors_are_this_process(session):
+        return "executors"
+    place = place_of(directory, session)
+    if place not in probed:
+        probed[place] = _probe(directory, session)
+    way, reason = probed[place]
+    if way != "executors":
+        other = find_other_user(directory, session)
+        if other is not None:
+            raise CacheError(
+                f"Nobody writes to {directory.url} as {directory.user!r}, whom cache_dir or storage_options name: "
+                f"{reason}, and Spark's own writer writes as {other!r}, the user of its JVM. Let the environment say "
+                f"HADOOP_USER_NAME={directory.user} before Spark starts, or let the executors write.",
+                path=directory.url,
+            )
+        logger.info("Spark's own Parquet writer is taken: %s", reason)
+    return way
+
+
+def find_other_user(directory: Storage, session: Any) -> str | None:
+    """Whose name Spark's own writer writes in, where cache_dir or storage_options name somebody else.
+
+    The driver commits and deletes as the one who was named, whom HDFS lets delete nothing in another one's folder.
+    """
+    if directory.user is None:
+        return None
+    try:
+        # Spark Connect has no JVM here, and a shared cluster of Databricks refuses: what differs there, HDFS will say.
+        users = session._jvm.org.apache.hadoop.security.UserGroupInformation  # noqa: SLF001 (there is no other way)
+        # With Kerberos both are who the ticket says, whatever they are told.
+        own = directory.user if users.isSecurityEnabled() else str(users.getCurrentUser().getShortUserName())
+    except Exception as error:  # noqa: BLE001 (each platform refuses with an error of its own)
+        logger.debug("Could not ask Spark's JVM for its user: %s", error)
+        return None
+    return None if own == directory.user else own
+
+
+def place_of(directory: Storage, session: Any) -> tuple[str, str, str]:
+    """An application, a cache directory, and a digest of what opens it: who gives other credentials asks anew."""
+    application = str(session.conf.get("spark.app.id", None) or id(session))
+    options = json.dumps(directory.options, sort_keys=True, default=id)
+    digest = hashlib.sha256(options.encode()).hexdigest()
+    return application, posixpath.dirname(posixpath.dirname(directory.url)), digest
+
+
+def _executors_are_this_process(session: Any) -> bool:
+    """In local mode with this very Python, what the driver can import and reach the executors can."""
+    context = session.sparkContext
+    is_local = context.master == "local" or context.master.startswith("local[")
+    return bool(is_local and context.pythonExec == sys.executable)
+
+
+def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
+    """Let an executor write one small file, and see whether the driver finds it."""
+    probe = make_probe(directory.path(), directory.store)
+    try:
+        # In one partition: Azure refuses one of two that write the same blob at the same time.
+        rows = session.range(0, 1, 1, 1).mapInArrow(probe, REPORT_SCHEMA).collect()
+    except Exception as error:  # noqa: BLE001 (whatever it is, executors that fail here would fail later)
+        if type(error).__name__ in _PICKLING_ERRORS:
+            # As Databricks' own providers of tokens, which stay in the notebook.
+            cause = directory.without_secrets(short_cause(error))
+            return "spark", f"storage_options cannot be handed to the executors ({cause})"
+        return "lists", f"the executors cannot run what writes there ({directory.without_secrets(short_cause(error))})"
+    [row] = rows
+    answer = json.loads(row["report"])
+    if int(answer["pyarrow"].partition(".")[0]) < LEAST_PYARROW:
+        return "lists", f"the executors have pyarrow {answer['pyarrow']}, and {LEAST_PYARROW} is needed"
+    if "error" in answer:
+        return "spark", f"the executors cannot write to {directory.url} ({directory.without_secrets(answer['error'])})"
+    if directory.size(PROBE_NAME) is None:
+        raise entries.not_shared(directory.url, "what an executor wrote there is not there")
+    directory.delete_file(PROBE_NAME)
+    return "executors", ""

@@ -1,0 +1,121 @@
+"""A job's name, its bar, its end and the cause of its failure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from converter.portable.tasks import FINDING
+from converter.sources.spark.progress import stages_of
+
+logger = logging.getLogger(__name__)
+
+_CANCEL_SECONDS = 30.0
+"""How long a cancelled job may take to let go of its tasks."""
+
+_MAX_CAUSE = 400
+
+
+def finding_in(error: Exception) -> dict[str, Any] | None:
+    """What an executor found in the data, if that is what Spark's error carries."""
+    _, marker, rest = str(error).partition(FINDING)
+    if not marker:
+        return None
+    finding: dict[str, Any] = json.JSONDecoder().raw_decode(rest)[0]
+    return finding
+
+
+def short_cause(error: Exception) -> str:
+    """The line of a Spark error that says why; the whole stays reachable as `__cause__`.
+
+    Spark's texts hold a Python traceback of the worker, or an error class in brackets, or a Java cause, between
+    hundreds of lines of stack.
+    """
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.removeprefix(": ") for line in lines if "An error occurred while calling" not in line]
+    traceback = next((index for index, line in enumerate(lines) if "Traceback (most recent" in line), None)
+    if traceback is not None:
+        # The traceback's last line is the first one after it that is not indented.
+        ends = [
+            line
+            for line in lines[traceback + 1 :]
+            if not line.startswith((" ", "\t", "Traceback", "During", "The above"))
+        ]
+        if ends:
+            return ends[0][:_MAX_CAUSE]
+    # That a task failed to write is known; why it did stands further down.
+    telling = [line for line in lines if "[TASK_WRITE_FAILED]" not in line]
+    classed = [line.strip() for line in telling if re.search(r"\[[A-Z][A-Z0-9_.]+\] ", line)]
+    causes = [line.strip() for line in telling if line.strip().startswith("Caused by: ")]
+    if not classed and not causes:
+        # Not in the text, perhaps among the JVM's exceptions behind it.
+        causes = [text.strip().splitlines()[0] for text in _causes_of(error) if text.strip()]
+        causes = [line for line in causes if "[TASK_WRITE_FAILED]" not in line]
+    whole = [line.strip() for line in lines if not line.startswith(("\t", "    at"))]
+    found = classed[:1] or causes[-1:] or whole[:1]
+    return (found[0].removeprefix("Caused by: ") if found else type(error).__name__)[:_MAX_CAUSE]
+
+
+def _causes_of(error: Any) -> Iterator[str]:
+    """What the JVM's exceptions behind a Spark error say, where the session is a classic one, which has them."""
+    java, behind = getattr(error, "java_exception", None), getattr(error, "cause", None)
+    for _ in range(20):
+        if java is not None:
+            yield str(java.toString())
+            java = java.getCause()
+        elif isinstance(behind, Exception):
+            yield str(behind)
+            behind = getattr(behind, "cause", None)
+
+
+@contextlib.contextmanager
+def write_job(session: Any, is_connect: bool, name: str) -> Iterator[None]:
+    """Name the jobs in Spark's UI; whatever ends this early also ends them, and waits until their tasks are gone.
+
+    The user's own description and group are given back. PySpark's own handling of Ctrl-C does not stop a job that it
+    waits for (seen with 4.2: its call to cancel is refused as reentrant), and a job that fails leaves tasks running.
+    """
+    if is_connect:
+        session.addTag(name)
+        try:
+            yield
+        except BaseException:
+            session.interruptTag(name)
+            raise
+        finally:
+            session.removeTag(name)
+        return
+    context = session.sparkContext
+    # Tasks are not interrupted: that can end a Python worker which already serves somebody else's task (seen with 4.2).
+    wanted = {
+        "spark.jobGroup.id": name,
+        "spark.job.description": "converter: write the cache",
+        "spark.job.interruptOnCancel": "false",
+    }
+    before = {key: context.getLocalProperty(key) for key in wanted}
+    for key, value in wanted.items():
+        context.setLocalProperty(key, value)
+    try:
+        yield
+    except BaseException:
+        context.cancelJobGroup(name)
+        _wait_for_tasks(context.statusTracker(), name)
+        raise
+    finally:
+        for key, value in before.items():
+            context.setLocalProperty(key, value)
+
+
+def _wait_for_tasks(tracker: Any, group: str) -> None:
+    """Return when no task of the group's jobs is running any more, or after `_CANCEL_SECONDS`."""
+    deadline = time.monotonic() + _CANCEL_SECONDS
+    while time.monotonic() < deadline:
+        if not any(info.numActiveTasks for info in stages_of(tracker, group)):
+            return
+        time.sleep(0.05)
+    logger.warning("Spark did not stop the tasks of %s within %.0f seconds.", group, _CANCEL_SECONDS)

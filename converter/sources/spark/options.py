@@ -1,0 +1,34 @@
+"""What a user may choose of a write, checked before Spark is asked anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+DEFAULT_ROW_GROUP_BYTES = 8 << 20
+"""Small enough that a window of some 48 MB mixes several places of the dataset, large enough that
+decoding, not opening, is what costs: a guess, to be replaced by a measurement."""
+WRITERS = ("auto", "executors", "spark")
+COMPRESSIONS = ("auto", "none", "lz4", "zstd", "snappy")
+
+
+def check_write_options(*, float_dtype: Any, row_group_bytes: Any, compression: Any, writer: Any, shapes: Any) -> None:
+    """Refuse option values before any work is done, naming the option."""
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise TypeError(
+            f"shapes must be a dict of column name to shape, e.g. {{'image': (3, 32, 32)}}, got {shapes!r}."
+        )
+    for name, shape in (shapes or {}).items():
+        is_shape = isinstance(shape, Sequence) and not isinstance(shape, str) and len(shape) > 0
+        if not is_shape or not all(type(size) is int and size > 0 for size in shape):
+            raise ValueError(f"shapes[{name!r}] must be a tuple of sizes above 0, e.g. (3, 32, 32), got {shape!r}.")
+    if float_dtype not in ("float32", "float64", None):
+        raise ValueError(f"float_dtype must be 'float32', 'float64' or None, got {float_dtype!r}.")
+    if compression not in COMPRESSIONS:
+        raise ValueError(f"compression must be one of {', '.join(COMPRESSIONS)}, got {compression!r}.")
+    if writer not in WRITERS:
+        raise ValueError(f"writer must be one of {', '.join(WRITERS)}, got {writer!r}.")
+    if isinstance(row_group_bytes, bool) or not isinstance(row_group_bytes, int):
+        raise TypeError(f"row_group_bytes must be an integer, got {row_group_bytes!r}.")
+    if row_group_bytes < 1024:
+        raise ValueError(f"row_group_bytes must be at least 1024, got {row_group_bytes}.")

@@ -1,0 +1,168 @@
+"""A bar of a job's tasks, shown while somebody looks at a terminal or a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import importlib.util
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from converter.errors import MissingDependencyError
+
+_SHOW_SECONDS = 0.5
+"""Between two looks at a job's tasks: a terminal and a notebook both follow that."""
+
+
+def stages_of(tracker: Any, group: str) -> list[Any]:
+    """What Spark says of the stages of a group's jobs."""
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    return [info for info in stages if info is not None]
+
+
+def check_progress(progress: bool | None) -> None:
+    """Raise MissingDependencyError if a bar is asked for and tqdm is not installed."""
+    if progress and importlib.util.find_spec("tqdm") is None:
+        raise MissingDependencyError(
+            "progress=True needs tqdm, which is not installed: pip install tqdm, or 'spark-tensor-converter[spark]'."
+        )
+
+
+@contextlib.contextmanager
+def progress_bar(session: Any, is_connect: bool, name: str, wanted: bool | None) -> Iterator[None]:
+    """Show how many tasks of `write_job` are done: a line on stderr, in a notebook one output that is updated.
+
+    With `wanted=None` only in a terminal or a notebook, and if tqdm is installed.
+    """
+    is_notebook = is_in_notebook()
+    is_shown = (is_notebook or sys.stderr.isatty()) if wanted is None else wanted
+    if not is_shown or importlib.util.find_spec("tqdm") is None:
+        yield
+        return
+    from tqdm import tqdm
+
+    ended, started = threading.Event(), time.monotonic()
+
+    def text(what: str) -> str:
+        return f"{what} [{tqdm.format_interval(time.monotonic() - started)}]"
+
+    def watch() -> None:
+        shown = None
+        while not ended.wait(_SHOW_SECONDS):
+            num_done, num_tasks = count()
+            # A line in a log need not say how late it is.
+            if is_notebook or sys.stderr.isatty() or shown != (num_done, num_tasks):
+                shown = num_done, num_tasks
+                tasks = f"{num_done:,} of {num_tasks:,} tasks" if num_tasks else "planning"
+                show(text(f"Writing the cache: {tasks}"))
+
+    with _counted_tasks(session, is_connect, name) as count, _NotebookLine() if is_notebook else _TextLine() as show:
+        # With the context of this thread, by which a notebook knows the cell that an output belongs to.
+        watcher = threading.Thread(
+            target=contextvars.copy_context().run, args=(watch,), name="converter-progress", daemon=True
+        )
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+        show.end(text("Wrote the cache"))
+
+
+class _TextLine:
+    """A line on stderr that is overwritten, and erased at the end."""
+
+    def __init__(self) -> None:
+        from tqdm import tqdm
+
+        # Its text is ours: its own would count tasks before there are any.
+        self._bar = tqdm(bar_format="{desc}", leave=False)
+
+    def __call__(self, text: str) -> None:
+        self._bar.set_description_str(text)
+
+    def end(self, text: str) -> None:
+        """Nothing is left of it."""
+
+    def __enter__(self) -> _TextLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+class _NotebookLine:
+    """One output of a cell, changed in place: tqdm without ipywidgets would add an output for each change."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def __call__(self, text: str) -> None:
+        from IPython import display as untyped_display
+
+        display: Any = untyped_display
+        if self._handle is None:
+            self._handle = display.display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            self._handle.update({"text/plain": text}, raw=True)
+
+    def end(self, text: str) -> None:
+        """Say how it ended, if anything was said before."""
+        if self._handle is not None:
+            self(text)
+
+    def __enter__(self) -> _NotebookLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _counted_tasks(session: Any, is_connect: bool, name: str) -> Iterator[Callable[[], tuple[int, int]]]:
+    """A function that counts the tasks of `write_job`: how many are done, of how many; `(0, 0)` until Spark says."""
+    if not is_connect:
+        tracker = session.sparkContext.statusTracker()
+        most = (0, 0)
+
+        def count() -> tuple[int, int]:
+            nonlocal most
+            # A stage that an earlier job has done already is listed again, with nothing active and nothing done.
+            infos = [info for info in stages_of(tracker, name) if info.numActiveTasks or info.numCompletedTasks]
+            done, tasks = sum(info.numCompletedTasks for info in infos), sum(info.numTasks for info in infos)
+            # Spark forgets old stages.
+            most = max(most[0], done), max(most[1], tasks)
+            return most
+
+        yield count
+        return
+    if not hasattr(session, "registerProgressHandler"):
+        # Spark 3.5 does not say.
+        yield lambda: (0, 0)
+        return
+    owner, counts = threading.get_ident(), dict[Any, tuple[int, int]]()
+
+    def note(stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:  # noqa: ARG001 (Spark's names)
+        # It is told of all that the session does; each thread hears of its own.
+        if stages and threading.get_ident() == owner:
+            counts[operation_id] = (
+                sum(stage.num_completed_tasks for stage in stages),
+                sum(stage.num_tasks for stage in stages),
+            )
+
+    session.registerProgressHandler(note)
+    try:
+        yield lambda: (sum(done for done, _ in [*counts.values()]), sum(tasks for _, tasks in [*counts.values()]))
+    finally:
+        session.removeProgressHandler(note)
+
+
+def is_in_notebook() -> bool:
+    """Whether somebody looks at this process through a notebook."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"

@@ -1,0 +1,189 @@
+"""What tasks report becomes a manifest, or an error with a column's name."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from converter.errors import ConverterError, NullValueError, SourceError, UnsupportedTypeError
+from converter.manifest import MAX_END_BYTES, FileEnd, Manifest, fingerprint_of
+from converter.portable.tasks import add_moments
+from converter.schema import Field, Schema
+from converter.sources.spark.schema import SparkColumn
+from converter.statistics import ColumnStatistics
+
+logger = logging.getLogger(__name__)
+
+
+def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> ConverterError:
+    """What an executor found in the data, as the error it is."""
+    name = str(finding["column"])
+    quoted = f"`{name}`"
+    if finding["kind"] == "null_element":
+        column = next(column for column in columns if column.name == name)
+        no_size = " (an inner array that is null has no size to fill: drop such rows)" if column.ndim > 1 else ""
+        return NullValueError(
+            f"Column {name!r} has arrays with null elements, which no tensor can hold. Replace them before converting, "
+            f"e.g. {column.without_null_elements()}{no_size}.",
+            column=name,
+        )
+    if finding["kind"] == "shape":
+        return SourceError(
+            f"Column {name!r} has a row of {finding['found']}, where shapes= declares {finding['expected']}"
+            + (f" (row {finding['row']} of its partition)" if "row" in finding else "")
+            + ". Correct the shape, or the row.",
+            column=name,
+        )
+    if finding["kind"] == "matrix":
+        return UnsupportedTypeError(
+            f"Column {name!r} has matrices, whose shape Spark's own writer does not keep. Say writer='executors', or "
+            f"writer='spark' and shapes={{{name!r}: (rows, columns)}}.",
+            column=name,
+        )
+    return UnsupportedTypeError(
+        f"Column {name!r} has a row whose inner arrays differ in length, which makes no tensor. Pad or cut them to one "
+        f"length before converting, or flatten them, e.g. F.flatten(F.col({quoted!r})).",
+        column=name,
+    )
+
+
+def manifest_from(
+    reports: Sequence[tuple[int, Mapping[str, Any]]],
+    columns: Sequence[SparkColumn],
+    *,
+    directory: str,
+    is_kept: bool,
+    float_dtype: str | None,
+) -> Manifest:
+    """What the executors wrote, as one dataset.
+
+    Raises:
+        SourceError: there are no rows.
+    """
+    totals: dict[str, Any] = {}
+    lengths: dict[str, list[int]] = {}
+    for _, report in reports:
+        totals = add_moments(totals, report.get("moments", {}))
+        for name, (least, most) in report.get("lengths", {}).items():
+            before = lengths.get(name, [least, most])
+            lengths[name] = [min(before[0], least), max(before[1], most)]
+    reports = [(partition, report) for partition, report in reports if "rows" in report]
+    files = [report for _, report in reports]
+    rows = [report["rows"] for report in files]
+    num_rows = sum(map(sum, rows))
+    if not num_rows:
+        raise SourceError(
+            "The DataFrame has no rows, so there is nothing to train on. Check its filters and its source."
+        )
+    statistics = {}
+    for column in columns:
+        null_count = sum(report["nulls"].get(column.name, 0) for report in files)
+        shape = () if column.kind == "scalar" else _common_shape(column, reports, lengths.get(column.name))
+        field = Field(
+            name=column.name,
+            dtype=column.dtype,
+            shape=shape,
+            has_nulls=null_count > 0,
+            ragged_ndim=column.ndim if shape is None else 1,
+        )
+        shortest, longest = lengths.get(column.name, (None, None))
+        spans = [report["spans"][column.name] for report in files if column.name in report["spans"]]
+        statistics[column.name] = ColumnStatistics(
+            field=field,
+            null_count=null_count,
+            shortest=shortest,
+            longest=longest,
+            row_group_span=_row_group_span(column, spans, num_row_groups=sum(map(len, rows))),
+            num_bytes=sum(report["column_bytes"].get(column.name, 0) for report in files),
+            closed=totals.get(column.name),
+        )
+    schema = Schema(tuple(column.field for column in statistics.values()))
+    return Manifest(
+        schema=schema,
+        file_names=tuple(f"{directory}/{report['name']}" for report in files),
+        file_bytes=np.array([report["bytes"] for report in files], np.int64),
+        file_footers=np.array([report["footer_crc32"] for report in files], np.int64),
+        file_ends=_ends_of(files),
+        row_group_file=np.repeat(np.arange(len(files)), [len(groups) for groups in rows]).astype(np.int64),
+        row_group_rows=np.array([count for groups in rows for count in groups], np.int64),
+        row_group_bytes=np.array([size for report in files for size in report["row_group_bytes"]], np.int64),
+        fingerprint=fingerprint_of(schema, rows, [report["digests"] for report in files]),
+        num_rows=num_rows,
+        statistics=statistics,
+        is_kept=is_kept,
+        float_dtype=float_dtype or "float64",
+    )
+
+
+def _ends_of(files: Sequence[Mapping[str, Any]]) -> tuple[FileEnd, ...] | None:
+    """What readers would fetch first, if the writers told it of all files and it is not too many bytes."""
+    ends, num_bytes = [], 0
+    for report in files:
+        if "end" not in report:
+            return None
+        ends.append(FileEnd(*(zlib.decompress(base64.b64decode(part)) for part in report["end"])))
+        num_bytes += sum(map(len, ends[-1]))
+        if num_bytes > MAX_END_BYTES:
+            return None
+    return tuple(ends)
+
+
+def _row_group_span(column: SparkColumn, spans: Sequence[Sequence[float]], *, num_row_groups: int) -> float | None:
+    """The average part of the column's whole range that a row group covers."""
+    if column.kind != "scalar" or not spans:
+        return None
+    sums, least, most = zip(*spans, strict=True)
+    whole = max(most) - min(least)
+    return sum(sums) / num_row_groups / whole if 0 < whole < math.inf else None
+
+
+def _common_shape(
+    column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]], lengths: Sequence[int] | None
+) -> tuple[int, ...] | None:
+    """The one shape of all rows, or None, with a warning that says where they differ."""
+    found = [
+        (report["shapes"][column.name], partition, report)
+        for partition, report in reports
+        if column.name in report["shapes"]
+    ]
+    if not found:
+        return column.shape
+    first = found[0][0]
+    odd = next((item for item in found if item[0] is None or item[0] != first), None)
+    if odd is None:
+        return tuple(first)
+    if lengths is not None and not lengths[1]:
+        logger.warning("Column %r becomes ragged: all its arrays are empty. Is it filled?", column.name)
+        return None
+    logger.warning(
+        "Column %r becomes ragged: its rows differ in shape%s. Declare shapes={%r: …} to refuse such rows.",
+        column.name,
+        _where_rows_differ(column.name, reports, *odd[1:]),
+        column.name,
+    )
+    return None
+
+
+def _where_rows_differ(
+    name: str, reports: Sequence[tuple[int, Mapping[str, Any]]], partition: int, report: Mapping[str, Any]
+) -> str:
+    if name not in report.get("extreme_rows", {}):
+        row = report["odd_rows"].get(name)
+        which = f"row {row} of partition {partition}" if row is not None else f"partition {partition}"
+        return f", first seen at {which} ({report['name']})"
+    least, most = report["extreme_rows"][name]
+    if least == most:
+        return " with as many numbers each"
+    files = {number: found["name"] for number, found in reversed(reports)}
+    # Spark numbers rows so: the partition above, the row in the lower 33 bits.
+    shortest, longest = (
+        f"row {place & (2**33 - 1)} of partition {place >> 33} ({files.get(place >> 33, 'a file')})"
+        for place in (least, most)
+    )
+    return f": the shortest is {shortest}, the longest {longest}"

@@ -1,0 +1,82 @@
+"""URL to store: the one place that knows all kinds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import fsspec
+
+from converter.errors import MissingDependencyError
+from converter.storage.azure import open_azure
+from converter.storage.hdfs import HdfsStore
+from converter.storage.http import HttpStore
+from converter.storage.objects import ObjectStore
+from converter.storage.store import PACKAGES, Store, require_package
+from converter.storage.urls import (
+    AZURE_SCHEMES,
+    HTTP_SCHEMES,
+    OBJECT_SCHEMES,
+    check_names,
+    check_signs,
+    shown_url,
+    split_url,
+)
+
+_AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
+
+
+def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:
+    """The store that a URL names, the path in it, and the URL as it may be shown."""
+    # Hadoop takes both forms.
+    url = re.sub(r"^(hdfs|viewfs):/(?=[^/])", r"\1:///", url)
+    shown = shown_url(url).rstrip("/")
+    if "://" not in url:
+        raise ValueError(f"{shown!r} is no URL that this version knows: write scheme://…, file:… or a local path.")
+    check_signs(url, shown)
+    scheme, netloc, path = split_url(url)
+    if scheme in AZURE_SCHEMES or (scheme == "https" and _AZURE_HOST.fullmatch(netloc)):
+        return open_azure(url, options, timeout_seconds)
+    if scheme in ("hdfs", "viewfs"):
+        if re.search(r"[?#]", path):
+            # It would look into the folder that is named before the sign.
+            raise ValueError(f"{shown} has a ? or # in its path, which hdfs-native cannot read. Rename the folder.")
+        require_package("hdfs_native", "'spark-tensor-converter[hdfs]'", shown)
+        # As Hadoop does.
+        path = re.sub("/{2,}", "/", path)
+        shown = f"{scheme}://{netloc.rpartition('@')[2]}{path}".rstrip("/")
+        place = urlsplit(f"//{netloc}")
+        found = {"host": place.hostname, "port": place.port} | dict(options)
+        if place.username:
+            found.setdefault("user", place.username)
+        return HdfsStore(found, protocol=scheme, timeout_seconds=timeout_seconds), path.rstrip("/") or "/", shown
+    check_names(path, shown)
+    if "::" in path:
+        raise ValueError(f"{shown} has a :: in it, which fsspec takes for a chain of filesystems. Rename the folder.")
+    named = unquote(path) if scheme in HTTP_SCHEMES else path
+    if scheme in (*OBJECT_SCHEMES, *HTTP_SCHEMES) and re.search(r"[?#]", named):
+        # fsspec's filesystems do not agree on what such a sign means, and what is shown must be where things are.
+        raise ValueError(f"{shown} goes on with a ? or #, which is not supported here. Rename the folder.")
+    if scheme in PACKAGES:
+        require_package(*PACKAGES[scheme], shown)
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        raise MissingDependencyError(f"{shown} needs a filesystem that is not installed: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{shown} names no filesystem that fsspec knows: {error}") from error
+    if scheme in HTTP_SCHEMES and "@" in netloc:
+        raise ValueError(
+            f"{shown} has a user's name or password in it, which errors would show. Give them as "
+            'storage_options={"client_kwargs": {"auth": aiohttp.BasicAuth(…)}}.'
+        )
+    if scheme in HTTP_SCHEMES:
+        web = HttpStore(options, host=netloc, protocol=scheme, timeout_seconds=timeout_seconds)
+        # Names below are put behind it as they are.
+        return web, named.strip("/"), unquote(shown)
+    filesystem, root = fsspec.core.url_to_fs(url, **options)
+    kind = ObjectStore if scheme in OBJECT_SCHEMES else Store
+    store = kind(dict(filesystem.storage_options), protocol=scheme, timeout_seconds=timeout_seconds)
+    return store, root.rstrip("/") or "/", shown

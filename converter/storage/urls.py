@@ -1,0 +1,49 @@
+"""What a URL names, and how it may be shown."""
+
+from __future__ import annotations
+
+import re
+
+HTTP_SCHEMES = ("http", "https")
+GOOGLE_SCHEMES = ("gs", "gcs")
+S3_SCHEMES = ("s3", "s3a")
+OBJECT_SCHEMES = (*S3_SCHEMES, *GOOGLE_SCHEMES)
+AZURE_SCHEMES = ("abfs", "abfss", "az")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def split_url(url: str) -> tuple[str, str, str]:
+    """Scheme, place and path; to Hadoop and to stores of objects `#` and `?` are signs like any."""
+    scheme, _, rest = url.partition("://")
+    netloc, sign, path = rest.partition("/")
+    return scheme.lower(), netloc, sign + path
+
+
+def shown_url(url: str) -> str:
+    """A URL as it may be shown: user information and queries can be secrets.
+
+    >>> shown_url("s3://key:secret@bucket/a"), shown_url("https://host/c?sig=secret"), shown_url("hdfs://h/a#b")
+    ('s3://bucket/a', 'https://host/c', 'hdfs://h/a#b')
+    """
+    if "://" not in url:
+        return url
+    scheme, netloc, path = split_url(url)
+    if scheme not in ("hdfs", "viewfs"):
+        path = re.sub(r"(?s)\?.*=.*", "", path)
+    # Before the sign stands a container of Azure's, elsewhere a user, maybe with a password.
+    place = netloc if scheme in AZURE_SCHEMES else netloc.rpartition("@")[2]
+    return f"{scheme}://{place}{path}"
+
+
+def check_names(path: str, shown: str) -> None:
+    """Refuse what one program takes for one slash, and another for a folder without a name."""
+    if "//" in path.rstrip("/"):
+        raise ValueError(f"{shown} has a folder without a name (//), which is not supported here. Rename the folder.")
+
+
+def check_signs(text: str, shown: str) -> None:
+    """Refuse what urllib, and so adlfs and deltalake, drop without a word: they would read another folder."""
+    if _CONTROL.search(text):
+        raise ValueError(
+            f"{shown!r} has a tab, a line break or the like in it, which programs drop from a URL. Rename the folder."
+        )
