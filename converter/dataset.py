@@ -27,7 +27,8 @@ from converter.reading.gather import Array
 from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged
 from converter.reading.runs import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX
-from converter.reading.windows import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource, Transform
+from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource, Transform
+from converter.reading.windows import open_files
 from converter.scans.filters import Filters, say_filters
 from converter.scans.passes import resolve_filters, scan_statistics, split_by_key, split_by_rows
 from converter.schema import Schema
@@ -112,7 +113,7 @@ class DatasetConverter:
             cur_shard=0,
             shard_count=1,
         )
-        batches = as_generator(numpy_batches(source, source.plan(0), source.open_files(), range(1)))
+        batches = as_generator(numpy_batches(source, source.plan(0), open_files(source), range(1)))
         with contextlib.closing(batches):
             return next(batches)
 

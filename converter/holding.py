@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from converter.cache import entries, leases
 from converter.errors import CacheError
 from converter.manifest import Manifest
-from converter.reading.windows import give_up_fetching
+from converter.reading.fetching import give_up_fetching
 from converter.sources.spark import identity
 from converter.storage.directory import Storage
 

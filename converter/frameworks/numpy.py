@@ -18,7 +18,7 @@ from typing import Any
 from converter.loading.batches import Batch, numpy_batches
 from converter.loading.epochs import Epochs
 from converter.plan import EpochPlan
-from converter.reading.windows import BatchSource
+from converter.reading.source import BatchSource
 
 logger = logging.getLogger(__name__)
 

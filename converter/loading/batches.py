@@ -18,7 +18,8 @@ from converter.reading.ahead import read_ahead
 from converter.reading.data_files import DataFiles
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import Run
-from converter.reading.windows import BatchSource, Transform
+from converter.reading.source import BatchSource, Transform
+from converter.reading.windows import read_runs
 
 Batch = dict[str, npt.NDArray[Any]]
 
@@ -27,7 +28,7 @@ def numpy_batches(
     source: BatchSource, plan: EpochPlan, files: DataFiles, batches: range | None = None
 ) -> Iterator[Batch]:
     """The plan's batches, or those numbered in `batches`, as NumPy arrays, transformed if the user wants that."""
-    with contextlib.closing(as_generator(source.runs(plan, files, batches))) as runs:
+    with contextlib.closing(as_generator(read_runs(source, plan, files, batches))) as runs:
         if source.transform is None:
             for run in runs:
                 yield from cut_batches(source, run)

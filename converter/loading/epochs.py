@@ -13,7 +13,8 @@ from converter.errors import ConverterError
 from converter.loading.forecast import check_steps, say_steps
 from converter.plan import EpochPlan, Past, State, check_integer, remaining_positions
 from converter.reading.data_files import DataFiles
-from converter.reading.windows import BatchSource
+from converter.reading.source import BatchSource
+from converter.reading.windows import open_files
 from converter.shards import find_shard, look_for_shard
 
 _MAX_SHOWN = 5
@@ -57,7 +58,7 @@ class Epochs:
         pid = os.getpid()
         # In a forked process a thread that is not there may hold their lock.
         if self._files is None or self._files[0] != pid:
-            self._files = (pid, self.source.open_files())
+            self._files = (pid, open_files(self.source))
         return self._files[1]
 
     def __len__(self) -> int:

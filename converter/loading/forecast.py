@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from converter.reading.windows import BatchSource
+from converter.reading.bounds import bytes_decoded, memory_bound
+from converter.reading.source import BatchSource
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
         "dropped_rows": _dropped_rows(source),
         "padded_rows": max(0, in_batches - own_rows),
         "num_windows": len(plan.window_starts) - 1,
-        "bytes_per_epoch": source.bytes_decoded(sum(_rows_of(source, piece.row_groups) for piece in plan.pieces())),
+        "bytes_per_epoch": bytes_decoded(source, sum(_rows_of(source, piece.row_groups) for piece in plan.pieces())),
     }
     return LoaderPlan(
         **(dict.fromkeys(counted) if is_filtered else counted),
@@ -128,7 +129,7 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
         cur_shard=source.shard.index,
         shard_count=source.shard.count,
         window_rows=source.window_rows,
-        peak_memory_bytes=source.memory_bound(plan),
+        peak_memory_bytes=memory_bound(source, plan),
     )
 
 

@@ -13,7 +13,7 @@ from converter.manifest import Manifest
 from converter.reading.gather import Stack
 from converter.reading.nulls import check_fill, has_fill, null_error
 from converter.reading.runs import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX
-from converter.reading.windows import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
+from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
 from converter.schema import Schema
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from converter.reading.decode import decode
 from converter.reading.looks import Footers, opened_file, read_columns
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import VALID_SUFFIX
-from converter.reading.windows import ELEMENT_VALID_SUFFIX, BatchSource
+from converter.reading.source import ELEMENT_VALID_SUFFIX, BatchSource
+from converter.reading.windows import open_files, read_runs
 from converter.scans.filters import (
     Filters,
     bounded_columns,
@@ -152,7 +153,7 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
     lengths: dict[str, tuple[int, int]] = {}
     scratch = moments.new_scratch()
     null_counts = dict.fromkeys((field.name for field in source.fields), 0)
-    for run in source.runs(source.plan(0), source.open_files()):
+    for run in read_runs(source, source.plan(0), open_files(source)):
         for field in source.fields:
             column = run.columns[field.name]
             # Only of a column with nulls is this its mask; else it may be a user's column of that name.

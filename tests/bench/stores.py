@@ -43,6 +43,7 @@ from peers_read import timed_epoch, touch
 from read import BATCH_SIZE, Bench, Epoch, Opened, Way, apart, in_turns, print_table, print_ways, say, short
 
 import converter
+from converter.reading.windows import open_files
 from converter.storage.at_once import MAX_REQUESTS_AT_ONCE
 from converter.storage.hdfs import HdfsStore
 from converter.storage.ranges import MAX_REQUEST_BYTES, Range
@@ -241,7 +242,7 @@ def windows_of(made: Any) -> tuple[int, list[list[Part]]]:
     """How many threads read windows, and the requests of each window of the first shuffled epoch."""
     with made.make_batch_reader(batch_size=BATCH_SIZE, shuffle=True) as reader:
         source = reader._epochs.source
-        files, manifest = source.open_files(), source.manifest
+        files, manifest = open_files(source), source.manifest
 
         def parts(number: int) -> list[Part]:
             file = int(manifest.row_group_file[number])
@@ -434,7 +435,7 @@ class Counted:
 
     @classmethod
     def of(cls, made: Any, source: Any, asked: Sequence[Part]) -> Counted:
-        manifest, files = made._manifest, source.open_files()
+        manifest, files = made._manifest, open_files(source)
         sizes = {
             name.rpartition("/")[2]: size
             for name, size in zip(manifest.file_names, manifest.file_bytes.tolist(), strict=True)

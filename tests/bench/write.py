@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 
 from converter import make_spark_converter, start_local_spark
 from converter.manifest import Manifest
-from converter.portable import moments, tasks
+from converter.portable import moments, parquet_file, tasks
 from converter.schema import Field, Schema
 from converter.statistics import ColumnStatistics
 
@@ -90,11 +90,11 @@ def convert(df: DataFrame, folder: str) -> None:
 
 def without(part: str, run: Callable[[], None]) -> None:
     """Run with a part of what the executors do left out; the module travels by value, so changed as it is here."""
-    patches: dict[str, tuple[str, Any]] = {
-        "statistics": ("add_values", lambda *_: None),
-        "digest": ("zlib", SimpleNamespace(crc32=lambda _, before=0: before)),
+    patches: dict[str, tuple[Any, str, Any]] = {
+        "statistics": (tasks, "add_values", lambda *_: None),
+        "digest": (parquet_file, "zlib", SimpleNamespace(crc32=lambda _, before=0: before)),
     }
-    with mock.patch.object(tasks, *patches[part]):
+    with mock.patch.object(*patches[part]):
         run()
 
 

@@ -48,7 +48,8 @@ from converter.loading.batches import Batch, numpy_batches
 from converter.loading.epochs import Epochs, Iteration, as_generator
 from converter.plan import EpochPlan
 from converter.reading.runs import NOT_PADDED, VALID_SUFFIX
-from converter.reading.windows import ELEMENT_VALID_SUFFIX, BatchSource
+from converter.reading.source import ELEMENT_VALID_SUFFIX, BatchSource
+from converter.reading.windows import read_runs
 
 logger = logging.getLogger(__name__)
 
@@ -369,7 +370,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                 for batch in transformed:
                     yield self._check_transformed(batch), 1
             return
-        with contextlib.closing(as_generator(source.runs(plan, files))) as runs:
+        with contextlib.closing(as_generator(read_runs(source, plan, files))) as runs:
             for run in runs:
                 for start, num_batches, num_rows in stretches_of(run, is_by_batch=self._is_by_batch):
                     rows = slice(start, start + num_batches * num_rows)

@@ -14,7 +14,7 @@ from converter.loading.batches import Batch, times_as_integers
 from converter.reading.gather import new_array
 from converter.reading.ragged import RaggedRows, ragged_values
 from converter.reading.runs import LENGTH_SUFFIX, Run
-from converter.reading.windows import INNER_LENGTH_SUFFIX, BatchSource
+from converter.reading.source import INNER_LENGTH_SUFFIX, BatchSource
 from converter.schema import Field
 
 Names = str | Sequence[str]

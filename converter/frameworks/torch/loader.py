@@ -37,7 +37,8 @@ from converter.loading.batches import numpy_batches
 from converter.loading.epochs import BatchesOf, Epochs, as_generator
 from converter.plan import EpochPlan, Past
 from converter.reading.data_files import DataFiles
-from converter.reading.windows import BatchSource
+from converter.reading.source import BatchSource
+from converter.reading.windows import open_files, read_runs
 
 
 class TorchDataLoader(DataLoader[Batch]):
@@ -191,7 +192,7 @@ class TorchDataLoader(DataLoader[Batch]):
         if source.transform is not None:
             yield from self._placement.place(make_tensors(batch) for batch in numpy_batches(source, plan, files))
             return
-        with contextlib.closing(as_generator(source.runs(plan, files))) as runs:
+        with contextlib.closing(as_generator(read_runs(source, plan, files))) as runs:
             if not self._placement.is_needed:
                 for run in runs:
                     yield from torch_batches(source, run)
@@ -325,7 +326,7 @@ class _Runs(IterableDataset[list[Batch]]):
         epochs = Epochs(self.source, self._num_epochs)
         epoch, epochs_done = self._begin.tolist()
         epochs.begin_at(epoch, epochs_done, self._past)
-        item, files = 0, self.source.open_files(count)
+        item, files = 0, open_files(self.source, count)
         for _, plan in epochs.plans(epochs.next):
             for batches in plan.batch_runs():
                 if item % count == index:
@@ -336,7 +337,7 @@ class _Runs(IterableDataset[list[Batch]]):
 def _batches_in(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: range) -> Iterator[Batch]:
     if source.transform is not None:
         return (make_tensors(batch) for batch in numpy_batches(source, plan, files, batches))
-    return (batch for run in source.runs(plan, files, batches) for batch in torch_batches(source, run))
+    return (batch for run in read_runs(source, plan, files, batches) for batch in torch_batches(source, run))
 
 
 def _check_travels(source: BatchSource, multiprocessing_context: Any) -> None:

@@ -15,7 +15,7 @@ from converter.loading.batches import times_as_integers
 from converter.loading.epochs import as_generator
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import LENGTH_SUFFIX, Run
-from converter.reading.windows import INNER_LENGTH_SUFFIX, BatchSource
+from converter.reading.source import INNER_LENGTH_SUFFIX, BatchSource
 from converter.schema import Field
 
 logger = logging.getLogger(__name__)

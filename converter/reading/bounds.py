@@ -1,0 +1,121 @@
+"""How many bytes reading takes: of an epoch's columns, and of memory at most."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from converter.memory import SPARE
+from converter.plan import EpochPlan
+from converter.reading.gather import WIDE_BYTES
+from converter.reading.source import BatchSource
+
+_BASE_BYTES = 64 << 20
+"""What threads, their allocators and a file's footer take whatever the data are: measured 20 to 45 MB."""
+
+_VARIABLE_COPIES, _PLAIN_COPIES = 3, 2
+"""How often the rows of a window exist while it is read, beside the result: strings and ragged rows, and plain numbers.
+
+Windows of 46 MiB of text took 294 MiB of Arrow's pool, with two threads.
+"""
+
+_INDEX_BYTES = 3 * 8
+"""Of each row of a window that is permuted: the random number, its place, and the place taken."""
+
+
+def bytes_decoded(source: BatchSource, num_rows: int) -> int:
+    """Bytes of the wanted columns of so many rows, as the files have them."""
+    manifest = source.manifest
+    found = 0.0
+    for field in source.fields:
+        known = manifest.statistics.get(field.name)
+        if field.shape is not None and source.has_element_mask(field.name):
+            found += num_rows * math.prod(field.shape)
+        if field.shape is not None and not field.is_object:
+            found += num_rows * field.stored_dtype.itemsize * math.prod(field.shape)
+        elif known is not None and known.num_bytes is not None:
+            found += known.num_bytes * num_rows / manifest.num_rows
+        else:
+            found += int(manifest.row_group_bytes.sum()) * num_rows / manifest.num_rows
+    if source.row_index is not None:
+        found += num_rows * 8
+    return int(found)
+
+
+def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
+    """The most bytes that reading takes in any epoch, without mapped files and batches that the caller keeps.
+
+    `plan` is the plan of any epoch. `memory.Room` makes readers keep to the bound.
+    """
+    is_variable = any(source.is_variable(field.name) for field in source.fields)
+    window_rows = _most_in_a_window(source, source.manifest.row_group_rows, plan)
+    window_bytes = bytes_decoded(source, window_rows)
+    file_bytes = _most_in_a_window(source, source.manifest.row_group_bytes, plan)
+    if is_variable:
+        # Rows differ in size, and so do row groups; a mask takes a byte for each element.
+        has_mask = any(field.shape is None and source.has_element_mask(field.name) for field in source.fields)
+        window_bytes = file_bytes * (2 if has_mask else 1)
+    batch_bytes = math.ceil(window_bytes / window_rows) * source.batch_size
+    num_windows = len(plan.window_starts) - 1
+    workers_count = min(source.workers_count, num_windows)
+    # Those read ahead and the one in use, which at first is the last one of the previous epoch.
+    in_flight = min(source.windows_ahead, num_windows) + 1
+    if is_variable:
+        in_work = _VARIABLE_COPIES * window_bytes
+    elif _is_plain(source):
+        in_work = _most_gathered(source, window_rows)
+    else:
+        # As Arrow decodes them (a float32 may be a double in the file), and one row group's pages.
+        in_work = max(window_bytes, min(file_bytes, 2 * window_bytes))
+        in_work += min(int(source.manifest.row_group_bytes.max()), 2 * window_bytes)
+    if source.shuffle is not None:
+        in_work += window_rows * _INDEX_BYTES
+    peak = _BASE_BYTES + in_flight * window_bytes + workers_count * in_work
+    peak += int((SPARE - 1) * in_flight * window_bytes) + (4 if is_variable else 2) * batch_bytes
+    if not source.storage.is_local:
+        # What was fetched, and the client's own copy of it.
+        peak += 2 * workers_count * window_bytes
+    if source.transform is not None:
+        peak += 2 * (source.prefetch_batches or 2 * source.workers_count) * batch_bytes
+    return peak
+
+
+def _is_plain(source: BatchSource) -> bool:
+    """Whether the wanted columns lie in mapped files as they are: ours, not compressed, without nulls."""
+    manifest = source.manifest
+    return (
+        source.storage.is_local
+        and manifest.source_columns is None
+        and int(manifest.file_bytes.sum()) >= int(manifest.row_group_bytes.sum())
+        and not any(field.has_nulls or field.dtype == "bool" for field in source.fields)
+    )
+
+
+def _most_gathered(source: BatchSource, window_rows: int) -> int:
+    """Bytes that are joined before rows are gathered from them: the largest narrow column or stack."""
+    schema, stacks = source.manifest.schema, {stack.name: stack.columns for stack in source.stacks}
+    most = 0
+    for name in source.names:
+        fields = [schema[member] for member in stacks.get(name, (name,))]
+        row_bytes = sum(field.stored_dtype.itemsize * math.prod(field.shape or ()) for field in fields)
+        most = max(most, row_bytes if name in stacks or row_bytes < WIDE_BYTES else 0)
+    return int(_PLAIN_COPIES * window_rows * most)
+
+
+def _most_in_a_window(source: BatchSource, amounts: npt.NDArray[np.int64], plan: EpochPlan) -> int:
+    """The most of something, given for each row group, that a window has in any epoch."""
+    order = plan.group_order
+    if source.shuffle is None:
+        return int(np.add.reduceat(amounts[order], plan.window_starts[:-1]).max())
+    # Each epoch cuts its windows from another order. At worst a window has the row groups with most for each row,
+    # lacks one row to be full, and then gets the row group with most of all.
+    amounts, rows = amounts[order], source.manifest.live_rows[order]
+    densest = np.argsort(-amounts / rows, kind="stable")
+    before = np.cumsum(rows[densest]) - rows[densest]
+    share = np.clip((source.window_rows - 1 - before) / rows[densest], 0, 1)
+    most = int((amounts[densest] * share).sum()) + int(amounts.max())
+    if source.window_groups is not None:
+        most = min(most, int(np.sort(amounts)[-source.window_groups :].sum()))
+    return min(most, int(amounts.sum()))

@@ -1,0 +1,142 @@
+"""What a loader reads: which columns of which rows, in which order, windows and batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from converter.manifest import Manifest
+from converter.plan import EpochPlan, Past, Shard, Shuffle, State, Uneven, plan_epoch
+from converter.reading.gather import Array, Stack
+from converter.reading.nulls import Nulls
+from converter.reading.ragged import Ragged, RaggedRows
+from converter.reading.runs import LENGTH_SUFFIX
+from converter.schema import Field
+from converter.storage.directory import Storage
+
+ELEMENT_VALID_SUFFIX = "__element_valid"
+INNER_LENGTH_SUFFIX = "__inner_length"
+
+Transform = Callable[..., Mapping[str, Any]]
+"""A user's function of a whole batch, and if it takes a second argument, of a random generator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSource:
+    """Everything that decides a process's batches, in every epoch; travels to worker processes.
+
+    A value: `windows.read_runs` reads what it says.
+    """
+
+    storage: Storage
+    manifest: Manifest
+    names: tuple[str, ...]
+    """Keys of a batch, in order: columns and stacks; masks and lengths follow theirs."""
+
+    stacks: tuple[Stack, ...]
+    nulls: Nulls
+    ragged: Ragged
+    batch_size: int
+    drop_last: bool
+    shuffle: Shuffle | None
+    shard: Shard
+    uneven: Uneven
+    window_rows: int
+    window_groups: int | None
+    workers_count: int
+    is_shard_found: bool = False
+    """Whether the user did not say which shard this is."""
+
+    seed: int = 0
+    row_index: str | None = None
+    """The key of each row's number in the dataset, if that is wanted."""
+
+    transform: Transform | None = None
+    prefetch_batches: int | None = None
+    verify_checksums: bool = False
+    local_cache_dir: str | None = None
+    """Where what was fetched is kept on this host."""
+
+    local_cache_bytes: int | None = None
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The columns that are read from the files, each once."""
+        stacked = {stack.name: stack.columns for stack in self.stacks}
+        wanted = dict.fromkeys(column for name in self.names for column in stacked.get(name, (name,)))
+        return tuple(self.manifest.schema[name] for name in wanted)
+
+    def is_variable(self, name: str) -> bool:
+        """Whether a column's rows are objects or differ in shape, so that its window is no array."""
+        field = self.manifest.schema.get(name)
+        return field is not None and (field.is_object or field.shape is None)
+
+    def has_mask(self, names: Sequence[str]) -> bool:
+        """Whether every batch has a mask of these columns: where the dataset may have a null in one of them."""
+        return self.nulls == "mask" and any(self.manifest.schema[name].has_nulls for name in names)
+
+    def has_element_mask(self, name: str) -> bool:
+        """Whether every batch has a mask of this column's elements: where one of them may be null."""
+        field = self.manifest.schema.get(name)
+        return self.nulls == "mask" and field is not None and field.has_null_elements
+
+    def field_of(self, name: str) -> Field | None:
+        """The field of a window's column: one of the schema's, or of the mask of its elements."""
+        if name in self.names:
+            return self.manifest.schema.get(name)
+        field = self.manifest.schema.get(name.removesuffix(ELEMENT_VALID_SUFFIX))
+        if field is None or not name.endswith(ELEMENT_VALID_SUFFIX):
+            return None
+        return replace(field, name=name, dtype="bool", has_nulls=False, has_null_elements=False)
+
+    def padded(self, name: str, rows: RaggedRows) -> dict[str, Array]:
+        """What `ragged="pad"` makes of rows, by the names of a batch; of a mask nothing else is said."""
+        values, lengths = rows.pad()
+        if name not in self.names:
+            return {name: values}
+        found = {name: values, name + LENGTH_SUFFIX: lengths}
+        if self.manifest.schema[name].is_jagged:
+            found[name + INNER_LENGTH_SUFFIX] = rows.pad_inner_lengths()
+        return found
+
+    def plan(self, epoch: int, past: Past = ()) -> EpochPlan:
+        """This process's share of one epoch, or of what `past` has left of it."""
+        return plan_epoch(
+            self.manifest.live_rows,
+            batch_size=self.batch_size,
+            window_rows=self.window_rows,
+            epoch=epoch,
+            shuffle=self.shuffle,
+            shard=self.shard,
+            uneven=self.uneven,
+            drop_last=self.drop_last,
+            past=past,
+            window_groups=self.window_groups,
+        )
+
+    def num_batches(self) -> int:
+        """Batches of one epoch: the same in every epoch."""
+        return self.plan(0).num_batches
+
+    def state(self, epoch: int) -> State:
+        """The state of a run that has done nothing of an epoch."""
+        return State(
+            fingerprint=self.manifest.live_fingerprint,
+            shuffle=self.shuffle is not None,
+            seed=0 if self.shuffle is None else self.shuffle.seed,
+            window_rows=self.window_rows,
+            window_groups=self.window_groups or 0,
+            uneven=self.uneven,
+            epoch=epoch,
+            epochs_done=0,
+            past=(),
+        )
+
+    @property
+    def windows_ahead(self) -> int:
+        """Windows that are being read or wait to be used."""
+        if self.prefetch_batches is None:
+            return self.workers_count + 1
+        return max(1, math.ceil(self.prefetch_batches * self.batch_size / self.window_rows))
