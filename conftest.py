@@ -96,8 +96,7 @@ def cache_dir(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_reader_thread_is_left() -> Iterator[None]:
     """Reader threads end with the iteration that started them, the heartbeat with the last converter."""
-    from converter.portable.deadlines import CLOSING_THREAD, TOKEN_THREAD
-    from converter.storage.requests import REQUEST_THREAD
+    from converter.portable.deadlines import CLOSING_THREAD, REQUEST_THREAD, TOKEN_THREAD
 
     before = set(threading.enumerate())
     yield

@@ -6,8 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from converter.manifest import Manifest
-from converter.plan import Shard, check_integer, default_window_rows
+from converter.plan import default_window_rows
+from converter.positions import Shard
 from converter.shards import find_shard
 
 
@@ -80,3 +83,12 @@ def check_flag(name: str, flag: Any) -> None:
 def check_epochs(num_epochs: int | None) -> int | None:
     """How many epochs a loader goes on; None for ever."""
     return None if num_epochs is None else check_integer("num_epochs", num_epochs, least=1)
+
+
+def check_integer(name: str, value: Any, *, least: int) -> int:
+    """An argument that must be an integer of at least `least`; names it in the error."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer, got {value!r}.")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}.")
+    return int(value)

@@ -11,7 +11,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from converter.arguments import check_epochs, check_flag, check_fractions, check_shard, check_window, without
+from converter.arguments import (
+    check_epochs,
+    check_flag,
+    check_fractions,
+    check_integer,
+    check_shard,
+    check_window,
+    without,
+)
 from converter.cache import leases
 from converter.errors import CacheError, ConverterError, SourceError
 from converter.frameworks.numpy import BatchReader
@@ -21,7 +29,7 @@ from converter.loading.epochs import as_generator
 from converter.loading.forecast import LoaderPlan, check_steps, describe_plan, say_steps
 from converter.loading.options import check_policies, only_named, resolve_names
 from converter.manifest import Manifest
-from converter.plan import DEFAULT_WINDOW_GROUPS, UNEVEN, Shuffle, Uneven, check_integer
+from converter.plan import DEFAULT_WINDOW_GROUPS, Shuffle
 from converter.reading.ahead import default_workers_count
 from converter.reading.gather import Array
 from converter.reading.nulls import Nulls
@@ -33,6 +41,7 @@ from converter.scans.filters import Filters, say_filters
 from converter.scans.passes import resolve_filters, scan_statistics, split_by_key, split_by_rows
 from converter.schema import Schema
 from converter.selection import Selection
+from converter.state import UNEVEN, Uneven
 from converter.statistics import ColumnStatistics, StatisticsByColumn
 from converter.storage.directory import Storage
 

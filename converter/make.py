@@ -11,13 +11,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from converter.arguments import check_cache_key, check_flag
+from converter.arguments import check_cache_key, check_flag, check_integer
 from converter.cache import entries, leases, removal, roots, sweeps
 from converter.dataset import DatasetConverter
 from converter.errors import CacheError, CacheNotOwnedError, SourceError
 from converter.holding import Holding
 from converter.manifest import Manifest
-from converter.plan import check_integer
 from converter.reading.local_cache import find_local_root, remove_unheld
 from converter.scans.filters import Filters, list_values
 from converter.scans.pruning import rule_in_files

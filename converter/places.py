@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from converter.errors import SourceError
-from converter.footers import ParsedFooter
+from converter.parsed_footer import ParsedFooter
 
 _FIELD_ID = b"PARQUET:field_id"
 

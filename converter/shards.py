@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from converter.plan import Shard
+from converter.positions import Shard
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,16 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from converter.arguments import check_integer
 from converter.errors import ConverterError
 from converter.loading.forecast import check_steps, say_steps
-from converter.plan import EpochPlan, Past, State, check_integer, remaining_positions
+from converter.plan import EpochPlan
+from converter.positions import remaining_positions
 from converter.reading.data_files import DataFiles
 from converter.reading.source import BatchSource
 from converter.reading.windows import open_files
 from converter.shards import find_shard, look_for_shard
+from converter.state import Past, State
 
 _MAX_SHOWN = 5
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
 CLOSING_THREAD, WRITING_THREAD = "converter-close", "converter-write"
 REQUEST_THREAD, TOKEN_THREAD = "converter-request", "converter-token"
 

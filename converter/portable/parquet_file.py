@@ -22,6 +22,7 @@ from converter.portable.footers import HEAD_BYTES, end_of, heads_of, sum_footer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
 _WAITING_BYTES = 32 << 20
 """Of a file on HDFS what may wait to be written before the next page is taken, beside the row group that is encoded."""
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.errors import CacheCorruptError, ConverterError, ReadError, SourceChangedError, SourceError
-from converter.footers import ParsedFooter, parse_end
 from converter.manifest import Manifest
+from converter.parsed_footer import ParsedFooter, parse_end
 from converter.places import Level, refuse_encrypted
 from converter.portable.footers import end_of, head_of
 from converter.reading.calendars import is_julian

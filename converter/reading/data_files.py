@@ -14,11 +14,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -35,15 +31,14 @@ from converter.reading.checks import (
     known_footer,
     named_read_errors,
     read_part,
-    rows_changed,
     written_again,
 )
-from converter.reading.decode import Decoded, decode
 from converter.reading.gather import Array
 from converter.reading.local_cache import LocalCache, piece_name
-from converter.reading.nulls import Nulls, check_fill, fills_elements, has_fill, null_element_error, null_error
+from converter.reading.nulls import Nulls, check_fill
 from converter.reading.pages import Chunk, PlainColumn, find_plain_column
-from converter.reading.stored import constant_column, find_places, find_ranges, open_partial, read_places
+from converter.reading.row_groups import MAX_KEPT_CHUNKS, FetchedGroup, RowGroup
+from converter.reading.stored import find_places, find_ranges, open_partial, read_places
 from converter.schema import Field
 from converter.storage.at_once import Turn, at_once
 from converter.storage.directory import Storage
@@ -52,9 +47,6 @@ from converter.storage.requests import GivenUpError
 
 _MAX_OPEN_FILES = 256
 _LOOK_SECONDS = 0.05
-
-_MAX_KEPT_CHUNKS = 1 << 15
-"""Of all open files: some 10 MB. Finding them anew takes 10 µs each."""
 
 
 class DataFiles:
@@ -289,17 +281,7 @@ class DataFiles:
     def may_keep_chunks(self) -> bool:
         """Whether there is room for what is known of another row group."""
         with self._lock:
-            return sum(file.num_kept_chunks for file in self._open.values()) < _MAX_KEPT_CHUNKS
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedGroup:
-    """What lies behind a network of a row group, and the file that it is part of."""
-
-    file: OpenFile
-    parts: Fetched
-    is_copy: bool = False
-    """Whether this host had kept them."""
+            return sum(file.num_kept_chunks for file in self._open.values()) < MAX_KEPT_CHUNKS
 
 
 class OpenFile:
@@ -393,115 +375,3 @@ class OpenFile:
             coerce_int96_timestamp_unit="us",
         )
         return read_places(parquet, indices, places)
-
-
-class RowGroup:
-    """The wanted columns of a row group."""
-
-    def __init__(self, files: DataFiles, number: int, file: OpenFile, fetched: Fetched | None) -> None:
-        self._files, self._number, self.file, self._fetched = files, number, file, fetched
-        self.num_rows = int(files.manifest.row_group_rows[number])
-        self._indices = file.row_groups(files.manifest.row_group_in_file(number))
-        num_rows = file.footer.rows_of(self._indices)
-        if num_rows != self.num_rows:
-            raise rows_changed(files.storage, files.manifest, number, num_rows)
-        self._plain = [file.plain_chunks(index, files) for index in self._indices]
-        self._decoded: dict[str, Decoded] = {}
-        self._decode([name for name in files.fields if any(name not in plain for plain in self._plain)])
-
-    def parts(self, name: str) -> list[Any]:
-        """A column's values in the arrays that they lie in, in order: numbers `(rows, *shape)`, or one Arrow array.
-
-        Read-only, and of memory that may be the mapped file's.
-        """
-        with named_read_errors(self._files.storage, self._files.manifest, self._number):
-            found = None if name in self._decoded else self._plain_parts(name)
-            if found is None:
-                if name not in self._decoded:
-                    self._decode([name])
-                    # Known from now on: the next one who asks lets Arrow decode it together with the others.
-                    for plain in self._plain:
-                        plain.pop(name, None)
-                found = [self._decoded[name].values]
-            num_rows = sum(map(len, found))
-            if num_rows != self.num_rows:
-                # Whoever gathers rows relies on it.
-                raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows instead of {self.num_rows}")
-        return found
-
-    def _plain_parts(self, name: str) -> list[Array] | None:
-        """A column's values as they lie in the pages; None where Arrow must decode them."""
-        parts: list[Array] = []
-        for plain in self._plain:
-            known = plain.get(name)
-            found = (
-                known
-                if known is None or isinstance(known, list)
-                else (self.file.plain_values(name, known, self._fetched))
-            )
-            if found is None:
-                return None
-            is_view = isinstance(known, Chunk) and known.codec is None and len(found) == 1
-            # What was fetched is let go of with this row group.
-            if is_view and self._fetched is None and not self.file.verify_checksums:
-                plain[name] = found
-            parts += found
-        return parts
-
-    def mask(self, name: str) -> npt.NDArray[np.bool_]:
-        """Where a column is not null, once its values were asked for."""
-        found = self._decoded[name].valid if name in self._decoded else None
-        return np.ones(self.num_rows, np.bool_) if found is None else found
-
-    def element_mask(self, name: str) -> Any:
-        """Where a column's elements are not null, as `Decoded.element_mask`, once its values were asked for."""
-        field = self._files.fields[name]
-        if name in self._decoded:
-            return self._decoded[name].element_mask(field)
-        # Plain values are whole.
-        return np.ones((self.num_rows, *(field.shape or ())), np.bool_)
-
-    def validate(self) -> None:
-        """Raise ReadError if what Arrow decoded contradicts itself."""
-        with named_read_errors(self._files.storage, self._files.manifest, self._number):
-            for decoded in self._decoded.values():
-                if isinstance(decoded.values, pa.Array):
-                    decoded.values.validate(full=True)
-
-    def _decode(self, names: Sequence[str]) -> None:
-        if not names:
-            return
-        files, places = self._files, self.file.places
-        # Its pages, as they are in the file, and as they are wanted.
-        files.room.look(3 * int(files.manifest.row_group_bytes[self._number]))
-        stored = {name: place for name in names if (place := places[name]) is not None}
-        columns = dict(zip(stored, self.file.read(self._indices, list(stored.values()), self._fetched), strict=True))
-        for name in names:
-            field, place = files.fields[name], stored.get(name)
-            if place is None:
-                columns[name] = constant_column(files.manifest, name, self.file.number, self.num_rows)
-            decoded = decode(
-                columns[name],
-                field,
-                fill=files.fills[name],
-                stored=None if place is None else place.field,
-                is_foreign=files.manifest.source_columns is not None,
-            )
-            self._decoded[name] = decoded
-            self._check_nulls(decoded, field)
-
-    def _check_nulls(self, decoded: Decoded, field: Field) -> None:
-        """Raise NullValueError if a live row is null, or an element of one, and no policy covers it."""
-        nulls, selection = self._files.nulls, self._files.manifest.selection
-        live = None if selection is None else selection.live_rows(self._number)
-        is_masked = nulls == "mask"
-        if decoded.valid is not None and not (is_masked and field.has_nulls) and not has_fill(nulls, field):
-            num_nulls = int((~(decoded.valid if live is None else decoded.valid[live])).sum())
-            if num_nulls and is_masked:
-                raise pa.ArrowInvalid(f"column {field.name!r} holds nulls where none were counted")
-            if num_nulls:
-                raise null_error(field, count=num_nulls, nulls=nulls)
-        is_covered = (is_masked and field.has_null_elements) or fills_elements(nulls, field)
-        with_null = None if is_covered else decoded.rows_with_null_elements()
-        if with_null is not None and (with_null if live is None else with_null[live]).any():
-            raise null_element_error(field, is_masked=is_masked)

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from converter.plan import Piece
-from converter.reading.data_files import FetchedGroup
+from converter.reading.row_groups import FetchedGroup
 from converter.reading.source import BatchSource
 from converter.storage.at_once import MAX_REQUESTS_AT_ONCE, Turn
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from converter.footers import ParsedFooter
 from converter.manifest import Manifest
+from converter.parsed_footer import ParsedFooter
 from converter.reading.calendars import floor_times
 from converter.reading.checks import (
     KnownFooter,

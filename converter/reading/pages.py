@@ -24,10 +24,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from converter.footers import BIT_PACKED, PLAIN, RLE, ColumnChunk, read_struct, read_varint
+from converter.parsed_footer import BIT_PACKED, PLAIN, RLE, ColumnChunk
 from converter.places import Place
 from converter.portable.tensors import DTYPE_METADATA
 from converter.schema import Field
+from converter.thrift import read_struct, read_varint
 
 Array = npt.NDArray[Any]
 

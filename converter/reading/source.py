@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from converter.manifest import Manifest
-from converter.plan import EpochPlan, Past, Shard, Shuffle, State, Uneven, plan_epoch
+from converter.plan import EpochPlan, Shuffle, plan_epoch
+from converter.positions import Shard
 from converter.reading.gather import Array, Stack
 from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged, RaggedRows
 from converter.reading.runs import LENGTH_SUFFIX
 from converter.schema import Field
+from converter.state import Past, State, Uneven
 from converter.storage.directory import Storage
 
 ELEMENT_VALID_SUFFIX = "__element_valid"

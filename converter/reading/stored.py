@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from converter.errors import SourceChangedError
-from converter.footers import ParsedFooter
 from converter.manifest import Manifest
+from converter.parsed_footer import ParsedFooter
 from converter.places import Level, Place
 from converter.reading.calendars import in_todays_calendar
 from converter.storage.ranges import Data, Fetched, PartialFile, Range

@@ -25,10 +25,11 @@ from converter.errors import NullValueError, ReadError, SourceError
 from converter.plan import EpochPlan, Piece
 from converter.reading.ahead import read_ahead
 from converter.reading.bounds import memory_bound
-from converter.reading.data_files import DataFiles, FetchedGroup, RowGroup
+from converter.reading.data_files import DataFiles
 from converter.reading.fetching import fetching
 from converter.reading.gather import WIDE_BYTES, Array, gather, gather_stack, joined
 from converter.reading.local_cache import open_local_cache
+from converter.reading.row_groups import FetchedGroup, RowGroup
 from converter.reading.runs import VALID_SUFFIX, Columns, Run, cut_run, mark_padding
 from converter.reading.source import ELEMENT_VALID_SUFFIX, BatchSource
 from converter.storage.at_once import Turn, result_of

@@ -34,8 +34,8 @@ import pyarrow.parquet as pq
 
 from converter import ConverterError, DatasetConverter, make_delta_converter, make_parquet_converter
 from converter.dataset import borrow_files
-from converter.footers import _chunk_pattern, parse_end
 from converter.manifest import FileEnd, Manifest
+from converter.parsed_footer import _chunk_pattern, parse_end
 from converter.portable import footers
 from converter.storage.directory import open_storage
 from tests.unit.known_tables import Column, write_converter

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converter.footers import parse_end
+from converter.parsed_footer import parse_end
 from converter.places import Place
 from converter.portable import footers
 from converter.reading.pages import Chunk, PlainColumn, _is_regular, _read_page_header, find_plain_column

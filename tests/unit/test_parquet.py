@@ -34,8 +34,8 @@ from converter import (
     places,
 )
 from converter.cache import leases
-from converter.footers import ParsedFooter
 from converter.manifest import Manifest
+from converter.parsed_footer import ParsedFooter
 from converter.reading import gather, windows
 from converter.reading.checks import check_file
 from converter.storage.directory import FileInfo, Storage

@@ -13,20 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from converter.arguments import check_integer
 from converter.errors import EmptyShardError, StateMismatchError
-from converter.plan import (
-    DEFAULT_WINDOW_BYTES,
-    EpochPlan,
-    Piece,
-    Shard,
-    Shuffle,
-    State,
-    Uneven,
-    check_integer,
-    default_window_rows,
-    plan_epoch,
-    remaining_positions,
-)
+from converter.plan import DEFAULT_WINDOW_BYTES, EpochPlan, Piece, Shuffle, default_window_rows, plan_epoch
+from converter.positions import Shard, remaining_positions
+from converter.state import State, Uneven
 
 # Row groups may be empty; a dataset is not.
 row_groups = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any).map(np.array)

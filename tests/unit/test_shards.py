@@ -20,7 +20,7 @@ import torch
 
 from converter import DatasetConverter
 from converter.errors import ConverterError, EmptyShardError
-from converter.plan import Shard
+from converter.positions import Shard
 from converter.shards import find_shard
 from tests.known_rows import REPOSITORY
 from tests.unit.known_tables import ID, Column, write_converter

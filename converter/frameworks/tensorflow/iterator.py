@@ -20,6 +20,7 @@ from converter.loading.batches import Batch
 if TYPE_CHECKING:
     from converter.frameworks.tensorflow.dataset import TFDataset
 
+
 _MAX_ERRORS = 1000
 _UNPACKED_BATCHES = 64
 """Batches of which there are tensors at once: of single rows a window has a hundred thousand. 41 columns were read at

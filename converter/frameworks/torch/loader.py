@@ -35,10 +35,11 @@ from converter.frameworks.torch.tensors import (
 )
 from converter.loading.batches import numpy_batches
 from converter.loading.epochs import BatchesOf, Epochs, as_generator
-from converter.plan import EpochPlan, Past
+from converter.plan import EpochPlan
 from converter.reading.data_files import DataFiles
 from converter.reading.source import BatchSource
 from converter.reading.windows import open_files, read_runs
+from converter.state import Past
 
 
 class TorchDataLoader(DataLoader[Batch]):

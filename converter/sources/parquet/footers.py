@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.errors import SourceError
-from converter.footers import END_BYTES, ParsedFooter, parse_end
+from converter.parsed_footer import END_BYTES, ParsedFooter, parse_end
 from converter.places import count_leaves, refuse_encrypted
 from converter.portable.footers import end_of
 from converter.storage.at_once import at_once

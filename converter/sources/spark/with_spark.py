@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.errors import CacheError
-from converter.footers import ParsedFooter, parse_end
+from converter.parsed_footer import ParsedFooter, parse_end
 from converter.portable.footers import add_span, end_of
 from converter.portable.tasks import make_pack_batches
 from converter.portable.tensors import header_bytes

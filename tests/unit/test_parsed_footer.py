@@ -21,8 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converter import footers
-from converter.footers import ColumnChunk, ParsedFooter, bound, parse_end, read_struct
+from converter import parsed_footer
+from converter.parsed_footer import ColumnChunk, ParsedFooter, bound, parse_end
+from converter.thrift import read_struct
 from tests.encrypted import write_encrypted
 from tests.faults.footer_fuzz import mutate
 
@@ -143,7 +144,7 @@ def test_field_by_field_a_footer_says_the_same(
 ) -> None:
     end = end_of(write(tmp_path))
     fast = parse_end(end)
-    monkeypatch.setattr(footers, "_chunk_pattern", lambda: re.compile(b"(?!)"))
+    monkeypatch.setattr(parsed_footer, "_chunk_pattern", lambda: re.compile(b"(?!)"))
     slow = parse_end(end)
     assert not any(isinstance(chunk, re.Match) for group in slow._groups for chunk in group)
     for index in range(len(fast.row_group_rows)):

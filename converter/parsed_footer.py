@@ -21,6 +21,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from converter.thrift import (
+    BINARY,
+    FALSE,
+    I16,
+    I32,
+    I64,
+    LIST,
+    STRUCT,
+    TRUE,
+    read_integer,
+    read_list,
+    read_list_head,
+    read_struct,
+    read_value,
+    zigzag,
+)
+
 MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 END_BYTES = 8
 """The footer's length and the magic number, behind the footer."""
@@ -28,14 +45,8 @@ END_BYTES = 8
 PLAIN, RLE, BIT_PACKED = 0, 3, 4
 _CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
-
-_MAX_DEPTH = 16
-_MAX_VARINT_BITS = 63
 _MAX_COUNT = 1 << 46
 """Rows, values or bytes of a file: sums of them stay below 64 bits."""
-
-_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12
-"""Types of Thrift's compact protocol."""
 
 
 class ColumnChunk(NamedTuple):
@@ -159,7 +170,7 @@ class ParsedFooter:
             if isinstance(chunk, re.Match):
                 num_values, raw_bytes, absent, other = chunk.group(4, 5, 9, 12)
                 if other is None:
-                    counts = (_zigzag(num_values), _zigzag(raw_bytes), None if absent is None else _zigzag(absent))
+                    counts = (zigzag(num_values), zigzag(raw_bytes), None if absent is None else zigzag(absent))
                     _check_counts(*counts)
                     found.append(counts)
                     continue
@@ -248,96 +259,6 @@ def _decimal(raw: bytes, physical: str, kind: pa.DataType) -> pa.Scalar | None:
     return pa.Array.from_buffers(kind, 1, [None, buffer])[0]
 
 
-def read_struct(data: bytes, place: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """A Thrift struct in the compact protocol: values by field number, and the place behind it.
-
-    Structs are dicts, lists are lists, binaries are bytes.
-
-    Raises:
-        IndexError: the data end within it.
-        ValueError: it is no such struct.
-    """
-    found: dict[int, Any] = {}
-    number = 0
-    while head := data[place]:
-        place += 1
-        if head >> 4:
-            number += head >> 4
-        else:
-            number, place = _read_integer(data, place)
-        found[number], place = _read_value(data, place, head & 0x0F, depth)
-    return found, place + 1
-
-
-def read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """An unsigned integer of seven bits a byte, and the place behind it."""
-    value = shift = 0
-    while True:
-        byte = data[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place
-        shift += 7
-        if shift > _MAX_VARINT_BITS:
-            raise ValueError("a number has too many bytes")
-
-
-def _read_integer(data: bytes, place: int) -> tuple[int, int]:
-    value, place = read_varint(data, place)
-    return (value >> 1) ^ -(value & 1), place
-
-
-def _read_value(data: bytes, place: int, kind: int, depth: int) -> tuple[Any, int]:
-    if kind in (_I32, _I64, _I16):
-        return _read_integer(data, place)
-    if kind in (_TRUE, _FALSE):
-        return kind == _TRUE, place
-    if kind == _STRUCT:
-        if depth == _MAX_DEPTH:
-            raise ValueError("structs are nested too deeply")
-        return read_struct(data, place, depth + 1)
-    if kind == _BINARY:
-        size, place = read_varint(data, place)
-        return _slice(data, place, size), place + size
-    if kind in (_LIST, _SET):
-        return _read_list(data, place, depth)
-    if kind in (_BYTE, _DOUBLE):
-        size = 1 if kind == _BYTE else 8
-        return _slice(data, place, size), place + size
-    raise ValueError(f"a field has Thrift's type {kind}")
-
-
-def _slice(data: bytes, place: int, size: int) -> bytes:
-    if place + size > len(data):
-        raise IndexError("the data end within a value")
-    return data[place : place + size]
-
-
-def _read_list_head(data: bytes, place: int) -> tuple[int, int, int]:
-    """How many elements of which type, and where the first one is."""
-    head = data[place]
-    size, place = (head >> 4, place + 1) if head >> 4 != 15 else read_varint(data, place + 1)
-    # Each takes a byte at least.
-    if size > len(data) - place:
-        raise IndexError("the data end within a list")
-    return size, head & 0x0F, place
-
-
-def _read_list(data: bytes, place: int, depth: int) -> tuple[list[Any], int]:
-    size, kind, place = _read_list_head(data, place)
-    if kind in (_TRUE, _FALSE):
-        # In a list a truth takes a byte of its own.
-        return [one == _TRUE for one in _slice(data, place, size)], place + size
-    if depth == _MAX_DEPTH:
-        raise ValueError("lists are nested too deeply")
-    found = []
-    for _ in range(size):
-        one, place = _read_value(data, place, kind, depth + 1)
-        found.append(one)
-    return found, place
-
-
 def _read_file_metadata(data: bytes) -> tuple[dict[int, Any], list[tuple[dict[int, Any], list[_RawChunk]]]]:
     """The fields of the file's metadata, without its row groups; and of each row group its fields and its chunks."""
     found: dict[int, Any] = {}
@@ -348,22 +269,22 @@ def _read_file_metadata(data: bytes) -> tuple[dict[int, Any], list[tuple[dict[in
         if head >> 4:
             number += head >> 4
         else:
-            number, place = _read_integer(data, place)
+            number, place = read_integer(data, place)
         kind = head & 0x0F
-        if number == 2 and kind == _LIST:
+        if number == 2 and kind == LIST:
             found[2], place = _read_again(data, place, 2, _leaf_types)
-        elif number == 7 and kind == _LIST:
+        elif number == 7 and kind == LIST:
             found[7], place = _read_again(data, place, 7, _have_order)
-        elif number == 4 and kind == _LIST:
-            size, element, place = _read_list_head(data, place)
-            if element != _STRUCT and size:
+        elif number == 4 and kind == LIST:
+            size, element, place = read_list_head(data, place)
+            if element != STRUCT and size:
                 raise ValueError("its row groups are no structs")
             groups = []
             for _ in range(size):
                 group, place = _read_row_group(data, place)
                 groups.append(group)
         else:
-            found[number], place = _read_value(data, place, kind, 0)
+            found[number], place = read_value(data, place, kind, 0)
     return found, groups
 
 
@@ -378,7 +299,7 @@ def _read_again(
     raw, values = _last_lists.get(number, (b"", ()))
     if raw and data.startswith(raw, place):
         return values, place + len(raw)
-    elements, end = _read_list(data, place, 0)
+    elements, end = read_list(data, place, 0)
     values = values_of(elements)
     _last_lists[number] = (data[place:end], values)
     return values, end
@@ -394,10 +315,10 @@ def _read_row_group(data: bytes, place: int) -> tuple[tuple[dict[int, Any], list
         if head >> 4:
             number += head >> 4
         else:
-            number, place = _read_integer(data, place)
-        if number == 1 and head & 0x0F == _LIST:
-            size, element, place = _read_list_head(data, place)
-            if element != _STRUCT and size:
+            number, place = read_integer(data, place)
+        if number == 1 and head & 0x0F == LIST:
+            size, element, place = read_list_head(data, place)
+            if element != STRUCT and size:
                 raise ValueError("its columns are no structs")
             chunks = []
             for _ in range(size):
@@ -409,7 +330,7 @@ def _read_row_group(data: bytes, place: int) -> tuple[tuple[dict[int, Any], list
                     fields, place = read_struct(data, place)
                     chunks.append(fields)
         else:
-            found[number], place = _read_value(data, place, head & 0x0F, 0)
+            found[number], place = read_value(data, place, head & 0x0F, 0)
     return (found, chunks), place + 1
 
 
@@ -490,27 +411,20 @@ def _from_match(match: re.Match[bytes]) -> ColumnChunk:
     else:
         # A string is its length and its bytes.
         bounds = (
-            None if absent is None else _zigzag(absent),
+            None if absent is None else zigzag(absent),
             None if least is None else least[1:],
             None if most is None else most[1:],
         )
     return ColumnChunk(
         _name_in(_TYPES, kind[0] >> 1), _name_in(_CODECS, codec[0] >> 1), _encodings(encodings),
-        _zigzag(num_values), _zigzag(raw_bytes), _zigzag(stored_bytes), _zigzag(data_page),
-        None if dictionary_page is None else _zigzag(dictionary_page), *bounds,
+        zigzag(num_values), zigzag(raw_bytes), zigzag(stored_bytes), zigzag(data_page),
+        None if dictionary_page is None else zigzag(dictionary_page), *bounds,
     )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=256)
 def _encodings(raw: bytes) -> frozenset[int]:
-    return frozenset(_read_list(raw, 0, 0)[0])
-
-
-def _zigzag(raw: bytes) -> int:
-    value = 0
-    for byte in reversed(raw):
-        value = value << 7 | byte & 0x7F
-    return (value >> 1) ^ -(value & 1)
+    return frozenset(read_list(raw, 0, 0)[0])
 
 
 @functools.cache
@@ -531,12 +445,12 @@ def _chunk_pattern() -> re.Pattern[bytes]:
     varint = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
     sizes = sorted(range(128), key=lambda size: (size not in (4, 8), size))
     string = b"(?:" + b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in sizes) + b")"
-    number = b"%b%b" % (heads(_I16, _I32, _I64), varint)
-    truth, text = heads(_TRUE, _FALSE), heads(_BINARY) + string
-    numbers = list_of(_I64, varint, 14)
-    struct = rb"(?:%b|%b%b)*\x00" % (number, heads(_LIST), numbers)
+    number = b"%b%b" % (heads(I16, I32, I64), varint)
+    truth, text = heads(TRUE, FALSE), heads(BINARY) + string
+    numbers = list_of(I64, varint, 14)
+    struct = rb"(?:%b|%b%b)*\x00" % (number, heads(LIST), numbers)
     rest = b"(?:%b|%b(?:%b|%b)|%b%b|%b)*" % (
-        number, heads(_LIST), list_of(_STRUCT, struct, 6), numbers, heads(_STRUCT), struct, truth,
+        number, heads(LIST), list_of(STRUCT, struct, 6), numbers, heads(STRUCT), struct, truth,
     )  # fmt: skip
     # max, min, null_count, then max_value and min_value; or without the two that were deprecated.
     common = rb"(?:\x18%b\x18%b\x16|\x36)(%b)(?:(?:\x16%b\x18|\x28)(%b)\x18(%b))?[\x11\x12]{0,2}\x00" % (
@@ -544,7 +458,7 @@ def _chunk_pattern() -> re.Pattern[bytes]:
     )  # fmt: skip
     statistics = rb"(?:%b|((?:%b|%b|%b)*\x00))" % (common, number, text, truth)
     metadata = (
-        rb"\x15([\x00-\x7f])\x19(%b)\x19%b" % (list_of(_I32, varint, 8), list_of(_BINARY, string, 5))
+        rb"\x15([\x00-\x7f])\x19(%b)\x19%b" % (list_of(I32, varint, 8), list_of(BINARY, string, 5))
         + rb"\x15([\x00-\x7f])\x16(%b)\x16(%b)\x16(%b)\x26(%b)" % (varint, varint, varint, varint)
         # The dictionary's place, and statistics: how far each is from the field before says which it is.
         + rb"(?:\x26(%b))?(?:(?(8)\x1c|\x3c)%b)?%b\x00" % (varint, statistics, rest)

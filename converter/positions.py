@@ -1,0 +1,154 @@
+"""Which positions of an epoch are whose, and which are left: arithmetic on ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from converter.errors import StateMismatchError
+from converter.state import Past, Uneven, shown_value
+
+_MAX_CUTS = 1 << 19
+"""Pieces that the stretches of a state may cut an epoch into, all together: 512 shards that change 40 times, or 10,000
+that change 8 times. Four times as many took ten seconds and a gigabyte, so what has more is refused."""
+
+_STRETCH_CUTS = 64
+"""What a stretch costs whatever its size, counted in pieces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One of `count` parts of a dataset: disjoint, without gaps.
+
+    Elsewhere: torch `rank`/`world_size`, tf.data `shard(num_shards, index)`,
+    Petastorm `cur_shard`/`shard_count`.
+
+    >>> [Shard(index=i, count=3).rows(10) for i in range(3)]
+    [range(0, 3), range(3, 6), range(6, 10)]
+    """
+
+    index: int = 0
+    """Which part, in `[0, count)`."""
+
+    count: int = 1
+    """How many parts there are; at least 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ValueError(f"A shard needs 0 <= cur_shard < shard_count, got {self.index} of {self.count}.")
+
+    def rows(self, num_rows: int) -> range:
+        """The positions of this part; sizes differ by at most one."""
+        return range(num_rows * self.index // self.count, num_rows * (self.index + 1) // self.count)
+
+
+def remaining_positions(num_rows: int, past: Past, *, epoch: int, uneven: Uneven) -> list[range]:
+    """The positions of an epoch that are left after `past`, in the order in which shards are cut from them.
+
+    >>> remaining_positions(10, ((2, 3),), epoch=0, uneven="keep")
+    [range(3, 5), range(8, 10)]
+
+    Raises:
+        StateMismatchError: no loader of so many rows can have read `past`, or it is too long to be followed.
+    """
+    starts = np.zeros(1 if num_rows else 0, dtype=np.int64)
+    stops = starts + num_rows
+    num_cuts = 0
+    for count, rows_done in past:
+        if count > num_rows:
+            raise StateMismatchError(
+                f"The state tells of {shown_value(count)} shards of {num_rows} rows: no loader has more shards than "
+                "rows. It is damaged, or of other rows."
+            )
+        num_cuts += _STRETCH_CUTS + count + len(starts)
+        if num_cuts > _MAX_CUTS:
+            raise StateMismatchError(
+                f"The state cuts the epoch into more than {_MAX_CUTS} pieces: it has {len(past)} numbers of shards, up "
+                f"to {shown_value(max(count for count, _ in past))}. Begin the epoch anew with set_epoch()."
+            )
+        num_left = int((stops - starts).sum())
+        first, stop = _undone(num_left, count, rows_done, epoch=epoch, uneven=uneven)
+        starts, stops = _cut_ranges(starts, stops, first, stop)
+    return [range(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+def _undone(
+    num_rows: int, count: int, rows_done: int, *, epoch: int, uneven: Uneven
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where the rows begin and stop that are left in each of `count` shards of `[0, num_rows)`."""
+    size, rest = divmod(num_rows, count)
+    index = np.arange(count + 1, dtype=np.int64)
+    # As `Shard.rows` has it, without a product that an int64 might not hold.
+    bounds = size * index + rest * index // count
+    begins, ends = bounds[:-1], bounds[1:]
+    done = min(rows_done, size + 1)
+    if uneven != "drop":
+        first, stop = begins + done, ends
+    else:
+        # What is dropped of a larger shard, see `_share`, parts what is left of it.
+        dropped = begins + epoch % (size + 1)
+        is_larger = ends - begins > size
+        first = np.stack([begins + done, np.where(is_larger, np.maximum(dropped, begins + done) + 1, ends)], axis=1)
+        stop = np.stack([np.where(is_larger, dropped, ends), ends], axis=1)
+        first, stop = first.ravel(), stop.ravel()
+    is_any = first < stop
+    return first[is_any], stop[is_any]
+
+
+def _cut_ranges(
+    starts: npt.NDArray[np.int64],
+    stops: npt.NDArray[np.int64],
+    first: npt.NDArray[np.int64],
+    stop: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """As `take_positions` of many parts `[first, stop)` at once, which are in order and do not overlap."""
+    if not len(first):
+        return first, stop
+    ends = np.cumsum(stops - starts)
+    numbers = ends - (stops - starts)
+    cuts = np.unique(np.concatenate([first, stop, ends]))
+    part = np.searchsorted(first, cuts[:-1], side="right") - 1
+    # Before the first part there is none.
+    is_wanted = (part >= 0) & (cuts[:-1] < stop[part])
+    begins, lengths = cuts[:-1][is_wanted], np.diff(cuts)[is_wanted]
+    segment = np.searchsorted(numbers, begins, side="right") - 1
+    found = starts[segment] + begins - numbers[segment]
+    return found, found + lengths
+
+
+def share_of(left: Sequence[range], shard: Shard, *, epoch: int, uneven: Uneven) -> tuple[list[range], int]:
+    """What one shard reads of the positions that are left, and how many of its last rows are another's or its own."""
+    num_rows = count_positions(left)
+    rows = shard.rows(num_rows)
+    own = list(take_positions(left, rows.start, rows.stop))
+    if uneven == "drop" and len(rows) > num_rows // shard.count:
+        # One row too many. Which one is left out moves with the epoch, so that none is left out for ever.
+        dropped = epoch % len(rows)
+        own = [*take_positions(own, 0, dropped), *take_positions(own, dropped + 1, len(rows))]
+    elif uneven == "pad" and len(rows) * shard.count < num_rows:
+        # The last row of the next shard that has one more: the same one wherever in the epoch a run is resumed.
+        larger = (Shard(index=index, count=shard.count).rows(num_rows) for index in range(shard.index, shard.count))
+        last = next(rows.stop for rows in larger if len(rows) * shard.count >= num_rows) - 1
+        return [*own, *take_positions(left, last, last + 1)], 1
+    return own, 0
+
+
+def take_positions(segments: Sequence[range], start: int, stop: int) -> Iterator[range]:
+    """The positions numbered `[start, stop)` of several ranges, one after the other.
+
+    >>> list(take_positions([range(3, 5), range(8, 10)], 1, 3))
+    [range(4, 5), range(8, 9)]
+    """
+    for segment in segments:
+        part = segment[max(start, 0) : max(stop, 0)]
+        if len(part):
+            yield part
+        start, stop = start - len(segment), stop - len(segment)
+
+
+def count_positions(segments: Sequence[range]) -> int:
+    """How many positions several ranges have."""
+    return sum(map(len, segments))

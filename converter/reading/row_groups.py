@@ -1,0 +1,149 @@
+"""One row group's wanted columns, decoded once each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from converter.reading.checks import named_read_errors, rows_changed
+from converter.reading.decode import Decoded, decode
+from converter.reading.gather import Array
+from converter.reading.nulls import fills_elements, has_fill, null_element_error, null_error
+from converter.reading.pages import Chunk
+from converter.reading.stored import constant_column
+from converter.schema import Field
+from converter.storage.ranges import Fetched
+
+if TYPE_CHECKING:
+    from converter.reading.data_files import DataFiles, OpenFile
+
+
+MAX_KEPT_CHUNKS = 1 << 15
+"""Of all open files: some 10 MB. Finding them anew takes 10 µs each."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedGroup:
+    """What lies behind a network of a row group, and the file that it is part of."""
+
+    file: OpenFile
+    parts: Fetched
+    is_copy: bool = False
+    """Whether this host had kept them."""
+
+
+class RowGroup:
+    """The wanted columns of a row group."""
+
+    def __init__(self, files: DataFiles, number: int, file: OpenFile, fetched: Fetched | None) -> None:
+        self._files, self._number, self.file, self._fetched = files, number, file, fetched
+        self.num_rows = int(files.manifest.row_group_rows[number])
+        self._indices = file.row_groups(files.manifest.row_group_in_file(number))
+        num_rows = file.footer.rows_of(self._indices)
+        if num_rows != self.num_rows:
+            raise rows_changed(files.storage, files.manifest, number, num_rows)
+        self._plain = [file.plain_chunks(index, files) for index in self._indices]
+        self._decoded: dict[str, Decoded] = {}
+        self._decode([name for name in files.fields if any(name not in plain for plain in self._plain)])
+
+    def parts(self, name: str) -> list[Any]:
+        """A column's values in the arrays that they lie in, in order: numbers `(rows, *shape)`, or one Arrow array.
+
+        Read-only, and of memory that may be the mapped file's.
+        """
+        with named_read_errors(self._files.storage, self._files.manifest, self._number):
+            found = None if name in self._decoded else self._plain_parts(name)
+            if found is None:
+                if name not in self._decoded:
+                    self._decode([name])
+                    # Known from now on: the next one who asks lets Arrow decode it together with the others.
+                    for plain in self._plain:
+                        plain.pop(name, None)
+                found = [self._decoded[name].values]
+            num_rows = sum(map(len, found))
+            if num_rows != self.num_rows:
+                # Whoever gathers rows relies on it.
+                raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows instead of {self.num_rows}")
+        return found
+
+    def _plain_parts(self, name: str) -> list[Array] | None:
+        """A column's values as they lie in the pages; None where Arrow must decode them."""
+        parts: list[Array] = []
+        for plain in self._plain:
+            known = plain.get(name)
+            found = (
+                known
+                if known is None or isinstance(known, list)
+                else (self.file.plain_values(name, known, self._fetched))
+            )
+            if found is None:
+                return None
+            is_view = isinstance(known, Chunk) and known.codec is None and len(found) == 1
+            # What was fetched is let go of with this row group.
+            if is_view and self._fetched is None and not self.file.verify_checksums:
+                plain[name] = found
+            parts += found
+        return parts
+
+    def mask(self, name: str) -> npt.NDArray[np.bool_]:
+        """Where a column is not null, once its values were asked for."""
+        found = self._decoded[name].valid if name in self._decoded else None
+        return np.ones(self.num_rows, np.bool_) if found is None else found
+
+    def element_mask(self, name: str) -> Any:
+        """Where a column's elements are not null, as `Decoded.element_mask`, once its values were asked for."""
+        field = self._files.fields[name]
+        if name in self._decoded:
+            return self._decoded[name].element_mask(field)
+        # Plain values are whole.
+        return np.ones((self.num_rows, *(field.shape or ())), np.bool_)
+
+    def validate(self) -> None:
+        """Raise ReadError if what Arrow decoded contradicts itself."""
+        with named_read_errors(self._files.storage, self._files.manifest, self._number):
+            for decoded in self._decoded.values():
+                if isinstance(decoded.values, pa.Array):
+                    decoded.values.validate(full=True)
+
+    def _decode(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        files, places = self._files, self.file.places
+        # Its pages, as they are in the file, and as they are wanted.
+        files.room.look(3 * int(files.manifest.row_group_bytes[self._number]))
+        stored = {name: place for name in names if (place := places[name]) is not None}
+        columns = dict(zip(stored, self.file.read(self._indices, list(stored.values()), self._fetched), strict=True))
+        for name in names:
+            field, place = files.fields[name], stored.get(name)
+            if place is None:
+                columns[name] = constant_column(files.manifest, name, self.file.number, self.num_rows)
+            decoded = decode(
+                columns[name],
+                field,
+                fill=files.fills[name],
+                stored=None if place is None else place.field,
+                is_foreign=files.manifest.source_columns is not None,
+            )
+            self._decoded[name] = decoded
+            self._check_nulls(decoded, field)
+
+    def _check_nulls(self, decoded: Decoded, field: Field) -> None:
+        """Raise NullValueError if a live row is null, or an element of one, and no policy covers it."""
+        nulls, selection = self._files.nulls, self._files.manifest.selection
+        live = None if selection is None else selection.live_rows(self._number)
+        is_masked = nulls == "mask"
+        if decoded.valid is not None and not (is_masked and field.has_nulls) and not has_fill(nulls, field):
+            num_nulls = int((~(decoded.valid if live is None else decoded.valid[live])).sum())
+            if num_nulls and is_masked:
+                raise pa.ArrowInvalid(f"column {field.name!r} holds nulls where none were counted")
+            if num_nulls:
+                raise null_error(field, count=num_nulls, nulls=nulls)
+        is_covered = (is_masked and field.has_null_elements) or fills_elements(nulls, field)
+        with_null = None if is_covered else decoded.rows_with_null_elements()
+        if with_null is not None and (with_null if live is None else with_null[live]).any():
+            raise null_element_error(field, is_masked=is_masked)
