@@ -14,11 +14,6 @@ from converter.positions import Shard
 from converter.shards import find_shard
 
 
-def without(arguments: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """A method's arguments as they were given, to be checked in one place."""
-    return {name: value for name, value in arguments.items() if name not in names}
-
-
 def check_shard(cur_shard: Any, shard_count: Any) -> Shard:
     """The shard that a user named; both numbers or neither."""
     if (cur_shard is None) != (shard_count is None):

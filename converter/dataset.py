@@ -1,4 +1,4 @@
-"""The public face: `make_spark_converter` and the `DatasetConverter` it returns."""
+"""The public face: a dataset that hands its rows out as tensors. What it does is a line or three that call a room."""
 
 from __future__ import annotations
 
@@ -12,36 +12,30 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from converter.arguments import (
-    check_epochs,
     check_flag,
     check_fractions,
     check_integer,
-    check_shard,
-    check_window,
-    without,
 )
 from converter.cache import leases
-from converter.errors import CacheError, ConverterError, SourceError
+from converter.errors import SourceError
 from converter.frameworks.numpy import BatchReader
 from converter.holding import Holding, holdings
-from converter.loading.batches import numpy_batches, takes_generator
+from converter.loading.batches import numpy_batches
 from converter.loading.epochs import as_generator
-from converter.loading.forecast import LoaderPlan, check_steps, describe_plan, say_steps
-from converter.loading.options import check_policies, only_named, resolve_names
+from converter.loading.forecast import LoaderPlan, check_steps, describe_plan, say_steps, suggest_mixing
+from converter.loading.names import only_named
+from converter.loading.options import LoaderOptions
 from converter.manifest import Manifest
-from converter.plan import DEFAULT_WINDOW_GROUPS, Shuffle
-from converter.reading.ahead import default_workers_count
 from converter.reading.gather import Array
 from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged
-from converter.reading.runs import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX
-from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource, Transform
+from converter.reading.runs import NOT_PADDED
+from converter.reading.source import BatchSource, Transform
 from converter.reading.windows import open_files
 from converter.scans.filters import Filters, say_filters
-from converter.scans.passes import resolve_filters, scan_statistics, split_by_key, split_by_rows
+from converter.scans.passes import resolve_filters, scan_all_statistics, split
 from converter.schema import Schema
-from converter.selection import Selection
-from converter.state import UNEVEN, Uneven
+from converter.state import Uneven
 from converter.statistics import ColumnStatistics, StatisticsByColumn
 from converter.storage.directory import Storage
 
@@ -51,13 +45,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-
-_TORCH_ARGUMENTS = ("num_workers", "persistent_workers", "multiprocessing_context", "device", "pin_memory")
-
-_FEW_ROW_GROUPS = 8
-_CLUSTERED_SPAN = 0.25
-"""A row group that covers less of a column's range than this holds neighbours: of mixed rows it covers nearly all."""
 
 
 class DatasetConverter:
@@ -113,7 +100,7 @@ class DatasetConverter:
             ValueError, TypeError: `n` is not a whole number of at least 1.
         """
         num_rows = min(check_integer("n", n, least=1), len(self))
-        source = self._source(
+        options = LoaderOptions(
             batch_size=num_rows,
             # A window of more row groups would be decoded whole.
             shuffle_window_rows=num_rows,
@@ -122,6 +109,7 @@ class DatasetConverter:
             cur_shard=0,
             shard_count=1,
         )
+        source = self._source(options)
         batches = as_generator(numpy_batches(source, source.plan(0), open_files(source), range(1)))
         with contextlib.closing(batches):
             return next(batches)
@@ -133,15 +121,7 @@ class DatasetConverter:
         Taken while writing; where Spark's own writer wrote, by one pass over the rows at first use.
         """
         if self._statistics is None:
-            # A column that is called like another one's mask or lengths is read in a pass of its own.
-            names = self.schema.names
-            suffixes = (VALID_SUFFIX, ELEMENT_VALID_SUFFIX, LENGTH_SUFFIX, INNER_LENGTH_SUFFIX)
-            later = [name for name in names if name.endswith(suffixes)]
-            found: dict[str, ColumnStatistics] = {}
-            for part in ([name for name in names if name not in later], *([name] for name in later)):
-                if part:
-                    found |= scan_statistics(self._whole(part))
-            self._statistics = StatisticsByColumn((name, found[name]) for name in names)
+            self._statistics = scan_all_statistics(self.schema, self._whole)
         return self._statistics
 
     @property
@@ -166,30 +146,19 @@ class DatasetConverter:
 
     def _whole(self, columns: Sequence[str]) -> BatchSource:
         """All rows of these columns, for a pass of our own, whatever shard this process is."""
-        return self._source(batch_size=1 << 16, columns=columns, nulls="mask", ragged="pad", cur_shard=0, shard_count=1)
-
-    def __repr__(self) -> str:
-        manifest = self._manifest
-        state = self._state or self._holding.state
-        state = f", {state}" if state else ""
-        part = "" if manifest.selection is None else f" of {manifest.num_rows:,}"
-        version = "" if manifest.version is None else f", version {manifest.version}"
-        return (
-            f"DatasetConverter({manifest.num_live_rows:,}{part} rows × {len(manifest.schema)} columns, "
-            f"{manifest.num_bytes / 1e6:,.1f} MB in {len(manifest.file_names)} files, {self.url}{version}{state})"
+        return self._source(
+            LoaderOptions(batch_size=1 << 16, columns=columns, nulls="mask", ragged="pad", cur_shard=0, shard_count=1)
         )
 
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>{self._origin_html()}{self.schema._repr_html_()}"
+    def __repr__(self) -> str:
+        state = self._state or self._holding.state
+        version = "" if self.version is None else f", version {self.version}"
+        return f"DatasetConverter({self._manifest.summary}, {self.url}{version}{f', {state}' if state else ''})"
 
-    def _origin_html(self) -> str:
+    def _repr_html_(self) -> str:
         origin = self._manifest.origin
-        if origin is None:
-            return ""
-        name = "" if origin.cache_key is None else f"cache_key {origin.cache_key!r}, "
-        user = f"{origin.user} on " if origin.user else ""
-        said = f"{name}written {origin.created} of {origin.source} by {user}{origin.host} ({origin.application_id})"
-        return f"<p>{html.escape(said)}</p>"
+        said = "" if origin is None else f"<p>{html.escape(origin.summary)}</p>"
+        return f"<p>{html.escape(repr(self))}</p>{said}{self.schema._repr_html_()}"
 
     def __enter__(self) -> DatasetConverter:
         return self
@@ -197,18 +166,8 @@ class DatasetConverter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        root, delete = self._holding.root, self._holding.delete_on_exit and self._is_owner
-        if root is None or error is None:
-            self._close(delete=delete)
-            return
-        # Who was interrupted, or whose store is away, is not kept for another `timeout_seconds`.
-        hurries = isinstance(error, ConverterError) or not isinstance(error, Exception)
-        try:
-            with root.hurried(leases.HURRY_SECONDS) if hurries else contextlib.nullcontext():
-                self._close(delete=delete)
-        except (OSError, CacheError) as failure:
-            # The first error is the one to be seen.
-            logger.warning("Could not let go of %s: %s; sweep(…) removes what is left.", self.url, failure)
+        with self._holding.leaving(error, self.url):
+            self._close(delete=self._holding.delete_on_exit and self._is_owner)
 
     def delete(self) -> None:
         """Remove the cache entry: at once if nobody else uses it, else when the last one lets go.
@@ -345,8 +304,9 @@ class DatasetConverter:
                 filters.
             ValueError, TypeError: an argument is wrong; the message names it.
         """
-        source = self._source(**without(locals(), "self", "num_epochs", *_TORCH_ARGUMENTS))
-        check_steps(source, num_epochs)
+        options = LoaderOptions.of(locals())
+        source = self._source(options)
+        check_steps(source, options.num_epochs)
         check_integer("num_workers", num_workers, least=0)
         check_flag("persistent_workers", persistent_workers)
         if persistent_workers and not num_workers:
@@ -357,7 +317,7 @@ class DatasetConverter:
 
         return TorchDataLoader(
             source,
-            num_epochs=check_epochs(num_epochs),
+            num_epochs=options.num_epochs,
             num_workers=num_workers,
             persistent_workers=persistent_workers,
             multiprocessing_context=multiprocessing_context,
@@ -436,18 +396,19 @@ class DatasetConverter:
             MissingDependencyError: TensorFlow is not installed.
             ValueError, TypeError: an argument is wrong; the message names it.
         """
-        arguments = without(locals(), "self", "num_epochs", "features", "labels", "weights", "prefetch")
+        options = LoaderOptions.of(locals())
         if features is not None and columns is None and transform is None:
-            arguments |= only_named(self.schema, stack, (features, labels, weights), (with_row_index, NOT_PADDED))
-        source = self._source(**arguments)
-        check_steps(source, num_epochs)
+            named = only_named(self.schema, stack, (features, labels, weights), (with_row_index, NOT_PADDED))
+            options = replace(options, **named)
+        source = self._source(options)
+        check_steps(source, options.num_epochs)
         if prefetch is not None:
             check_integer("prefetch", prefetch, least=1)
         from converter.frameworks.tensorflow.dataset import TFDataset
 
         return TFDataset(
             source,
-            num_epochs=check_epochs(num_epochs),
+            num_epochs=options.num_epochs,
             features=features,
             labels=labels,
             weights=weights,
@@ -484,9 +445,10 @@ class DatasetConverter:
         Arguments and errors are those of `make_torch_dataloader`. Dates and times arrive as
         `datetime64[D]` and `datetime64[us]` (UTC), strings and bytes as object arrays.
         """
-        source = self._source(**without(locals(), "self", "num_epochs"))
-        check_steps(source, num_epochs)
-        return BatchReader(source, check_epochs(num_epochs))
+        options = LoaderOptions.of(locals())
+        source = self._source(options)
+        check_steps(source, options.num_epochs)
+        return BatchReader(source, options.num_epochs)
 
     def plan(
         self,
@@ -517,8 +479,9 @@ class DatasetConverter:
 
         With `filters` the counts are unknown; those of a converter from `where` are known.
         """
-        source = self._source(**without(locals(), "self", "num_epochs", "filters"))
-        return describe_plan(source, num_epochs=check_epochs(num_epochs), is_filtered=filters is not None)
+        options = LoaderOptions.of(locals())
+        source = self._source(replace(options, filters=None))
+        return describe_plan(source, num_epochs=options.num_epochs, is_filtered=filters is not None)
 
     def where(self, filters: Filters) -> DatasetConverter:
         """A converter of the rows for which `filters` hold, on the same files; one pass over the columns they name.
@@ -535,7 +498,7 @@ class DatasetConverter:
             ValueError, TypeError: the filters are not understood, or do not fit the columns.
         """
         self._check_open()
-        return self._part(self._resolve(filters))
+        return self._part(self._where(filters))
 
     def split(
         self, fractions: Mapping[str, float], *, by: str | None = None, seed: int = 0
@@ -556,154 +519,32 @@ class DatasetConverter:
         self._check_open()
         bounds = check_fractions(fractions)
         check_integer("seed", seed, least=0)
-        if by is None:
-            found = split_by_rows(self._manifest, bounds, seed=seed)
-        else:
-            field = self._manifest.schema.get(by) if isinstance(by, str) else None
-            if field is None:
-                raise ValueError(f"by: {self._manifest.schema.explain_missing(str(by))}")
-            if field.shape != () or field.dtype.startswith("float"):
-                raise ValueError(
-                    f"by: column {by!r} has dtype {field.dtype}; a key is a whole number, a time or a text."
-                )
-            found = split_by_key(self._storage, self._manifest, field, bounds, seed=seed)
-        for name, selection in zip(fractions, found, strict=True):
+        parts = dict(zip(fractions, split(self._storage, self._manifest, bounds, by=by, seed=seed), strict=True))
+        for name, selection in parts.items():
             if not selection.num_rows:
                 raise SourceError(f"The part {name!r} of {len(self)} rows would be empty. Give it a larger fraction.")
-        return {name: self._part(selection) for name, selection in zip(fractions, found, strict=True)}
+        return {name: self._part(replace(self._manifest, selection=one)) for name, one in parts.items()}
 
-    def _resolve(self, filters: Filters) -> Selection:
+    def _where(self, filters: Filters) -> Manifest:
         found = resolve_filters(self._storage, self._manifest, filters)
         if not found.num_rows:
             raise SourceError(f"No row of {self.url} passes the filters {say_filters(filters)}.")
-        return found
+        return replace(self._manifest, selection=found)
 
-    def _part(self, selection: Selection) -> DatasetConverter:
-        manifest = replace(self._manifest, selection=selection)
+    def _part(self, manifest: Manifest) -> DatasetConverter:
         return DatasetConverter(storage=self._storage, manifest=manifest, holding=self._holding, is_owner=False)
 
     def _check_open(self) -> None:
-        """Raise CacheError where there are no rows any more."""
-        state = self._state or self._holding.state
-        if state:
-            raise CacheError(
-                f"The converter of {self.url} was {state}, so it has no rows any more. Convert again, or "
-                "make loaders before delete() and inside the `with` block.",
-                path=self.url,
-            )
-        if self._holding.lease is not None and self._holding.lease.lost:
-            raise CacheError(
-                f"This process gave no sign of life for {3 * leases.RENEW_SECONDS:.0f} seconds or longer, so its "
-                f"cache entry {self.url} was taken for abandoned and swept. Convert again.",
-                path=self.url,
-            )
+        self._holding.check(self.url, self._state)
 
-    def _suggest_mixing(self, source: BatchSource) -> None:
-        """Say once that a window cannot mix what lies far apart, where the rows are sorted by a column that is read."""
-        manifest = source.manifest
-        is_small = manifest.num_row_groups < _FEW_ROW_GROUPS or source.window_rows >= manifest.num_live_rows
-        if self._has_suggested or is_small:
-            return
-        clustered = []
-        for field in source.fields:
-            known = manifest.statistics.get(field.name)
-            if known is None or known.row_group_span is None or known.row_group_span > _CLUSTERED_SPAN:
-                continue
-            # Where nobody took the extremes yet, a whole number may be one: rather no advice than a wrong one.
-            is_row_number = field.dtype == "int64" and (
-                known.closed is None or known.max - known.min + 1 == manifest.num_rows
-            )
-            if not is_row_number:
-                clustered.append(field.name)
-        if clustered:
-            self._has_suggested = True
-            logger.info(
-                "The rows are sorted or clustered by %s, and shuffling mixes windows of %d rows. If the model learns "
-                "from it, write with shuffle_rows_seed=….",
-                ", ".join(map(repr, clustered[:5])),
-                source.window_rows,
-            )
-
-    def _source(
-        self,
-        *,
-        batch_size: int,
-        columns: Sequence[str] | None = None,
-        stack: Mapping[str, Sequence[str]] | None = None,
-        filters: Filters | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-        shuffle_window_rows: int | Literal["all"] | None = None,
-        cur_shard: int | None = None,
-        shard_count: int | None = None,
-        uneven: Uneven | None = None,
-        drop_last: bool = False,
-        transform: Transform | None = None,
-        with_row_index: str | None = None,
-        nulls: Nulls = "raise",
-        ragged: Ragged = "raise",
-        workers_count: int | None = None,
-        prefetch_batches: int | None = None,
-        verify_checksums: bool = False,
-        local_cache_dir: str | os.PathLike[str] | None = None,
-        local_cache_bytes: int | None = None,
-    ) -> BatchSource:
-        """Check every argument, by name, before anything is read."""
+    def _source(self, options: LoaderOptions) -> BatchSource:
+        """What a loader reads. Every argument is checked before the filters' pass begins."""
         self._check_open()
-        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last), ("verify_checksums", verify_checksums)):
-            check_flag(name, flag)
-        check_integer("batch_size", batch_size, least=1)
-        check_integer("seed", seed, least=0)
-        if uneven is not None and uneven not in UNEVEN:
-            raise ValueError(f"uneven must be 'drop', 'pad', 'keep' or None, got {uneven!r}.")
-        if prefetch_batches is not None:
-            check_integer("prefetch_batches", prefetch_batches, least=1)
-        if local_cache_bytes is not None:
-            check_integer("local_cache_bytes", local_cache_bytes, least=1)
-        if with_row_index is not None and (not isinstance(with_row_index, str) or not with_row_index):
-            raise TypeError(f"with_row_index must be the name of a column to add, got {with_row_index!r}.")
-        if transform is not None:
-            if not callable(transform):
-                raise TypeError(f"transform must be a function of a batch, got {transform!r}.")
-            takes_generator(transform)
-        shard = check_shard(cur_shard, shard_count)
-        threads = default_workers_count()
-        if workers_count is not None:
-            threads = check_integer("workers_count", workers_count, least=1)
-        manifest = self._manifest
-        names, stacks = resolve_names(manifest, columns, stack)
-        source = BatchSource(
-            storage=self._storage,
-            manifest=manifest,
-            names=names,
-            stacks=stacks,
-            nulls=nulls,
-            ragged=ragged,
-            batch_size=batch_size,
-            drop_last=drop_last,
-            shuffle=None,
-            shard=shard,
-            # Training takes equal steps; who reads in order evaluates or predicts, and wants every row.
-            uneven=uneven or ("drop" if shuffle else "keep"),
-            window_rows=check_window(shuffle_window_rows, manifest),
-            window_groups=DEFAULT_WINDOW_GROUPS if shuffle_window_rows is None else None,
-            workers_count=threads,
-            is_shard_found=cur_shard is None,
-            seed=seed,
-            row_index=with_row_index,
-            transform=transform,
-            prefetch_batches=prefetch_batches,
-            verify_checksums=verify_checksums,
-            local_cache_dir=None if local_cache_dir is None else os.fspath(local_cache_dir),
-            local_cache_bytes=local_cache_bytes,
-        )
-        check_policies(source, is_filtered=filters is not None)
-        if filters is not None:
-            manifest = replace(manifest, selection=self._resolve(filters))
-            source = replace(source, manifest=manifest, window_rows=check_window(shuffle_window_rows, manifest))
-        if shuffle:
-            source = replace(source, shuffle=Shuffle(seed=seed, fingerprint=manifest.live_fingerprint))
-            self._suggest_mixing(source)
+        source = options.make_source(self._storage, self._manifest)
+        if options.filters is not None:
+            source = options.of_rows(source, self._where(options.filters))
+        if options.shuffle and not self._has_suggested:
+            self._has_suggested = suggest_mixing(source)
         say_steps(source)
         return source
 

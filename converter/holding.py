@@ -8,10 +8,11 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from converter.cache import entries, leases
-from converter.errors import CacheError
+from converter.errors import CacheError, ConverterError
 from converter.manifest import Manifest
 from converter.reading.fetching import give_up_fetching
 from converter.sources.spark import identity
@@ -56,6 +57,36 @@ class Holding:
             self.delete_on_exit = self.delete_on_exit or delete
             raise
         holdings.discard(self)
+
+    @contextlib.contextmanager
+    def leaving(self, error: BaseException | None, url: str) -> Iterator[None]:
+        """The end of a `with` block: what fails while it lets go does not hide the error that ended the block."""
+        if self.root is None or error is None:
+            yield
+            return
+        # Who was interrupted, or whose store is away, is not kept for another `timeout_seconds`.
+        hurries = isinstance(error, ConverterError) or not isinstance(error, Exception)
+        try:
+            with self.root.hurried(leases.HURRY_SECONDS) if hurries else contextlib.nullcontext():
+                yield
+        except (OSError, CacheError) as failure:
+            logger.warning("Could not let go of %s: %s; sweep(…) removes what is left.", url, failure)
+
+    def check(self, url: str, state: str) -> None:
+        """Raise CacheError where there are no rows any more; `state` is what became of the converter itself."""
+        state = state or self.state
+        if state:
+            raise CacheError(
+                f"The converter of {url} was {state}, so it has no rows any more. Convert again, or "
+                "make loaders before delete() and inside the `with` block.",
+                path=url,
+            )
+        if self.lease is not None and self.lease.lost:
+            raise CacheError(
+                f"This process gave no sign of life for {3 * leases.RENEW_SECONDS:.0f} seconds or longer, so its "
+                f"cache entry {url} was taken for abandoned and swept. Convert again.",
+                path=url,
+            )
 
     def _let_go(self, *, delete: bool) -> None:
         if self.pid != os.getpid() or self.root is None or self.manifest is None:

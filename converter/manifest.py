@@ -60,6 +60,13 @@ class Origin:
     source: str
     """What was converted: `DataFrame`, or a version of a Delta table."""
 
+    @property
+    def summary(self) -> str:
+        """Who wrote what, in one line."""
+        name = "" if self.cache_key is None else f"cache_key {self.cache_key!r}, "
+        user = f"{self.user} on " if self.user else ""
+        return f"{name}written {self.created} of {self.source} by {user}{self.host} ({self.application_id})"
+
     def to_json(self) -> dict[str, Any]:
         """This as plain JSON values."""
         return asdict(self)
@@ -155,6 +162,15 @@ class Manifest:
 
     selection: Selection | None = None
     """Which rows are live; None for all. Never stored: an entry holds all of its rows."""
+
+    @property
+    def summary(self) -> str:
+        """How much there is, in one line."""
+        part = "" if self.selection is None else f" of {self.num_rows:,}"
+        return (
+            f"{self.num_live_rows:,}{part} rows × {len(self.schema)} columns, {self.num_bytes / 1e6:,.1f} MB in "
+            f"{len(self.file_names)} files"
+        )
 
     @property
     def live_rows(self) -> npt.NDArray[np.int64]:

@@ -12,6 +12,10 @@ from converter.reading.source import BatchSource
 
 logger = logging.getLogger(__name__)
 
+_FEW_ROW_GROUPS = 8
+_CLUSTERED_SPAN = 0.25
+"""A row group that covers less of a column's range than this holds neighbours: of mixed rows it covers nearly all."""
+
 
 def check_steps(source: BatchSource, num_epochs: int | None) -> None:
     """Say that a loader gives nothing; refuse it where it would do so for ever.
@@ -54,6 +58,35 @@ def say_steps(source: BatchSource) -> None:
                 "torch.distributed.algorithms.join.Join.",
                 count, few, many,
             )  # fmt: skip
+
+
+def suggest_mixing(source: BatchSource) -> bool:
+    """Log that a window cannot mix what lies far apart, if the rows are sorted by a column that is read.
+
+    Returns whether that was so.
+    """
+    manifest = source.manifest
+    if manifest.num_row_groups < _FEW_ROW_GROUPS or source.window_rows >= manifest.num_live_rows:
+        return False
+    clustered = []
+    for field in source.fields:
+        known = manifest.statistics.get(field.name)
+        if known is None or known.row_group_span is None or known.row_group_span > _CLUSTERED_SPAN:
+            continue
+        # Where nobody took the extremes yet, a whole number may be one: rather no advice than a wrong one.
+        is_row_number = field.dtype == "int64" and (
+            known.closed is None or known.max - known.min + 1 == manifest.num_rows
+        )
+        if not is_row_number:
+            clustered.append(field.name)
+    if clustered:
+        logger.info(
+            "The rows are sorted or clustered by %s, and shuffling mixes windows of %d rows. If the model learns "
+            "from it, write with shuffle_rows_seed=….",
+            ", ".join(map(repr, clustered[:5])),
+            source.window_rows,
+        )
+    return bool(clustered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

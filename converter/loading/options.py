@@ -1,185 +1,125 @@
-"""What a user's arguments mean for these columns; refused before anything is read."""
+"""What a user asks of a loader, checked before anything is read: the one place where its arguments stand."""
 
 from __future__ import annotations
 
-import logging
+import dataclasses
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import numpy as np
-
-from converter.errors import SourceError
+from converter.arguments import check_epochs, check_flag, check_integer, check_shard, check_window
+from converter.loading.batches import takes_generator
+from converter.loading.names import check_policies, resolve_names
 from converter.manifest import Manifest
-from converter.reading.gather import Stack
-from converter.reading.nulls import check_fill, has_fill, null_error
-from converter.reading.runs import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX
-from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
-from converter.schema import Schema
-
-logger = logging.getLogger(__name__)
-
-
-def only_named(
-    schema: Schema,
-    stack: Mapping[str, Sequence[str]] | None,
-    named: Sequence[str | Sequence[str] | None],
-    added: Sequence[str | None],
-) -> dict[str, Any]:
-    """The arguments `columns` and `stack` for the names of features, labels and weights alone.
-
-    A mask or a length is read with its column; `added` are names that no column has. Nothing is changed if a name is
-    unknown: the dataset raises that error, and knows all names.
-    """
-    stacks = stack if isinstance(stack, Mapping) else {}
-    wanted: dict[str, None] = {}
-    for names in named:
-        for name in [names] if isinstance(names, str) else names or ():
-            suffixes = (ELEMENT_VALID_SUFFIX, VALID_SUFFIX, INNER_LENGTH_SUFFIX, LENGTH_SUFFIX)
-            bases = [name, *(name.removesuffix(suffix) for suffix in suffixes)] if isinstance(name, str) else []
-            base = next((one for one in bases if one in schema or one in stacks), None)
-            if base is not None:
-                wanted[base] = None
-            elif name not in added:
-                return {}
-    if not wanted:
-        return {}
-    return {"columns": list(wanted), "stack": {name: stacks[name] for name in stacks if name in wanted} or None}
+from converter.plan import DEFAULT_WINDOW_GROUPS, Shuffle
+from converter.reading.ahead import default_workers_count
+from converter.reading.nulls import Nulls
+from converter.reading.ragged import Ragged
+from converter.reading.source import BatchSource, Transform
+from converter.scans.filters import Filters
+from converter.state import UNEVEN, Uneven
+from converter.storage.directory import Storage
 
 
-def resolve_names(
-    manifest: Manifest, columns: Sequence[str] | None, stack: Mapping[str, Sequence[str]] | None
-) -> tuple[tuple[str, ...], tuple[Stack, ...]]:
-    """The keys of a batch and the stacks among them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """The arguments that every loader takes; `DatasetConverter.make_torch_dataloader` explains each of them.
 
-    A stack stands where `columns` names it, else behind the others; its columns arrive alone only
-    where `columns` names them.
+    The public methods repeat them for `help()` and editors, and a test holds their signatures against these fields.
 
     Raises:
-        ValueError: a column does not exist, or cannot be stacked.
+        ValueError, TypeError: an argument is wrong whatever the columns are; the message names it.
     """
-    if stack is not None and not isinstance(stack, Mapping):
-        raise TypeError(f"stack must be a dict of name to column names, got {stack!r}.")
-    schema = manifest.schema
-    stacks = tuple(_resolve_stack(manifest, name, members) for name, members in (stack or {}).items())
-    stack_names = tuple(one.name for one in stacks)
-    if columns is None:
-        stacked = {column for one in stacks for column in one.columns}
-        return (*(name for name in schema.names if name not in stacked), *stack_names), stacks
-    if (
-        isinstance(columns, str)
-        or not isinstance(columns, Sequence)
-        or not all(isinstance(one, str) for one in columns)
-    ):
-        raise TypeError(f"columns must be a list of names, got {columns!r}.")
-    for name in columns:
-        if name not in stack_names and name not in schema:
-            raise ValueError(f"columns: {schema.explain_missing(name)}")
-    if len(set(columns)) != len(columns) or not columns:
-        raise ValueError(f"columns must name at least one column, and each once; got {list(columns)}.")
-    return (*columns, *(name for name in stack_names if name not in columns)), stacks
 
+    batch_size: int = 32
+    num_epochs: int | None = 1
+    columns: Sequence[str] | None = None
+    stack: Mapping[str, Sequence[str]] | None = None
+    filters: Filters | None = None
+    shuffle: bool = False
+    seed: int = 0
+    shuffle_window_rows: int | Literal["all"] | None = None
+    cur_shard: int | None = None
+    shard_count: int | None = None
+    uneven: Uneven | None = None
+    drop_last: bool = False
+    transform: Transform | None = None
+    with_row_index: str | None = None
+    nulls: Nulls = "raise"
+    ragged: Ragged = "raise"
+    workers_count: int | None = None
+    prefetch_batches: int | None = None
+    verify_checksums: bool = False
+    local_cache_dir: str | os.PathLike[str] | None = None
+    local_cache_bytes: int | None = None
 
-def _resolve_stack(manifest: Manifest, name: str, members: Sequence[str]) -> Stack:
-    schema, float_dtype = manifest.schema, manifest.float_dtype
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"stack: a stack needs a name, got {name!r}.")
-    if name in schema:
-        raise ValueError(f"stack: {name!r} is a column already; choose another name for the stack.")
-    if isinstance(members, str) or not isinstance(members, Sequence) or not members:
-        raise ValueError(f"stack: {name!r} needs a list of column names, got {members!r}.")
-    for member in members:
-        if not isinstance(member, str):
-            raise TypeError(f"stack: {name!r} needs a list of column names, got {members!r}.")
-        if member not in schema:
-            raise ValueError(f"stack: {schema.explain_missing(member)}")
-        if not schema[member].is_scalar_number:
-            field = schema[member]
-            raise ValueError(
-                f"stack: column {member!r} of {name!r} has dtype {field.dtype} and shape {field.shape}; "
-                "only columns of single numbers can be stacked."
-            )
-    dtypes = {schema[member].dtype for member in members}
-    if len(dtypes) == 1:
-        return Stack(name=name, columns=tuple(members), dtype=dtypes.pop())
-    exact = 2 ** (np.finfo(float_dtype).nmant + 1)
-    rounded = sorted(member for member in members if not _is_exact(manifest, member, exact))
-    if rounded:
-        logger.info(
-            "Stack %r makes %s of columns whose integers may be beyond %d, where they are rounded: %s",
-            name, float_dtype, exact, ", ".join(rounded),
-        )  # fmt: skip
-    return Stack(name=name, columns=tuple(members), dtype=float_dtype)
+    def __post_init__(self) -> None:
+        for name in ("shuffle", "drop_last", "verify_checksums"):
+            check_flag(name, getattr(self, name))
+        check_integer("batch_size", self.batch_size, least=1)
+        check_integer("seed", self.seed, least=0)
+        if self.uneven is not None and self.uneven not in UNEVEN:
+            raise ValueError(f"uneven must be 'drop', 'pad', 'keep' or None, got {self.uneven!r}.")
+        for name in ("prefetch_batches", "local_cache_bytes", "workers_count"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), least=1)
+        if self.with_row_index is not None and (not isinstance(self.with_row_index, str) or not self.with_row_index):
+            raise TypeError(f"with_row_index must be the name of a column to add, got {self.with_row_index!r}.")
+        if self.transform is not None:
+            if not callable(self.transform):
+                raise TypeError(f"transform must be a function of a batch, got {self.transform!r}.")
+            takes_generator(self.transform)
+        # As Python's integer: a state is told it.
+        object.__setattr__(self, "num_epochs", check_epochs(self.num_epochs))
 
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> LoaderOptions:
+        """Those among a public method's arguments, given as its `locals()`."""
+        return cls(**{field.name: arguments[field.name] for field in dataclasses.fields(cls)})
 
-def _is_exact(manifest: Manifest, name: str, exact: int) -> bool:
-    """Whether a column's integers are known to be within a float's exact ones."""
-    dtype = np.dtype(manifest.schema[name].dtype)
-    if dtype.kind not in "iu" or np.iinfo(dtype).max <= exact:
-        return True
-    known = manifest.statistics.get(name)
-    if known is None or known.closed is None:
-        return False
-    return known.min is None or (-exact <= known.min and known.max <= exact)
+    def make_source(self, storage: Storage, manifest: Manifest) -> BatchSource:
+        """What a loader with these options reads of a dataset; `filters` are a pass of their own, see `of_rows`.
 
-
-def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
-    """Refuse before reading what is known to fail: nulls and ragged rows that no policy covers.
-
-    Raises:
-        NullValueError: a column holds nulls and `nulls` does not say what to do.
-        SourceError: a column's rows differ in length and `ragged="raise"`.
-        ValueError: a policy names no policy, or no column.
-    """
-    if isinstance(source.nulls, str):
-        if source.nulls not in ("raise", "mask"):
-            raise ValueError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
-    elif not isinstance(source.nulls, Mapping):
-        raise TypeError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
-    else:
-        for name, value in source.nulls.items():
-            if name not in source.manifest.schema:
-                raise ValueError(f"nulls: {source.manifest.schema.explain_missing(name)}")
-            check_fill(source.manifest.schema[name], value)
-    if source.ragged not in ("raise", "pad", "nested"):
-        raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r}.")
-    _check_added_names(source)
-    for field in source.fields:
-        # Of selected rows, and of files that do not say, only reading can tell.
-        known = source.manifest.statistics.get(field.name)
-        is_certain = (
-            known is not None and known.null_count > 0 and source.manifest.selection is None and not is_filtered
+        Raises:
+            NullValueError, SourceError: a wanted column has what no policy covers.
+            ValueError, TypeError: an argument does not fit the columns; the message names it.
+        """
+        shard = check_shard(self.cur_shard, self.shard_count)
+        names, stacks = resolve_names(manifest, self.columns, self.stack)
+        source = BatchSource(
+            storage=storage,
+            manifest=manifest,
+            names=names,
+            stacks=stacks,
+            nulls=self.nulls,
+            ragged=self.ragged,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            shuffle=None,
+            shard=shard,
+            # Training takes equal steps; who reads in order evaluates or predicts, and wants every row.
+            uneven=self.uneven or ("drop" if self.shuffle else "keep"),
+            window_rows=1,
+            window_groups=DEFAULT_WINDOW_GROUPS if self.shuffle_window_rows is None else None,
+            workers_count=self.workers_count or default_workers_count(),
+            is_shard_found=self.cur_shard is None,
+            seed=self.seed,
+            row_index=self.with_row_index,
+            transform=self.transform,
+            prefetch_batches=self.prefetch_batches,
+            verify_checksums=self.verify_checksums,
+            local_cache_dir=None if self.local_cache_dir is None else os.fspath(self.local_cache_dir),
+            local_cache_bytes=self.local_cache_bytes,
         )
-        if is_certain and source.nulls != "mask" and not has_fill(source.nulls, field):
-            raise null_error(field, nulls=source.nulls)
-        if field.shape is None and source.ragged == "raise":
-            raise SourceError(
-                f"Column {field.name!r} has rows of different lengths, which make no tensor. Say ragged='pad' "
-                f"(adds {field.name + LENGTH_SUFFIX!r}) or ragged='nested', or leave the column out with columns=….",
-                column=field.name,
-            )
+        check_policies(source, is_filtered=self.filters is not None)
+        return self.of_rows(source, manifest)
 
-
-def _check_added_names(source: BatchSource) -> None:
-    """Refuse where a mask, a length or a row's number would take the name of something else."""
-    schema = source.manifest.schema
-    stacked = {stack.name: stack.columns for stack in source.stacks}
-    added: dict[str, str] = {}
-    for name in source.names:
-        if source.has_element_mask(name):
-            added[name + ELEMENT_VALID_SUFFIX] = f"for {name!r}"
-        if source.has_mask(stacked.get(name, (name,))):
-            added[name + VALID_SUFFIX] = f"for {name!r}"
-        if source.ragged == "pad" and name not in stacked and schema[name].shape is None:
-            added[name + LENGTH_SUFFIX] = f"for {name!r}"
-            if schema[name].is_jagged:
-                added[name + INNER_LENGTH_SUFFIX] = f"for {name!r}"
-    if source.uneven == "pad":
-        added[NOT_PADDED] = "by uneven='pad'"
-    for one, why in added.items():
-        if one in source.names:
-            raise ValueError(
-                f"{one!r} is a column already, and would be added {why}. Rename it in Spark, or leave one of the two "
-                "out with columns=…."
-            )
-    if source.row_index is not None and source.row_index in {*schema.names, *stacked, *added}:
-        raise ValueError(f"with_row_index: {source.row_index!r} is a column already; choose another name.")
+    def of_rows(self, source: BatchSource, manifest: Manifest) -> BatchSource:
+        """The same of the rows that a manifest selects: windows and the order are theirs."""
+        return dataclasses.replace(
+            source,
+            manifest=manifest,
+            window_rows=check_window(self.shuffle_window_rows, manifest),
+            shuffle=Shuffle(seed=self.seed, fingerprint=manifest.live_fingerprint) if self.shuffle else None,
+        )

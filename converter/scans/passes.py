@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,8 @@ from converter.reading.ahead import map_row_groups
 from converter.reading.decode import decode
 from converter.reading.looks import Footers, opened_file, read_columns
 from converter.reading.ragged import ragged_values
-from converter.reading.runs import VALID_SUFFIX
-from converter.reading.source import ELEMENT_VALID_SUFFIX, BatchSource
+from converter.reading.runs import LENGTH_SUFFIX, VALID_SUFFIX
+from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
 from converter.reading.windows import open_files, read_runs
 from converter.scans.filters import (
     Filters,
@@ -34,9 +34,9 @@ from converter.scans.filters import (
     say_filters,
 )
 from converter.scans.pruning import find_arrow_schema, may_pass_by_footer, rule_in_row_groups, ruled_in_by_log
-from converter.schema import Field
+from converter.schema import Field, Schema
 from converter.selection import Mask, Selection, hash_bytes, hash_numbers, select, select_some, share_rows, split_rows
-from converter.statistics import ColumnStatistics
+from converter.statistics import ColumnStatistics, StatisticsByColumn
 from converter.storage.directory import Storage
 
 
@@ -84,6 +84,24 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     looked_into = np.flatnonzero(may_pass & (manifest.live_rows > 0)).tolist()
     masks = dict(zip(looked_into, map_row_groups(mask_row_group, looked_into), strict=True))
     return select_some(np.zeros(manifest.num_row_groups, np.int64), masks)
+
+
+def split(
+    storage: Storage, manifest: Manifest, bounds: Sequence[float], *, by: str | None, seed: int
+) -> list[Selection]:
+    """The live rows in parts that end at the fractions `bounds`; with `by`, the rows of one key are in one part.
+
+    Raises:
+        ValueError: `by` is no column of keys.
+    """
+    if by is None:
+        return split_by_rows(manifest, bounds, seed=seed)
+    field = manifest.schema.get(by) if isinstance(by, str) else None
+    if field is None:
+        raise ValueError(f"by: {manifest.schema.explain_missing(str(by))}")
+    if field.shape != () or field.dtype.startswith("float"):
+        raise ValueError(f"by: column {by!r} has dtype {field.dtype}; a key is a whole number, a time or a text.")
+    return split_by_key(storage, manifest, field, bounds, seed=seed)
 
 
 def split_by_rows(manifest: Manifest, bounds: Sequence[float], *, seed: int) -> list[Selection]:
@@ -201,3 +219,15 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
             field=field, null_count=null_counts[field.name], shortest=shortest, longest=longest, closed=closed
         )
     return found
+
+
+def scan_all_statistics(schema: Schema, source_of: Callable[[Sequence[str]], BatchSource]) -> StatisticsByColumn:
+    """Exact statistics of all columns; `source_of` gives all rows of some of them."""
+    # A column that is called like another one's mask or lengths is read in a pass of its own.
+    suffixes = (VALID_SUFFIX, ELEMENT_VALID_SUFFIX, LENGTH_SUFFIX, INNER_LENGTH_SUFFIX)
+    later = [name for name in schema.names if name.endswith(suffixes)]
+    found: dict[str, ColumnStatistics] = {}
+    for part in ([name for name in schema.names if name not in later], *([name] for name in later)):
+        if part:
+            found |= scan_statistics(source_of(part))
+    return StatisticsByColumn((name, found[name]) for name in schema.names)

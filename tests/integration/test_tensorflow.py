@@ -33,6 +33,7 @@ from converter import (
     open_converter,
 )
 from converter.frameworks.tensorflow import DatasetState, DatasetStateCallback
+from converter.loading.options import LoaderOptions
 from tests.known_rows import finish, run_python, start_python
 from tests.unit.known_tables import ALL, ID, RAGGED, SCALARS, TENSORS, Column, write_converter
 
@@ -79,8 +80,8 @@ def test_only_the_columns_that_are_named_are_read(tmp_path: Path, monkeypatch: p
     read: list[tuple[str, ...]] = []
     source_of = DatasetConverter._source
 
-    def source(self: DatasetConverter, **arguments: Any) -> Any:
-        found = source_of(self, **arguments)
+    def source(self: DatasetConverter, options: LoaderOptions) -> Any:
+        found = source_of(self, options)
         read.append(tuple(field.name for field in found.fields))
         return found
 

@@ -29,6 +29,7 @@ from converter.errors import (
     SourceChangedError,
     SourceError,
 )
+from converter.loading.options import LoaderOptions
 from converter.scans.passes import scan_statistics
 from converter.schema import Schema
 from tests.unit.known_tables import (
@@ -617,7 +618,7 @@ def test_a_scan_finds_what_the_writers_took(
     converter: DatasetConverter, with_nulls: DatasetConverter, kind: str
 ) -> None:
     known = converter if kind == "plain" else with_nulls
-    found = scan_statistics(known._source(batch_size=100, nulls="mask", ragged="pad"))
+    found = scan_statistics(known._source(LoaderOptions(batch_size=100, nulls="mask", ragged="pad")))
     assert list(found) == list(known.statistics)
     for name, taken in known.statistics.items():
         scanned = found[name]
@@ -651,7 +652,10 @@ def clustered(cache_dir: Path, *, is_sorted: bool) -> DatasetConverter:
 
 
 def test_a_shuffle_of_sorted_rows_suggests_mixing_once(cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with clustered(cache_dir, is_sorted=True) as converter, caplog.at_level(logging.INFO, logger="converter.dataset"):
+    with (
+        clustered(cache_dir, is_sorted=True) as converter,
+        caplog.at_level(logging.INFO, logger="converter.loading.forecast"),
+    ):
         converter.make_batch_reader(shuffle_window_rows=300)
         assert "sorted or clustered" not in caplog.text
         for _ in range(3):
@@ -666,7 +670,7 @@ def test_where_there_is_nothing_to_mix_nothing_is_suggested(
 ) -> None:
     with (
         clustered(cache_dir, is_sorted=case != "mixed rows") as converter,
-        caplog.at_level(logging.INFO, logger="converter.dataset"),
+        caplog.at_level(logging.INFO, logger="converter.loading.forecast"),
     ):
         converter.make_batch_reader(
             shuffle=True,

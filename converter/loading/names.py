@@ -1,0 +1,185 @@
+"""What a user's names mean for these columns: the keys of a batch, stacks, masks, and what nulls and lengths become."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from converter.errors import SourceError
+from converter.manifest import Manifest
+from converter.reading.gather import Stack
+from converter.reading.nulls import check_fill, has_fill, null_error
+from converter.reading.runs import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX
+from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
+from converter.schema import Schema
+
+logger = logging.getLogger(__name__)
+
+
+def only_named(
+    schema: Schema,
+    stack: Mapping[str, Sequence[str]] | None,
+    named: Sequence[str | Sequence[str] | None],
+    added: Sequence[str | None],
+) -> dict[str, Any]:
+    """The arguments `columns` and `stack` for the names of features, labels and weights alone.
+
+    A mask or a length is read with its column; `added` are names that no column has. Nothing is changed if a name is
+    unknown: the dataset raises that error, and knows all names.
+    """
+    stacks = stack if isinstance(stack, Mapping) else {}
+    wanted: dict[str, None] = {}
+    for names in named:
+        for name in [names] if isinstance(names, str) else names or ():
+            suffixes = (ELEMENT_VALID_SUFFIX, VALID_SUFFIX, INNER_LENGTH_SUFFIX, LENGTH_SUFFIX)
+            bases = [name, *(name.removesuffix(suffix) for suffix in suffixes)] if isinstance(name, str) else []
+            base = next((one for one in bases if one in schema or one in stacks), None)
+            if base is not None:
+                wanted[base] = None
+            elif name not in added:
+                return {}
+    if not wanted:
+        return {}
+    return {"columns": list(wanted), "stack": {name: stacks[name] for name in stacks if name in wanted} or None}
+
+
+def resolve_names(
+    manifest: Manifest, columns: Sequence[str] | None, stack: Mapping[str, Sequence[str]] | None
+) -> tuple[tuple[str, ...], tuple[Stack, ...]]:
+    """The keys of a batch and the stacks among them.
+
+    A stack stands where `columns` names it, else behind the others; its columns arrive alone only
+    where `columns` names them.
+
+    Raises:
+        ValueError: a column does not exist, or cannot be stacked.
+    """
+    if stack is not None and not isinstance(stack, Mapping):
+        raise TypeError(f"stack must be a dict of name to column names, got {stack!r}.")
+    schema = manifest.schema
+    stacks = tuple(_resolve_stack(manifest, name, members) for name, members in (stack or {}).items())
+    stack_names = tuple(one.name for one in stacks)
+    if columns is None:
+        stacked = {column for one in stacks for column in one.columns}
+        return (*(name for name in schema.names if name not in stacked), *stack_names), stacks
+    if (
+        isinstance(columns, str)
+        or not isinstance(columns, Sequence)
+        or not all(isinstance(one, str) for one in columns)
+    ):
+        raise TypeError(f"columns must be a list of names, got {columns!r}.")
+    for name in columns:
+        if name not in stack_names and name not in schema:
+            raise ValueError(f"columns: {schema.explain_missing(name)}")
+    if len(set(columns)) != len(columns) or not columns:
+        raise ValueError(f"columns must name at least one column, and each once; got {list(columns)}.")
+    return (*columns, *(name for name in stack_names if name not in columns)), stacks
+
+
+def _resolve_stack(manifest: Manifest, name: str, members: Sequence[str]) -> Stack:
+    schema, float_dtype = manifest.schema, manifest.float_dtype
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"stack: a stack needs a name, got {name!r}.")
+    if name in schema:
+        raise ValueError(f"stack: {name!r} is a column already; choose another name for the stack.")
+    if isinstance(members, str) or not isinstance(members, Sequence) or not members:
+        raise ValueError(f"stack: {name!r} needs a list of column names, got {members!r}.")
+    for member in members:
+        if not isinstance(member, str):
+            raise TypeError(f"stack: {name!r} needs a list of column names, got {members!r}.")
+        if member not in schema:
+            raise ValueError(f"stack: {schema.explain_missing(member)}")
+        if not schema[member].is_scalar_number:
+            field = schema[member]
+            raise ValueError(
+                f"stack: column {member!r} of {name!r} has dtype {field.dtype} and shape {field.shape}; "
+                "only columns of single numbers can be stacked."
+            )
+    dtypes = {schema[member].dtype for member in members}
+    if len(dtypes) == 1:
+        return Stack(name=name, columns=tuple(members), dtype=dtypes.pop())
+    exact = 2 ** (np.finfo(float_dtype).nmant + 1)
+    rounded = sorted(member for member in members if not _is_exact(manifest, member, exact))
+    if rounded:
+        logger.info(
+            "Stack %r makes %s of columns whose integers may be beyond %d, where they are rounded: %s",
+            name, float_dtype, exact, ", ".join(rounded),
+        )  # fmt: skip
+    return Stack(name=name, columns=tuple(members), dtype=float_dtype)
+
+
+def _is_exact(manifest: Manifest, name: str, exact: int) -> bool:
+    """Whether a column's integers are known to be within a float's exact ones."""
+    dtype = np.dtype(manifest.schema[name].dtype)
+    if dtype.kind not in "iu" or np.iinfo(dtype).max <= exact:
+        return True
+    known = manifest.statistics.get(name)
+    if known is None or known.closed is None:
+        return False
+    return known.min is None or (-exact <= known.min and known.max <= exact)
+
+
+def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
+    """Refuse before reading what is known to fail: nulls and ragged rows that no policy covers.
+
+    Raises:
+        NullValueError: a column holds nulls and `nulls` does not say what to do.
+        SourceError: a column's rows differ in length and `ragged="raise"`.
+        ValueError: a policy names no policy, or no column.
+    """
+    if isinstance(source.nulls, str):
+        if source.nulls not in ("raise", "mask"):
+            raise ValueError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
+    elif not isinstance(source.nulls, Mapping):
+        raise TypeError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
+    else:
+        for name, value in source.nulls.items():
+            if name not in source.manifest.schema:
+                raise ValueError(f"nulls: {source.manifest.schema.explain_missing(name)}")
+            check_fill(source.manifest.schema[name], value)
+    if source.ragged not in ("raise", "pad", "nested"):
+        raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r}.")
+    _check_added_names(source)
+    for field in source.fields:
+        # Of selected rows, and of files that do not say, only reading can tell.
+        known = source.manifest.statistics.get(field.name)
+        is_certain = (
+            known is not None and known.null_count > 0 and source.manifest.selection is None and not is_filtered
+        )
+        if is_certain and source.nulls != "mask" and not has_fill(source.nulls, field):
+            raise null_error(field, nulls=source.nulls)
+        if field.shape is None and source.ragged == "raise":
+            raise SourceError(
+                f"Column {field.name!r} has rows of different lengths, which make no tensor. Say ragged='pad' "
+                f"(adds {field.name + LENGTH_SUFFIX!r}) or ragged='nested', or leave the column out with columns=….",
+                column=field.name,
+            )
+
+
+def _check_added_names(source: BatchSource) -> None:
+    """Refuse where a mask, a length or a row's number would take the name of something else."""
+    schema = source.manifest.schema
+    stacked = {stack.name: stack.columns for stack in source.stacks}
+    added: dict[str, str] = {}
+    for name in source.names:
+        if source.has_element_mask(name):
+            added[name + ELEMENT_VALID_SUFFIX] = f"for {name!r}"
+        if source.has_mask(stacked.get(name, (name,))):
+            added[name + VALID_SUFFIX] = f"for {name!r}"
+        if source.ragged == "pad" and name not in stacked and schema[name].shape is None:
+            added[name + LENGTH_SUFFIX] = f"for {name!r}"
+            if schema[name].is_jagged:
+                added[name + INNER_LENGTH_SUFFIX] = f"for {name!r}"
+    if source.uneven == "pad":
+        added[NOT_PADDED] = "by uneven='pad'"
+    for one, why in added.items():
+        if one in source.names:
+            raise ValueError(
+                f"{one!r} is a column already, and would be added {why}. Rename it in Spark, or leave one of the two "
+                "out with columns=…."
+            )
+    if source.row_index is not None and source.row_index in {*schema.names, *stacked, *added}:
+        raise ValueError(f"with_row_index: {source.row_index!r} is a column already; choose another name.")
