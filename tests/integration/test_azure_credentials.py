@@ -45,7 +45,7 @@ from converter.sources.spark.local import find_java_home
 from converter.storage.directory import open_storage
 from tests.known_rows import run_python
 from tests.servers.azurite import TRUST_PASSWORD, Azurite, SecureAzurite, start_secure_azurite
-from tests.unit.test_cache import KEY, write_attempt
+from tests.unit.cache.test_entries import KEY, write_attempt
 
 STORAGE = "https://storage.azure.com"
 HEADER = "known to the machine alone"

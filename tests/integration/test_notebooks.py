@@ -453,7 +453,7 @@ def test_a_cloud_cell_says_so(notebook: Path) -> None:
 
 WATCH_A_JOB = """
 from converter.sources import spark_session
-from tests.unit.test_spark_session import PLANNED_LATE, ScriptedTracker
+from tests.unit.sources.spark.test_session import PLANNED_LATE, ScriptedTracker
 from types import SimpleNamespace
 
 spark_session._SHOW_SECONDS = 0.001

@@ -38,8 +38,8 @@ from converter import (
 from converter.portable import deadlines, filesystems
 from converter.storage.directory import Storage, open_storage
 from converter.storage.requests import GivenUpError
+from tests.contracts.storage import RemoteStorageContract
 from tests.known_rows import run_python
-from tests.unit.test_storage import RemoteStorageContract
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
