@@ -26,7 +26,8 @@ from converter.sources.parquet.fields import read_footers
 from converter.sources.spark import identity
 from converter.sources.spark.options import DEFAULT_ROW_GROUP_BYTES, check_write_options
 from converter.sources.spark.write import write_dataframe
-from converter.storage.directory import Storage, StorageOptions, open_storage
+from converter.storage.directory import Storage, StorageOptions
+from converter.storage.opening import open_storage
 from converter.storage.store import TIMEOUT_SECONDS, check_timeout
 from converter.storage.urls import shown_url
 

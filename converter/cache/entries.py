@@ -46,7 +46,8 @@ from converter.cache.removal import delete_data, delete_uncommitted, is_ours, le
 from converter.cache.roots import DIRECTORY, KEY_PATTERN, MANIFEST, OWNER_FILE, find_root, named_errors
 from converter.errors import CacheCorruptError, CacheError, CacheNotOwnedError
 from converter.manifest import Manifest
-from converter.storage.directory import FileInfo, Storage, StorageOptions, open_storage
+from converter.storage.directory import FileInfo, Storage, StorageOptions
+from converter.storage.opening import open_storage
 from converter.storage.store import TIMEOUT_SECONDS
 from converter.storage.urls import shown_url
 

@@ -11,7 +11,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 import platformdirs
 
 from converter.errors import CacheError, CacheNotConfiguredError, CacheNotOwnedError
-from converter.storage.directory import Storage, StorageOptions, open_storage
+from converter.storage.directory import Storage, StorageOptions
+from converter.storage.opening import open_storage
 from converter.storage.store import TIMEOUT_SECONDS
 from converter.storage.urls import shown_url
 

@@ -1,7 +1,8 @@
-"""URL to store: the one place that knows all kinds."""
+"""URL to directory and store: the one place that knows all kinds."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +12,14 @@ import fsspec
 
 from converter.errors import MissingDependencyError
 from converter.storage.azure import open_azure
+from converter.storage.databricks import check_mount, is_on_databricks, python_path_of
+from converter.storage.directory import Storage, StorageOptions
 from converter.storage.hdfs import HdfsStore
 from converter.storage.http import HttpStore
+from converter.storage.local import LocalStorage
 from converter.storage.objects import ObjectStore
-from converter.storage.store import PACKAGES, Store, require_package
+from converter.storage.remote import RemoteStorage
+from converter.storage.store import PACKAGES, TIMEOUT_SECONDS, Store, require_package
 from converter.storage.urls import (
     AZURE_SCHEMES,
     HTTP_SCHEMES,
@@ -26,6 +31,51 @@ from converter.storage.urls import (
 )
 
 _AZURE_HOST = re.compile(r"[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com|core\.[a-z.]+)")
+
+
+def open_storage(
+    url: str | os.PathLike[str],
+    storage_options: StorageOptions | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Storage:
+    """The directory that `url` (or a plain local path) names; it need not exist.
+
+    >>> open_storage("/data/cache/").url, open_storage("file:/data/cache").url
+    ('file:///data/cache', 'file:///data/cache')
+
+    >>> storage = open_storage("memory://doc-example")
+    >>> storage.put_if_absent("a.json", b"{}"), storage.put_if_absent("a.json", b"[]")
+    (True, False)
+    >>> storage.read("a.json")
+    b'{}'
+    """
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"A storage URL must be a non-empty str or path, got {url!r}.")
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        # Its kind alone is said: its content may be a secret.
+        raise TypeError(f"storage_options must be a dict of keyword arguments, got a {type(storage_options).__name__}.")
+    if re.search(r"^[A-Za-z][A-Za-z0-9+.-]*::.*://|://.*::[A-Za-z][A-Za-z0-9+.-]*://", text):
+        raise ValueError(
+            f"{shown_url(text)} is a chain of filesystems, which is not supported. Name one of them alone."
+        )
+    # Schemes have no case.
+    text = re.sub(r"^[A-Za-z][A-Za-z0-9+.-]+:(?=/)", lambda found: found[0].lower(), text)
+    if text.startswith("dbfs:"):
+        path = python_path_of(text)
+    elif text.startswith("file:"):
+        path = unquote(re.sub(r"^file:(//[^/]*)?", "", text))
+        if not path:
+            raise ValueError(f"{text!r} names no folder: write file:///…, or a path.")
+    elif re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        store, root, shown = open_store(text, dict(storage_options or {}), timeout_seconds)
+        return RemoteStorage(store, root, shown)
+    else:
+        path = os.path.expanduser(text)
+    root = os.path.abspath(path)
+    if is_on_databricks(root):
+        check_mount(text, root)
+    return LocalStorage(root)
 
 
 def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:

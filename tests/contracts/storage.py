@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from converter.storage.directory import Storage, open_storage
+from converter.storage.directory import Storage
+from converter.storage.opening import open_storage
 
 NOBODY = 65534
 

@@ -37,7 +37,7 @@ from converter.dataset import borrow_files
 from converter.manifest import FileEnd, Manifest
 from converter.parsed_footer import _chunk_pattern, parse_end
 from converter.portable import footers
-from converter.storage.directory import open_storage
+from converter.storage.opening import open_storage
 from tests.unit.known_tables import Column, write_converter
 
 _MAX_MEMORY_BYTES = 12 << 30

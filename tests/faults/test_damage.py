@@ -24,8 +24,9 @@ from converter.errors import CacheCorruptError, CacheError, ConverterError, Sour
 from converter.make import hold_entry
 from converter.manifest import Manifest
 from converter.sources.spark import write
-from converter.storage import directory
+from converter.storage import opening
 from converter.storage.directory import FileInfo, Storage
+from converter.storage.local import LocalStorage
 from tests.faults.small_entries import (
     KEY,
     OTHER_KEY,
@@ -373,13 +374,13 @@ class Fault:
             raise KeyboardInterrupt if self.kind == "interrupt" else OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-class FailingStorage(Storage):
+class FailingStorage(LocalStorage):
     """A real directory on a disk that fails."""
 
     fault = Fault()
 
     def below(self, *names: str) -> Storage:
-        return type(self)(self._filesystem, self.path(*names), super().below(*names).url)
+        return type(self)(self.path(*names), self._filesystem)
 
     def make_directory(self) -> None:
         self.fault.call("make_directory")
@@ -413,7 +414,7 @@ class FailingStorage(Storage):
 def _failing_root(cache_dir: Path, fault: Fault) -> Storage:
     path = roots.open_root(str(cache_dir)).path()
     here = type("FailingStorageHere", (FailingStorage,), {"fault": fault})
-    return here(LocalFileSystem(), path, "file://" + path)
+    return here(path)
 
 
 def _write(root: Storage, cache_dir: Path) -> None:
@@ -704,7 +705,7 @@ def test_a_file_that_vanishes_while_a_folder_is_listed_hides_no_other(
         return real(self, path, **options)
 
     monkeypatch.setattr(LocalFileSystem, "info", info)
-    assert [found.name for found in directory.open_storage(str(cache_dir)).list()] in (
+    assert [found.name for found in opening.open_storage(str(cache_dir)).list()] in (
         ["lease"],
         ["a.tmp", "lease"],
     )

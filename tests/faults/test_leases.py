@@ -25,7 +25,7 @@ from converter.errors import CacheError
 from converter.make import hold_entry
 from converter.portable.deadlines import REQUEST_THREAD
 from converter.sources.spark import write
-from converter.storage.directory import open_storage
+from converter.storage.opening import open_storage
 from tests.faults.small_entries import (
     KEY,
     NUM_ROWS,

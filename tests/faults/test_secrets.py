@@ -26,7 +26,8 @@ from deltalake import write_deltalake
 import converter
 from converter import ConverterError, make_delta_converter, make_parquet_converter, make_spark_converter, open_converter
 from converter.portable.redaction import errors_behind
-from converter.storage.directory import Storage, open_storage
+from converter.storage.directory import Storage
+from converter.storage.opening import open_storage
 from tests.known_rows import slow_rows, start_python, wait_until
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from converter.errors import ConverterError
 from converter.make import hold_entry
 from converter.sources.spark import identity
 from converter.sources.spark import write as spark_write
-from converter.storage import databricks, directory
+from converter.storage import databricks, local
 from tests.faults.small_entries import KEY, NUM_ROWS, OTHER_KEY, ids_of, leave_entry, make_old, write_data
 
 ROOT = roots.DIRECTORY
@@ -93,7 +93,7 @@ class FaultyStore:
             for name in ("makedirs", "ls", "info", "cat_file", "rm_file", "rmdir", "rm"):
                 patch.setattr(LocalFileSystem, name, faulty(getattr(LocalFileSystem, name)))
             patch.setattr(databricks, "os", Os())
-            patch.setattr(directory, "os", Os())
+            patch.setattr(local, "os", Os())
             patch.setattr(entries.time, "sleep", lambda _: None)
             yield
 

@@ -27,7 +27,8 @@ from converter.cache import entries, leases, roots
 from converter.cache.removal import SweepReport
 from converter.portable import deadlines, filesystems
 from converter.portable.deadlines import REQUEST_THREAD
-from converter.storage.directory import Storage, open_storage
+from converter.storage.directory import Storage
+from converter.storage.opening import open_storage
 from converter.storage.store import TIMEOUT_SECONDS
 from tests.faults.small_entries import NUM_ROWS as NUM_SMALL_ROWS
 from tests.faults.small_entries import ids_of, write_data

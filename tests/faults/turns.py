@@ -31,8 +31,9 @@ from converter.schema import Field, Schema
 from converter.sources.spark import write as spark_write
 from converter.statistics import ColumnStatistics
 from converter.storage import databricks
-from converter.storage import directory as storage_directory
+from converter.storage import local as storage_local
 from converter.storage.directory import FileInfo, Storage
+from converter.storage.local import LocalStorage
 from tests.faults.small_entries import KEY
 
 SUSPENDED_SECONDS = 4 * leases.RENEW_SECONDS
@@ -119,7 +120,7 @@ class Actor:
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
 
-class SteppedStorage(Storage):
+class SteppedStorage(LocalStorage):
     """A local directory whose every call is a step; what it tells of time is the world's."""
 
     world: World
@@ -229,7 +230,7 @@ class World:
             self.foreign[str(path)] = b"mine"
 
     def at(self, path: str) -> Storage:
-        return self._storage_class(self.filesystem, path, "file://" + path)
+        return self._storage_class(path, self.filesystem)
 
     @property
     def root(self) -> Storage:
@@ -596,9 +597,9 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
         patch.setattr(roots, "open_storage", lambda url, *_: now[0].at(str(url)))
         stepped = {"link": link, "replace": replace, "unlink": unlink, "utime": utime, "fsync": _do_nothing}
         patch.setattr(databricks, "os", _Module(os, **stepped))
-        patch.setattr(storage_directory, "os", _Module(os, **stepped))
+        patch.setattr(storage_local, "os", _Module(os, **stepped))
         patch.setattr(databricks, "open", open_file, raising=False)
-        patch.setattr(storage_directory, "open", open_file, raising=False)
+        patch.setattr(storage_local, "open", open_file, raising=False)
         yield make_world
 
 

@@ -24,7 +24,7 @@ import pyspark
 import pytest
 
 from converter.sources.spark.local import find_java_home
-from converter.storage.directory import open_storage
+from converter.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from tests.servers.azurite import Azurite

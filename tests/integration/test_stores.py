@@ -36,7 +36,8 @@ from converter import (
     sweep,
 )
 from converter.portable import deadlines, filesystems
-from converter.storage.directory import Storage, open_storage
+from converter.storage.directory import Storage
+from converter.storage.opening import open_storage
 from converter.storage.requests import GivenUpError
 from tests.contracts.storage import RemoteStorageContract
 from tests.known_rows import run_python

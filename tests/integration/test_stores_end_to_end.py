@@ -43,7 +43,9 @@ from converter import (
 from converter.errors import SourceChangedError
 from converter.reading.local_cache import LocalCache
 from converter.sources.spark.local import find_java_home
-from converter.storage.directory import Storage, open_storage
+from converter.storage.directory import Storage
+from converter.storage.opening import open_storage
+from converter.storage.remote import RemoteStorage
 from tests.integration.test_stores import wait_for_requests
 from tests.known_rows import assert_same, concatenate, error_of, known_rows, known_values, run_python, wait_until
 
@@ -245,7 +247,7 @@ def test_filters_and_splits_fetch_what_they_look_at_and_no_footer(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, int, int]] = []
-    read_part = Storage.read_part
+    read_part = RemoteStorage.read_part
 
     def count(storage: Storage, name: str, start: int, end: int, *args: Any) -> Any:
         asked.append((name, start, end))
@@ -256,8 +258,8 @@ def test_filters_and_splits_fetch_what_they_look_at_and_no_footer(
         manifest = made._manifest
         assert manifest.num_row_groups > len(manifest.file_names)
         sizes = {name: len(made._storage.read(name)) for name in manifest.file_names}
-        monkeypatch.setattr(Storage, "read_part", count)
-        monkeypatch.setattr(Storage, "size", None)
+        monkeypatch.setattr(RemoteStorage, "read_part", count)
+        monkeypatch.setattr(RemoteStorage, "size", None)
         # Of one row group the least and the largest value let a row pass.
         assert len(made.where([("id", "<", 100)])) == 100
         assert len(asked) == 1

@@ -33,7 +33,8 @@ from converter.sources.delta.log import (
 )
 from converter.sources.parquet.columns import is_list
 from converter.sources.parquet.fields import choose_columns, plan_fields, statistics_of
-from converter.storage.directory import Storage, StorageOptions, open_storage
+from converter.storage.directory import Storage, StorageOptions
+from converter.storage.opening import open_storage
 
 
 def read_snapshot(

@@ -19,7 +19,8 @@ import pyarrow as pa
 from converter.errors import SourceError
 from converter.places import SourceColumn
 from converter.sources.parquet.columns import Column
-from converter.storage.directory import Storage, StorageOptions, open_storage
+from converter.storage.directory import Storage, StorageOptions
+from converter.storage.opening import open_storage
 from converter.storage.urls import shown_url
 
 logger = logging.getLogger(__name__)

@@ -25,6 +25,7 @@ from converter.manifest import Manifest, Origin
 from converter.schema import Field, Schema
 from converter.sources.spark import identity
 from converter.storage.directory import Storage
+from converter.storage.local import LocalStorage
 from tests.faults.small_entries import NUM_ROWS, ids_of, write_data
 
 KEY = "0123456789abcdef-fedcba9876543210"
@@ -111,7 +112,7 @@ class FailsAt(LocalFileSystem):
 
 def failing(root: Storage, failing_call: int) -> tuple[Storage, FailsAt]:
     filesystem = FailsAt(failing_call)
-    return Storage(filesystem, root.path(), root.url), filesystem
+    return LocalStorage(root.path(), filesystem), filesystem
 
 
 # Our own subdirectory

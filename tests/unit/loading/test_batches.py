@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from converter import DatasetConverter
 from converter.dataset import borrow_files
-from converter.storage.directory import open_storage
+from converter.storage.opening import open_storage
 from tests.unit.known_tables import ID, SCALARS, TENSORS, Column, assert_batch, write_converter
 
 NUM_ROWS = 101

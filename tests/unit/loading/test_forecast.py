@@ -23,7 +23,7 @@ from converter.portable import moments
 from converter.reading.windows import _WindowReader
 from converter.schema import Field, Schema
 from converter.statistics import ColumnStatistics
-from converter.storage.directory import open_storage
+from converter.storage.opening import open_storage
 from tests.unit.known_tables import ID, TENSORS, Column, write_converter
 
 NUM_ROWS = 101

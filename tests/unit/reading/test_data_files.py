@@ -17,7 +17,8 @@ from converter import DatasetConverter, make_parquet_converter
 from converter.dataset import borrow_files
 from converter.errors import CacheCorruptError, NullValueError, ReadError, SourceChangedError
 from converter.manifest import FileEnd, Manifest
-from converter.storage.directory import Storage, open_storage
+from converter.storage.opening import open_storage
+from converter.storage.remote import RemoteStorage
 from tests.unit.known_tables import ID, Column, write_converter
 
 X, TEXT = Column(name="x", dtype="float32"), Column(name="text", dtype="str")
@@ -134,7 +135,7 @@ def be_away(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args: object, **_kwargs: object) -> bytes:
         raise TimeoutError("the store is away")
 
-    monkeypatch.setattr(Storage, "read_part", refuse)
+    monkeypatch.setattr(RemoteStorage, "read_part", refuse)
 
 
 def damage_a_text(kept: Path) -> None:
@@ -199,10 +200,10 @@ def test_lists_that_were_damaged_on_this_host_are_fetched_again(tmp_path: Path) 
 def test_a_short_answer_of_a_file_that_is_the_same_is_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, read_part = f"memory://{uuid.uuid4().hex}", Storage.read_part
+    url, read_part = f"memory://{uuid.uuid4().hex}", RemoteStorage.read_part
     put(url, pa.table({"x": np.arange(100_000)}))
     with make_parquet_converter(url) as made, made.make_batch_reader(batch_size=100) as reader:
-        monkeypatch.setattr(Storage, "read_part", lambda *args: read_part(*args)[:-1])
+        monkeypatch.setattr(RemoteStorage, "read_part", lambda *args: read_part(*args)[:-1])
         with pytest.raises(ReadError, match=r"cannot be fetched: \d+ bytes came where \d+ were asked for"):
             list(reader)
 

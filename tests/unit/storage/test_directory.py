@@ -13,7 +13,8 @@ import pytest
 
 from converter.errors import CacheError
 from converter.storage.databricks import python_path_of, spark_url_of
-from converter.storage.directory import Storage, open_storage
+from converter.storage.directory import Storage
+from converter.storage.opening import open_storage
 from tests.contracts.storage import RemoteStorageContract, StorageContract
 
 NOBODY = 65534

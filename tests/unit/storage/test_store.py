@@ -50,10 +50,9 @@ from converter.sources.delta import log
 from converter.sources.parquet.footers import look_at
 from converter.storage.at_once import at_once
 from converter.storage.azure import AzureStore, parse_azure_url
-from converter.storage.directory import open_storage
 from converter.storage.hdfs import HdfsStore
 from converter.storage.objects import ObjectStore
-from converter.storage.opening import open_store
+from converter.storage.opening import open_storage, open_store
 from converter.storage.requests import GivenUpError, RequestLine
 from converter.storage.store import Store, check_timeout
 from tests.known_rows import error_of, run_python

@@ -15,7 +15,7 @@ from converter import MissingDependencyError
 from converter.sources.spark import choose, progress
 from converter.sources.spark.jobs import finding_in, short_cause
 from converter.sources.spark.progress import check_progress, progress_bar
-from converter.storage.directory import open_storage
+from converter.storage.opening import open_storage
 
 STACK = "".join(f"\tat org.apache.spark.Some.method{number}(Some.scala:{number})\n" for number in range(200))
 TRACEBACK = """Traceback (most recent call last):

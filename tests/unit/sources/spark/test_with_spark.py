@@ -8,7 +8,7 @@ import pytest
 
 from converter.errors import CacheError
 from converter.sources.spark import with_spark
-from converter.storage.directory import open_storage
+from converter.storage.opening import open_storage
 from tests.encrypted import write_encrypted
 
 
