@@ -41,6 +41,30 @@ def read_footers(
         ValueError: `columns` or `shapes` name a column that does not exist.
     """
     storage, found = find_files(urls, storage_options, timeout_seconds)
+    return storage, manifest_of(storage, found, columns=columns, float_dtype=float_dtype, shapes=shapes)
+
+
+def manifest_of(
+    storage: Storage,
+    found: Mapping[str, Mapping[str, str | None]],
+    *,
+    columns: Sequence[str] | None = None,
+    float_dtype: str | None = "float32",
+    shapes: Mapping[str, DeclaredShape] | None = None,
+) -> Manifest:
+    """What the Parquet files of these names are, in this order: a source that knows its files needs no more.
+
+    Args:
+        storage: the folder that the names are relative to.
+        found: for each file's name the values of its partition columns, which are not in the file.
+        columns: the columns to take; None for all.
+        float_dtype: what floats become while reading; None for as they are stored.
+        shapes: as `make_parquet_converter` takes them.
+
+    Raises:
+        SourceError, UnsupportedTypeError, ValueError: as `read_footers`.
+    """
+    shapes = shapes or {}
     files = [file for file in look_at(storage, list(found)) if file.num_rows]
     if not files:
         raise SourceError(f"{storage.url} has no rows, so there is nothing to train on.", path=storage.url)
@@ -58,7 +82,7 @@ def read_footers(
         default=str,
     )
     rows = np.concatenate([file.row_group_rows for file in files])
-    return storage, Manifest(
+    return Manifest(
         schema=Schema(tuple(fields)),
         file_names=tuple(file.name for file in files),
         file_bytes=np.array([file.num_bytes for file in files], np.int64),
