@@ -1,0 +1,133 @@
+"""What every framework's loader must do: a new one passes these tests, and is done."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from converter import CacheError, DatasetConverter, NullValueError, make_parquet_converter
+from tests.contracts.sources import NUM_ROWS, TABLE
+
+ROWS: dict[str, Any] = {"batch_size": 64, "columns": ["id"], "cur_shard": 0, "shard_count": 1}
+"""What most tests here read."""
+
+
+class FrameworkContract:
+    """Subclasses say how a loader is made, how its length is asked, and which rows a batch holds."""
+
+    def make(self, converter: DatasetConverter, **options: Any) -> Any:
+        """A loader, which is a context manager."""
+        raise NotImplementedError
+
+    def steps(self, loader: Any) -> int:
+        """How many batches it says that it has."""
+        return len(loader)
+
+    def array(self, values: Any) -> np.ndarray[Any, Any]:
+        """A column of a batch as NumPy's."""
+        return np.asarray(values)
+
+    @pytest.fixture
+    def converter(self, tmp_path: Path) -> DatasetConverter:
+        """A thousand rows in ten row groups."""
+        pq.write_table(TABLE, tmp_path / "rows.parquet", row_group_size=100)
+        return make_parquet_converter(tmp_path / "rows.parquet")
+
+    def batches(self, loader: Any) -> list[list[int]]:
+        """The rows of an iteration's batches, by their numbers."""
+        return [self.array(batch["id"]).tolist() for batch in loader]
+
+    def expected(self, converter: DatasetConverter, **options: Any) -> list[list[int]]:
+        """The same in NumPy, which needs no framework."""
+        with converter.make_batch_reader(**ROWS | options) as reader:
+            return [batch["id"].tolist() for batch in reader]
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"shuffle": True, "seed": 3},
+            {"shuffle": True, "drop_last": True},
+            {"shuffle": True, "shuffle_window_rows": 150, "num_epochs": 3},
+            {"shuffle": True, "cur_shard": 1, "shard_count": 3},
+            {"cur_shard": 2, "shard_count": 3, "uneven": "pad"},
+            {"filters": [("id", ">=", 500)]},
+            {"workers_count": 3, "prefetch_batches": 5},
+        ],
+        ids=str,
+    )
+    def test_the_rows_and_their_order_are_those_of_numpy(
+        self, converter: DatasetConverter, options: dict[str, Any]
+    ) -> None:
+        with self.make(converter, **ROWS | options) as loader:
+            assert self.steps(loader) == len(expected := self.expected(converter, **options))
+            assert self.batches(loader) == expected
+
+    def test_every_column_arrives_as_it_is(self, converter: DatasetConverter) -> None:
+        options: dict[str, Any] = {"batch_size": NUM_ROWS, "columns": ["x", "vector"], "nulls": "mask"}
+        with self.make(converter, **options) as loader, converter.make_batch_reader(**options) as reader:
+            [found], [wanted] = list(loader), list(reader)
+        assert list(found) == list(wanted) == ["x", "x__valid", "vector"]
+        for name in wanted:
+            assert self.array(found[name]).dtype == wanted[name].dtype
+            np.testing.assert_array_equal(self.array(found[name]), wanted[name])
+
+    def test_an_epoch_that_ends_is_followed_by_the_next_and_one_left_early_repeats(
+        self, converter: DatasetConverter
+    ) -> None:
+        options = {"shuffle": True}
+        first, second = (batches for batches in self.two_epochs(converter, **options))
+        with self.make(converter, **ROWS | options) as loader:
+            iterator = iter(loader)
+            assert self.array(next(iterator)["id"]).tolist() == first[0]
+            del iterator
+            assert self.batches(loader) == first
+            assert self.batches(loader) == second
+            loader.set_epoch(0)
+            assert self.batches(loader) == first
+
+    def two_epochs(self, converter: DatasetConverter, **options: Any) -> tuple[list[list[int]], list[list[int]]]:
+        """Two epochs of a NumPy reader."""
+        with converter.make_batch_reader(**ROWS | options) as reader:
+            first, second = ([batch["id"].tolist() for batch in reader] for _ in range(2))
+        assert first != second
+        return first, second
+
+    @pytest.mark.parametrize("done", [1, 7])
+    def test_a_state_goes_on_with_the_very_next_row(self, converter: DatasetConverter, done: int) -> None:
+        options = ROWS | {"shuffle": True}
+        with self.make(converter, **options) as loader:
+            state = loader.state_dict(done)
+        with self.make(converter, **options) as loader:
+            loader.load_state_dict(state)
+            assert self.batches(loader) == self.expected(converter, shuffle=True)[done:]
+
+    def test_a_transform_is_of_whole_batches(self, converter: DatasetConverter) -> None:
+        def add_row(batch: dict[str, Any]) -> dict[str, Any]:
+            return {"id": batch["id"], "twice": batch["id"] * 2}
+
+        with self.make(converter, **ROWS, transform=add_row) as loader:
+            for batch in loader:
+                np.testing.assert_array_equal(self.array(batch["twice"]), self.array(batch["id"]) * 2)
+
+    def test_what_cannot_be_read_is_an_error_of_ours(self, converter: DatasetConverter) -> None:
+        with pytest.raises(NullValueError, match="'x'"), self.make(converter, batch_size=10, columns=["x"]) as loader:
+            list(loader)
+        with pytest.raises(ValueError, match="nowhere"):
+            self.make(converter, columns=["nowhere"])
+
+    def test_nothing_is_left_after_an_iteration_that_was_left_early(self, converter: DatasetConverter) -> None:
+        with self.make(converter, **ROWS | {"batch_size": 10}) as loader:
+            for _ in loader:
+                break
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("converter-read")]
+
+    def test_a_deleted_converter_has_no_loaders(self, converter: DatasetConverter) -> None:
+        converter.delete()
+        with pytest.raises(CacheError, match="no rows any more"):
+            self.make(converter)
