@@ -12,7 +12,7 @@ from converter.cache import entries, leases
 @pytest.fixture(autouse=True)
 def nobody_waits_for_late_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """No executor runs here, so none opens one more file after its attempt was abandoned."""
-    monkeypatch.setattr(entries, "_ABANDON_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr(entries, "_ABANDON_SECONDS", 0.0)
 
 
 @pytest.fixture(autouse=True)

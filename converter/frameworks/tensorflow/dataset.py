@@ -23,33 +23,23 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from converter.errors import ConverterError
 from converter.frameworks.tensorflow.elements import (
     Names,
     Packer,
-    as_tensor,
-    components,
-    dtype_of,
-    owned,
-    spec_of,
-    specs_of_field,
+    find_specs,
     stretched,
-    stretches_of,
+    stretches_in,
 )
 from converter.frameworks.tensorflow.iterator import EagerIterator, UntilError
-from converter.loading.batches import Batch, numpy_batches
-from converter.loading.epochs import Epochs, Iteration, as_generator
-from converter.plan import EpochPlan
-from converter.reading.runs import NOT_PADDED, VALID_SUFFIX
-from converter.reading.source import ELEMENT_VALID_SUFFIX, BatchSource
-from converter.reading.windows import read_runs
+from converter.loading.batches import Batch
+from converter.loading.epochs import Epochs, Iteration
+from converter.reading.source import BatchSource
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +50,46 @@ os.register_at_fork(after_in_child=gc.freeze)
 _CLOSE_SECONDS = 60.0
 
 
+def warn_of_cluster(source: BatchSource) -> None:
+    """Say what `experimental_distribute_dataset` would make of a shard that TF_CONFIG chose."""
+    if source.is_shard_found and source.shard.count > 1 and "TF_CONFIG" in os.environ:
+        logger.warning(
+            "This dataset has the rows of worker %d of %d, as TF_CONFIG says. Hand it to a strategy by "
+            "distribute_datasets_from_function: experimental_distribute_dataset cuts its batches into %d steps "
+            "each, which its cardinality does not say. With cur_shard=0, shard_count=1 every worker reads all "
+            "rows, TensorFlow divides each batch among them, and the cardinality is right.",
+            source.shard.index, source.shard.count, source.shard.count,
+        )  # fmt: skip
+
+
+def slice_stretches(generate: Callable[[], Iterator[Any]], signature: Any) -> Any:
+    """The batches of what generates stretches of them, as TensorFlow slices them."""
+
+    def slices(*batches: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices(batches if len(batches) > 1 else batches[0])
+
+    dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
+    return dataset.flat_map(tf.autograph.experimental.do_not_convert(slices))
+
+
+def made_options(source: BatchSource) -> Any:
+    """What TensorFlow is not to do with our batches."""
+    options = tf.data.Options()
+    # Shards are made of rows, here; a strategy must not part them once more. Of all rows each of its workers takes
+    # a part of every batch.
+    policies = tf.data.experimental.AutoShardPolicy
+    whole = source.shard.count == 1
+    options.experimental_distribute.auto_shard_policy = policies.DATA if whole else policies.OFF
+    # TensorFlow would add a `prefetch` of its own, and batches would count as used that nobody has seen.
+    options.experimental_optimization.inject_prefetch = False
+    return options
+
+
 class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no types.
-    """A `tf.data.Dataset` of batches that knows its cardinality, and a context manager that closes it."""
+    """A `tf.data.Dataset` of batches that knows its cardinality, and a context manager that closes it.
+
+    Above 300 lines, because what is counted, what was used and where the next iteration begins are one state.
+    """
 
     def __init__(
         self,
@@ -100,15 +128,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self.read_error: BaseException | None = None
         """What went wrong while reading, if anything did; TensorFlow's error has its text."""
 
-        if source.is_shard_found and source.shard.count > 1 and "TF_CONFIG" in os.environ:
-            logger.warning(
-                "This dataset has the rows of worker %d of %d, as TF_CONFIG says. Hand it to a strategy by "
-                "distribute_datasets_from_function: experimental_distribute_dataset cuts its batches into %d steps "
-                "each, which its cardinality does not say. With cur_shard=0, shard_count=1 every worker reads all "
-                "rows, TensorFlow divides each batch among them, and the cardinality is right.",
-                source.shard.index, source.shard.count, source.shard.count,
-            )  # fmt: skip
-        self._specs = self._find_specs()
+        warn_of_cluster(source)
+        self._specs = find_specs(source, self._epochs.files)
         self.pack = Packer(list(self._specs), features, labels, weights)
         self.is_prefetched = prefetch is not None
         self._inner = self._build(prefetch)
@@ -346,7 +367,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         begin, num_steps = self._begin()
         step = 0
         for _, plan in self._epochs.plans(begin):
-            with contextlib.closing(self._stretches(plan)) as stretches:
+            with contextlib.closing(stretches_in(self._source, plan, self._epochs.files, self._specs)) as stretches:
                 for batches, num_batches in stretches:
                     self._epochs.check_open()
                     step += num_batches
@@ -361,79 +382,6 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                         self._has_given_all = self._has_given_all or self._epochs.next is begin
                     yield {name: column[-1:] for name, column in batches.items()}, 1
         return num_steps is not None and num_steps < len(self._epochs)
-
-    def _stretches(self, plan: EpochPlan) -> Generator[tuple[Batch, int], None, None]:
-        """A plan's batches, as many at once as lie together and are of one size, and how many those are."""
-        source, files = self._source, self._epochs.files
-        if source.transform is not None:
-            with contextlib.closing(as_generator(numpy_batches(source, plan, files))) as transformed:
-                for batch in transformed:
-                    yield self._check_transformed(batch), 1
-            return
-        with contextlib.closing(as_generator(read_runs(source, plan, files))) as runs:
-            for run in runs:
-                for start, num_batches, num_rows in stretches_of(run, is_by_batch=self._is_by_batch):
-                    rows = slice(start, start + num_batches * num_rows)
-                    batches: Batch = {}
-                    for name, column in run.columns.items():
-                        batches |= components(source, name, column[rows], num_batches)
-                    yield batches, num_batches
-
-    @property
-    def _is_by_batch(self) -> bool:
-        """Whether each batch has a shape of its own."""
-        return any(field.shape is None and not field.is_object for field in self._source.fields)
-
-    def _find_specs(self) -> dict[str, Any]:
-        """The specs of a batch's columns, by name."""
-        source = self._source
-        rows = source.batch_size if source.drop_last else None
-        if source.transform is not None:
-            plan = source.plan(0)
-            if not plan.num_batches:
-                raise ValueError("There is no batch to apply transform to, so nobody knows what columns it gives.")
-            with contextlib.closing(as_generator(numpy_batches(source, plan, self._epochs.files, range(1)))) as found:
-                return {name: spec_of(name, column, rows, self._is_by_batch) for name, column in next(found).items()}
-        stacks = {stack.name: stack for stack in source.stacks}
-        specs: dict[str, Any] = {}
-        for name in source.names:
-            if name in stacks:
-                members = stacks[name].columns
-                specs[name] = tf.TensorSpec((rows, len(members)), stacks[name].dtype)
-                if source.has_mask(members):
-                    specs[name + VALID_SUFFIX] = tf.TensorSpec((rows, len(members)), tf.bool)
-                continue
-            field = source.manifest.schema[name]
-            specs |= specs_of_field(field, rows, source.ragged)
-            if source.has_mask([name]):
-                specs[name + VALID_SUFFIX] = tf.TensorSpec((rows,), tf.bool)
-            if source.has_element_mask(name):
-                whole = specs_of_field(replace(field, dtype="bool"), rows, source.ragged)
-                specs[name + ELEMENT_VALID_SUFFIX] = whole[name]
-        if source.row_index is not None:
-            specs[source.row_index] = tf.TensorSpec((rows,), tf.int64)
-        if source.uneven == "pad":
-            specs[NOT_PADDED] = tf.TensorSpec((rows,), tf.bool)
-        return specs
-
-    def _check_transformed(self, batch: Batch) -> Batch:
-        """A transformed batch, with one dimension more, if it is like the first one."""
-        if set(batch) != set(self._specs):
-            raise ValueError(
-                f"transform returned columns {list(batch)} for one batch and {list(self._specs)} for the first one; a "
-                "tf.data.Dataset needs the same ones for every batch."
-            )
-        found: Batch = {}
-        for name, spec in self._specs.items():
-            column = as_tensor(batch[name])
-            if dtype_of(name, column) != spec.dtype or not spec.shape.is_compatible_with(column.shape):
-                raise TypeError(
-                    f"transform returned column {name!r} as {column.dtype} of shape {column.shape}, which is not the "
-                    f"{spec.dtype.name} of shape {tuple(spec.shape)} that the first batch made known. Let transform "
-                    "give every batch one dtype and one shape of rows."
-                )
-            found[name] = owned(column)[np.newaxis]
-        return found
 
     def _build(self, prefetch: int | None) -> Any:
         # TensorFlow keeps the function for ever, and must not keep the data files open with it.
@@ -453,25 +401,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             dataset = dataset.take(len(self._epochs))
         if prefetch is not None:
             dataset = dataset.prefetch(prefetch)
-        return dataset.with_options(self._made_options())
+        return dataset.with_options(made_options(self._source))
 
     def sliced(self, generate: Callable[[], Iterator[Any]]) -> Any:
         """The batches of what generates stretches of them, as TensorFlow slices them."""
-        signature = self.pack({name: stretched(spec) for name, spec in self._specs.items()})
-
-        def slices(*batches: Any) -> Any:
-            return tf.data.Dataset.from_tensor_slices(batches if len(batches) > 1 else batches[0])
-
-        dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
-        return dataset.flat_map(tf.autograph.experimental.do_not_convert(slices))
-
-    def _made_options(self) -> Any:
-        options = tf.data.Options()
-        # Shards are made of rows, here; a strategy must not part them once more. Of all rows each of its workers takes
-        # a part of every batch.
-        policies = tf.data.experimental.AutoShardPolicy
-        whole = self._source.shard.count == 1
-        options.experimental_distribute.auto_shard_policy = policies.DATA if whole else policies.OFF
-        # TensorFlow would add a `prefetch` of its own, and batches would count as used that nobody has seen.
-        options.experimental_optimization.inject_prefetch = False
-        return options
+        return slice_stretches(generate, self.pack({name: stretched(spec) for name, spec in self._specs.items()}))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from converter.loading.batches import Batch, times_as_integers
+from converter.loading.batches import Batch, numpy_batches, times_as_integers
+from converter.loading.epochs import as_generator
+from converter.plan import EpochPlan
+from converter.reading.data_files import DataFiles
 from converter.reading.gather import new_array
 from converter.reading.ragged import RaggedRows, ragged_values
-from converter.reading.runs import LENGTH_SUFFIX, Run
-from converter.reading.source import INNER_LENGTH_SUFFIX, BatchSource
+from converter.reading.runs import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX, Run
+from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
+from converter.reading.windows import read_runs
 from converter.schema import Field
 
 Names = str | Sequence[str]
@@ -187,3 +193,80 @@ def _ragged(rows: RaggedRows) -> Any:
     splits = [np.array([0, len(rows.shapes)])]
     splits += [np.concatenate(([0], np.cumsum(lengths))) for lengths in rows.level_lengths()]
     return tf.RaggedTensor.from_nested_row_splits(rows.values, splits, validate=False)
+
+
+def find_specs(source: BatchSource, files: DataFiles) -> dict[str, Any]:
+    """The specs of a batch's columns, by name."""
+    rows = source.batch_size if source.drop_last else None
+    if source.transform is not None:
+        plan = source.plan(0)
+        if not plan.num_batches:
+            raise ValueError("There is no batch to apply transform to, so nobody knows what columns it gives.")
+        with contextlib.closing(as_generator(numpy_batches(source, plan, files, range(1)))) as found:
+            return {name: spec_of(name, column, rows, _is_by_batch(source)) for name, column in next(found).items()}
+    stacks = {stack.name: stack for stack in source.stacks}
+    specs: dict[str, Any] = {}
+    for name in source.names:
+        if name in stacks:
+            members = stacks[name].columns
+            specs[name] = tf.TensorSpec((rows, len(members)), stacks[name].dtype)
+            if source.has_mask(members):
+                specs[name + VALID_SUFFIX] = tf.TensorSpec((rows, len(members)), tf.bool)
+            continue
+        field = source.manifest.schema[name]
+        specs |= specs_of_field(field, rows, source.ragged)
+        if source.has_mask([name]):
+            specs[name + VALID_SUFFIX] = tf.TensorSpec((rows,), tf.bool)
+        if source.has_element_mask(name):
+            whole = specs_of_field(replace(field, dtype="bool"), rows, source.ragged)
+            specs[name + ELEMENT_VALID_SUFFIX] = whole[name]
+    if source.row_index is not None:
+        specs[source.row_index] = tf.TensorSpec((rows,), tf.int64)
+    if source.uneven == "pad":
+        specs[NOT_PADDED] = tf.TensorSpec((rows,), tf.bool)
+    return specs
+
+
+def stretches_in(
+    source: BatchSource, plan: EpochPlan, files: DataFiles, specs: Mapping[str, Any]
+) -> Generator[tuple[Batch, int], None, None]:
+    """A plan's batches, as many at once as lie together and are of one size, and how many those are."""
+    is_by_batch = _is_by_batch(source)
+    if source.transform is not None:
+        with contextlib.closing(as_generator(numpy_batches(source, plan, files))) as transformed:
+            for batch in transformed:
+                yield _check_transformed(batch, specs), 1
+        return
+    with contextlib.closing(as_generator(read_runs(source, plan, files))) as runs:
+        for run in runs:
+            for start, num_batches, num_rows in stretches_of(run, is_by_batch=is_by_batch):
+                rows = slice(start, start + num_batches * num_rows)
+                batches: Batch = {}
+                for name, column in run.columns.items():
+                    batches |= components(source, name, column[rows], num_batches)
+                yield batches, num_batches
+
+
+def _is_by_batch(source: BatchSource) -> bool:
+    """Whether each batch has a shape of its own."""
+    return any(field.shape is None and not field.is_object for field in source.fields)
+
+
+def _check_transformed(batch: Batch, specs: Mapping[str, Any]) -> Batch:
+    """A transformed batch, with one dimension more, if it is like the first one."""
+    if set(batch) != set(specs):
+        raise ValueError(
+            f"transform returned columns {list(batch)} for one batch and {list(specs)} for the first one; a "
+            "tf.data.Dataset needs the same ones for every batch."
+        )
+    found: Batch = {}
+    for name, spec in specs.items():
+        column = as_tensor(batch[name])
+        if dtype_of(name, column) != spec.dtype or not spec.shape.is_compatible_with(column.shape):
+            raise TypeError(
+                f"transform returned column {name!r} as {column.dtype} of shape {column.shape}, which is not the "
+                f"{spec.dtype.name} of shape {tuple(spec.shape)} that the first batch made known. Let transform "
+                "give every batch one dtype and one shape of rows."
+            )
+        found[name] = owned(column)[np.newaxis]
+    return found
