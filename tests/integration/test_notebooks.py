@@ -452,14 +452,14 @@ def test_a_cloud_cell_says_so(notebook: Path) -> None:
 
 
 WATCH_A_JOB = """
-from converter.sources import spark_session
+from converter.sources.spark import progress
 from tests.unit.sources.spark.test_session import PLANNED_LATE, ScriptedTracker
 from types import SimpleNamespace
 
-spark_session._SHOW_SECONDS = 0.001
+progress._SHOW_SECONDS = 0.001
 tracker = ScriptedTracker(*PLANNED_LATE * 10)
 session = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
-with spark_session.progress_bar(session, False, "job", None):
+with progress.progress_bar(session, False, "job", None):
     assert tracker.is_over.wait(60)
 """
 

@@ -142,7 +142,7 @@ _by_value_users = 0
 
 @contextlib.contextmanager
 def travels_by_value() -> Iterator[None]:
-    """Let the executor's module be pickled by value, for the time of one call: registering is process-global."""
+    """Let `portable` be pickled by value, for the time of one call: registering is process-global."""
     global _by_value_users
     from pyspark import cloudpickle as untyped_cloudpickle
 

@@ -156,7 +156,7 @@ def _plain(functions: Any, column: SparkColumn, name: str) -> Any:
         ndim = len(column.shape or ())
         header = np.zeros(header_bytes(ndim) // 4, "<i4")
         header[: ndim if len(header) else 0] = (column.shape or ())[: len(header)]
-        # As `executor.as_binary` packs them.
+        # As `portable.tensors.as_binary` packs them.
         return functions.concat(functions.lit(bytearray(header.tobytes())), value).alias(name) if len(header) else value
     kind = _SPARK_TYPES[column.dtype]
     for _ in range(column.ndim):
@@ -318,7 +318,7 @@ def _footer(directory: Storage, given_up: threading.Event, info: FileInfo) -> tu
 
 
 def _sum_footer(footer: ParsedFooter, parquet: pq.ParquetFile) -> dict[str, Any]:
-    """As `executor.sum_footer`, of a file that may be damaged."""
+    """As `portable.footers.sum_footer`, of a file that may be damaged."""
     spans: dict[str, list[float]] = {}
     column_bytes: dict[str, int] = {}
     schema = parquet.schema_arrow
