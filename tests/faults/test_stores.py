@@ -27,6 +27,7 @@ from converter.cache import entries, leases, roots
 from converter.cache.removal import SweepReport
 from converter.portable import deadlines, filesystems
 from converter.portable.deadlines import REQUEST_THREAD
+from converter.storage import hdfs as hdfs_store
 from converter.storage.directory import Storage
 from converter.storage.opening import open_storage
 from converter.storage.store import TIMEOUT_SECONDS
@@ -128,13 +129,13 @@ def create_while_the_namenode_hangs(url: str, namenode: int, failed: str) -> lis
     """In a process of its own: a small file whose closing the NameNode does not answer, and then the file `failed`."""
     store = open_storage(url, timeout_seconds=2)
     store.make_directory()
-    close_whole = filesystems.close_whole
+    close_whole = hdfs_store.close_whole
 
     def hang_and_close(*arguments: Any) -> None:
         os.kill(namenode, signal.SIGSTOP)
         close_whole(*arguments)
 
-    filesystems.close_whole = hang_and_close
+    hdfs_store.close_whole = hang_and_close
     with pytest.raises(TimeoutError, match="could not be reached for 2 seconds"):
         store.put_if_absent("file", b"content")
     Path(failed).touch()

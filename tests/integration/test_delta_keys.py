@@ -195,7 +195,7 @@ def test_a_version_of_a_table_that_was_put_back_from_a_copy_is_another_one(progr
 def convert_while_it_changes(folder: str) -> Found:
     """Append to a table after it was planned, and while its rows are being written."""
     from converter import make_spark_converter
-    from converter.sources.spark import run
+    from converter.sources.spark import write
 
     spark = start_spark(folder)
     path = f"{folder}/table"
@@ -204,7 +204,7 @@ def convert_while_it_changes(folder: str) -> Found:
     spark.range(100, 110).write.format("delta").mode("append").save(path)
     kept: dict[str, Any] = {"cache_dir": f"{folder}/cache", "delete_on_exit": False, "progress": False}
     made = [make_spark_converter(early, **kept)]
-    run_write, appended = run.run_write, []
+    run_write, appended = write.run_write, []
 
     def run_and_append(*arguments: Any, **options: Any) -> Any:
         reports = run_write(*arguments, **options)
@@ -212,7 +212,7 @@ def convert_while_it_changes(folder: str) -> Found:
             appended.append(spark.range(110, 120).write.format("delta").mode("append").save(path))
         return reports
 
-    run.run_write = run_and_append
+    write.run_write = run_and_append
     frame = spark.read.format("delta").load(path).where("id >= 0")
     made.append(make_spark_converter(frame, **kept))
     newest = spark.read.format("delta").load(path).where("id >= 0")
