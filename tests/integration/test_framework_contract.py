@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Before TensorFlow, in every test module: their copies of LLVM end the process where they are loaded the other way.
-import torch  # noqa: F401
-
 from converter import DatasetConverter
 from tests.contracts.frameworks import FrameworkContract
 
