@@ -1,4 +1,7 @@
-"""The public face: a dataset that hands its rows out as tensors. What it does is a line or three that call a room."""
+"""The public face: a dataset that hands its rows out as tensors. What it does is a line or three that call a room.
+
+Long, because four methods show the same twenty arguments in `help()` and in editors, and explain each of them once.
+"""
 
 from __future__ import annotations
 
@@ -226,30 +229,16 @@ class DatasetConverter:
                 well, unless `columns` names them. One dtype is kept, a mix becomes the converter's `float_dtype`.
             filters: read only the rows for which they hold: tuples `(column, operator, value)` in a list (all of them
                 must hold), a list of such lists (one of them must), or a `pyarrow.compute` expression. One pass over
-                the columns that they name counts the rows first; `where` does that once for many loaders.
-                Tuples follow Spark: NaN equals NaN and is greater than any other number, `-0.0` equals `0.0`, and a
-                comparison with null is never true, so `not in` a list that holds None keeps nothing. Arrow evaluates
-                an expression by its own rules, where NaN is neither equal to, less nor greater than any number.
-                Columns are compared as they are stored (in a cache, doubles are stored as the `float_dtype`). A
-                number is rounded to float32 before it is compared with a float32 column; Spark compares doubles.
-                Statistics of files do not tell of NaN: `x > 5` skips row groups if `x <= inf` is asked for as well.
+                the columns that they name counts the rows first; `where` does that once for many loaders, and says how
+                values are compared.
             shuffle: permute row groups across the dataset, then rows across a window; another order in each epoch,
                 the same for the same seed and rows.
             seed: which order.
             shuffle_window_rows: rows that are mixed together; None for about 48 MB of them, `"all"` for a uniform
-                permutation of all rows, which are then in memory at once. Of data that are sorted by what the model
-                must learn, batches of b rows from windows of g out of G row groups spread about
-                √(1 + (b/g)(1 − g/G)) times as much as mixed ones. Measured with 2 M rows that are sorted by a label,
-                batches of 1,024, against a perfect shuffle (tests/bench/RESULTS.md has the speeds beside them):
-
-                | window | spread |
-                | --- | --- |
-                | 2 of 41 row groups | 23 |
-                | the default, 6 to 7 of them | 11 |
-                | 10 | 8.1 |
-                | 20 | 4.3 |
-                | "all" | 1.00 |
-                | the default, after `shuffle_rows_seed=…` at the write, the better remedy | 1.00 |
+                permutation of all rows, which are then in memory at once. If the data are sorted by what the model
+                must learn, batches vary more than after a perfect shuffle: 11 times as much with the default window,
+                2 M rows and batches of 1,024 (tests/bench/RESULTS.md has other windows and their speeds). Then write
+                with `shuffle_rows_seed=…`: the default window is as good as a perfect shuffle.
             cur_shard: which part of `shard_count` this process reads. Both or none: then they are found in
                 torch.distributed, or the environment of torchrun, Horovod, MPI or Slurm, again until the first
                 iteration begins; `cur_shard=0, shard_count=1` reads all rows.
@@ -491,7 +480,12 @@ class DatasetConverter:
 
         Args:
             filters: as `make_torch_dataloader` takes them. Tuples follow Spark: NaN equals NaN and is greater than any
-                other number, and a comparison with null is never true. Arrow evaluates an expression by its own rules.
+                other number, `-0.0` equals `0.0`, and a comparison with null is never true, so `not in` a list that
+                holds None keeps nothing. Arrow evaluates an expression by its own rules, where NaN is neither equal
+                to, less nor greater than any number. Columns are compared as they are stored (in a cache, doubles are
+                stored as the `float_dtype`). A number is rounded to float32 before it is compared with a float32
+                column; Spark compares doubles. Statistics of files do not tell of NaN: `x > 5` skips row groups if
+                `x <= inf` is asked for as well.
 
         Raises:
             SourceError: no row passes.
