@@ -70,7 +70,10 @@ class NotOpenedError(OSError):
 
 
 class Store:
-    """An fsspec filesystem that is asked with patience; the names of methods are fsspec's."""
+    """An fsspec filesystem that is asked with patience; the names of methods are fsspec's.
+
+    One class, because every call of it goes through the same patience, `ask`.
+    """
 
     is_native = False
     """Whether its client waits in code of its own, which must not come back while the interpreter ends."""

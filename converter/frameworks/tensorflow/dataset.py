@@ -88,7 +88,7 @@ def made_options(source: BatchSource) -> Any:
 class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no types.
     """A `tf.data.Dataset` of batches that knows its cardinality, and a context manager that closes it.
 
-    Above 300 lines, because what is counted, what was used and where the next iteration begins are one state.
+    One class, because what is counted, what was used and where the next iteration begins are one state.
     """
 
     def __init__(

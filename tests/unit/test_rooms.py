@@ -1,0 +1,38 @@
+"""Modules and classes stay small enough to be read at once, and every room says its law."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import converter
+
+PACKAGE = Path(converter.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+MAX_MODULE_LINES, MAX_CLASS_LINES = 500, 300
+REASON = ", because"
+"""What a longer one says in its docstring."""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_is_short_or_says_why_not(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    said = ast.get_docstring(tree) or ""
+    assert said
+    assert len(text.splitlines()) <= MAX_MODULE_LINES or REASON in said
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.end_lineno is not None:
+            is_short = node.end_lineno - node.lineno < MAX_CLASS_LINES
+            assert is_short or REASON in said or REASON in (ast.get_docstring(node) or ""), node.name
+
+
+def test_most_modules_are_read_in_one_go() -> None:
+    sizes = [len(path.read_text().splitlines()) for path in MODULES]
+    assert sorted(sizes)[len(sizes) * 2 // 3] <= 250
