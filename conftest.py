@@ -1,4 +1,8 @@
-"""One Spark session and one server of each kind for all tests that ask for them, and a cache directory for each."""
+"""Which lane a test is in; one Spark session and one server of each kind for all tests that ask for them.
+
+`pytest` runs the short lane, `pytest --all` every test, `pytest --rest` what the short lane leaves out, and
+`pytest tests/unit` the unit tests of the short lane. A file or a test that is named runs in any case.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,39 @@ if TYPE_CHECKING:
     from tests.servers.s3 import S3
 
 
+SERVERS = frozenset({"hdfs", "azurite", "slow_azurite", "s3"})
+"""Fixtures that need more than Python and pip."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lanes")
+    group.addoption("--all", action="store_true", help="every test, in either lane")
+    group.addoption("--rest", action="store_true", help="only the tests that the short lane leaves out")
+
+
+def is_short(item: pytest.Item) -> bool:
+    """Whether a test is in the short lane: the nearest marker decides, else the folder."""
+    if SERVERS & set(getattr(item, "fixturenames", ())):
+        return False
+    for marker in item.iter_markers():
+        if marker.name in ("short", "long"):
+            return marker.name == "short"
+    folder = item.path.relative_to(item.config.rootpath).parts[:2]
+    return folder[0] == "converter" or folder == ("tests", "unit")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of the other lane."""
+    if config.option.all:
+        return
+    named = {(config.invocation_params.dir / str(argument).split("::")[0]).resolve() for argument in config.args}
+    rest = config.option.rest
+    # A property is in both lanes: the short one tries a fifth of its examples.
+    kept = [i for i in items if i.path in named or is_short(i) != rest or (rest and i.get_closest_marker("hypothesis"))]
+    config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+    items[:] = kept
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let pytest-xdist give out the files in the order of `testpaths`.
 
@@ -24,6 +61,11 @@ def pytest_configure(config: pytest.Config) -> None:
     worker that is given one of them at the end lets the other one idle.
     """
     config.option.loadscopereorder = False
+    from hypothesis import settings
+
+    settings.register_profile("short", max_examples=20, deadline=None)
+    settings.register_profile("all", max_examples=100, deadline=None)
+    settings.load_profile("all" if config.option.all or config.option.rest else "short")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from converter import DatasetConverter
@@ -26,6 +26,7 @@ from converter.errors import CacheCorruptError, CacheError, ConverterError
 from converter.manifest import FORMAT_VERSION, FileEnd, Manifest, Origin, fingerprint_of
 from converter.schema import Field, Schema
 from converter.statistics import ColumnStatistics
+from tests.properties import examples
 from tests.unit.known_tables import ID, RAGGED, SCALARS, TENSORS, Column, write_converter
 
 ATTEMPT = "0123456789abcdef" * 2
@@ -87,7 +88,7 @@ manifests = st.lists(st.lists(st.integers(0, 2**40), max_size=4), max_size=5).ma
 
 
 @given(manifests)
-@settings(max_examples=50)
+@examples(50)
 def test_a_manifest_survives_json(manifest: Manifest) -> None:
     again = Manifest.from_json(manifest.to_json(), path=PATH)
     assert same(again, manifest)
@@ -96,7 +97,7 @@ def test_a_manifest_survives_json(manifest: Manifest) -> None:
 
 
 @given(manifests)
-@settings(max_examples=20)
+@examples(20)
 def test_a_manifest_survives_pickle(manifest: Manifest) -> None:
     assert same(pickle.loads(pickle.dumps(manifest)), manifest)
 
@@ -109,7 +110,7 @@ def with_ends(*ends: bytes) -> Manifest:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5))
-@settings(max_examples=50)
+@examples(50)
 def test_the_ends_of_files_survive_json_and_older_manifests_have_none(ends: list[bytes]) -> None:
     known = with_ends(*ends)
     assert Manifest.from_json(known.to_json(), path=PATH).file_ends == known.file_ends
@@ -169,7 +170,7 @@ def test_ends_that_are_not_those_of_the_files_are_corrupt(part: str, kind: str) 
 
 
 @given(st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=5))
-@settings(max_examples=50)
+@examples(50)
 def test_a_row_group_knows_its_number_within_its_file(rows: list[list[int]]) -> None:
     manifest = make_manifest(rows)
     expected = [number for groups in rows for number in range(len(groups))]

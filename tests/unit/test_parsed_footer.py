@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from converter import parsed_footer
@@ -26,6 +26,7 @@ from converter.parsed_footer import ColumnChunk, ParsedFooter, bound, parse_end
 from converter.thrift import read_struct
 from tests.encrypted import write_encrypted
 from tests.faults.footer_fuzz import mutate
+from tests.properties import examples
 
 IDS = np.arange(100)
 SCALARS: dict[str, pa.Array] = {
@@ -220,7 +221,7 @@ def test_any_bytes_are_a_struct_or_an_error(data: bytes) -> None:
     assert place <= len(data)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.integers(0, 2**32))
 def test_a_mutated_footer_gives_values_or_a_value_error(seed: int) -> None:
     end = end_of(with_arrow(row_group_size=50))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from converter.arguments import check_integer
@@ -363,10 +363,6 @@ def test_an_argument_that_is_too_small_is_refused_by_name() -> None:
     assert type(check_integer("seed", np.int32(3), least=0)) is int
 
 
-settings.register_profile("quick", max_examples=60, deadline=None)
-settings.load_profile("quick")
-
-
 # Resume
 
 
@@ -378,7 +374,6 @@ def ranks(row_group_rows: np.ndarray, count: int, **options: Any) -> list[EpochP
     return [plan_epoch(row_group_rows, shard=Shard(index=index, count=count), **options) for index in range(count)]
 
 
-@settings(deadline=None)
 @given(rows=row_groups, shuffle=shuffles, window=window_sizes, world=worlds, uneven=policies, data=st.data())
 def test_after_any_number_of_changes_of_world_size_each_row_comes_as_the_policy_says(
     rows: np.ndarray,
@@ -409,7 +404,6 @@ def test_after_any_number_of_changes_of_world_size_each_row_comes_as_the_policy_
         assert len(seen) >= num_rows - sum(count - 1 for count, _ in [*world, (last, 0)])
 
 
-@settings(deadline=None)
 @given(rows=row_groups, shuffle=shuffles, window=window_sizes, count=st.integers(1, 8), uneven=policies, data=st.data())
 def test_every_step_can_be_resumed_with_the_very_next_row(
     rows: np.ndarray, shuffle: Shuffle | None, window: int, count: int, uneven: Uneven, data: st.DataObject

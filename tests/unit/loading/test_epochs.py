@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from converter import DatasetConverter
 from converter.errors import StateMismatchError
 from tests.known_rows import run_python
+from tests.properties import examples
 from tests.unit.known_tables import ID, TENSORS, write_converter
 
 NUM_ROWS = 101
@@ -392,7 +393,7 @@ def test_another_number_of_shards_reads_what_is_left(
     check_policy(before, last, uneven, most_dropped=sum(count - 1 for count, _, _ in stretches))
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(
     stretches=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(0, 6)), min_size=2, max_size=3),
     uneven=st.sampled_from(["keep", "drop", "pad"]),

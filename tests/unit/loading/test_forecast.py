@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from converter import DatasetConverter
@@ -24,6 +24,7 @@ from converter.reading.windows import _WindowReader
 from converter.schema import Field, Schema
 from converter.statistics import ColumnStatistics
 from converter.storage.opening import open_storage
+from tests.properties import examples
 from tests.unit.known_tables import ID, TENSORS, Column, write_converter
 
 NUM_ROWS = 101
@@ -106,7 +107,7 @@ ARGUMENTS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(part=st.sampled_from(["all", "where", "split"]), count=st.integers(1, 5), arguments=ARGUMENTS)
 def test_a_plan_tells_what_its_loader_does(
     parts: dict[str, DatasetConverter], part: str, count: int, arguments: dict[str, Any]
@@ -114,7 +115,7 @@ def test_a_plan_tells_what_its_loader_does(
     compare(parts[part], count, **arguments)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(part=st.sampled_from(["all", "where", "split"]), count=st.integers(1, 5), arguments=ARGUMENTS)
 def test_a_plan_tells_what_its_loader_does_where_last_batches_are_dropped(
     parts: dict[str, DatasetConverter], part: str, count: int, arguments: dict[str, Any]

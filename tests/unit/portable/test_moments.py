@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from converter.portable.moments import (
@@ -24,6 +24,7 @@ from converter.portable.moments import (
     over_all_elements,
     to_json,
 )
+from tests.properties import examples
 
 Array = np.ndarray[Any, Any]
 
@@ -87,13 +88,13 @@ def numbers(draw: st.DrawFn) -> Array:
 
 
 @given(numbers(), splits())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_any_parts_in_any_order_are_the_whole(values: Array, split: tuple[list[int], list[int]]) -> None:
     assert_moments(merged(values, *split), values)
 
 
 @given(st.data(), st.sampled_from(INTEGERS), splits())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_any_parts_of_integers_are_the_whole(
     data: st.DataObject, dtype: str, split: tuple[list[int], list[int]]
 ) -> None:
@@ -104,14 +105,14 @@ def test_any_parts_of_integers_are_the_whole(
 
 
 @given(st.lists(st.booleans(), max_size=60), splits())
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_truth_is_counted_as_zeros_and_ones(found: list[bool], split: tuple[list[int], list[int]]) -> None:
     values = np.array(found, np.uint8).reshape(-1, 1)
     assert_moments(merged(values, *split), values)
 
 
 @given(numbers(), st.lists(st.integers(0, 200), max_size=5))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_batches_of_one_part_are_the_whole(values: Array, cuts: list[int]) -> None:
     opened, scratch = new_moments(values.shape[1]), new_scratch()
     for batch in np.split(values, sorted(cut % (len(values) + 1) for cut in cuts)):
@@ -228,7 +229,7 @@ def test_counting_in_any_float_warns_of_nothing(value: float) -> None:
 
 
 @given(numbers(), splits())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_json_keeps_every_bit(values: Array, split: tuple[list[int], list[int]]) -> None:
     closed = merged(values, *split)
     again = from_json(json.loads(json.dumps(to_json(closed), allow_nan=False)))
@@ -248,7 +249,7 @@ def test_json_keeps_infinities(value: float) -> None:
 
 
 @given(numbers())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_all_elements_alike_are_one_long_column(values: Array) -> None:
     assert_moments(over_all_elements(closed_of(values)), values.reshape(-1, 1))
     flat = flatten_moments(closed_of(values))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from converter.errors import NullValueError
@@ -19,6 +19,7 @@ from converter.reading.gather import gather, gather_stack
 from converter.reading.nulls import check_fill, null_error
 from converter.reading.ragged import ragged_values
 from converter.schema import Field
+from tests.properties import examples
 from tests.unit.known_tables import RAGGED, SCALARS, TENSORS, Column
 
 IDS = list(range(57))
@@ -298,7 +299,7 @@ def wanted(parts: list[list[int]], rows: Any) -> list[int]:
 
 
 @given(windows(), st.sampled_from([*NUMBERS, *TENSORS]))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_gathered_numbers_are_the_wanted_rows_in_memory_of_their_own(window: Any, column: Column) -> None:
     parts, rows = window
     values = [as_stored(column.values(part)) for part in parts]
@@ -309,7 +310,7 @@ def test_gathered_numbers_are_the_wanted_rows_in_memory_of_their_own(window: Any
 
 
 @given(windows(), st.sampled_from([*OBJECTS, RAGGED]))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_gathered_objects_and_ragged_rows_are_the_wanted_ones(window: Any, column: Column) -> None:
     parts, rows = window
     if column is RAGGED:
@@ -327,7 +328,7 @@ def test_gathered_objects_and_ragged_rows_are_the_wanted_ones(window: Any, colum
 
 
 @given(windows(), st.lists(st.sampled_from(NUMBERS[:8]), min_size=1, max_size=6), st.sampled_from(["f4", "f8"]))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_gathered_stack_is_numpys_stack_of_the_wanted_rows(window: Any, columns: list[Column], dtype: str) -> None:
     parts, rows = window
     groups = [[column.values(part) for column in columns] for part in parts]
@@ -352,7 +353,7 @@ def test_a_stack_larger_than_a_block_is_whole() -> None:
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), max_size=5), max_size=12), st.integers(0, 12), st.integers(0, 12))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_padded_rows_are_the_rows_and_zeros_behind(rows: list[list[int]], start: int, stop: int) -> None:
     field = Field(name="x", dtype="int16", shape=None)
     array = pa.array([np.array(row, "<i2").tobytes() for row in rows], pa.large_binary())[start:stop]
@@ -386,7 +387,7 @@ def as_lists(rows: list[Any], dtype: str, ndim: int) -> pa.Array:
 
 
 @given(tensors(), st.sampled_from(["lists", "packed"]), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_rows_of_different_shapes_come_back_as_they_were(case: Any, way: str, start: int) -> None:
     dtype, ndim, rows = case
     field = Field(name="x", dtype=dtype, shape=None, ragged_ndim=ndim)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from converter.parsed_footer import parse_end
@@ -20,6 +20,7 @@ from converter.places import Place
 from converter.portable import footers
 from converter.reading.pages import Chunk, PlainColumn, _is_regular, _read_page_header, find_plain_column
 from converter.schema import Field
+from tests.properties import examples
 
 RANDOM = np.random.default_rng(0)
 ONE_PAGE: Any = {
@@ -137,7 +138,7 @@ def test_what_does_not_lie_there_as_numbers_is_left_to_arrow(
     assert all(view is None for view in views(write(tmp_path / "x", array, **options), field))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     values=st.lists(st.none() | st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=200),
     group_rows=st.integers(1, 80),
@@ -214,7 +215,7 @@ def test_numbers_of_another_width_are_those_that_arrow_decodes(
     assert found.shape[1:] == field.shape
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     rows=st.lists(st.none() | st.lists(st.none() | st.integers(0, 99), max_size=20), min_size=1, max_size=60)
     | st.tuples(st.integers(1, 20), st.integers(1, 300)).map(lambda one: [list(range(one[0]))] * one[1]),
@@ -262,7 +263,7 @@ def varint(value: int) -> bytes:
     return bytes([value & 127 | 128]) + varint(value >> 7)
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(length=st.integers(1, 40), rows=st.integers(1, 40), packed=st.booleans(), flip=st.none() | st.integers(0, 1599))
 def test_levels_are_regular_only_if_every_row_begins_in_its_place(
     length: int, rows: int, packed: bool, flip: int | None
@@ -273,7 +274,7 @@ def test_levels_are_regular_only_if_every_row_begins_in_its_place(
     assert _is_regular(encode(levels, packed=packed), length, len(levels)) == (flip is None)
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(st.binary(max_size=60), st.integers(1, 40), st.integers(1, 400))
 def test_any_bytes_are_levels_or_not(data: bytes, length: int, rows: int) -> None:
     assert _is_regular(data, length, length * rows) in (True, False)

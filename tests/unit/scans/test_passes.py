@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from converter import DatasetConverter, make_delta_converter, make_parquet_converter
@@ -35,6 +35,7 @@ from converter.scans import pruning
 from converter.selection import hash_bytes, hash_numbers
 from converter.sources.delta import files
 from tests.known_rows import ODD_NAMES
+from tests.properties import examples
 from tests.unit.known_tables import _ARROW, Column, write_batches
 
 NAN = float("nan")
@@ -175,7 +176,7 @@ CONDITION = st.sampled_from(list(VALUES)).flatmap(_conditions)
 ALL_OF = st.lists(CONDITION, min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=120)
+@examples(120)
 @given(filters=ALL_OF | st.lists(ALL_OF, min_size=1, max_size=3))
 def test_a_filter_leaves_the_rows_that_a_look_at_each_row_leaves(known: DatasetConverter, filters: Any) -> None:
     assert rows_that(known, filters) == [row for row in range(NUM_ROWS) if passes(row, filters)]
@@ -1111,7 +1112,7 @@ def test_an_expression_that_fails_on_a_row_is_to_blame_and_not_the_file(
 # Splits by row
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     hundredths=st.lists(st.integers(3, 60), min_size=1, max_size=5).filter(lambda parts: sum(parts) <= 100),
     seed=st.integers(0, 2**62),
