@@ -42,6 +42,7 @@ def is_short(item: pytest.Item) -> bool:
     return folder[0] == "converter" or folder == ("tests", "unit")
 
 
+@pytest.hookimpl(trylast=True)  # Hypothesis marks its tests in the same hook.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of the other lane."""
     if config.option.all:
