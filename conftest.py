@@ -42,16 +42,20 @@ def is_short(item: pytest.Item) -> bool:
     return folder[0] == "converter" or folder == ("tests", "unit")
 
 
-@pytest.hookimpl(trylast=True)  # Hypothesis marks its tests in the same hook.
+@pytest.hookimpl(tryfirst=True)  # Before `-m` is applied.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of the other lane."""
-    if config.option.all:
-        return
+    """Leave out the tests of the other lane, and mark the others, so that `-m short` works on a named file too."""
+    rest, everything = config.option.rest, config.option.all
     named = {(config.invocation_params.dir / str(argument).split("::")[0]).resolve() for argument in config.args}
-    rest = config.option.rest
-    # A property is in both lanes: the short one tries a fifth of its examples.
-    kept = [i for i in items if i.path in named or is_short(i) != rest or (rest and i.get_closest_marker("hypothesis"))]
-    config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+    kept, left = [], []
+    for item in items:
+        short = is_short(item)
+        # A property is in both lanes: the short one tries a fifth of its examples.
+        is_property = getattr(getattr(item, "function", None), "is_hypothesis_test", False)
+        item.add_marker("short" if short else "long")
+        chosen = everything or item.path in named or short != rest or (rest and is_property)
+        (kept if chosen else left).append(item)
+    config.hook.pytest_deselected(items=left)
     items[:] = kept
 
 
