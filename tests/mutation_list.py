@@ -60,27 +60,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/test_plan.py", "tests/unit/loading"),
     ),
     Mutation(
-        module="plan.py",
-        claim="drop_last keeps the last, short batch",
-        old="(1 if rest and not self.drop_last else 0)",
-        new="(1 if rest else 0)",
-        tests=("tests/unit/test_plan.py", "tests/unit/loading"),
-    ),
-    Mutation(
-        module="plan.py",
-        claim="a shard may be empty",
-        old="if num_rows < part.count:",
-        new="if num_rows < 1:",
-        tests=("tests/unit/test_plan.py", "tests/unit/loading"),
-    ),
-    Mutation(
-        module="positions.py",
-        claim="the last rows belong to no shard",
-        old="num_rows * (self.index + 1) // self.count",
-        new="num_rows // self.count * (self.index + 1)",
-        tests=("tests/unit/test_plan.py", "tests/unit/loading"),
-    ),
-    Mutation(
         module="positions.py",
         claim="the same row is dropped in each epoch",
         old="dropped = epoch % len(rows)",
@@ -96,9 +75,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="state.py",
-        claim="a second save forgets what was done before the first",
-        old="past[-1][1] + rows_done",
-        new="rows_done",
+        claim="rows done by fewer shards are added to those done by more",
+        old="[-1][0] == shard_count",
+        new="[-1][0] >= shard_count",
         tests=("tests/unit/test_plan.py", "tests/unit/loading"),
     ),
     Mutation(
@@ -117,37 +96,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="manifest.py",
-        claim="filtered rows are counted as there",
-        old="self.row_group_rows if self.selection is None else self.selection.counts",
-        new="self.row_group_rows",
-        tests=("tests/unit/test_manifest.py", "tests/unit/reading", "tests/faults/test_damage.py"),
-    ),
-    Mutation(
-        module="manifest.py",
         claim="a filter does not change the fingerprint",
         old='f"{self.fingerprint}/{self.selection.digest}"',
         new='f"{self.fingerprint}/selected"',
         tests=("tests/unit/test_manifest.py", "tests/unit/reading", "tests/faults/test_damage.py"),
     ),
     Mutation(
-        module="manifest.py",
-        claim="a newer format is read as if it were known",
-        old="if version > FORMAT_VERSION:",
-        new="if version > FORMAT_VERSION + 1:",
-        tests=("tests/unit/test_manifest.py", "tests/unit/reading", "tests/faults/test_damage.py"),
-    ),
-    Mutation(
         module="selection.py",
         claim="a row group that lacks one row is taken whole",
-        old="0 < counts[row_group] < len(mask)",
-        new="0 < counts[row_group] < len(mask) - 1",
-        tests=("tests/unit/scans", "tests/unit/sources/delta"),
-    ),
-    Mutation(
-        module="selection.py",
-        claim="the part with the smallest claim gets the spare row",
-        old="-exact[part][1]",
-        new="exact[part][1]",
+        old="] < len(mask):",
+        new="] < len(mask) - 1:",
         tests=("tests/unit/scans", "tests/unit/sources/delta"),
     ),
     Mutation(
@@ -176,13 +134,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="a column behind a nested one is looked for too early",
         old="leaf += level.leaves[number]",
         new="leaf += number",
-        tests=("tests/unit/sources/parquet", "tests/unit/sources/delta", "tests/parity/test_parquet_parity.py"),
-    ),
-    Mutation(
-        module="places.py",
-        claim="one of two names that differ in case is taken",
-        old="if len(alike) == 1 else None",
-        new="if alike else None",
         tests=("tests/unit/sources/parquet", "tests/unit/sources/delta", "tests/parity/test_parquet_parity.py"),
     ),
     Mutation(
@@ -265,13 +216,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="portable/moments.py",
-        claim="NaN counts as a number in the mean",
-        old="counted = len(block) - absent.sum(axis=0)",
-        new="counted = len(block)",
-        tests=("tests/unit/portable", "tests/unit/scans", "tests/integration/test_convert.py"),
-    ),
-    Mutation(
-        module="portable/moments.py",
         claim="merged parts have too small a variance",
         old='delta * delta * left["count"] * share',
         new='delta * left["count"] * share',
@@ -280,8 +224,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="portable/deadlines.py",
         claim="a large write gets no more time than a small one",
-        old="+ num_bytes / _SLOW_BYTES_PER_SECOND",
-        new="+ 0 * num_bytes",
+        old='store["timeout_seconds"] + num_bytes /',
+        new='store["timeout_seconds"] + 0 * num_bytes /',
         tests=("tests/unit/portable", "tests/unit/storage", "tests/faults/test_stores.py"),
     ),
     Mutation(
@@ -331,13 +275,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="a row group's digest forgets the one before",
         old='zlib.crc32(data, file["crc"])',
         new="zlib.crc32(data)",
-        tests=("tests/unit/portable", "tests/faults/test_executors.py", "tests/integration/test_convert.py"),
-    ),
-    Mutation(
-        module="portable/tasks.py",
-        claim="the row of an error is counted from its batch",
-        old='finding["row"] += rows_seen',
-        new='finding["row"] += 0',
         tests=("tests/unit/portable", "tests/faults/test_executors.py", "tests/integration/test_convert.py"),
     ),
     Mutation(
@@ -434,8 +371,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="storage/azure.py",
         claim="a commit replaces another one",
-        old='mode="create"',
-        new='mode="overwrite"',
+        old='(path, data, mode="create")',
+        new='(path, data, mode="overwrite")',
         tests=("tests/unit/storage", "tests/integration/test_stores.py", "tests/faults/test_stores.py"),
     ),
     Mutation(
@@ -475,22 +412,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="cache/roots.py",
-        claim="a folder of other files is taken over",
-        old="if strangers and root.size(OWNER_FILE) is None:",
-        new="if False:",
+        claim="a folder of other files is taken for ours",
+        old="any(not PASSING_PATTERN",
+        new="any(False and not PASSING_PATTERN",
         tests=("tests/unit/cache", "tests/faults/test_delete_safety.py"),
-    ),
-    Mutation(
-        module="cache/roots.py",
-        claim="the conf goes before the environment variable",
-        old="os.environ.get(ENVIRONMENT_VARIABLE) or spark_conf",
-        new="spark_conf or os.environ.get(ENVIRONMENT_VARIABLE)",
-        tests=(
-            "tests/unit/cache",
-            "tests/faults/test_leases.py",
-            "tests/faults/test_protocol.py",
-            "tests/faults/test_delete_safety.py",
-        ),
     ),
     Mutation(
         module="cache/leases.py",
@@ -507,13 +432,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/cache", "tests/faults/test_leases.py", "tests/faults/test_protocol.py"),
     ),
     Mutation(
-        module="cache/leases.py",
-        claim="a swept lease is taken for held",
-        old="isinstance(error, FileNotFoundError)",
-        new="False",
-        tests=("tests/unit/cache", "tests/faults/test_leases.py", "tests/faults/test_protocol.py"),
-    ),
-    Mutation(
         module="cache/removal.py",
         claim="foreign files are removed",
         old="bool(DATA_FILE.fullmatch(info.name) or _SIDE_FILE.fullmatch(info.name))",
@@ -523,8 +441,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="cache/removal.py",
         claim="a link is followed and emptied",
-        old="    if leads_elsewhere(entry, directory_name):",
-        new="    if False:",
+        old="info.name == name and info.is_link for",
+        new="info.name == name and False for",
         tests=("tests/unit/cache", "tests/faults/test_delete_safety.py"),
     ),
     Mutation(
@@ -554,8 +472,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="cache/entries.py",
         claim="the first to close deletes what others read",
-        old="is_in_use(root, key, attempt_id, if_corrupt=if_corrupt)",
-        new="False",
+        old="attempt_id, if_corrupt=if_corrupt):",
+        new="attempt_id, if_corrupt=if_corrupt) and False:",
         tests=(
             "tests/unit/cache",
             "tests/faults/test_leases.py",
@@ -590,20 +508,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/write.py",
         claim="a table that changed while it was written is kept as the old version",
-        old="not pinned.is_fixed and",
-        new="pinned.is_fixed and",
+        old=".is_fixed and identity.find_delta_version(",
+        new=".is_fixed and False and identity.find_delta_version(",
         tests=("tests/integration/test_delta_keys.py", "tests/integration/test_delta_isolation.py"),
-    ),
-    Mutation(
-        module="sources/spark/write.py",
-        claim="what is to be kept reuses an entry that passes",
-        old="[kept_key] if is_kept else [kept_key, passing_key]",
-        new="[kept_key, passing_key]",
-        tests=(
-            "tests/integration/test_lifecycle.py",
-            "tests/integration/test_identity.py",
-            "tests/faults/test_damage.py",
-        ),
     ),
     Mutation(
         module="sources/spark/write.py",
@@ -647,13 +554,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="sources/spark/identity.py",
-        claim="random rows are taken for the same",
-        old="or _UNSTABLE.search(optimized) or",
-        new="or",
-        tests=("tests/unit/sources/spark", "tests/integration/test_identity.py"),
-    ),
-    Mutation(
-        module="sources/spark/identity.py",
         claim="a file that was just written is proof",
         old="time.time() - newest / 1e9 < RACY_SECONDS",
         new="False",
@@ -667,24 +567,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/sources/spark", "tests/integration/test_writers.py", "tests/integration/test_jobs.py"),
     ),
     Mutation(
-        module="sources/spark/choose.py",
-        claim="what the driver cannot see of the executors is no error",
-        old="directory.size(PROBE_NAME) is None",
-        new="False",
-        tests=("tests/unit/sources/spark", "tests/integration/test_writers.py", "tests/integration/test_jobs.py"),
-    ),
-    Mutation(
         module="sources/spark/run.py",
         claim="files come in the order of arrival",
         old='sorted(reports, key=lambda item: (item[0], item[1].get("name", "")))',
         new="reports",
-        tests=("tests/integration/test_convert.py", "tests/integration/test_writers.py"),
-    ),
-    Mutation(
-        module="sources/spark/run.py",
-        claim="rows are spread, and not shuffled",
-        old=".sortWithinPartitions(*keys)",
-        new="",
         tests=("tests/integration/test_convert.py", "tests/integration/test_writers.py"),
     ),
     Mutation(
@@ -710,13 +596,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="sources/spark/schema.py",
-        claim="a backtick in a name breaks the query",
-        old='part.replace("`", "``")',
-        new="part",
-        tests=("tests/integration/test_types.py", "tests/integration/test_bad_input.py"),
-    ),
-    Mutation(
-        module="sources/spark/schema.py",
         claim="names that differ in case are two columns",
         old="names if is_case_sensitive else map(str.casefold, names)",
         new="names",
@@ -728,13 +607,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         old=" if wanted is None else wanted",
         new=" or True if wanted is None else wanted",
         tests=("tests/integration/test_convert.py", "tests/integration/test_connect.py"),
-    ),
-    Mutation(
-        module="sources/spark/with_spark.py",
-        claim="old dates are written by the old calendar",
-        old='"CORRECTED"',
-        new='"LEGACY"',
-        tests=("tests/unit/sources/spark", "tests/integration/test_writers.py", "tests/integration/test_types.py"),
     ),
     Mutation(
         module="sources/spark/with_spark.py",
@@ -755,32 +627,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        module="sources/parquet/listing.py",
-        claim="a null partition is a text",
-        old="None if value == DEFAULT_PARTITION else unquote(value)",
-        new="unquote(value)",
-        tests=(
-            "tests/unit/sources/parquet",
-            "tests/integration/test_parquet.py",
-            "tests/parity/test_parquet_parity.py",
-        ),
-    ),
-    Mutation(
         module="sources/parquet/columns.py",
         claim="int32 beside float32 is rounded",
         old=" or pa.int32() in small else",
         new=" else",
-        tests=(
-            "tests/unit/sources/parquet",
-            "tests/integration/test_parquet.py",
-            "tests/parity/test_parquet_parity.py",
-        ),
-    ),
-    Mutation(
-        module="sources/parquet/columns.py",
-        claim="null elements of a list go unnoticed",
-        old="count != 0 and _may_hold_null",
-        new="count > 0 and _may_hold_null",
         tests=(
             "tests/unit/sources/parquet",
             "tests/integration/test_parquet.py",
@@ -799,21 +649,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        module="sources/parquet/fields.py",
-        claim="lists of many lengths get one shape",
-        old="if rest or not length else",
-        new="if not length else",
-        tests=(
-            "tests/unit/sources/parquet",
-            "tests/integration/test_parquet.py",
-            "tests/parity/test_parquet_parity.py",
-        ),
-    ),
-    Mutation(
         module="sources/parquet/footers.py",
         claim="empty lists are counted as nulls",
-        old="is_known and not (is_list and total) else",
-        new="is_known else",
+        old=" and not (is_list and total) else",
+        new=" else",
         tests=(
             "tests/unit/sources/parquet",
             "tests/integration/test_parquet.py",
@@ -842,24 +681,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/sources/delta", "tests/parity/test_delta_parity.py"),
     ),
     Mutation(
-        module="sources/delta/bounds.py",
-        claim="bounds of a decimal are moved inwards",
-        old='if name.startswith("min.") else pc.add',
-        new='if name.startswith("max.") else pc.add',
-        tests=("tests/unit/sources/delta", "tests/parity/test_delta_parity.py"),
-    ),
-    Mutation(
         module="sources/delta/columns.py",
         claim="time bounds that wrapped around are believed",
         old="(wrapped is None or key in wrapped)",
         new="wrapped is None",
-        tests=("tests/unit/sources/delta", "tests/parity/test_delta_parity.py"),
-    ),
-    Mutation(
-        module="sources/delta/columns.py",
-        claim="names are told apart by case",
-        old="ignores_case=True",
-        new="ignores_case=False",
         tests=("tests/unit/sources/delta", "tests/parity/test_delta_parity.py"),
     ),
     Mutation(
@@ -872,8 +697,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/delta/deletions.py",
         claim="deletion vectors that lack rows are believed",
-        old="noted != count",
-        new="noted < 0",
+        old=" != count:",
+        new=" < 0:",
         tests=("tests/unit/sources/delta", "tests/parity/test_delta_parity.py"),
     ),
     Mutation(
@@ -881,13 +706,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="each row group takes the first one's deletions",
         old="start += num_rows",
         new="start += 0",
-        tests=("tests/unit/sources/delta", "tests/parity/test_delta_parity.py"),
-    ),
-    Mutation(
-        module="sources/delta/files.py",
-        claim="a file of another size is read",
-        old="footer.num_bytes != self.num_bytes[number]",
-        new="footer.num_bytes < 0",
         tests=("tests/unit/sources/delta", "tests/parity/test_delta_parity.py"),
     ),
     Mutation(
@@ -912,32 +730,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/reading", "tests/parity/test_parquet_parity.py"),
     ),
     Mutation(
-        module="reading/decode.py",
-        claim="unsigned numbers wrap around",
-        old=">= 1 << 63:",
-        new=">= 1 << 64:",
-        tests=("tests/unit/reading", "tests/parity/test_parquet_parity.py"),
-    ),
-    Mutation(
         module="reading/gather.py",
         claim="rows of a later row group are shifted",
         old="min(rows.stop - offset, len(part))",
         new="min(rows.stop, len(part))",
         tests=("tests/unit/reading", "tests/unit/loading"),
-    ),
-    Mutation(
-        module="reading/gather.py",
-        claim="blocks of a stack overlap",
-        old="offset += num\n",
-        new="offset += num - 1\n",
-        tests=("tests/unit/reading", "tests/unit/loading"),
-    ),
-    Mutation(
-        module="reading/ragged.py",
-        claim="a row whose shape contradicts its length is read",
-        old=" or (shapes.prod(axis=1) + headers != sizes).any()",
-        new="",
-        tests=("tests/unit/reading", "tests/parity/test_parquet_parity.py"),
     ),
     Mutation(
         module="reading/ragged.py",
@@ -970,8 +767,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="reading/pages.py",
         claim="pages with nulls are read as if they had none",
-        old="return place == levels",
-        new="return place <= levels",
+        old=" == levels",
+        new=" <= levels",
         tests=("tests/unit/reading", "tests/parity/test_parquet_parity.py"),
     ),
     Mutation(
@@ -984,15 +781,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="reading/checks.py",
         claim="a file that was replaced is read",
-        old="zlib.crc32(end) != manifest.file_footers[file]",
-        new="False",
-        tests=("tests/unit/reading", "tests/faults/test_damage.py"),
-    ),
-    Mutation(
-        module="reading/checks.py",
-        claim="pages that were replaced on a store are read",
-        old="!= self.heads[index, leaf]",
-        new="is None",
+        old="zlib.crc32(end) != manifest.file_footers[",
+        new="0 > manifest.file_footers[",
         tests=("tests/unit/reading", "tests/faults/test_damage.py"),
     ),
     Mutation(
@@ -1012,23 +802,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="reading/data_files.py",
         claim="a file that is replaced while it is read is not noticed",
-        old="if self.storage.identity(name) != file.identity:",
-        new="if False:",
+        old="if self.storage.identity(",
+        new="if False and self.storage.identity(",
         tests=("tests/unit/reading", "tests/faults/test_damage.py"),
     ),
     Mutation(
         module="reading/data_files.py",
-        claim="a remote file that is replaced while it is read is not noticed",
-        old="self._check_stamps(numbers, given_up)",
-        new="self.may_keep_chunks()",
+        claim="what the local cache keeps may be of a file that was replaced",
+        old="self._check_stamps([number], given_up)",
+        new="bool(given_up)",
         tests=("tests/unit/reading", "tests/faults/test_damage.py"),
-    ),
-    Mutation(
-        module="reading/runs.py",
-        claim="padding is marked as a row of its own",
-        old="< plan.num_rows - plan.num_padded",
-        new="< plan.num_rows",
-        tests=("tests/unit/reading", "tests/unit/loading"),
     ),
     Mutation(
         module="reading/runs.py",
@@ -1074,13 +857,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="scans/values.py",
-        claim="a bound between two integers is rounded up",
-        old="math.floor(value), most)",
-        new="math.ceil(value), most)",
-        tests=("tests/unit/scans", "tests/parity/test_filter_parity.py"),
-    ),
-    Mutation(
-        module="scans/values.py",
         claim="a time zone is taken twice",
         old="- (value.utcoffset()",
         new="+ (value.utcoffset()",
@@ -1091,13 +867,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="nulls pass filters",
         old="pc.fill_null(project(expression, table), False)",
         new="pc.fill_null(project(expression, table), True)",
-        tests=("tests/unit/scans", "tests/parity/test_filter_parity.py"),
-    ),
-    Mutation(
-        module="scans/filters.py",
-        claim="nulls pass not in",
-        old="~comparison & field.is_valid()",
-        new="~comparison",
         tests=("tests/unit/scans", "tests/parity/test_filter_parity.py"),
     ),
     Mutation(
@@ -1124,8 +893,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="scans/passes.py",
         claim="a filter brings deleted rows back",
-        old="mask if already is None else mask & already",
-        new="mask",
+        old="return mask if ",
+        new="return mask if True or ",
         tests=("tests/unit/scans", "tests/unit/sources/delta", "tests/parity/test_delta_parity.py"),
     ),
     Mutation(
@@ -1176,28 +945,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        module="loading/epochs.py",
-        claim="any state is loaded",
-        old="loaded.check(self.source.state(loaded.epoch))",
-        new="self.source.state(loaded.epoch)",
-        tests=(
-            "tests/unit/loading",
-            "tests/faults/test_loader_lifecycle.py",
-            "tests/integration/test_framework_contract.py",
-        ),
-    ),
-    Mutation(
         module="loading/batches.py",
         claim="random numbers of a transform depend on the shard",
         old="self._plan.first_position(batch)",
         new="batch",
-        tests=("tests/unit/loading",),
-    ),
-    Mutation(
-        module="loading/batches.py",
-        claim="a transform may lose rows",
-        old=" or len(array) != num_rows:",
-        new=":",
         tests=("tests/unit/loading",),
     ),
     Mutation(
@@ -1229,17 +980,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/loading",),
     ),
     Mutation(
-        module="loading/names.py",
-        claim="nulls that are known are told at the first batch only",
-        old="if is_certain and source.nulls",
-        new="if not is_certain and source.nulls",
-        tests=("tests/unit/loading",),
-    ),
-    Mutation(
         module="holding.py",
         claim="a forked process removes its parent's cache",
-        old="self.pid != os.getpid() or self.root is None",
-        new="self.root is None",
+        old="self.pid != os.getpid()",
+        new="self.pid < 0",
         tests=("tests/unit/cache", "tests/faults/test_leases.py", "tests/integration/test_lifecycle.py"),
     ),
     Mutation(
@@ -1264,16 +1008,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="make.py",
         claim="filters of a Delta table choose files only",
-        old="converter if filters is None else converter.where(filters)",
-        new="converter",
+        old=" is None else converter.where(",
+        new=" is None or True else converter.where(",
         tests=("tests/unit/sources/delta", "tests/parity/test_delta_parity.py"),
-    ),
-    Mutation(
-        module="dataset.py",
-        claim="a split may have an empty part",
-        old="if not selection.num_rows:",
-        new="if selection is None:",
-        tests=("tests/unit/scans", "tests/unit/sources", "tests/integration/test_lifecycle.py"),
     ),
     Mutation(
         module="dataset.py",
@@ -1309,8 +1046,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="frameworks/torch/loader.py",
         claim="a pickled loader holds secrets",
-        old="self.source.storage.options if is_for_worker else None",
-        new="self.source.storage.options",
+        old="self.source.storage.options if ",
+        new="self.source.storage.options if True or ",
         tests=("tests/unit/loading", "tests/faults/test_secrets.py"),
     ),
     Mutation(
@@ -1326,29 +1063,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        module="frameworks/torch/tensors.py",
-        claim="a read-only array of a transform is not copied",
-        old='requirements=["C", "W"]',
-        new='requirements=["C"]',
-        tests=(
-            "tests/unit/loading",
-            "tests/integration/test_framework_contract.py",
-            "tests/integration/test_loader.py",
-            "tests/integration/test_frameworks.py",
-        ),
-    ),
-    Mutation(
         module="frameworks/tensorflow/elements.py",
         claim="the last, short batch is lost",
         old="    if rest:\n",
         new="    if rest < 0:\n",
-        tests=("tests/integration/test_framework_contract.py", "tests/integration/test_tensorflow.py"),
-    ),
-    Mutation(
-        module="frameworks/tensorflow/elements.py",
-        claim="the size of the last batch is said to be known",
-        old="source.batch_size if source.drop_last else None",
-        new="source.batch_size",
         tests=("tests/integration/test_framework_contract.py", "tests/integration/test_tensorflow.py"),
     ),
     Mutation(
@@ -1361,8 +1079,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="frameworks/tensorflow/dataset.py",
         claim="a strategy shards a shard once more",
-        old="policies.DATA if whole else policies.OFF",
-        new="policies.DATA",
+        old=" else policies.OFF",
+        new=" else policies.DATA",
         tests=("tests/integration/test_framework_contract.py", "tests/integration/test_tensorflow.py"),
     ),
     Mutation(

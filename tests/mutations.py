@@ -1,16 +1,19 @@
 """Breaks the code on purpose, one line at a time, and says which lane of tests notices: `python -m tests.mutations`.
 
 Each mutation is tried in a copy of the committed tree. First the tests that should notice it run, those of the short
-lane; where they pass, the whole short lane; where that passes too, the named files with their long tests as well. So "short"
-and "long" mean that a test of that lane failed, and "nothing" that the named long tests passed as well. The table goes
-to tests/MUTATIONS.md; an earlier table's rows of mutations that are unchanged are kept, unless `--again`.
+lane; if they pass, the whole short lane; if that passes too, the named files and folders with their long tests. So
+"short" and "long" mean that a test of that lane failed, and "nothing" that the named long tests passed as well. A test
+that fails is run again without the mutation: if it fails then too, the program stops. The table goes to
+tests/MUTATIONS.md. Mutations that an earlier table has, by module and claim, are not tried again, unless `--again`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,8 +36,6 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2, help="mutations tried side by side (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="try those again that the table has already")
     options = parser.parse_args()
-    for mutation in MUTATIONS:
-        mutation.apply_to(ROOT, write=False)
     rows = {} if options.again else read_table()
     wanted = [
         mutation
@@ -44,6 +45,7 @@ def main() -> None:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder, ThreadPoolExecutor(options.at_once) as pool:
         copies = [clone(Path(folder) / str(index)) for index in range(options.at_once)]
+        check_list(copies[0])
         free = list(copies)
 
         def attempt(mutation: Mutation) -> tuple[Mutation, str, str]:
@@ -66,39 +68,83 @@ def clone(folder: Path) -> Path:
     return folder
 
 
+def check_list(copy: Path) -> None:
+    """Raise ValueError if a mutation's text or one of its tests is not in the committed tree."""
+    for mutation in MUTATIONS:
+        mutation.apply_to(copy, write=False)
+        for test in mutation.tests:
+            if not (copy / test).exists():
+                raise ValueError(f"{mutation.label}: {test} does not exist.")
+
+
 def try_mutation(mutation: Mutation, copy: Path) -> tuple[str, str]:
-    """The lane that notices a mutation, and the first test that fails."""
+    """The lane that notices a mutation, and the first test that fails.
+
+    Raises:
+        SystemExit: that test fails without the mutation too, or pytest could not run.
+    """
     mutation.apply_to(copy, write=True)
     try:
         for lane, arguments in (
             ("short", ["-m", "short", *mutation.tests]),
             ("short", ["-n", "2", "--dist", "loadfile"]),
-            ("long", [*mutation.tests]),
+            ("long", ["--all", *mutation.tests]),  # Of a folder that is named, the short lane alone would run.
         ):
             failed = first_failure(copy, arguments)
             if failed:
-                return lane, failed
+                reset(copy)
+                if failed not in passing_tests and first_failure(copy, ["--all", failed]):
+                    raise SystemExit(f"{failed} fails without a mutation too.")
+                passing_tests.add(failed)
+                return lane, f"`{failed.removeprefix('tests/')}`"
         return "**nothing**", ""
     finally:
-        subprocess.run(["git", "checkout", "-q", "."], cwd=copy, check=True)
+        reset(copy)
+
+
+def reset(copy: Path) -> None:
+    """Make the copy the committed tree again."""
+    subprocess.run(["git", "checkout", "-q", "."], cwd=copy, check=True)
+    subprocess.run(["git", "clean", "-fdq"], cwd=copy, check=True)
+
+
+passing_tests: set[str] = set()
+"""Tests that were run without a mutation, and passed."""
 
 
 def first_failure(copy: Path, arguments: list[str]) -> str:
-    """The first test that fails, "" where all pass."""
+    """The first test that fails, "" if all pass.
+
+    A run that takes too long, or that crashes, counts as a failure of the first file it was given.
+
+    Raises:
+        SystemExit: pytest could not run.
+    """
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *arguments]
     environment = os.environ | {"PYTHONPATH": str(copy)}
-    try:
-        done = subprocess.run(
-            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=STEP_SECONDS, check=False
+    # To a file: processes that tests leave behind would hold a pipe open. In a session of its own: they end with it.
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, cwd=copy, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-    except subprocess.TimeoutExpired:
-        return f"a run that did not end within {STEP_SECONDS} s"
-    if done.returncode in (0, 5):  # 5: no test of that lane is among them.
+        try:
+            code = process.wait(STEP_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = -signal.SIGKILL
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        text = output.read()
+    if code in (0, 5):  # 5: no test of that lane is among them.
         return ""
-    match = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*)?(?: - .*)?$", done.stdout, re.MULTILINE)
-    if match is None:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return f"`{match[1].removeprefix('tests/')}`"
+    match = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*)?(?: - .*)?$", text, re.MULTILINE)
+    if match is not None:
+        return match[1]
+    if code < 0:
+        return next((argument for argument in arguments if argument.startswith("tests/")), "tests/unit")
+    raise SystemExit(f"{' '.join(command)} ended with {code}:\n{text[-4000:]}")
 
 
 def read_table() -> dict[str, str]:
