@@ -174,7 +174,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="memory.py",
-        claim="idle memory is never given back",
+        claim="idle memory is given back while there is room, and kept when there is none",
         old="while spare < 0 and self._idle:",
         new="while spare > 0 and self._idle:",
         tests=("tests/unit/test_memory.py", "tests/unit/reading"),
@@ -216,7 +216,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="portable/moments.py",
-        claim="merged parts have too small a variance",
+        claim="merged parts have a wrong variance",
         old='delta * delta * left["count"] * share',
         new='delta * left["count"] * share',
         tests=("tests/unit/portable", "tests/unit/scans", "tests/integration/test_convert.py"),
@@ -307,10 +307,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="storage/at_once.py",
-        claim="the last error is raised, not the first",
-        old="raise errors[0]",
-        new="raise errors[-1]",
-        tests=("tests/unit/storage", "tests/integration/test_stores.py"),
+        claim="requests at work are not told of an error",
+        old="given_up.set()",
+        new="given_up.is_set()",
+        tests=("tests/unit/storage", "tests/unit/sources/parquet", "tests/faults/test_stores.py"),
     ),
     Mutation(
         module="storage/urls.py",
@@ -380,7 +380,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="~ is a folder called ~",
         old="os.path.expanduser(text)",
         new="text",
-        tests=("tests/unit/storage", "tests/integration/test_stores.py"),
+        tests=("tests/unit/storage", "tests/integration/test_convert.py"),
     ),
     Mutation(
         module="storage/local.py",
@@ -408,7 +408,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="an ETag of S3 is not looked at",
         old='("etag", "ETag", "Last-Modified")',
         new='("etag",)',
-        tests=("tests/unit/storage", "tests/unit/sources/parquet", "tests/integration/test_stores_end_to_end.py"),
+        tests=(
+            "tests/unit/storage",
+            "tests/unit/reading",
+            "tests/integration/test_stores.py",
+            "tests/integration/test_stores_end_to_end.py",
+        ),
     ),
     Mutation(
         module="cache/roots.py",
@@ -564,7 +569,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="a local cluster is taken for this process",
         old='startswith("local[")',
         new='startswith("local")',
-        tests=("tests/unit/sources/spark", "tests/integration/test_writers.py", "tests/integration/test_jobs.py"),
+        tests=("tests/unit/sources/spark", "tests/integration/test_writers.py", "tests/integration/test_bad_input.py"),
     ),
     Mutation(
         module="sources/spark/run.py",
@@ -578,7 +583,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="an interrupted write goes on in Spark",
         old="context.cancelJobGroup(name)",
         new="context.statusTracker()",
-        tests=("tests/unit/sources/spark", "tests/faults/test_executors.py", "tests/integration/test_connect.py"),
+        tests=(
+            "tests/unit/sources/spark",
+            "tests/integration/test_lifecycle.py",
+            "tests/faults/test_damage.py",
+            "tests/faults/test_executors.py",
+        ),
     ),
     Mutation(
         module="sources/spark/session.py",
@@ -599,14 +609,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="names that differ in case are two columns",
         old="names if is_case_sensitive else map(str.casefold, names)",
         new="names",
-        tests=("tests/integration/test_types.py", "tests/integration/test_bad_input.py"),
+        tests=(
+            "tests/integration/test_identity.py",
+            "tests/integration/test_bad_input.py",
+            "tests/integration/test_types.py",
+        ),
     ),
     Mutation(
         module="sources/spark/progress.py",
         claim="a bar is shown in log files",
         old=" if wanted is None else wanted",
         new=" or True if wanted is None else wanted",
-        tests=("tests/integration/test_convert.py", "tests/integration/test_connect.py"),
+        tests=("tests/unit/sources/spark", "tests/integration/test_convert.py", "tests/integration/test_connect.py"),
     ),
     Mutation(
         module="sources/spark/with_spark.py",
@@ -768,7 +782,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         module="reading/pages.py",
         claim="pages with nulls are read as if they had none",
         old=" == levels",
-        new=" <= levels",
+        new=" >= levels",
         tests=("tests/unit/reading", "tests/parity/test_parquet_parity.py"),
     ),
     Mutation(
@@ -815,9 +829,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="reading/runs.py",
-        claim="a run of some batches reads on",
-        old="left - carry_rows)",
-        new="left)",
+        claim="padding is marked as rows of its own",
+        old="< plan.num_rows - plan.num_padded",
+        new="< plan.num_rows",
         tests=("tests/unit/reading", "tests/unit/loading"),
     ),
     Mutation(
@@ -853,7 +867,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="the forecast of memory lacks the window in use",
         old="min(source.windows_ahead, num_windows) + 1",
         new="min(source.windows_ahead, num_windows)",
-        tests=("tests/unit/loading",),
+        tests=("tests/unit/test_memory.py", "tests/unit/loading", "tests/parity/test_parquet_parity.py"),
     ),
     Mutation(
         module="scans/values.py",
@@ -1017,7 +1031,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="stamps of files go to another machine",
         old="host not in (None, leases.this_host())",
         new="host is None",
-        tests=("tests/unit/scans", "tests/unit/sources", "tests/integration/test_lifecycle.py"),
+        tests=("tests/unit/reading", "tests/unit/test_manifest.py", "tests/integration/test_lifecycle.py"),
     ),
     Mutation(
         module="frameworks/torch/loader.py",
@@ -1052,12 +1066,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="frameworks/torch/tensors.py",
-        claim="batches of a run share their gradients",
+        claim="batches of a run share a version counter",
         old="parts = [column.unsafe_split(",
         new="parts = [column.split(",
         tests=(
+            "tests/unit/reading",
             "tests/unit/loading",
-            "tests/integration/test_framework_contract.py",
             "tests/integration/test_loader.py",
             "tests/integration/test_frameworks.py",
         ),
