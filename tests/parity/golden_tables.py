@@ -1,37 +1,27 @@
-"""Delta tables that the real Delta made, and the rows that Spark reads of each of their versions.
+"""What the golden tables are: Delta tables that the real Delta makes, one for each feature or mixture of features.
 
 A table is a list of statements. `$table` is the table, `$path` its folder; a step that SQL cannot say is a function of
 the session and the folder. `evidence` are patterns that must be found in the log (in its JSON files, or among the names
-of all files), so that a table that no longer shows its feature fails here, and not by passing everywhere.
+of all files), so that a table that no longer shows its feature fails when it is made, and not by passing everywhere.
 
-Spark runs in a Python of its own, in the time zone that shows confusions of time zones, and leaves plain files behind:
-`tables/<folder>`, `rows/<name>/<version>.parquet` and `index.json`. By hand:
-`python -m tests.parity.golden_tables FOLDER [NAME …]`.
+`golden_making.py` makes them, `golden_files.py` keeps them in the repository.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import json
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any
-
-import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-INDEX = "index.json"
-_THREADS = 2
 
 CONF = {
     "spark.jars.packages": PACKAGE,
@@ -1014,116 +1004,3 @@ def _identity() -> Any:
     from delta.tables import IdentityGenerator
 
     return IdentityGenerator(start=100, step=-3)
-
-
-# Making them -------------------------------------------------------------------
-
-
-def folder_of(root: str | Path, name: str) -> Path:
-    """Where a table stands."""
-    return Path(root) / "tables" / (TABLES[name].folder or name)
-
-
-def rows_of(root: str | Path, name: str, version: int) -> Path:
-    """Where the rows of a version stand, as Spark reads them."""
-    return Path(root) / "rows" / name / f"{version}.parquet"
-
-
-def make_tables(root: str, names: list[str] | None = None) -> dict[str, Any]:
-    """Make the tables and their rows; what is known of each of them is in the index, which is returned as well."""
-    from converter import start_local_spark
-
-    started = time.monotonic()
-    warehouse = {"spark.sql.warehouse.dir": str(Path(root) / "warehouse")}
-    spark = start_local_spark("golden tables", master="local[2]", conf=CONF | warehouse)
-    _say(f"Spark has started ({time.monotonic() - started:.1f} s)")
-    try:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            wanted = list(TABLES if names is None else names)
-            tables = list(pool.map(lambda name: _make_table(spark, root, name), wanted))
-    finally:
-        spark.stop()
-    index = {
-        "seconds": round(time.monotonic() - started, 1),
-        "tables": {name: table for name, table in zip(wanted, tables, strict=True) if "failure" not in table},
-        "failures": {name: table["failure"] for name, table in zip(wanted, tables, strict=True) if "failure" in table},
-    }
-    (Path(root) / INDEX).write_text(json.dumps(index, indent=1))
-    return index
-
-
-def _make_table(spark: SparkSession, root: str, name: str) -> dict[str, Any]:
-    started = time.monotonic()
-    table, path = TABLES[name], folder_of(root, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    session = spark.newSession()
-    for key, value in table.conf.items():
-        session.conf.set(key, value)
-    step: Step = ""
-    try:
-        done = 0
-        for step in table.steps:
-            if callable(step):
-                step(session, path)
-            else:
-                session.sql(Template(step).substitute(table=f"delta.`{path}`", path=path)).collect()
-            # A version is read cheapest while it is the newest.
-            versions = _count_versions(path)
-            for version in range(done, versions):
-                _write_rows(session, path, name, version, root)
-            done = versions
-        step = "its versions"
-        assert done == table.versions, f"there are {done} versions, not {table.versions}"
-        for version in table.lost:
-            _check_lost(session, path, version)
-            rows_of(root, name, version).unlink()
-        history = session.sql(f"DESCRIBE HISTORY delta.`{path}`").selectExpr("version", "unix_millis(timestamp) AS t")
-        milliseconds = {str(row["version"]): row["t"] for row in history.collect()}
-        _check_evidence(table, path)
-    except Exception as error:  # noqa: BLE001 (all tables are tried, and the test shows what became of each)
-        said = f"{str(step)[:300]}\n{type(error).__name__}: {str(error)[:3000]}"
-        _say(f"{name!r} FAILED after {time.monotonic() - started:.1f} s: {said}")
-        return {"failure": said}
-    _say(f"{name!r} has {table.versions} versions ({time.monotonic() - started:.1f} s)")
-    return {"milliseconds": milliseconds, "seconds": round(time.monotonic() - started, 1)}
-
-
-def _count_versions(path: Path) -> int:
-    commits = [file.stem for file in (path / "_delta_log").glob("*.json") if file.stem.isdigit()]
-    return max(map(int, commits), default=-1) + 1
-
-
-def _read_version(spark: SparkSession, path: Path, version: int) -> Any:
-    return spark.read.format("delta").option("versionAsOf", str(version)).load(str(path))
-
-
-def _write_rows(spark: SparkSession, path: Path, name: str, version: int, root: str) -> None:
-    """Write the rows of a version, with exactly the types that Spark gives them."""
-    file = rows_of(root, name, version)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(_read_version(spark, path, version).drop(*TABLES[name].refused).toArrow(), file)
-
-
-def _check_lost(spark: SparkSession, path: Path, version: int) -> None:
-    try:
-        _read_version(spark, path, version).toArrow()
-    except Exception as error:  # noqa: BLE001 (Spark has many ways to say so)
-        _say(f"version {version} is lost: {str(error)[:100]}")
-        return
-    raise AssertionError(f"version {version} can still be read")
-
-
-def _check_evidence(table: Table, path: Path) -> None:
-    names = "\n".join(str(file.relative_to(path)) for file in path.rglob("*"))
-    log = names + "\n" + "\n".join(file.read_text() for file in sorted((path / "_delta_log").glob("*.json")))
-    missing = [pattern for pattern in table.evidence if not re.search(pattern, log)]
-    assert not missing, f"nothing in the log is like {missing}"
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    made = make_tables(sys.argv[1], sys.argv[2:] or None)
-    print(f"{len(made['tables'])} tables in {made['seconds']} s; failed: {', '.join(made['failures']) or 'none'}")

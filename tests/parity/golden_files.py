@@ -1,0 +1,82 @@
+"""The golden tables as files that are kept in the repository, so that no test needs Spark or Delta to have them.
+
+`delta-4.4.0/<name>.tar.xz` holds the folder of a table, byte for byte as Delta wrote it and with the times of its files
+(Delta finds a version by the time of its commit), and the rows that Spark reads of each version. `index.json` beside
+them says what is known of each version. They are made again, with Delta's jars from Maven, by
+
+    python -m tests.parity.golden_files FOLDER     # FOLDER is where Spark makes them, and may be removed afterwards
+
+Only the logs of clones are changed when they are unpacked: they name files by absolute paths.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+from urllib.parse import quote
+
+from tests.parity.golden_making import INDEX, Index, folder_of, make_tables
+from tests.parity.golden_tables import PACKAGE, TABLES
+
+KEPT = Path(__file__).with_name(f"delta-{PACKAGE.rpartition(':')[2]}")
+
+
+def read_index(root: Path) -> Index:
+    """What is known of the tables in a folder, or of those that are kept."""
+    index: Index = json.loads((root / INDEX).read_text())
+    return index
+
+
+def pack(root: Path) -> None:
+    """Keep the tables in `root` instead of those that were kept before."""
+    index = read_index(root)
+    assert list(index["tables"]) == list(TABLES), f"not every table is there: {index['failures']}"
+    shutil.rmtree(KEPT, ignore_errors=True)
+    KEPT.mkdir()
+    shutil.copyfile(root / INDEX, KEPT / INDEX)
+    for name in TABLES:
+        folder = folder_of(root, name)
+        folders = (folder, folder.with_name(f"{folder.name} of origin"), root / "rows" / name)
+        with tarfile.open(_archive_of(name), "w:xz") as archive:
+            for path in sorted(path for folder in folders for path in folder.rglob("*")):
+                member = archive.gettarinfo(path, path.relative_to(root).as_posix())
+                member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
+                modified = path.stat().st_mtime_ns
+                member.pax_headers["mtime"] = f"{modified // 10**9}.{modified % 10**9:09}"
+                archive.addfile(member, io.BytesIO(path.read_bytes()) if member.isfile() else None)
+
+
+def unpack(root: Path) -> None:
+    """Put the kept tables, their rows and their index into an empty folder."""
+    index = read_index(KEPT)
+    made_in, unpacked_in = (f"file:{quote(str(folder))}/".encode() for folder in (index["root"], root))
+    shutil.copyfile(KEPT / INDEX, root / INDEX)
+    for name in index["tables"]:
+        with tarfile.open(_archive_of(name)) as archive:
+            archive.extractall(root, filter="data")
+            members = archive.getmembers()
+        for member in filter(tarfile.TarInfo.isfile, members):
+            path = root / member.name
+            if path.parent.name == "_delta_log" and path.suffix in (".json", ".crc"):
+                log = path.read_bytes()
+                if made_in in log:
+                    path.write_bytes(log.replace(made_in, unpacked_in))
+            seconds, nanoseconds = member.pax_headers["mtime"].split(".")
+            modified = int(seconds) * 10**9 + int(nanoseconds)
+            os.utime(path, ns=(modified, modified))
+
+
+def _archive_of(name: str) -> Path:
+    return KEPT / f"{name}.tar.xz"
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]).absolute()
+    if not (folder / INDEX).exists():
+        make_tables(str(folder))
+    pack(folder)
