@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.parity.golden_tables import CONF, PACKAGE, TABLES, Step, Table
+from tests.parity.golden_statements import Step, Table
+from tests.parity.golden_tables import CONF, PACKAGE, TABLES
 from tests.parity.rows import flatten, rows_by_sparks_rule
 
 if TYPE_CHECKING:
