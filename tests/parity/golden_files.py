@@ -6,7 +6,8 @@ them says what is known of each version. They are made again, with Delta's jars 
 
     python -m tests.parity.golden_files FOLDER     # FOLDER is where Spark makes them, and may be removed afterwards
 
-Only the logs of clones are changed when they are unpacked: they name files by absolute paths.
+Only the log of a clone is changed when it is unpacked: it names files by absolute paths. In the long lane of tests a
+clone is made afresh, beside other tables of many features, and has the rows that are kept.
 """
 
 from __future__ import annotations
@@ -60,15 +61,27 @@ def unpack(root: Path) -> None:
         with tarfile.open(_archive_of(name)) as archive:
             archive.extractall(root, filter="data")
             members = archive.getmembers()
-        for member in filter(tarfile.TarInfo.isfile, members):
+        log = folder_of(root, name) / "_delta_log"
+        if any(made_in in commit.read_bytes() for commit in log.glob("*.json")):
+            _move_log(log, made_in, unpacked_in)
+        for member in members:
             path = root / member.name
-            if path.parent.name == "_delta_log" and path.suffix in (".json", ".crc"):
-                log = path.read_bytes()
-                if made_in in log:
-                    path.write_bytes(log.replace(made_in, unpacked_in))
-            seconds, nanoseconds = member.pax_headers["mtime"].split(".")
-            modified = int(seconds) * 10**9 + int(nanoseconds)
-            os.utime(path, ns=(modified, modified))
+            if path.is_file():
+                seconds, nanoseconds = member.pax_headers["mtime"].split(".")
+                modified = int(seconds) * 10**9 + int(nanoseconds)
+                os.utime(path, ns=(modified, modified))
+
+
+def _move_log(log: Path, made_in: bytes, unpacked_in: bytes) -> None:
+    """Let a log that names files by absolute paths name them in another folder.
+
+    Its checkpoints and Hadoop's checksums are removed, for their bytes cannot be replaced; the commits say the same.
+    """
+    for path in log.iterdir():
+        if path.suffix == ".parquet" or path.name == "_last_checkpoint" or path.name.startswith("."):
+            path.unlink()
+        elif path.is_file():
+            path.write_bytes(path.read_bytes().replace(made_in, unpacked_in))
 
 
 def _archive_of(name: str) -> Path:
