@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import sys
 import tarfile
@@ -50,8 +49,6 @@ def pack(root: Path) -> None:
             for path in sorted(path for folder in folders for path in folder.rglob("*")):
                 member = archive.gettarinfo(path, path.relative_to(root).as_posix())
                 member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
-                modified = path.stat().st_mtime_ns
-                member.pax_headers["mtime"] = f"{modified // 10**9}.{modified % 10**9:09}"
                 archive.addfile(member, io.BytesIO(path.read_bytes()) if member.isfile() else None)
 
 
@@ -63,16 +60,9 @@ def unpack(root: Path) -> None:
     for name in index["tables"]:
         with tarfile.open(_archive_of(name)) as archive:
             archive.extractall(root, filter="data")
-            members = archive.getmembers()
         log = folder_of(root, name) / "_delta_log"
         if any(made_in in commit.read_bytes() for commit in log.glob("*.json")):
             _move_log(log, made_in, unpacked_in)
-        for member in members:
-            path = root / member.name
-            if path.is_file():
-                seconds, nanoseconds = member.pax_headers["mtime"].split(".")
-                modified = int(seconds) * 10**9 + int(nanoseconds)
-                os.utime(path, ns=(modified, modified))
 
 
 def _move_log(log: Path, made_in: bytes, unpacked_in: bytes) -> None:
