@@ -1,29 +1,42 @@
-"""The golden tables, made once for all tests: Delta wants a Spark of its own, so it runs in a process of its own."""
+"""The golden tables: those that are kept, and some that are made afresh."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.known_rows import finish, start_python
-from tests.parity.golden_tables import INDEX, make_tables
+from tests.parity.golden_files import unpack
+from tests.parity.golden_making import make_tables
 
-MAKE_SECONDS = 900
+FRESH = (
+    "mapped, checkpointed, with vectors",
+    "widened, mapped, partitioned, with vectors",
+    "checkpoints of the second kind, in JSON",
+    "times within the commits",
+    "shallow clone",
+)
+"""Few tables with many features: 27 versions of 263."""
+
+FRESH_SECONDS = 600
 
 
 @pytest.fixture(scope="session")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What is known of the golden tables, and in `root` where they stand.
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the golden tables: those that are kept, or the folder that CONVERTER_GOLDEN_TABLES names."""
+    if ready := os.environ.get("CONVERTER_GOLDEN_TABLES"):
+        return Path(ready)
+    folder = tmp_path_factory.mktemp("golden")
+    unpack(folder)
+    return folder
 
-    CONVERTER_GOLDEN_TABLES names a folder of tables that were made before, by `python -m tests.parity.golden_tables`.
-    """
-    ready = os.environ.get("CONVERTER_GOLDEN_TABLES")
-    root = Path(ready) if ready else tmp_path_factory.mktemp("golden")
-    if not ready:
-        with start_python(make_tables, str(root)) as process:
-            finish(process, seconds=MAKE_SECONDS)
-    return json.loads((root / INDEX).read_text()) | {"root": str(root)}
+
+@pytest.fixture(scope="session")
+def fresh_golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of some golden tables that Delta has just made, in a process and a Spark of its own."""
+    folder = tmp_path_factory.mktemp("fresh golden")
+    with start_python(make_tables, str(folder), list(FRESH)) as process:
+        finish(process, seconds=FRESH_SECONDS)
+    return folder

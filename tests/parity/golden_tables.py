@@ -1,37 +1,31 @@
-"""Delta tables that the real Delta made, and the rows that Spark reads of each of their versions.
+"""What the golden tables are: Delta tables that the real Delta makes, one for each feature or mixture of features.
 
-A table is a list of statements. `$table` is the table, `$path` its folder; a step that SQL cannot say is a function of
-the session and the folder. `evidence` are patterns that must be found in the log (in its JSON files, or among the names
-of all files), so that a table that no longer shows its feature fails here, and not by passing everywhere.
-
-Spark runs in a Python of its own, in the time zone that shows confusions of time zones, and leaves plain files behind:
-`tables/<folder>`, `rows/<name>/<version>.parquet` and `index.json`. By hand:
-`python -m tests.parity.golden_tables FOLDER [NAME …]`.
+`golden_statements.py` says what a table is made from, `golden_making.py` makes the tables, and `golden_files.py` keeps
+them in the repository.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import json
-import os
-import re
-import sys
-import time
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
-from string import Template
-from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.parity.golden_statements import (
+    FAR_TIMES,
+    Table,
+    age_the_log,
+    create,
+    create_with_builder,
+    every_type,
+    identity,
+    insert,
+    numbers,
+    old_types,
+    parquet_with_odd_names,
+    set_properties,
+    shuffle_the_ages,
+    write,
+)
 
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-INDEX = "index.json"
-_THREADS = 2
 
 CONF = {
     "spark.jars.packages": PACKAGE,
@@ -67,173 +61,6 @@ CONF = {
     "spark.log.level": "FATAL",
 }  # fmt: skip
 
-Step = str | Callable[["SparkSession", Path], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """How a table comes to be, and what is known of it."""
-
-    steps: tuple[Step, ...]
-    """Statements, in this order."""
-
-    versions: int
-    """How many versions there are at the end, the lost ones included."""
-
-    conf: Mapping[str, str] = field(default_factory=dict)
-    """What the session is told before the first step."""
-
-    folder: str = ""
-    """The folder's name, if it is not the table's."""
-
-    lost: Collection[int] = ()
-    """Versions that nobody can read any more: their files, or their log, are gone."""
-
-    refused: tuple[str, ...] = ()
-    """Columns that have no tensor form."""
-
-    unreadable: Mapping[int, str] = field(default_factory=dict)
-    """Versions that deltalake cannot open, or whose vectors it cannot read, and what the error must say of why."""
-
-    filters: tuple[tuple[str, str, Any], ...] = ()
-    """A condition that leaves some of the rows of most versions."""
-
-    evidence: tuple[str, ...] = ()
-    """Regular expressions that are found in the log."""
-
-
-# Rows --------------------------------------------------------------------------
-
-
-def _numbers(start: int, stop: int, *, files: int = 1, columns: str = "id * 10 AS x, concat('row ', id) AS s") -> str:
-    return f"SELECT id, {columns} FROM range({start}, {stop}, 1, {files})"
-
-
-def _some(expression: str, name: str, *, missing: int = 2) -> str:
-    """A column that is null in one of five rows."""
-    return f"IF(id % 5 = {missing}, NULL, {expression}) AS `{name}`"
-
-
-_FAR_TIMES = """
-    IF(id % 3 = 1, TIMESTAMP'9999-12-31 00:00:00', timestamp_seconds(1577836800 + id * 8640000)) AS valid_to,
-    IF(id % 3 = 2, TIMESTAMP'1500-01-01 00:00:00', TIMESTAMP'2000-01-01 00:00:00') AS began, struct(valid_to) AS time
-"""
-_SPECIAL = "CASE id % 7 WHEN 3 THEN 'NaN' WHEN 4 THEN '-Infinity' WHEN 5 THEN '-0.0' ELSE id / 7 END"
-_EVERY_TYPE = ",\n".join(
-    (
-        _some("id % 2 = 0", "boolean"),
-        _some("CAST(id % 256 - 128 AS TINYINT)", "byte", missing=1),
-        _some("CAST(id % 65536 - 32768 AS SMALLINT)", "short"),
-        _some("CAST(id - 2147483648 AS INT)", "int", missing=3),
-        _some("id - 9223372036854775807", "long"),
-        _some(f"CAST({_SPECIAL} AS FLOAT)", "float"),
-        _some(f"CAST({_SPECIAL} AS DOUBLE)", "double", missing=0),
-        _some("CAST(id / 4 AS DECIMAL(9, 2))", "decimal"),
-        _some("CAST(id * 1234567 + 0.01 AS DECIMAL(18, 4))", "middle_decimal"),
-        _some("CAST(CAST(id AS DECIMAL(38, 10)) * -98765432101234.5 AS DECIMAL(38, 10))", "large_decimal", missing=4),
-        _some("date_add(DATE'0001-01-01', CAST(id * 100003 % 3652059 AS INT))", "date"),
-        _some("timestamp_micros(id * 86400000001 - 1)", "timestamp", missing=1),
-        _some("timestampadd(MICROSECOND, id * 7919, TIMESTAMP_NTZ'2026-03-08 02:30:00')", "timestamp_ntz"),
-        _some("IF(id % 7 = 0, '', concat('žluťoučký 🐟', id))", "string"),
-        _some("IF(id % 7 = 0, X'', unhex(hex(id)))", "binary", missing=0),
-        _some("array(CAST(id AS FLOAT), CAST(id AS FLOAT) / 2)", "pair"),
-        _some("slice(array(id, id + 1, id + 2), 1, CAST(id % 4 AS INT))", "ragged"),
-        _some("array(array(CAST(id AS DOUBLE), 1D), array(2D, 3D))", "matrix", missing=4),
-        _some(
-            f"named_struct('number', {_SPECIAL.replace(' END', '')} END, 'inner', {{inner}})".replace(
-                "{inner}", "IF(id % 3 = 0, NULL, named_struct('text', CAST(id AS STRING), 'pair', array(id, -id)))"
-            ),
-            "struct",
-        ),
-    )
-)
-
-
-def _every_type(start: int, stop: int, *, files: int = 1) -> str:
-    return f"SELECT id, {_EVERY_TYPE} FROM range({start}, {stop}, 1, {files})"
-
-
-def _old_types(start: int, stop: int) -> str:
-    """What needs no table feature, so that the protocol is a mere number."""
-    return f"SELECT * EXCEPT (timestamp_ntz) FROM ({_every_type(start, stop)})"
-
-
-def _create(rows: str, *, partitioned: str = "", properties: str = "", clustered: str = "") -> str:
-    """`CREATE TABLE … AS` with these rows."""
-    parts = [
-        "CREATE TABLE $table USING delta",
-        f"PARTITIONED BY ({partitioned})" if partitioned else "",
-        f"CLUSTER BY ({clustered})" if clustered else "",
-        f"TBLPROPERTIES ({properties})" if properties else "",
-        f"AS {rows}",
-    ]
-    return "\n".join(part for part in parts if part)
-
-
-def _insert(rows: str) -> str:
-    return f"INSERT INTO $table {rows}"
-
-
-def _set(properties: str) -> str:
-    return f"ALTER TABLE $table SET TBLPROPERTIES ({properties})"
-
-
-# Steps that SQL cannot say -----------------------------------------------------
-
-
-def _write(rows: str, mode: str, *, partition_by: tuple[str, ...] = (), **options: str) -> Step:
-    def write(spark: SparkSession, path: Path) -> None:
-        writer = spark.sql(rows).write.format("delta").mode(mode).options(**options)
-        (writer.partitionBy(*partition_by) if partition_by else writer).save(str(path))
-
-    return write
-
-
-def _create_with_builder(make: Callable[[Any], Any]) -> Step:
-    """A table whose columns only Delta's own builder can declare."""
-
-    def create(spark: SparkSession, path: Path) -> None:
-        from delta.tables import DeltaTable
-
-        make(DeltaTable.create(spark).location(str(path))).execute()
-
-    return create
-
-
-def _age_the_log(spark: SparkSession, path: Path) -> None:
-    """All that is in the log seems to be months old, each commit a minute younger than the one before."""
-    for file in (path / "_delta_log").rglob("*"):
-        if file.is_file():
-            number = re.match(r"\.?0*(\d+)\.", file.name)
-            moment = time.time() - 100 * 86_400 + 60 * int(number[1] if number else 0)
-            os.utime(file, (moment, moment))
-
-
-def _shuffle_the_ages(spark: SparkSession, path: Path) -> None:
-    """The log's files say that the last commit was the first, as after a copy of the folder."""
-    for file in (path / "_delta_log").glob("*.json"):
-        moment = time.time() - 3600 * int(file.stem)
-        os.utime(file, (moment, moment))
-
-
-def _checkpoint(spark: SparkSession, path: Path) -> None:
-    """A checkpoint of the newest version."""
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path)).checkpoint()
-
-
-def _parquet_with_odd_names(spark: SparkSession, path: Path) -> None:
-    """A folder of Parquet files of other makers, whose names nobody chose well."""
-    for number, name in enumerate(("with space", "50%", "a%20b", "žluť 🐟", "a+b&c=d", "semi;colon#hash")):
-        folder = path / f"p={number % 2}"
-        spark.sql(_numbers(number * 10, number * 10 + 5)).coalesce(1).write.parquet(str(path / "_aside" / str(number)))
-        folder.mkdir(exist_ok=True)
-        (file,) = (path / "_aside" / str(number)).glob("*.parquet")
-        file.rename(folder / f"{name}.parquet")
-
-
-# The tables --------------------------------------------------------------------
-
 _DELETION_VECTORS = "delta.enableDeletionVectors = true"
 _BY_NAME = "delta.columnMapping.mode = 'name'"
 _BY_ID = "delta.columnMapping.mode = 'id'"
@@ -252,9 +79,9 @@ TABLES: dict[str, Table] = {
     # What there is without any feature.
     "plain": Table(
         steps=(
-            _create(_every_type(0, 20, files=2), properties=_NO_VECTORS),
-            _insert(_every_type(20, 30)),
-            _set("whatever = 'a commit without rows'"),
+            create(every_type(0, 20, files=2), properties=_NO_VECTORS),
+            insert(every_type(20, 30)),
+            set_properties("whatever = 'a commit without rows'"),
             "DELETE FROM $table WHERE id IN (3, 21)",
             "UPDATE $table SET string = 'changed', pair = array(1F, 2F) WHERE id % 4 = 1",
             "DELETE FROM $table WHERE id < 10",
@@ -264,7 +91,7 @@ TABLES: dict[str, Table] = {
     ),
     "small row groups": Table(
         steps=(
-            _create(_every_type(0, 100, files=3)),
+            create(every_type(0, 100, files=3)),
             "DELETE FROM $table WHERE id % 10 = 7",
         ),
         versions=2,
@@ -283,17 +110,17 @@ TABLES: dict[str, Table] = {
     ),
     "empty files": Table(
         steps=(
-            _create(_numbers(0, 5)),
+            create(numbers(0, 5)),
             "INSERT INTO $table SELECT * FROM $table WHERE id < 0",
-            _set("k = 'v'"),
-            _insert(_numbers(5, 8)),
+            set_properties("k = 'v'"),
+            insert(numbers(5, 8)),
         ),
         versions=3,
     ),
     "times of two kinds": Table(
         # The first file has 96 bits for a time, the second 64.
         steps=(
-            _create("SELECT id, timestamp_micros(id * 987654321987 - 5) AS t FROM range(0, 9, 1, 1)"),
+            create("SELECT id, timestamp_micros(id * 987654321987 - 5) AS t FROM range(0, 9, 1, 1)"),
             "SET spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS",
             "INSERT INTO $table SELECT id, timestamp_micros(id * 987654321987 - 5) AS t FROM range(9, 12, 1, 1)",
             "INSERT INTO $table VALUES (12, '0001-01-01T00:00:00Z'), (13, '9999-12-31T23:59:59.999999Z'), (14, NULL)",
@@ -305,7 +132,7 @@ TABLES: dict[str, Table] = {
     ),
     "odd folder": Table(
         steps=(
-            _create(_numbers(0, 10), partitioned="s", properties=_DELETION_VECTORS),
+            create(numbers(0, 10), partitioned="s", properties=_DELETION_VECTORS),
             "DELETE FROM $table WHERE id IN (2, 3)",
         ),
         versions=2,
@@ -316,9 +143,9 @@ TABLES: dict[str, Table] = {
     ),
     "converted from parquet": Table(
         steps=(
-            _parquet_with_odd_names,
+            parquet_with_odd_names,
             "CONVERT TO DELTA parquet.`$path` PARTITIONED BY (p INT)",
-            _set(_DELETION_VECTORS),
+            set_properties(_DELETION_VECTORS),
             "DELETE FROM $table WHERE id % 5 = 1",
         ),
         versions=3,
@@ -326,11 +153,11 @@ TABLES: dict[str, Table] = {
     ),
     "without statistics": Table(
         steps=(
-            _create(_numbers(0, 20, files=2), properties=_DELETION_VECTORS),
+            create(numbers(0, 20, files=2), properties=_DELETION_VECTORS),
             "DELETE FROM $table WHERE id IN (1, 15)",
-            _set("delta.dataSkippingNumIndexedCols = 0"),
+            set_properties("delta.dataSkippingNumIndexedCols = 0"),
             "SET spark.databricks.delta.stats.collect=true",
-            _insert(_numbers(20, 25)),
+            insert(numbers(20, 25)),
         ),
         versions=4,
         conf={"spark.databricks.delta.stats.collect": "false"},
@@ -339,7 +166,7 @@ TABLES: dict[str, Table] = {
     "bounds that are not exact": Table(
         # Long strings are cut and times rounded in the statistics; NaN is the largest number.
         steps=(
-            _create(
+            create(
                 "SELECT id, concat(repeat('a', 40), id) AS s, timestamp_micros(1700000000000000 + id * 100 + 1) AS t, "
                 "IF(id % 4 = 0, double('NaN'), double(id)) AS d, concat(repeat('🐟', 33), id) AS fish "
                 "FROM range(0, 40, 1, 4)"
@@ -351,7 +178,7 @@ TABLES: dict[str, Table] = {
     # Partitions.
     "partitioned": Table(
         steps=(
-            _create(
+            create(
                 "SELECT id, IF(id % 4 = 3, NULL, CAST(id % 4 AS INT)) AS p, CAST(id AS DOUBLE) AS x, "
                 "IF(id % 3 = 2, NULL, date_add(DATE'2024-02-28', CAST(id % 3 AS INT))) AS day, "
                 "concat('row ', id) AS s FROM range(0, 24, 1, 2)",
@@ -367,7 +194,7 @@ TABLES: dict[str, Table] = {
     ),
     "partitioned by odd strings": Table(
         steps=(
-            _create(f"SELECT CAST(i AS BIGINT) AS id, s AS part FROM VALUES {_ODD_VALUES}, (99, NULL) AS v(i, s)",
+            create(f"SELECT CAST(i AS BIGINT) AS id, s AS part FROM VALUES {_ODD_VALUES}, (99, NULL) AS v(i, s)",
                     partitioned="part"),
             "DELETE FROM $table WHERE id = 4",
         ),
@@ -378,7 +205,7 @@ TABLES: dict[str, Table] = {
     ),
     "partitioned by every type": Table(
         steps=(
-            _create(
+            create(
                 "SELECT id, "
                 + ", ".join(
                     f"CAST(element_at(array({values}), CAST(id + 1 AS INT)) AS {kind}) AS {name}"
@@ -409,7 +236,7 @@ TABLES: dict[str, Table] = {
     "partitioned by a time of the session": Table(
         # As it was written before Delta 3.3: without a zone, here in that of the session.
         steps=(
-            _create("SELECT id, timestamp_seconds(id * 1000) AS t FROM range(0, 4, 1, 1)", partitioned="t"),
+            create("SELECT id, timestamp_seconds(id * 1000) AS t FROM range(0, 4, 1, 1)", partitioned="t"),
             "SET spark.databricks.delta.write.utcTimestampPartitionValues=true",
             "INSERT INTO $table SELECT id, timestamp_seconds(id * 1000) AS t FROM range(4, 6, 1, 1)",
         ),
@@ -423,16 +250,16 @@ TABLES: dict[str, Table] = {
     ),
     "partitions overwritten": Table(
         steps=(
-            _create("SELECT id, CAST(id % 3 AS INT) AS p FROM range(0, 12, 1, 1)", partitioned="p"),
-            _write("SELECT id, CAST(1 AS INT) AS p FROM range(100, 103)", "overwrite", replaceWhere="p = 1"),
-            _write("SELECT id, CAST(2 AS INT) AS p FROM range(200, 202)", "overwrite",
+            create("SELECT id, CAST(id % 3 AS INT) AS p FROM range(0, 12, 1, 1)", partitioned="p"),
+            write("SELECT id, CAST(1 AS INT) AS p FROM range(100, 103)", "overwrite", replaceWhere="p = 1"),
+            write("SELECT id, CAST(2 AS INT) AS p FROM range(200, 202)", "overwrite",
                    partitionOverwriteMode="dynamic"),
-            _write("SELECT id, CAST(0 AS INT) AS p FROM range(3)", "overwrite", replaceWhere="id < 4 AND p = 0"),
-            _write("SELECT id, CAST(5 AS INT) AS p FROM range(4)", "overwrite"),
-            _write("SELECT p, id AS n FROM (SELECT id, CAST(id % 2 AS STRING) AS p FROM range(6))", "overwrite",
+            write("SELECT id, CAST(0 AS INT) AS p FROM range(3)", "overwrite", replaceWhere="id < 4 AND p = 0"),
+            write("SELECT id, CAST(5 AS INT) AS p FROM range(4)", "overwrite"),
+            write("SELECT p, id AS n FROM (SELECT id, CAST(id % 2 AS STRING) AS p FROM range(6))", "overwrite",
                    overwriteSchema="true", partition_by=("n",)),
-            _write("SELECT id AS n, 'x' AS p FROM range(2)", "append", txnAppId="loader", txnVersion="1"),
-            _write("SELECT id AS n, CAST(0 AS DOUBLE) AS y FROM range(7)", "overwrite", overwriteSchema="true"),
+            write("SELECT id AS n, 'x' AS p FROM range(2)", "append", txnAppId="loader", txnVersion="1"),
+            write("SELECT id AS n, CAST(0 AS DOUBLE) AS y FROM range(7)", "overwrite", overwriteSchema="true"),
         ),
         versions=8,
         filters=(("p", "==", 1),),
@@ -440,13 +267,13 @@ TABLES: dict[str, Table] = {
     # Deletion vectors.
     "vectors": Table(
         steps=(
-            _create(_every_type(0, 60, files=2), properties=_DELETION_VECTORS),
+            create(every_type(0, 60, files=2), properties=_DELETION_VECTORS),
             "DELETE FROM $table WHERE id IN (0, 41)",
             "DELETE FROM $table WHERE id % 7 = 3",
             "UPDATE $table SET string = 'changed', struct = NULL WHERE id % 9 = 1",
             "DELETE FROM $table WHERE id BETWEEN 30 AND 44",
             "DELETE FROM $table WHERE id >= 30 AND string <> 'changed'",
-            _insert(_every_type(100, 110)),
+            insert(every_type(100, 110)),
             "DELETE FROM $table WHERE id >= 100",
             "DELETE FROM $table WHERE id % 2 = 0",
         ),
@@ -457,11 +284,11 @@ TABLES: dict[str, Table] = {
     ),
     "vectors by merge": Table(
         steps=(
-            _create(_numbers(0, 40, files=2), properties=_DELETION_VECTORS),
-            "MERGE INTO $table t USING (" + _numbers(30, 45, columns="-id AS x, 'merged' AS s") + ") n ON t.id = n.id "
+            create(numbers(0, 40, files=2), properties=_DELETION_VECTORS),
+            "MERGE INTO $table t USING (" + numbers(30, 45, columns="-id AS x, 'merged' AS s") + ") n ON t.id = n.id "
             "WHEN MATCHED AND n.id % 3 = 0 THEN DELETE WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT * "
             "WHEN NOT MATCHED BY SOURCE AND t.id < 3 THEN DELETE",
-            _set(_NO_VECTORS),
+            set_properties(_NO_VECTORS),
             "DELETE FROM $table WHERE id = 20",
             "OPTIMIZE $table",
         ),
@@ -472,7 +299,7 @@ TABLES: dict[str, Table] = {
     "vectors of many rows": Table(
         # Several containers of a bitmap: of single rows, of runs, and dense ones.
         steps=(
-            _create("SELECT id FROM range(0, 140000, 1, 1)", properties=_DELETION_VECTORS),
+            create("SELECT id FROM range(0, 140000, 1, 1)", properties=_DELETION_VECTORS),
             "DELETE FROM $table WHERE id IN (5, 65535, 65536, 131072, 139999)",
             "DELETE FROM $table WHERE id BETWEEN 70000 AND 100000",
             "DELETE FROM $table WHERE id % 2 = 1",
@@ -483,7 +310,7 @@ TABLES: dict[str, Table] = {
     ),
     "vectors and partitions": Table(
         steps=(
-            _create("SELECT id, concat('a b', id % 3) AS p, id * 2 AS x FROM range(0, 30, 1, 2)", partitioned="p",
+            create("SELECT id, concat('a b', id % 3) AS p, id * 2 AS x FROM range(0, 30, 1, 2)", partitioned="p",
                     properties=_DELETION_VECTORS + ", delta.randomizeFilePrefixes = true"),
             "DELETE FROM $table WHERE id % 4 = 0",
             "DELETE FROM $table WHERE p = 'a b1'",
@@ -498,11 +325,11 @@ TABLES: dict[str, Table] = {
     ),
     "vectors in a checkpoint": Table(
         steps=(
-            _create(_numbers(0, 20, files=2), properties=_DELETION_VECTORS + ", delta.checkpointInterval = 2"),
+            create(numbers(0, 20, files=2), properties=_DELETION_VECTORS + ", delta.checkpointInterval = 2"),
             "DELETE FROM $table WHERE id = 3",
             "DELETE FROM $table WHERE id = 13",
             "DELETE FROM $table WHERE id = 4",
-            _insert(_numbers(20, 22)),
+            insert(numbers(20, 22)),
         ),
         versions=5,
         filters=(("x", "<", 100),),
@@ -511,9 +338,9 @@ TABLES: dict[str, Table] = {
     # Column mapping.
     "mapped by name": Table(
         steps=(
-            _create(_every_type(0, 20, files=2), properties=_BY_NAME),
+            create(every_type(0, 20, files=2), properties=_BY_NAME),
             "ALTER TABLE $table RENAME COLUMN string TO `words, and; {more} = ()`",
-            _insert(_every_type(20, 25)),
+            insert(every_type(20, 25)),
             "ALTER TABLE $table RENAME COLUMN struct.inner.text TO renamed",
             "ALTER TABLE $table DROP COLUMN int",
             "ALTER TABLE $table ADD COLUMN int DOUBLE",
@@ -527,7 +354,7 @@ TABLES: dict[str, Table] = {
     ),
     "mapped by id": Table(
         steps=(
-            _create(_every_type(0, 20, files=2), properties=_BY_ID),
+            create(every_type(0, 20, files=2), properties=_BY_ID),
             "ALTER TABLE $table RENAME COLUMN long TO wide",
             "ALTER TABLE $table DROP COLUMN double",
             "ALTER TABLE $table ADD COLUMNS (double INT AFTER id, extra STRING FIRST)",
@@ -541,11 +368,11 @@ TABLES: dict[str, Table] = {
     "mapped later": Table(
         # Files of before have no ids, and their columns have the names of then.
         steps=(
-            _create(_old_types(0, 12), properties=_NO_VECTORS),
-            _set(_BY_NAME + ", delta.minReaderVersion = 2, delta.minWriterVersion = 5"),
+            create(old_types(0, 12), properties=_NO_VECTORS),
+            set_properties(_BY_NAME + ", delta.minReaderVersion = 2, delta.minWriterVersion = 5"),
             "ALTER TABLE $table RENAME COLUMN string TO words",
             "ALTER TABLE $table RENAME COLUMN short TO string",
-            _insert(_old_types(20, 25)),
+            insert(old_types(20, 25)),
             "ALTER TABLE $table DROP COLUMN byte",
             "ALTER TABLE $table ADD COLUMN byte STRING",
             "INSERT INTO $table BY NAME SELECT id, 'b' AS byte, 'w' AS words FROM range(30, 33)",
@@ -558,7 +385,7 @@ TABLES: dict[str, Table] = {
     ),
     "mapped with the old protocol": Table(
         steps=(
-            _create(_numbers(0, 10),
+            create(numbers(0, 10),
                     properties=_BY_NAME + ", delta.minReaderVersion = 2, delta.minWriterVersion = 5, " + _NO_VECTORS),
             "ALTER TABLE $table RENAME COLUMN x TO swap",
             "ALTER TABLE $table RENAME COLUMN id TO x",
@@ -572,7 +399,7 @@ TABLES: dict[str, Table] = {
     ),
     "mapped partitions": Table(
         steps=(
-            _create("SELECT id, concat('a=b ', id % 3) AS p, DATE'2024-01-01' AS `day, of it` FROM range(0, 12, 1, 1)",
+            create("SELECT id, concat('a=b ', id % 3) AS p, DATE'2024-01-01' AS `day, of it` FROM range(0, 12, 1, 1)",
                     partitioned="p, `day, of it`", properties=f"{_BY_NAME}, {_DELETION_VECTORS}"),
             "ALTER TABLE $table RENAME COLUMN p TO q",
             "ALTER TABLE $table RENAME COLUMN `day, of it` TO p",
@@ -586,8 +413,8 @@ TABLES: dict[str, Table] = {
     ),
     "mapped partitions later": Table(
         steps=(
-            _create("SELECT id, id % 3 AS p FROM range(0, 9, 1, 1)", partitioned="p"),
-            _set(_BY_NAME),
+            create("SELECT id, id % 3 AS p FROM range(0, 9, 1, 1)", partitioned="p"),
+            set_properties(_BY_NAME),
             "ALTER TABLE $table RENAME COLUMN p TO part",
             "INSERT INTO $table VALUES (50, 1), (51, NULL)",
         ),
@@ -596,7 +423,7 @@ TABLES: dict[str, Table] = {
     ),
     "mapped, checkpointed, with vectors": Table(
         steps=(
-            _create(_every_type(0, 20, files=2),
+            create(every_type(0, 20, files=2),
                     properties=f"{_BY_ID}, {_DELETION_VECTORS}, delta.checkpointInterval = 3, "
                     "delta.checkpoint.writeStatsAsStruct = true, delta.checkpoint.writeStatsAsJson = false"),
             "ALTER TABLE $table RENAME COLUMN string TO words",
@@ -614,9 +441,9 @@ TABLES: dict[str, Table] = {
     ),
     "mapping taken away": Table(
         steps=(
-            _create(_numbers(0, 6), properties=_BY_NAME),
+            create(numbers(0, 6), properties=_BY_NAME),
             "ALTER TABLE $table RENAME COLUMN s TO words",
-            _set("delta.columnMapping.mode = 'none'"),
+            set_properties("delta.columnMapping.mode = 'none'"),
             "INSERT INTO $table VALUES (8, 9, 'ten')",
         ),
         versions=4,
@@ -625,15 +452,15 @@ TABLES: dict[str, Table] = {
     # Columns that come and change.
     "columns added": Table(
         steps=(
-            _create("SELECT id, named_struct('a', id) AS s, array(id, id) AS pair FROM range(0, 8, 1, 1)"),
+            create("SELECT id, named_struct('a', id) AS s, array(id, id) AS pair FROM range(0, 8, 1, 1)"),
             "ALTER TABLE $table ADD COLUMNS (first DOUBLE FIRST, s.b STRING FIRST, day DATE AFTER id, list ARRAY<INT>)",
-            _insert("SELECT 0.5D, id, DATE'2024-05-05', named_struct('b', 'new', 'a', id), array(id), array(1, 2) "
+            insert("SELECT 0.5D, id, DATE'2024-05-05', named_struct('b', 'new', 'a', id), array(id), array(1, 2) "
                     "FROM range(10, 13)"),
-            _write("SELECT id, true AS flag, named_struct('a', id, 'c', named_struct('d', 1.5F)) AS s "
+            write("SELECT id, true AS flag, named_struct('a', id, 'c', named_struct('d', 1.5F)) AS s "
                    "FROM range(20, 22)", "append", mergeSchema="true"),
             "ALTER TABLE $table ALTER COLUMN list FIRST",
             "DELETE FROM $table WHERE id = 3",
-            _write("SELECT id AS ID, CAST(9 AS DOUBLE) AS First FROM range(30, 32)", "append", mergeSchema="true"),
+            write("SELECT id AS ID, CAST(9 AS DOUBLE) AS First FROM range(30, 32)", "append", mergeSchema="true"),
         ),
         versions=7,
         filters=(("id", ">", 5),),
@@ -656,7 +483,7 @@ TABLES: dict[str, Table] = {
     ),
     "void column": Table(
         steps=(
-            _create("SELECT id, NULL AS nothing, id * 2 AS x FROM range(0, 5, 1, 1)"),
+            create("SELECT id, NULL AS nothing, id * 2 AS x FROM range(0, 5, 1, 1)"),
             "INSERT INTO $table (id, x) VALUES (7, 8)",
         ),
         versions=2,
@@ -700,7 +527,7 @@ TABLES: dict[str, Table] = {
     ),
     "widened, mapped, partitioned, with vectors": Table(
         steps=(
-            _create("SELECT id, CAST(id % 3 AS TINYINT) AS p, CAST(id AS SMALLINT) AS x, CAST(id AS FLOAT) AS f "
+            create("SELECT id, CAST(id % 3 AS TINYINT) AS p, CAST(id AS SMALLINT) AS x, CAST(id AS FLOAT) AS f "
                     "FROM range(0, 15, 1, 1)",
                     partitioned="p",
                     properties=f"{_BY_NAME}, {_DELETION_VECTORS}, {_WIDENING}, delta.checkpointInterval = 4"),
@@ -720,7 +547,7 @@ TABLES: dict[str, Table] = {
     ),
     "widened dates in partitions": Table(
         steps=(
-            _create("SELECT id, date_add(DATE'2024-01-01', CAST(id % 2 AS INT)) AS day, CAST(id AS INT) AS n "
+            create("SELECT id, date_add(DATE'2024-01-01', CAST(id % 2 AS INT)) AS day, CAST(id AS INT) AS n "
                     "FROM range(0, 4, 1, 1)", partitioned="day, n", properties=_WIDENING),
             "ALTER TABLE $table ALTER COLUMN day TYPE TIMESTAMP_NTZ",
             "ALTER TABLE $table ALTER COLUMN n TYPE DECIMAL(20, 5)",
@@ -734,8 +561,8 @@ TABLES: dict[str, Table] = {
     # The log.
     "checkpoints": Table(
         steps=(
-            _create(_every_type(0, 10), properties="delta.checkpointInterval = 2"),
-            *(_insert(_every_type(start, start + 2)) for start in (10, 12, 14)),
+            create(every_type(0, 10), properties="delta.checkpointInterval = 2"),
+            *(insert(every_type(start, start + 2)) for start in (10, 12, 14)),
             "DELETE FROM $table WHERE id = 11",
             "OPTIMIZE $table",
         ),
@@ -744,13 +571,13 @@ TABLES: dict[str, Table] = {
     ),
     "checkpoints in parts, log cleaned": Table(
         steps=(
-            _create("SELECT id, id % 5 AS p, id * 2 AS x FROM range(0, 20, 1, 2)", partitioned="p",
+            create("SELECT id, id % 5 AS p, id * 2 AS x FROM range(0, 20, 1, 2)", partitioned="p",
                     properties="delta.checkpointInterval = 3, delta.logRetentionDuration = 'interval 1 days'"),
             "INSERT INTO $table SELECT id, 7, id FROM range(20, 22)",
             "DELETE FROM $table WHERE p = 1",
             "INSERT INTO $table SELECT id, 8, id FROM range(22, 24)",
             "DELETE FROM $table WHERE p = 2",
-            _age_the_log,
+            age_the_log,
             "INSERT INTO $table SELECT id, 9, id FROM range(24, 26)",
             "INSERT INTO $table SELECT id, 9, id FROM range(26, 28)",
             "INSERT INTO $table SELECT id, 9, id FROM range(28, 30)",
@@ -763,9 +590,9 @@ TABLES: dict[str, Table] = {
     ),
     "times beyond nanoseconds": Table(
         steps=(
-            _create(f"SELECT id, {_FAR_TIMES} FROM range(0, 4, 1, 2)", properties="delta.checkpointInterval = 1"),
-            f"INSERT INTO $table SELECT id, {_FAR_TIMES} FROM range(4, 6)",
-            f"INSERT INTO $table SELECT id, {_FAR_TIMES} FROM range(6, 8)",
+            create(f"SELECT id, {FAR_TIMES} FROM range(0, 4, 1, 2)", properties="delta.checkpointInterval = 1"),
+            f"INSERT INTO $table SELECT id, {FAR_TIMES} FROM range(4, 6)",
+            f"INSERT INTO $table SELECT id, {FAR_TIMES} FROM range(6, 8)",
         ),
         versions=3,
         filters=(("valid_to", ">=", dt.datetime(2020, 6, 1, tzinfo=dt.timezone.utc)),),
@@ -773,11 +600,11 @@ TABLES: dict[str, Table] = {
     ),
     "times beyond nanoseconds, checkpoints of the second kind": Table(
         steps=(
-            _create(f"SELECT id, {_FAR_TIMES} FROM range(0, 4, 1, 2)",
+            create(f"SELECT id, {FAR_TIMES} FROM range(0, 4, 1, 2)",
                     properties="delta.checkpointInterval = 1, delta.checkpointPolicy = 'v2'"),
-            f"INSERT INTO $table SELECT id, {_FAR_TIMES} FROM range(4, 6)",
+            f"INSERT INTO $table SELECT id, {FAR_TIMES} FROM range(4, 6)",
             "SET spark.databricks.delta.checkpointV2.topLevelFileFormat=parquet",
-            f"INSERT INTO $table SELECT id, {_FAR_TIMES} FROM range(6, 8)",
+            f"INSERT INTO $table SELECT id, {FAR_TIMES} FROM range(6, 8)",
         ),
         versions=3,
         # The files' footers have bounds then, which the log's must not contradict.
@@ -790,17 +617,17 @@ TABLES: dict[str, Table] = {
     ),
     "checkpoints of the second kind": Table(
         steps=(
-            _create(_every_type(0, 10, files=2),
+            create(every_type(0, 10, files=2),
                     properties=f"delta.checkpointInterval = 2, delta.checkpointPolicy = 'v2', {_DELETION_VECTORS}, "
                     "delta.logRetentionDuration = 'interval 1 days'"),
             "DELETE FROM $table WHERE id = 3",
             "DELETE FROM $table WHERE id = 8",
-            _insert(_every_type(10, 12)),
+            insert(every_type(10, 12)),
             "SET spark.databricks.delta.checkpointV2.topLevelFileFormat=parquet",
             "DELETE FROM $table WHERE id = 4",
-            _age_the_log,
-            _insert(_every_type(12, 14)),
-            _insert(_every_type(14, 16)),
+            age_the_log,
+            insert(every_type(12, 14)),
+            insert(every_type(14, 16)),
         ),
         versions=7,
         lost=range(4),
@@ -810,7 +637,7 @@ TABLES: dict[str, Table] = {
     ),
     "checkpoints of the second kind, in JSON": Table(
         steps=(
-            _create("SELECT id, id % 3 AS p FROM range(0, 9, 1, 1)", partitioned="p",
+            create("SELECT id, id % 3 AS p FROM range(0, 9, 1, 1)", partitioned="p",
                     properties="delta.checkpointInterval = 2, delta.checkpointPolicy = 'v2', "
                     f"{_BY_NAME}, {_DELETION_VECTORS}"),
             "DELETE FROM $table WHERE id IN (1, 5)",
@@ -828,22 +655,22 @@ TABLES: dict[str, Table] = {
     ),
     "times within the commits": Table(
         steps=(
-            _create(_numbers(0, 4), properties="delta.enableInCommitTimestamps = true"),
-            _insert(_numbers(4, 6)),
-            _insert(_numbers(6, 8)),
-            _insert(_numbers(8, 9)),
-            _shuffle_the_ages,
+            create(numbers(0, 4), properties="delta.enableInCommitTimestamps = true"),
+            insert(numbers(4, 6)),
+            insert(numbers(6, 8)),
+            insert(numbers(8, 9)),
+            shuffle_the_ages,
         ),
         versions=4,
         evidence=(r'"inCommitTimestamp":\d+',),
     ),
     "times within later commits": Table(
         steps=(
-            _create(_numbers(0, 4)),
-            _insert(_numbers(4, 6)),
-            _age_the_log,
-            _set("delta.enableInCommitTimestamps = true"),
-            _insert(_numbers(8, 9)),
+            create(numbers(0, 4)),
+            insert(numbers(4, 6)),
+            age_the_log,
+            set_properties("delta.enableInCommitTimestamps = true"),
+            insert(numbers(8, 9)),
         ),
         versions=4,
         evidence=(r'"inCommitTimestamp":\d+', r"inCommitTimestampEnablementVersion"),
@@ -851,7 +678,7 @@ TABLES: dict[str, Table] = {
     # Features that a reader may overlook, but not stumble over.
     "generated columns": Table(
         steps=(
-            _create_with_builder(
+            create_with_builder(
                 lambda builder: builder.addColumn("id", "BIGINT")
                 .addColumn("t", "TIMESTAMP")
                 .addColumn("day", "DATE", generatedAlwaysAs="CAST(t AS DATE)")
@@ -866,8 +693,8 @@ TABLES: dict[str, Table] = {
     ),
     "identity columns": Table(
         steps=(
-            _create_with_builder(
-                lambda builder: builder.addColumn("key", "BIGINT", generatedAlwaysAs=_identity()).addColumn("x", "INT")
+            create_with_builder(
+                lambda builder: builder.addColumn("key", "BIGINT", generatedAlwaysAs=identity()).addColumn("x", "INT")
             ),
             "INSERT INTO $table (x) VALUES (1), (2), (3)",
             "INSERT INTO $table (x) VALUES (4)",
@@ -878,7 +705,7 @@ TABLES: dict[str, Table] = {
     ),
     "row tracking": Table(
         steps=(
-            _create(_numbers(0, 10, files=2), properties=f"delta.enableRowTracking = true, {_DELETION_VECTORS}"),
+            create(numbers(0, 10, files=2), properties=f"delta.enableRowTracking = true, {_DELETION_VECTORS}"),
             "UPDATE $table SET x = -1 WHERE id = 3",
             "DELETE FROM $table WHERE id = 8",
             "OPTIMIZE $table",
@@ -889,11 +716,11 @@ TABLES: dict[str, Table] = {
     ),
     "liquid clustering": Table(
         steps=(
-            _create(_numbers(0, 30, files=3), clustered="x, s"),
-            _insert(_numbers(30, 33)),
+            create(numbers(0, 30, files=3), clustered="x, s"),
+            insert(numbers(30, 33)),
             "OPTIMIZE $table",
             "ALTER TABLE $table CLUSTER BY (id)",
-            _insert(_numbers(33, 34)),
+            insert(numbers(33, 34)),
         ),
         versions=5,
         filters=(("x", ">", 150),),
@@ -911,10 +738,10 @@ TABLES: dict[str, Table] = {
     ),
     "change data feed": Table(
         steps=(
-            _create(_numbers(0, 10, files=2), properties=f"delta.enableChangeDataFeed = true, {_NO_VECTORS}"),
+            create(numbers(0, 10, files=2), properties=f"delta.enableChangeDataFeed = true, {_NO_VECTORS}"),
             "UPDATE $table SET x = -1 WHERE id = 3",
             "DELETE FROM $table WHERE id = 8",
-            _set(_DELETION_VECTORS),
+            set_properties(_DELETION_VECTORS),
             "UPDATE $table SET x = -2 WHERE id = 4",
         ),
         versions=5,
@@ -923,10 +750,10 @@ TABLES: dict[str, Table] = {
     ),
     "optimized": Table(
         steps=(
-            _create(_numbers(0, 12, files=3)),
-            _insert(_numbers(12, 15)),
+            create(numbers(0, 12, files=3)),
+            insert(numbers(12, 15)),
             "OPTIMIZE $table",
-            _insert(_numbers(15, 18)),
+            insert(numbers(15, 18)),
             "OPTIMIZE $table ZORDER BY (id, s)",
         ),
         versions=5,
@@ -934,8 +761,8 @@ TABLES: dict[str, Table] = {
     ),
     "replaced and restored": Table(
         steps=(
-            _create(_numbers(0, 6)),
-            "INSERT OVERWRITE $table " + _numbers(6, 9),
+            create(numbers(0, 6)),
+            "INSERT OVERWRITE $table " + numbers(6, 9),
             "INSERT INTO $table REPLACE WHERE id = 7 SELECT 7L, 0L, 'replaced'",
             ("CREATE OR REPLACE TABLE $table USING delta PARTITIONED BY (s) AS SELECT concat('k', id % 2) AS s, "
             "CAST(id AS FLOAT) AS x FROM range(0, 4, 1, 1)"),
@@ -948,13 +775,13 @@ TABLES: dict[str, Table] = {
     ),
     "vacuumed": Table(
         steps=(
-            _create(_numbers(0, 10, files=2), properties=f"{_DELETION_VECTORS}, delta.deletedFileRetentionDuration = "
+            create(numbers(0, 10, files=2), properties=f"{_DELETION_VECTORS}, delta.deletedFileRetentionDuration = "
                     "'interval 0 seconds'"),
             "DELETE FROM $table WHERE id = 3",
             "DELETE FROM $table WHERE id IN (4, 8)",
             "OPTIMIZE $table",
             "DELETE FROM $table WHERE id = 5",
-            _set(_NO_VECTORS),
+            set_properties(_NO_VECTORS),
             "DELETE FROM $table WHERE id = 6",
             "VACUUM $table RETAIN 0 HOURS",
         ),
@@ -977,7 +804,7 @@ TABLES: dict[str, Table] = {
     ),
     "compatible with Iceberg": Table(
         steps=(
-            _create("SELECT id, CAST(id % 2 AS INT) AS p, array(id) AS list FROM range(0, 6, 1, 1)", partitioned="p",
+            create("SELECT id, CAST(id % 2 AS INT) AS p, array(id) AS list FROM range(0, 6, 1, 1)", partitioned="p",
                     properties="delta.enableIcebergCompatV2 = true, " + _BY_NAME),
             "ALTER TABLE $table RENAME COLUMN list TO alone",
             "INSERT INTO $table VALUES (7, NULL, array(1L))",
@@ -989,7 +816,7 @@ TABLES: dict[str, Table] = {
     # Types without a tensor form.
     "variant": Table(
         steps=(
-            _create("SELECT id, parse_json(concat('[', id, ']')) AS v, id * 2 AS x FROM range(0, 5, 1, 1)",
+            create("SELECT id, parse_json(concat('[', id, ']')) AS v, id * 2 AS x FROM range(0, 5, 1, 1)",
                     properties=_DELETION_VECTORS),
             "DELETE FROM $table WHERE id = 2",
         ),
@@ -1000,7 +827,7 @@ TABLES: dict[str, Table] = {
     ),
     "maps": Table(
         steps=(
-            _create("SELECT id, map('k', id) AS m, array(named_struct('a', id)) AS people, id * 2 AS x "
+            create("SELECT id, map('k', id) AS m, array(named_struct('a', id)) AS people, id * 2 AS x "
                     "FROM range(0, 5, 1, 1)"),
         ),
         versions=1,
@@ -1008,122 +835,3 @@ TABLES: dict[str, Table] = {
         filters=(("x", ">", 2),),
     ),
 }  # fmt: skip
-
-
-def _identity() -> Any:
-    from delta.tables import IdentityGenerator
-
-    return IdentityGenerator(start=100, step=-3)
-
-
-# Making them -------------------------------------------------------------------
-
-
-def folder_of(root: str | Path, name: str) -> Path:
-    """Where a table stands."""
-    return Path(root) / "tables" / (TABLES[name].folder or name)
-
-
-def rows_of(root: str | Path, name: str, version: int) -> Path:
-    """Where the rows of a version stand, as Spark reads them."""
-    return Path(root) / "rows" / name / f"{version}.parquet"
-
-
-def make_tables(root: str, names: list[str] | None = None) -> dict[str, Any]:
-    """Make the tables and their rows; what is known of each of them is in the index, which is returned as well."""
-    from converter import start_local_spark
-
-    started = time.monotonic()
-    warehouse = {"spark.sql.warehouse.dir": str(Path(root) / "warehouse")}
-    spark = start_local_spark("golden tables", master="local[2]", conf=CONF | warehouse)
-    _say(f"Spark has started ({time.monotonic() - started:.1f} s)")
-    try:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            wanted = list(TABLES if names is None else names)
-            tables = list(pool.map(lambda name: _make_table(spark, root, name), wanted))
-    finally:
-        spark.stop()
-    index = {
-        "seconds": round(time.monotonic() - started, 1),
-        "tables": {name: table for name, table in zip(wanted, tables, strict=True) if "failure" not in table},
-        "failures": {name: table["failure"] for name, table in zip(wanted, tables, strict=True) if "failure" in table},
-    }
-    (Path(root) / INDEX).write_text(json.dumps(index, indent=1))
-    return index
-
-
-def _make_table(spark: SparkSession, root: str, name: str) -> dict[str, Any]:
-    started = time.monotonic()
-    table, path = TABLES[name], folder_of(root, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    session = spark.newSession()
-    for key, value in table.conf.items():
-        session.conf.set(key, value)
-    step: Step = ""
-    try:
-        done = 0
-        for step in table.steps:
-            if callable(step):
-                step(session, path)
-            else:
-                session.sql(Template(step).substitute(table=f"delta.`{path}`", path=path)).collect()
-            # A version is read cheapest while it is the newest.
-            versions = _count_versions(path)
-            for version in range(done, versions):
-                _write_rows(session, path, name, version, root)
-            done = versions
-        step = "its versions"
-        assert done == table.versions, f"there are {done} versions, not {table.versions}"
-        for version in table.lost:
-            _check_lost(session, path, version)
-            rows_of(root, name, version).unlink()
-        history = session.sql(f"DESCRIBE HISTORY delta.`{path}`").selectExpr("version", "unix_millis(timestamp) AS t")
-        milliseconds = {str(row["version"]): row["t"] for row in history.collect()}
-        _check_evidence(table, path)
-    except Exception as error:  # noqa: BLE001 (all tables are tried, and the test shows what became of each)
-        said = f"{str(step)[:300]}\n{type(error).__name__}: {str(error)[:3000]}"
-        _say(f"{name!r} FAILED after {time.monotonic() - started:.1f} s: {said}")
-        return {"failure": said}
-    _say(f"{name!r} has {table.versions} versions ({time.monotonic() - started:.1f} s)")
-    return {"milliseconds": milliseconds, "seconds": round(time.monotonic() - started, 1)}
-
-
-def _count_versions(path: Path) -> int:
-    commits = [file.stem for file in (path / "_delta_log").glob("*.json") if file.stem.isdigit()]
-    return max(map(int, commits), default=-1) + 1
-
-
-def _read_version(spark: SparkSession, path: Path, version: int) -> Any:
-    return spark.read.format("delta").option("versionAsOf", str(version)).load(str(path))
-
-
-def _write_rows(spark: SparkSession, path: Path, name: str, version: int, root: str) -> None:
-    """Write the rows of a version, with exactly the types that Spark gives them."""
-    file = rows_of(root, name, version)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(_read_version(spark, path, version).drop(*TABLES[name].refused).toArrow(), file)
-
-
-def _check_lost(spark: SparkSession, path: Path, version: int) -> None:
-    try:
-        _read_version(spark, path, version).toArrow()
-    except Exception as error:  # noqa: BLE001 (Spark has many ways to say so)
-        _say(f"version {version} is lost: {str(error)[:100]}")
-        return
-    raise AssertionError(f"version {version} can still be read")
-
-
-def _check_evidence(table: Table, path: Path) -> None:
-    names = "\n".join(str(file.relative_to(path)) for file in path.rglob("*"))
-    log = names + "\n" + "\n".join(file.read_text() for file in sorted((path / "_delta_log").glob("*.json")))
-    missing = [pattern for pattern in table.evidence if not re.search(pattern, log)]
-    assert not missing, f"nothing in the log is like {missing}"
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    made = make_tables(sys.argv[1], sys.argv[2:] or None)
-    print(f"{len(made['tables'])} tables in {made['seconds']} s; failed: {', '.join(made['failures']) or 'none'}")
