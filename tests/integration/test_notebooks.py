@@ -39,6 +39,10 @@ from tests.notebooks.workspaces import (
     python_of,
 )
 
+pytestmark = pytest.mark.timeout(
+    900
+)  # The first test of a notebook runs it: some 30 s on a machine without other work.
+
 MOST_CELLS = 14
 MOST_PICTURE_BYTES = 60_000
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
