@@ -296,4 +296,4 @@ def among_temporary_files(folder: Path) -> Iterator[Workspace]:
 
 
 WORKSPACES = {SYNAPSE: as_in_synapse, DATABRICKS: as_on_databricks}
-WORKSPACES |= dict.fromkeys([DELTA, CACHE, RANKS, STORES, TYPES], among_temporary_files)
+WORKSPACES |= dict.fromkeys([DELTA, CACHE, RANKS, STORES], among_temporary_files)
