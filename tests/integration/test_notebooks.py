@@ -1,16 +1,13 @@
-"""Every notebook runs from a clean start in a kernel of its own, shows what it claims, and leaves nothing behind."""
+"""Every notebook runs from a clean start, shows what it claims and what is stored, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import ast
-import base64
-import contextlib
+import copy
 import json
-import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import socket
+from collections.abc import Iterator
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
@@ -18,325 +15,51 @@ from typing import Any
 import nbformat
 import pytest
 from ipykernel.kernelspec import write_kernel_spec
-from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
-from nbclient.exceptions import DeadKernelError
 
 import converter
-from converter.sources.spark.local import find_java_home
-from tests.known_rows import files_below, only_connect_server, run_python
-from tests.servers.azurite import SecureAzurite, start_secure_azurite
+from tests.known_rows import run_python
+from tests.notebooks.runs import Run, run_notebook
+from tests.notebooks.stored import PICTURE, Names, as_stored, compared
+from tests.notebooks.workspaces import (
+    CACHE,
+    DATABRICKS,
+    DELTA,
+    DIGITS,
+    IN_ACCOUNT,
+    NOTEBOOKS,
+    PLATFORMS,
+    RANKS,
+    STORES,
+    SYNAPSE,
+    TYPES,
+    WORKSPACES,
+    is_cloud,
+    is_installation,
+    python_of,
+)
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-DIGITS = ["01_digits_in_torch", "02_digits_in_keras"]
-SYNAPSE = "03_synapse_and_fabric"
-DATABRICKS = "04_databricks"
-PLATFORMS = [SYNAPSE, DATABRICKS]
-DELTA = "05_images_in_delta"
-MOST_CELLS = 12
+pytestmark = pytest.mark.timeout(
+    900
+)  # The first test of a notebook runs it: some 30 s on a machine without other work.
+
+MOST_CELLS = 16
+MOST_PICTURE_BYTES = 60_000
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-CLOUD = "cloud"
-"""The tag of cells that need a platform."""
 
-IN_ACCOUNT = "abfss:"
-"""What begins the names of files that are in a storage account, where others are on a volume."""
 
-STAND_IN_TOKENS = '''
-"""Tokens of the form that Entra ID gives, and a file that says who asked for them."""
+def named(*names: str) -> list[Any]:
+    """Notebooks as parameters. The first one shows the whole, from Spark to torch, so it runs in the short lane."""
+    marks = {DIGITS[0]: [pytest.mark.short]}
+    return [
+        pytest.param(path, marks=marks.get(path.stem, ()), id=path.stem) for path in NOTEBOOKS if path.stem in names
+    ]
 
-import base64
-import json
-import os
-import time
 
+ALL = named(*(path.stem for path in NOTEBOOKS))
 
-def _part(value):
-    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
-
-def give(*asked_by):
-    with open(os.environ["STAND_IN_ASKED"], "a") as asked:
-        asked.write(json.dumps([os.getpid(), *asked_by]) + "\\n")
-    now = int(time.time())
-    claims = {"aud": "https://storage.azure.com", "iss": "https://sts.windows.net/tests/"}
-    claims |= {"iat": now, "nbf": now - 5, "exp": now + 3600}
-    return ".".join([_part({"alg": "none"}), _part(claims), "signed-by-nobody"]), now + 3600
-'''
-
-NOTEBOOKUTILS = '''
-"""Stands in for the module of Synapse and Fabric: its names."""
-
-import os
-
-from stand_in_tokens import give
-
-
-class credentials:
-    def getToken(audience):
-        assert audience == "storage"
-        return give()[0]
-
-    def getConnectionStringOrCreds(linkedService):
-        assert linkedService == "lake"
-        return os.environ["STAND_IN_SAS"]
-'''
-
-DATABRICKS_RUNTIME = '''
-"""Stands in for what Databricks has in the notebook's process: it cannot be used or sent elsewhere."""
-
-from itertools import count
-
-from azure.core.credentials import AccessToken
-from pyspark import TaskContext
-from stand_in_tokens import give
-
-
-class _Bound:
-    def __reduce__(self):
-        raise TypeError("You cannot use dbutils within a spark job or otherwise pickle it.")
-
-
-class _Provider(_Bound):
-    numbers = count(1)
-
-    def __init__(self, name):
-        self.name, self.number = name, next(self.numbers)
-
-    def get_token(self, *scopes, **_):
-        assert scopes == ("https://storage.azure.com/.default",)
-        return AccessToken(*give("notebook", self.name, self.number))
-
-
-class _Credentials(_Bound):
-    def getServiceCredentialsProvider(self, name):
-        assert TaskContext.get() is None
-        return _Provider(name)
-
-
-class _Utilities(_Bound):
-    credentials = _Credentials()
-
-
-dbutils = _Utilities()
-'''
-
-DATABRICKS_SERVICE_CREDENTIALS = '''
-"""Stands in for what Databricks has on executors, and nowhere else."""
-
-from azure.core.credentials import AccessToken
-from pyspark import TaskContext
-from stand_in_tokens import give
-
-
-class _Provider:
-    def __init__(self, name):
-        self.name = name
-
-    def get_token(self, *scopes, **_):
-        assert scopes == ("https://storage.azure.com/.default",)
-        return AccessToken(*give("executor", self.name))
-
-
-def getServiceCredentialsProvider(name):
-    assert TaskContext.get() is not None
-    return _Provider(name)
-'''
-
-CONNECT = """
-from pyspark.sql import SparkSession
-
-builder = SparkSession.builder.remote("local[2]")
-builder.config("spark.sql.execution.arrow.pythonUDF.columnarInput.enabled", "false").getOrCreate()
-"""
-
-DBUTILS = """
-# Databricks' notebooks have the name without an import.
-from databricks.sdk.runtime import dbutils
-"""
-
-KILLED_WHILE_SAVING = """
-import os
-import signal
-
-import torch
-
-
-def _dying(save, most):
-    def saved(*arguments):
-        nonlocal most
-        most -= 1
-        if most < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        save(*arguments)
-
-    return saved
-
-
-torch.save = _dying(torch.save, most=2)
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workspace:
-    """Where a notebook runs: what we put in the place of what only a platform has."""
-
-    files: Callable[[], list[str]]
-    """What stands where the cache goes, or the notebook's own table."""
-
-    data_requests: Callable[[], int] = lambda: 0
-    """How many requests for rows the store has answered."""
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    replaced: Mapping[str, str] = field(default_factory=dict)
-    """Texts of the cloud cells that stand for something of the user's, and what they are here."""
-
-    before: str = ""
-    """A cell that runs first."""
-
-    after_cloud: str = ""
-    """A cell that runs after the last cloud cell."""
-
-    killed_by: str = ""
-    """A cell in front of a first run that this kills; the notebook is then run again."""
-
-    def cells(self, content: Any, first: str = "") -> list[Any]:
-        """The notebook's cells without the installation, among ours."""
-        cells = [cell for cell in content.cells if not is_installation(cell)]
-        for cell in cells:
-            for text, here in self.replaced.items() if is_cloud(cell) else ():
-                assert text in cell.source
-                cell.source = cell.source.replace(text, here)
-        if self.after_cloud:
-            last = max(index for index, cell in enumerate(cells) if is_cloud(cell))
-            cells.insert(last + 1, nbformat.v4.new_code_cell(self.after_cloud))
-        return [nbformat.v4.new_code_cell(source) for source in (self.before, first) if source] + cells
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What a notebook showed, and what it left."""
-
-    outputs: list[Any]
-    folder: Path
-    cache_dir: Path
-    temporary: Path
-    workspace: Workspace
-    files_after: dict[str, list[str]]
-    """What stood there when a cell, by its id, was done."""
-
-    requests_after: dict[str, int]
-    """How many requests for rows there were by then."""
-
-    files_when_killed: list[str]
-
-    def text(self, stream: str) -> str:
-        return "".join(output.text for output in self.outputs if output.get("name") == stream)
-
-    def shown(self) -> str:
-        return "".join(str(output.data) for output in self.outputs if output.output_type == "execute_result")
-
-    def pictures(self) -> list[bytes]:
-        shown = [output.data for output in self.outputs if "data" in output]
-        return [base64.b64decode(data["image/png"]) for data in shown if "image/png" in data]
-
-
-def is_cloud(cell: Any) -> bool:
-    return CLOUD in cell.metadata.get("tags", ())
-
-
-def is_installation(cell: Any) -> bool:
-    return is_cloud(cell) and "%pip install" in cell.source
-
-
-def python_of(cell: Any) -> str:
-    """A cell's code with its magics as the calls that they are."""
-    return TransformerManager().transform_cell(cell.source)
-
-
-# Where they run ----------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def on_this_machine(folder: Path) -> Iterator[Workspace]:
-    yield Workspace(files=lambda: files_below(folder / "cache"))
-
-
-@contextlib.contextmanager
-def with_an_account(folder: Path, modules: Mapping[str, str]) -> Iterator[tuple[SecureAzurite, str, dict[str, str]]]:
-    """Blobs over TLS that take tokens, a container, and an environment where a platform's modules give them."""
-    with start_secure_azurite(folder / "azurite") as account:
-        platform = folder / "platform"
-        for name, source in {"stand_in_tokens": STAND_IN_TOKENS, **modules}.items():
-            path = platform / f"{name.replace('.', '/')}.py"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(source)
-        environment = {
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(platform), os.environ.get("PYTHONPATH")])),
-            "SSL_CERT_FILE": str(account.certificate),
-            "STAND_IN_ASKED": str(platform / "asked"),
-        }
-        yield account, account.new_container(), environment
-
-
-@contextlib.contextmanager
-def as_on_databricks(folder: Path) -> Iterator[Workspace]:
-    """Spark Connect, blobs over TLS, and a folder for the volume: what a volume's mount does otherwise is not seen."""
-    volume = folder / "cache"
-    volume.mkdir()
-    modules = {
-        "databricks.sdk.runtime": DATABRICKS_RUNTIME,
-        "databricks.service_credentials": DATABRICKS_SERVICE_CREDENTIALS,
-    }
-    with only_connect_server(), with_an_account(folder, modules) as (account, container, environment):
-        yield Workspace(
-            files=lambda: [*files_below(volume), *(f"{IN_ACCOUNT}{name}" for name in account.files(container))],
-            data_requests=account.data_requests,
-            environment={
-                **environment,
-                "SPARK_LOCAL_IP": "127.0.0.1",
-                "JAVA_HOME": str(find_java_home()),
-                "PYSPARK_PYTHON": sys.executable,
-            },
-            before=CONNECT + DBUTILS,
-            replaced={
-                "/Volumes/main/default/volume": str(volume),
-                "container@account.": f"{container}@{account.account}.",
-            },
-            # The emulator has all accounts on one host.
-            after_cloud=f"to_read['account_host'] = to_write['account_host'] = '{account.host}'",
-            killed_by=KILLED_WHILE_SAVING,
-        )
-
-
-@contextlib.contextmanager
-def as_in_synapse(folder: Path) -> Iterator[Workspace]:
-    """Classic Spark, a module that gives tokens, and blobs over TLS that take them."""
-    with with_an_account(folder, {"notebookutils": NOTEBOOKUTILS}) as (account, container, environment):
-        yield Workspace(
-            files=lambda: account.files(container),
-            data_requests=account.data_requests,
-            environment={**environment, "STAND_IN_SAS": account.sas(container)},
-            before="from converter import start_local_spark\n\nstart_local_spark('synapse', master='local[2]')",
-            replaced={"container@account.": f"{container}@{account.account}."},
-            # The emulator has all accounts on one host.
-            after_cloud=f"storage_options['account_host'] = '{account.host}'",
-        )
-
-
-@contextlib.contextmanager
-def beside_a_table(folder: Path) -> Iterator[Workspace]:
-    """The notebook makes a table of its own among temporary files, and no cache."""
-    yield Workspace(files=lambda: files_below(folder / "tmp"))
-
-
-WORKSPACES = {SYNAPSE: as_in_synapse, DATABRICKS: as_on_databricks, DELTA: beside_a_table}
-
-
-# Running -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.fixture(scope="module", params=ALL)
 def notebook(request: pytest.FixtureRequest) -> Path:
     return request.param
 
@@ -344,59 +67,17 @@ def notebook(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def run(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """The notebook after one execution from top to bottom; a cell that raises fails here."""
-    folder = tmp_path_factory.mktemp(notebook.stem)
-    jupyter, work, cache_dir, temporary = (folder / name for name in ("jupyter", "work", "cache", "tmp"))
-    write_kernel_spec(jupyter / "kernels" / "python3")
-    work.mkdir()
-    temporary.mkdir()
-    files_after, requests_after, files_when_killed = {}, {}, []
-
-    def execute(first: str = "") -> list[Any]:
-        content = nbformat.read(notebook, as_version=4)
-        own = {cell.id for cell in content.cells}
-        content.cells = workspace.cells(content, first)
-
-        def look(cell: Any, cell_index: int, execute_reply: Any) -> None:
-            files_after[cell.id], requests_after[cell.id] = workspace.files(), workspace.data_requests()
-
-        client = NotebookClient(content, kernel_name="python3", timeout=240, resources={"metadata": {"path": work}})
-        client.on_cell_executed = look
-        client.execute()
-        return [output for cell in content.cells if cell.id in own for output in cell.get("outputs", [])]
-
-    with WORKSPACES.get(notebook.stem, on_this_machine)(folder) as workspace:
-        with pytest.MonkeyPatch.context() as patch:
-            for name in [name for name in os.environ if name.startswith(("SPARK", "PYSPARK", "PYTHONWARNINGS"))]:
-                patch.delenv(name)
-            patch.setenv("JUPYTER_DATA_DIR", str(jupyter))
-            patch.setenv("IPYTHONDIR", str(folder / "ipython"))
-            patch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-            patch.setenv("CONVERTER_CACHE_DIR", str(cache_dir))
-            patch.setenv("TMPDIR", str(temporary))
-            for name, value in workspace.environment.items():
-                patch.setenv(name, value)
-            if workspace.killed_by:
-                with pytest.raises(DeadKernelError):
-                    execute(workspace.killed_by)
-                files_when_killed = workspace.files()
-            outputs = execute()
-        yield Run(
-            outputs=outputs,
-            folder=work,
-            cache_dir=cache_dir,
-            temporary=temporary,
-            workspace=workspace,
-            files_after=files_after,
-            requests_after=requests_after,
-            files_when_killed=files_when_killed,
-        )
+    with run_notebook(notebook, tmp_path_factory.mktemp(notebook.stem)) as done:
+        yield done
 
 
+@pytest.mark.short
 def test_there_are_notebooks() -> None:
-    assert {*DIGITS, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
+    assert {*DIGITS, TYPES, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
 
 
-def test_a_notebook_is_short_valid_and_committed_without_outputs(notebook: Path) -> None:
+@pytest.mark.short
+def test_a_notebook_is_short_and_valid(notebook: Path) -> None:
     content = nbformat.read(notebook, as_version=nbformat.NO_CONVERT)
     nbformat.validate(content)
     assert content.nbformat == 4
@@ -404,10 +85,56 @@ def test_a_notebook_is_short_valid_and_committed_without_outputs(notebook: Path)
     assert len(content.cells) <= MOST_CELLS
     code = [cell for cell in content.cells if cell.cell_type == "code"]
     assert code
-    assert [cell.outputs for cell in code] == [[]] * len(code)
     assert [cell.execution_count for cell in code] == [None] * len(code)
 
 
+@pytest.mark.short
+def test_stored_outputs_tell_nothing_of_a_machine(notebook: Path) -> None:
+    content = nbformat.read(notebook, as_version=4)
+    outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert outputs, "run python -m tests.notebooks.stored"
+    assert {output.get("name", "stdout") for output in outputs} == {"stdout"}
+    texts = [output.get("text", "") for output in outputs]
+    texts += [text for output in outputs for kind, text in output.get("data", {}).items() if kind != PICTURE]
+    folders = {
+        path for text in texts for path in re.findall(r"(?<![\w.>:/])/(?:home|root|tmp|work|Users)\b[^\s,)'<]*", text)
+    }
+    assert all(path.startswith(("/home/you", "/tmp/tmp…")) for path in folders)
+    assert socket.gethostname() not in "".join(texts)
+
+
+@pytest.mark.short
+def test_stored_pictures_are_small(notebook: Path) -> None:
+    content = nbformat.read(notebook, as_version=4)
+    outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
+    sizes = [len(output.data[PICTURE]) * 3 // 4 for output in outputs if PICTURE in output.get("data", {})]
+    assert sizes
+    assert max(sizes) < MOST_PICTURE_BYTES
+
+
+def test_the_stored_outputs_are_those_of_a_run(notebook: Path, run: Run) -> None:
+    stored = nbformat.read(notebook, as_version=4)
+    again = as_stored(copy.deepcopy(stored), run)
+    assert compared(stored) == compared(again), f"run python -m tests.notebooks.stored {notebook.stem}"
+
+
+@pytest.mark.short
+def test_what_differs_from_run_to_run_is_not_stored(tmp_path: Path) -> None:
+    names = Names([(str(tmp_path / "tmp"), "/tmp"), (str(tmp_path), "/home/you")])
+    key, other = "4be31a6f50d27c99", "0123456789abcdef"
+    first = names.stable(f"file://{tmp_path}/tmp/tmpab12_x9z/{key} {other} {key[:8]} {{'rows': 12345678}}")
+    url, second, beginning, rows = first.split(" ", 3)
+    assert url.startswith("file:///tmp/tmp…/")
+    assert url[-16:-8] == beginning != key[:8]
+    assert second not in (url[-16:], other)
+    assert rows == "{'rows': 12345678}"
+    assert names.stable("Spark 4.2.0 at 127.0.0.1:43211 took 1.25 s") == "Spark 4.x at 127.0.0.1:… took …"
+    assert names.stable("<p>written 2026-11-24T20:00:00Z of Spark 4.2.0 by ann on host (local-17)</p>") == (
+        "<p>written … of Spark 4.x by you (…)</p>"
+    )
+
+
+@pytest.mark.short
 def test_a_notebook_imports_public_names_only(notebook: Path) -> None:
     content = nbformat.read(notebook, as_version=4)
     source = "\n".join(python_of(cell) for cell in content.cells if cell.cell_type == "code")
@@ -441,6 +168,7 @@ def test_a_notebook_leaves_nothing_in_the_cache_or_beside_it(run: Run) -> None:
     assert list(run.temporary.rglob("converter-*")) == []
 
 
+@pytest.mark.short
 def test_a_cloud_cell_says_so(notebook: Path) -> None:
     content = nbformat.read(notebook, as_version=4)
     cells = [cell for cell in content.cells if cell.cell_type == "code"]
@@ -476,7 +204,7 @@ def test_a_write_is_followed_in_one_output_of_a_cell(tmp_path: Path, monkeypatch
     assert re.fullmatch(r"Wrote the cache \[\d\d:\d\d\]", shown.data["text/plain"])
 
 
-@pytest.mark.parametrize("notebook", [path for path in NOTEBOOKS if path.stem in DIGITS], indirect=True, ids=str)
+@pytest.mark.parametrize("notebook", named(*DIGITS), indirect=True)
 class TestDigits:
     def test_the_network_recognises_held_out_digits(self, run: Run) -> None:
         found = re.search(r"^accuracy on (\d+) held-out digits: ([\d.]+)$", run.text("stdout"), re.MULTILINE)
@@ -500,6 +228,7 @@ def cells_of(name: str) -> list[Any]:
     return list(nbformat.read(path, as_version=4).cells)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("name", PLATFORMS)
 def test_what_is_installed_is_this_package(name: str) -> None:
     (cell,) = [cell for cell in cells_of(name) if is_installation(cell)]
@@ -522,7 +251,7 @@ def asked_for_tokens(run: Run) -> list[list[Any]]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("notebook", [path for path in NOTEBOOKS if path.stem == SYNAPSE], indirect=True, ids=str)
+@pytest.mark.parametrize("notebook", named(SYNAPSE), indirect=True)
 class TestSynapse:
     def test_the_rows_are_in_the_storage_account_and_nowhere_else(self, run: Run) -> None:
         assert "DatasetConverter(100,000 rows × 3 columns" in run.shown()
@@ -584,7 +313,7 @@ def convert_as_told_by(source: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("notebook", [path for path in NOTEBOOKS if path.stem == DATABRICKS], indirect=True, ids=str)
+@pytest.mark.parametrize("notebook", named(DATABRICKS), indirect=True)
 class TestDatabricks:
     def test_spark_is_reached_over_connect(self, run: Run) -> None:
         assert re.search(r"^Spark [\d.]+, Connect$", run.text("stdout"), re.MULTILINE)
@@ -652,7 +381,7 @@ class TestDatabricks:
         assert "signed-by-nobody" not in str(run.outputs)
 
 
-@pytest.mark.parametrize("notebook", [path for path in NOTEBOOKS if path.stem == DELTA], indirect=True, ids=str)
+@pytest.mark.parametrize("notebook", named(DELTA), indirect=True)
 class TestDelta:
     def test_only_spark_writes_files(self, run: Run) -> None:
         # There is no cache, neither where it would go nor beside the table, and Delta names each file of the table.
@@ -695,3 +424,95 @@ class TestDelta:
         assert found
         assert found[1] == found[2] != "0"
         assert run.workspace.files() == []
+
+
+@pytest.mark.parametrize("notebook", named(CACHE), indirect=True)
+class TestCache:
+    def test_the_argument_goes_before_the_environment_before_the_conf(self, run: Run) -> None:
+        found = re.findall(r"of-the-(\w+) +there: (\w+), after the block: (\w+)\n", run.text("stdout"))
+        assert found == [(place, "True", "False") for place in ("conf", "environment", "argument")]
+
+    def test_only_proven_or_named_rows_are_used_again(self, run: Run) -> None:
+        shown = run.text("stdout")
+        assert "the same DataFrame has the same entry: True\n" in shown
+        assert "rows that differ each time have the same entry: False\n" in shown
+        assert "the same entry: True; what ten rows of this name give: 200,000 rows\n" in shown
+
+    def test_another_process_reads_without_spark(self, run: Run) -> None:
+        assert "200,000 rows, first ids [0, 1, 2], pyspark loaded: False\n" in run.text("stdout")
+
+    def test_a_reader_keeps_its_files(self, run: Run) -> None:
+        shown = run.text("stdout")
+        assert re.search(r"^deleted, and the reader still reads \[0, 1\]; files: [1-9]\d*$", shown, re.MULTILINE)
+        assert "the reader has closed it too; files: 0\n" in shown
+
+    def test_a_killed_run_leaves_what_the_next_conversion_removes(self, run: Run) -> None:
+        shown = run.text("stdout")
+        assert "killed: True\nrows are left: True; manifests: 0\n" in shown
+        assert "a sweep would remove 1 unfinished write and 0 entries\nleft by the killed run: 0\n" in shown
+
+    def test_a_kept_entry_is_swept_by_name_when_nothing_uses_it(self, run: Run) -> None:
+        assert "while it is in use: 0\nswept without the name: 0\nswept by name: 1\n" in run.text("stdout")
+
+
+@pytest.mark.parametrize("notebook", named(RANKS), indirect=True)
+class TestRanks:
+    def test_ranks_divide_the_rows(self, run: Run) -> None:
+        assert re.findall(r"rows, ([\d,]+) of 6,002, none twice$", run.text("stdout"), re.MULTILINE) == [
+            "6,002",
+            "6,000",
+        ]
+
+    def test_another_number_of_ranks_goes_on(self, run: Run) -> None:
+        assert "before: 2,400 rows, after: 3,602 rows, each once: True\n" in run.text("stdout")
+
+    def test_a_larger_window_mixes_better(self, run: Run) -> None:
+        spreads = [float(spread) for spread in re.findall(r"spread by ([\d.]+)$", run.text("stdout"), re.MULTILINE)]
+        assert len(spreads) == 3
+        assert spreads[0] > 2 * spreads[1] > 4 * spreads[2]
+
+    def test_the_ranks_and_the_mixing_are_drawn(self, run: Run) -> None:
+        assert len(run.pictures()) == 2
+
+
+@pytest.mark.parametrize("notebook", named(STORES), indirect=True)
+class TestStores:
+    def test_a_password_is_needed_and_not_shown(self, run: Run) -> None:
+        assert "401, message='Unauthorized'" in run.text("stdout")
+        assert "the password is in what is shown or pickled: False\n" in run.text("stdout")
+
+    def test_fewer_columns_and_a_local_cache_fetch_less(self, run: Run) -> None:
+        fetched = re.findall(r"100,000 rows, ([\d.]+) MB fetched$", run.text("stdout"), re.MULTILINE)
+        whole, a_column, first, second = map(float, fetched)
+        assert a_column < whole / 3
+        assert first == whole
+        assert second == 0
+
+    def test_a_busy_server_is_asked_again_until_the_timeout(self, run: Run) -> None:
+        assert "busy three times: 100,000 rows\n" in run.text("stdout")
+        assert "could not be reached for 1 second" in run.text("stdout")
+
+
+@pytest.mark.parametrize("notebook", named(TYPES), indirect=True)
+class TestTypes:
+    def test_the_table_of_types_has_each_column(self, run: Run) -> None:
+        (table,) = [output.data["text/markdown"] for output in run.outputs if "text/markdown" in output.get("data", {})]
+        assert "| double | `x` | float32 (4,) | float32 (4,) |" in table
+        assert "| timestamp | `x` | datetime64[us] (4,) | int64 (4,) |" in table
+        assert "| struct<a: int, b: float> | `x.b` | float32 (4,) | float32 (4,) |" in table
+
+    def test_what_is_not_declared_is_refused(self, run: Run) -> None:
+        errors = re.findall(r"^(\w+Error): ", run.text("stdout"), re.MULTILINE)
+        assert errors == ["NullValueError", "SourceError", "UnsupportedTypeError"]
+
+    def test_nulls_and_lengths_become_what_was_asked_for(self, run: Run) -> None:
+        shown = run.text("stdout")
+        assert "'age__valid': [True, False, True]" in shown
+        assert "'age': [31, -1, 47]" in shown
+        assert "pad: {'words': [[1, 2, 3], [4, 0, 0], [5, 6, 0]], 'words__length': [3, 1, 2]}\n" in shown
+        assert "nested: [[1, 2, 3], [4], [5, 6]]\n" in shown
+
+    def test_the_order_depends_on_seed_and_epoch(self, run: Run) -> None:
+        shown = run.text("stdout")
+        assert "batches of 100 or of 77, the same order: True\n" in shown
+        assert "the next epoch, the same order: False\n" in shown
