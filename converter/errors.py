@@ -8,7 +8,7 @@
     ├── CacheError                     the cache directory cannot be used   .path
     │   ├── CacheNotConfiguredError    (also ValueError)
     │   ├── CacheNotOwnedError         the directory is not ours
-    │   └── CacheCorruptError          what stands there is not what was committed
+    │   └── CacheCorruptError          the files there are not those that were committed
     ├── ReadError                      .path .row_group
     ├── EmptyShardError                fewer rows than shards
     ├── StateMismatchError             (also ValueError): a state of other rows or another order
@@ -48,7 +48,7 @@ class UnsupportedTypeError(SourceError, TypeError):
 
 
 class NullValueError(SourceError, ValueError):
-    """A null stands where none was declared; `.column` names the column."""
+    """A column without declared nulls has one; `.column` names the column."""
 
 
 class SourceChangedError(SourceError):
@@ -56,7 +56,7 @@ class SourceChangedError(SourceError):
 
 
 class CacheError(ConverterError):
-    """The cache directory cannot be used as asked; `.path` names the place, if there is one."""
+    """The cache directory cannot be used; `.path` names it, if there is one."""
 
     def __init__(self, message: str, *, path: str | None = None) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class CacheError(ConverterError):
 
 
 class CacheNotConfiguredError(CacheError, ValueError):
-    """Nobody said where the cache goes, and no place is safe to assume."""
+    """No cache directory was given, and none is safe to assume."""
 
 
 class CacheNotOwnedError(CacheError):
@@ -89,7 +89,7 @@ class EmptyShardError(ConverterError):
 
 
 class StateMismatchError(ConverterError, ValueError):
-    """A loader's state is of other rows, another order or another policy; the message says what differs."""
+    """A loader's state belongs to other rows, another order or another policy; the message names the difference."""
 
 
 class MissingDependencyError(ConverterError, ImportError):

@@ -61,8 +61,8 @@ class AzureStore(Store):
             signature = getattr(credential, "signature", filesystem.sas_token)
         if isinstance(credential, str):
             key, signature = (key, credential) if "sig=" in credential else (credential, signature)
-        options = {"account_name": account, "account_key": key, "sas_token": signature}
-        options = {name: str(value).removeprefix("?") for name, value in options.items() if value}
+        secrets = {"account_name": account, "account_key": key, "sas_token": signature}
+        options = {name: str(value).removeprefix("?") for name, value in secrets.items() if value}
         if hasattr(credential, "get_token"):
             options["bearer_token"] = str(sync(filesystem.loop, credential.get_token, _AZURE_SCOPE).token)
         elif len(options) == 1:

@@ -80,22 +80,7 @@ class Storage(ABC):
     def __repr__(self) -> str:
         return f"Storage({self.url!r})"
 
-    # What only the kind of filesystem knows ---------------------------------------
-
-    @property
-    @abstractmethod
-    def store(self) -> StoreSpec | None:
-        """What an executor needs to open the same filesystem, secrets included; None for local disks."""
-
-    @property
-    @abstractmethod
-    def options(self) -> dict[str, Any]:
-        """The filesystem's options, secrets included, for another process of ours that reads the same place."""
-
-    @property
-    @abstractmethod
-    def user(self) -> str | None:
-        """The user who owns new files, if cache_dir or storage_options name one."""
+    # What each kind of filesystem does in its own way ------------------------------
 
     @property
     @abstractmethod
@@ -111,24 +96,8 @@ class Storage(ABC):
         """The URL and the options by which deltalake opens this directory, secrets included."""
 
     @abstractmethod
-    def wait_for(self, call: Callable[[], Result]) -> Result:
-        """What another client returns, within this store's time. Raises TimeoutError."""
-
-    @abstractmethod
     def path_of(self, url: str) -> str | None:
         """The path of an encoded URL, or of an absolute path, on this filesystem; None if it is elsewhere."""
-
-    @abstractmethod
-    def lend(self, options: StorageOptions) -> None:
-        """Give a copy that was pickled without its secrets the options that it lacks."""
-
-    @abstractmethod
-    def without_secrets(self, text: str) -> str:
-        """The text with each secret of the options replaced."""
-
-    @abstractmethod
-    def harmless(self, error: BaseException) -> BaseException:
-        """An error as a cause that may be shown."""
 
     @abstractmethod
     def below(self, *names: str) -> Storage:
@@ -139,35 +108,12 @@ class Storage(ABC):
         """The directory at a path of this filesystem."""
 
     @abstractmethod
-    def hurried(self, timeout_seconds: float) -> AbstractContextManager[None]:
-        """Wait no longer than this for a remote store inside the `with`."""
-
-    @abstractmethod
-    def leads_to_folder(self, info: FileInfo) -> bool:
-        """Whether a file that is listed here is a folder, or a link to one."""
-
-    @abstractmethod
-    def real_path(self) -> str:
-        """The path of this directory without links."""
-
-    @abstractmethod
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create a small file with all of `data`, or return False because the name is taken."""
 
     @abstractmethod
-    def meanwhile(self, call: Callable[[], Result]) -> Callable[[], Result]:
-        """Begin a question to a remote store; its answer is returned later. A disk is asked only then."""
-
-    @abstractmethod
     def touch(self, name: str, given_up: threading.Event | None = None) -> None:
         """Set a file's time to now, without creating it. Raises FileNotFoundError."""
-
-    @abstractmethod
-    def identity(self, name: str) -> tuple[int, ...] | None:
-        """Values that change when the file is replaced (size, number, time); None if only opening it can tell.
-
-        Raises FileNotFoundError.
-        """
 
     @abstractmethod
     def look(self, name: str, given_up: threading.Event | None = None) -> tuple[int, int | None]:
@@ -176,14 +122,6 @@ class Storage(ABC):
         The stamp is a local file's time in ns, else a hash of the store's ETag or time; None if the store gives
         neither. Raises FileNotFoundError.
         """
-
-    @abstractmethod
-    def read_part(self, name: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
-        """Some bytes of a remote file, in one request. Raises FileNotFoundError, and OSError as `Store.ask`."""
-
-    @abstractmethod
-    def share_line(self, processes_count: int) -> None:
-        """Count with so many processes, including this one, that read from a remote store at the same time."""
 
     @abstractmethod
     def open_parquet(
@@ -198,6 +136,68 @@ class Storage(ABC):
     @abstractmethod
     def _info(self, path: str, given_up: threading.Event | None = None) -> Mapping[str, Any]:
         """What fsspec knows of a path. Raises FileNotFoundError."""
+
+    # What a filesystem without network, secrets and links does ---------------------
+
+    @property
+    def store(self) -> StoreSpec | None:
+        """What an executor needs to open the same filesystem, secrets included; None for local disks."""
+        return None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The filesystem's options, secrets included, for another process of ours that reads the same place."""
+        return {}
+
+    @property
+    def user(self) -> str | None:
+        """The user who owns new files, if cache_dir or storage_options name one."""
+        return None
+
+    def wait_for(self, call: Callable[[], Result]) -> Result:
+        """What another client returns, within this store's time. Raises TimeoutError."""
+        return call()
+
+    def lend(self, options: StorageOptions) -> None:  # noqa: B027 (a disk has no options)
+        """Give a copy that was pickled without its secrets the options that it lacks."""
+
+    def without_secrets(self, text: str) -> str:
+        """The text with each secret of the options replaced."""
+        return text
+
+    def harmless(self, error: BaseException) -> BaseException:
+        """An error as a cause that may be shown."""
+        return error
+
+    def hurried(self, timeout_seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002 (a disk has no deadline)
+        """Wait no longer than this for a remote store inside the `with`."""
+        return contextlib.nullcontext()
+
+    def leads_to_folder(self, info: FileInfo) -> bool:
+        """Whether a file that is listed here is a folder, or a link to one."""
+        return info.is_directory
+
+    def real_path(self) -> str:
+        """The path of this directory without links."""
+        return self._root
+
+    def meanwhile(self, call: Callable[[], Result]) -> Callable[[], Result]:
+        """Begin a question to a remote store; its answer is returned later. A disk is asked only then."""
+        return call
+
+    def identity(self, name: str) -> tuple[int, ...] | None:  # noqa: ARG002 (no name tells)
+        """Values that change when the file is replaced (size, number, time); None if only opening it can tell.
+
+        Raises FileNotFoundError.
+        """
+        return None
+
+    def read_part(self, name: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
+        """Some bytes of a remote file, in one request. Raises FileNotFoundError, and OSError as `Store.ask`."""
+        raise NotImplementedError(f"{self.url}/{name}: local files are mapped, not read in parts")
+
+    def share_line(self, processes_count: int) -> None:  # noqa: B027 (a disk is no line)
+        """Count with so many processes, including this one, that read from a remote store at the same time."""
 
     # What is the same on all of them ------------------------------------------------
 

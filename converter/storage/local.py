@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -17,18 +15,14 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from converter.errors import CacheError
-from converter.portable.deadlines import Result
 from converter.storage.databricks import create_on_databricks, is_on_databricks, spark_url_of
-from converter.storage.directory import FileInfo, Storage, StorageOptions
-from converter.storage.ranges import Data
+from converter.storage.directory import FileInfo, Storage
 
 
 class LocalStorage(Storage):
     """A directory whose files are ordinary ones; a disk has no options, no secrets and no deadline."""
 
     is_local = True
-    store = None
-    user = None
     survives_fork = True
     has_folders = True
     has_containers = False
@@ -36,11 +30,6 @@ class LocalStorage(Storage):
     def __init__(self, path: str, filesystem: Any = None) -> None:
         # Not `fsspec.open`: it takes `::` in a path for a chain of filesystems, and urllib ends a path at `#` or `?`.
         super().__init__(filesystem or LocalFileSystem(), path, "file://" + quote(path))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """No options."""
-        return {}
 
     @property
     def spark_url(self) -> str:
@@ -56,26 +45,11 @@ class LocalStorage(Storage):
         # Not as a path, in which deltalake would decode %20.
         return self.url, {}
 
-    def wait_for(self, call: Callable[[], Result]) -> Result:
-        """What another client returns."""
-        return call()
-
     def path_of(self, url: str) -> str | None:
         """The path of an encoded URL, or of an absolute path; None if it is elsewhere."""
         if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", url):
             return unquote(url)
         return unquote(re.sub(r"^file:(//[^/]*)?", "", url)) if url.startswith("file:") else None
-
-    def lend(self, options: StorageOptions) -> None:
-        """Do nothing."""
-
-    def without_secrets(self, text: str) -> str:
-        """The text as it is."""
-        return text
-
-    def harmless(self, error: BaseException) -> BaseException:
-        """The error as it is."""
-        return error
 
     def below(self, *names: str) -> Storage:
         """The directory `names` below this one."""
@@ -84,10 +58,6 @@ class LocalStorage(Storage):
     def at(self, path: str) -> Storage:
         """The directory at `path`."""
         return LocalStorage(path, self._filesystem)
-
-    def hurried(self, timeout_seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002 (a disk's calls end)
-        """Change nothing."""
-        return contextlib.nullcontext()
 
     def leads_to_folder(self, info: FileInfo) -> bool:
         """Whether a file that is listed here is a folder, or a link to one."""
@@ -125,10 +95,6 @@ class LocalStorage(Storage):
                 os.unlink(aside)
         return True
 
-    def meanwhile(self, call: Callable[[], Result]) -> Callable[[], Result]:
-        """The call itself: a disk is asked when the answer is needed."""
-        return call
-
     def touch(self, name: str, given_up: threading.Event | None = None) -> None:  # noqa: ARG002 (a disk's calls end)
         """Set a file's time to now, without creating it. Raises FileNotFoundError."""
         os.utime(self.path(name))
@@ -142,13 +108,6 @@ class LocalStorage(Storage):
         """A file's size and its time in ns. Raises FileNotFoundError."""
         status = os.stat(self.path(name))
         return status.st_size, status.st_mtime_ns
-
-    def read_part(self, name: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
-        """Raise NotImplementedError: local files are mapped."""
-        raise NotImplementedError(f"{self.url}/{name}: local files are mapped, not read in parts")
-
-    def share_line(self, processes_count: int) -> None:
-        """Do nothing."""
 
     def open_parquet(
         self,

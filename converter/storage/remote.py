@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from converter.portable.deadlines import Request, Result
-from converter.storage.directory import FileInfo, Storage, StorageOptions, modified
+from converter.storage.directory import Storage, StorageOptions, modified
 from converter.storage.ranges import Data, PartialFile
 from converter.storage.requests import answer_of
 from converter.storage.store import Store
@@ -114,14 +114,6 @@ class RemoteStorage(Storage):
         """Wait no longer than this for the store inside the `with`."""
         return self._filesystem.hurried(timeout_seconds)
 
-    def leads_to_folder(self, info: FileInfo) -> bool:
-        """Whether a file that is listed here is a folder."""
-        return info.is_directory
-
-    def real_path(self) -> str:
-        """The path of this directory."""
-        return self._root
-
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create a small file with all of `data`, or return False because the name is taken."""
         return self._filesystem.create(self.path(name), data)
@@ -133,10 +125,6 @@ class RemoteStorage(Storage):
     def touch(self, name: str, given_up: threading.Event | None = None) -> None:
         """Set a file's time to now, without creating it. Raises FileNotFoundError."""
         self._filesystem.renew(self.path(name), given_up)
-
-    def identity(self, name: str) -> None:  # noqa: ARG002 (no name tells)
-        """None: only opening a file can tell."""
-        return
 
     def look(self, name: str, given_up: threading.Event | None = None) -> tuple[int, int | None]:
         """A file's size, and its stamp: a hash of the store's ETag or time. Raises FileNotFoundError."""

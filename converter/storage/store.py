@@ -338,35 +338,9 @@ class Store:
         # fsspec's memory store looks first and creates then: a lock makes that one step for threads.
         with _in_process if self.protocol == "memory" else contextlib.nullcontext():
             if not self._creates_exclusively:
-                self._try_exclusively(filesystem, f"{path}.{uuid.uuid4().hex}.tmp")
-            self._create_exclusively(filesystem, path, data)
-
-    def _try_exclusively(self, filesystem: Any, path: str) -> None:
-        """Check it once: some stores of fsspec take the mode "x" and overwrite the file all the same."""
-        self._create_exclusively(filesystem, path, b"first")
-        is_exclusive = False
-        try:
-            self._create_exclusively(filesystem, path, b"second")
-        except FileExistsError:
-            is_exclusive = True
-        finally:
-            filesystem.rm_file(path)
-        if not is_exclusive:
-            raise OSError(
-                f"{self.protocol} overwrites files that are to be new, so a commit could be lost. Choose another store."
-            )
-        self._creates_exclusively = True
-
-    def _create_exclusively(self, filesystem: Any, path: str, data: bytes) -> None:
-        try:
-            file = filesystem.open(path, "xb")
-        except (ValueError, NotImplementedError) as error:
-            raise OSError(
-                f"{self.protocol} cannot create a file only if there is none ({error}), which a commit needs. "
-                "Choose another store."
-            ) from error
-        with file:
-            file.write(data)
+                _check_exclusive(filesystem, f"{path}.{uuid.uuid4().hex}.tmp")
+                self._creates_exclusively = True
+            _create_exclusively(filesystem, path, data)
 
     def renew(self, path: str, given_up: threading.Event | None = None) -> None:
         """Set a file's time to now, without creating it. Raises FileNotFoundError if it is gone.
@@ -399,6 +373,30 @@ class Store:
 
 
 _in_process = threading.Lock()
+
+
+def _check_exclusive(filesystem: Any, path: str) -> None:
+    """Raise OSError if the store takes fsspec's mode "x" and overwrites a file all the same, as some do."""
+    _create_exclusively(filesystem, path, b"first")
+    try:
+        _create_exclusively(filesystem, path, b"second")
+    except FileExistsError:
+        return
+    finally:
+        filesystem.rm_file(path)
+    raise OSError("the store overwrites files that are to be new, so a commit could be lost. Choose another store.")
+
+
+def _create_exclusively(filesystem: Any, path: str, data: bytes) -> None:
+    try:
+        file = filesystem.open(path, "xb")
+    except (ValueError, NotImplementedError) as error:
+        raise OSError(
+            f"the store cannot create a file only if there is none ({error}), which a commit needs. "
+            "Choose another store."
+        ) from error
+    with file:
+        file.write(data)
 
 
 def check_timeout(timeout_seconds: Any) -> float:

@@ -1124,7 +1124,7 @@ def test_packed_batches_are_what_the_executors_would_store(tmp_path: Path) -> No
     columns = [ID, *TENSORS]
     spec = make_spec(tmp_path, [column.plan() for column in columns])
     batches = [record_batch(columns, range(start, start + 50)) for start in (0, 50)]
-    packed = list(tasks.make_pack_batches(spec)(iter(batches)))
+    packed = list(tasks.make_pack_batches(spec["columns"])(iter(batches)))
     assert sum(batch.num_rows for batch in packed) == 100
     for index, column in enumerate(columns):
         rows = [row for batch in packed for row in batch.column(index).to_pylist()]
@@ -1142,7 +1142,7 @@ def test_what_packing_finds_is_raised_with_its_mark(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, [plan("tensor", "int64", 2)])
     batches = batches_of(*(pa.array(rows, NESTED[2]) for rows in ([[[1, 2]]], [[[1], [2, 3]]])))
     with pytest.raises(ValueError, match=r'^converter finding: \{"kind": "jagged", "column": "x"\}$'):
-        list(tasks.make_pack_batches(spec)(iter(batches)))
+        list(tasks.make_pack_batches(spec["columns"])(iter(batches)))
 
 
 def test_a_probe_writes_its_file_and_says_which_pyarrow(tmp_path: Path) -> None:
