@@ -1,4 +1,4 @@
-"""A request that may hang is given up after its time."""
+"""A request to a store runs in a thread of its own, and is given up after its time if it hangs."""
 
 from __future__ import annotations
 

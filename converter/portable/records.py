@@ -46,7 +46,7 @@ class WriteSpec(TypedDict):
     row_group_bytes: int
     file_bytes: int
     compression: str
-    """A codec of Parquet, or `auto`: each column gets the one that pays."""
+    """A codec of Parquet, or `auto`: chosen for each column by a sample."""
     end_bytes: int
     """How many bytes of all files' footers and heads may be reported; 0 on local disks, where reading them is free."""
 
@@ -107,7 +107,7 @@ class _WrittenFile(TypedDict):
     footer_crc32: int
     bytes: int
     rows: list[int]
-    """Of each row group, as the next two."""
+    """One value for each row group, as in the next two."""
     row_group_bytes: list[int]
     digests: list[str]
     nulls: dict[str, int]
@@ -119,13 +119,13 @@ class FileReport(_WrittenFile, total=False):
     """What a task reports of one file."""
 
     shapes: dict[str, list[int] | None]
-    """Of each tensor the one shape of its rows; None where they differ, absent where all are null."""
+    """The shape of a tensor's rows; None if they differ, absent if all are null."""
     odd_rows: dict[str, int]
-    """Of each tensor the first row of the partition whose shape differs from those before it."""
+    """The first row of the partition whose shape differs from those before it, for each tensor."""
     end: list[str]
     """Footer and heads, compressed, in base64."""
     moments: dict[str, Any]
-    """Of all files of a task, in its last report; as `to_json` gives them."""
+    """Moments of all files of a task, in its last report; as `to_json` gives them."""
     lengths: dict[str, list[int]]
     """The fewest and the most numbers of a row; in the last report."""
 
@@ -183,7 +183,7 @@ class EncodedTensor(TypedDict):
     valid: Numbers | None
     """Which rows are not null; None where all are."""
     shape: tuple[int, ...] | None
-    """The one shape of the rows, if there is one."""
+    """The shape of the rows, if they have one shape."""
     shapes: Numbers | None
     """Each row's shape, where rows of several dimensions differ."""
     empty: bool

@@ -1,4 +1,4 @@
-"""URL to directory and store: the one place that knows all kinds."""
+"""From a URL to a directory and its store: the only module that knows all kinds."""
 
 from __future__ import annotations
 

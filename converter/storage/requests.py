@@ -1,4 +1,4 @@
-"""One request in a thread that can be given up, on a line that others share; and what a failed one says of itself."""
+"""Waiting for a request that can be given up, on a line that others share; and the status in a client's error."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class RemoteFile(AbstractBufferedFile):
 @pytest.mark.parametrize("hangs", ["create", "send", "close"])
 def test_a_request_that_hangs_ends_the_task_and_commits_nothing(monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
     fsspec.register_implementation("remote", Remote, clobber=True)
-    monkeypatch.setattr(deadlines, "LAST_WAIT_SECONDS", 1.0)
-    monkeypatch.setattr(parquet_file, "LAST_WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(deadlines, "LAST_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(parquet_file, "LAST_WAIT_SECONDS", 0.2)
     monkeypatch.setattr(Remote, "hangs", hangs)
     monkeypatch.setattr(Remote, "is_released", threading.Event())
     spec = make_spec(f"/given-up/{hangs}", [WIDE], row_group_bytes=64 << 10)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from converter.portable import deadlines, filesystems, parquet_file
+from converter.portable import deadlines, parquet_file
+from converter.portable.filesystems import open_new
 from tests.known_rows import wait_until
 from tests.unit.known_tables import ALL, SCALARS, record_batch, write
 from tests.unit.portable.one_column import (
@@ -54,8 +54,6 @@ def test_a_task_leaves_no_writer_in_memory(tmp_path: Path, is_bad: bool) -> None
 
 
 def test_a_disk_that_refuses_a_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = open
-
     class FullDisk:
         """A file that takes so many bytes and no more."""
 
@@ -71,9 +69,7 @@ def test_a_disk_that_refuses_a_write_leaves_no_file(tmp_path: Path, monkeypatch:
         def close(self) -> None:
             self.file.close()
 
-    monkeypatch.setattr(
-        filesystems, "open", lambda path, mode, buffering: FullDisk(real(path, mode, buffering)), raising=False
-    )
+    monkeypatch.setattr(parquet_file, "open_new", lambda *names, **size: FullDisk(open_new(*names, **size)))
     with pytest.raises(OSError, match="No space left on device"):
         write_one(tmp_path, WIDE, wide_batch(range(10_000)), row_group_bytes=64 << 10)
     assert files(tmp_path) == []
@@ -88,20 +84,24 @@ def test_a_disk_that_refuses_a_write_leaves_no_file(tmp_path: Path, monkeypatch:
 
 
 class Slow:
-    """A remote file that takes its time, fails from so many bytes on, or hangs."""
+    """A remote file that takes a second for each write, fails from so many bytes on, or hangs."""
 
-    def __init__(self, *, fails_at: int = 1 << 60, hangs: bool = False, seconds: float = 0.001) -> None:
-        self.fails_at, self.hangs, self.seconds, self.taken = fails_at, hangs, seconds, bytearray()
+    def __init__(self, *, fails_at: int = 1 << 60, hangs: bool = False) -> None:
+        self.fails_at, self.hangs, self.taken, self.now = fails_at, hangs, bytearray(), 0.0
         self.is_released = threading.Event()
 
     def write(self, piece: bytes) -> int:
-        time.sleep(self.seconds)
+        self.now += 1
         if self.hangs:
             self.is_released.wait()
         if len(self.taken) + len(piece) > self.fails_at:
             raise OSError(28, "No space left on device")
         self.taken += piece
         return len(piece)
+
+    def monotonic(self) -> float:
+        """The time by a clock that these writes move."""
+        return self.now
 
 
 def write_behind(raw: Slow, timeout_seconds: float = 60) -> Any:
@@ -185,13 +185,13 @@ def test_a_store_that_hangs_is_given_up_behind(monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_store_that_is_slow_and_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_file, "_WAITING_BYTES", 6)
-    raw = Slow(seconds=0.1)
+    raw = Slow()
+    monkeypatch.setattr(parquet_file, "time", raw)
     write, finish, _ = write_behind(raw, timeout_seconds=2)
-    begin = time.monotonic()
     for _ in range(25):
         write(b"abc")
     finish()
-    assert time.monotonic() - begin > 2
+    assert raw.now > 2
     assert len(raw.taken) == 75
 
 
@@ -208,7 +208,6 @@ def test_what_is_written_at_once_is_handed_over_piece_by_piece(monkeypatch: pyte
 
 def test_a_disk_that_takes_a_write_in_parts_gets_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (straight,) = write_one(tmp_path / "a", WIDE, wide_batch(range(1000)))
-    real = open
 
     class Reluctant:
         """A file that takes at most a thousand bytes at once, as an unbuffered one may."""
@@ -222,10 +221,7 @@ def test_a_disk_that_takes_a_write_in_parts_gets_all_of_it(tmp_path: Path, monke
         def close(self) -> None:
             self.file.close()
 
-    def reluctant(path: Any, mode: str, buffering: int = -1) -> Any:
-        return Reluctant(real(path, mode, buffering)) if mode == "wb" else real(path, mode)
-
-    monkeypatch.setattr(filesystems, "open", reluctant, raising=False)
+    monkeypatch.setattr(parquet_file, "open_new", lambda *names, **size: Reluctant(open_new(*names, **size)))
     (report,) = write_one(tmp_path / "b", WIDE, wide_batch(range(1000)))
     assert report == straight
     assert (tmp_path / "b" / report["name"]).read_bytes() == (tmp_path / "a" / report["name"]).read_bytes()

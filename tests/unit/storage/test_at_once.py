@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,16 +11,16 @@ from converter.storage.at_once import Turn, at_once
 
 
 def test_a_store_that_is_away_is_asked_once_by_each_thread() -> None:
-    asked = []
+    asked, all_ask = [], threading.Barrier(8, timeout=60)
 
     def ask(number: int) -> None:
         asked.append(number)
-        time.sleep(0.05)
+        all_ask.wait()
         raise TimeoutError(number) from ConnectionError("reset")
 
     with pytest.raises(TimeoutError) as caught:
         at_once(ask, range(100), threads_count=8)
-    assert len(asked) <= 8
+    assert len(asked) == 8
     assert isinstance(caught.value.__cause__, ConnectionError)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -36,12 +35,10 @@ def test_what_s3_says_is_known_behind_an_error_of_s3fs(status: int, code: str, p
         except ClientError as error:
             raise OSError(16, "Service Unavailable") from error
 
-    begin = time.monotonic()
     with pytest.raises(OSError, match="place") as caught:
         ObjectStore({}, protocol="memory", timeout_seconds=0.3).ask(request, path="place")
     assert isinstance(caught.value, TimeoutError) == passes
     assert isinstance(caught.value, PermissionError) == (status == 403)
-    assert time.monotonic() - begin < 3
 
 
 class HttpError(Exception):
