@@ -52,7 +52,7 @@ class NullValueError(SourceError, ValueError):
 
 
 class SourceChangedError(SourceError):
-    """A data file is gone or no longer the one that the manifest describes; `.path` says which."""
+    """A data file is gone or no longer the one that the manifest describes; `.path` names it."""
 
 
 class CacheError(ConverterError):
@@ -72,11 +72,11 @@ class CacheNotOwnedError(CacheError):
 
 
 class CacheCorruptError(CacheError):
-    """A committed entry does not hold what its manifest says."""
+    """A committed entry does not hold what its manifest lists."""
 
 
 class ReadError(ConverterError):
-    """A row group could not be read; `.path` and `.row_group` say which one."""
+    """A row group could not be read; `.path` and `.row_group` name it."""
 
     def __init__(self, message: str, *, path: str | None = None, row_group: int | None = None) -> None:
         super().__init__(message)

@@ -167,8 +167,7 @@ def close_whole(filesystem: Any, raw: Any, path: str, num_bytes: int) -> None:
 def mark_closed(raw: Any) -> None:
     """Let a file that is written count as closed, without telling its store anything.
 
-    Reaches into: fsspec.spec.AbstractBufferedFile.closed, io.IOBase.close of hdfs-native's files (fsspec 2025.2 to
-    2026.9, hdfs-native 0.14).
+    Reaches into: fsspec.spec.AbstractBufferedFile.closed, io.IOBase.close (fsspec 2026.9, hdfs-native 0.14).
     Without it: closing a discarded file finishes it, which takes a request and leaves a file to be removed.
     """
     if hasattr(raw, "blocksize"):
@@ -180,7 +179,7 @@ def mark_closed(raw: Any) -> None:
 def unsent_bytes(raw: Any, default: int) -> tuple[int, int]:
     """How many bytes a remote file has collected and not yet sent, and how many it sends at once.
 
-    Reaches into: fsspec.spec.AbstractBufferedFile.buffer and .blocksize (fsspec 2025.2 to 2026.9).
+    Reaches into: fsspec.spec.AbstractBufferedFile.buffer and .blocksize (fsspec 2026.9).
     Without it: `default` bytes are sent at once, so that each write is given the time of a request.
     """
     buffer = getattr(raw, "buffer", None)

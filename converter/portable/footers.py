@@ -1,4 +1,4 @@
-"""What a Parquet footer says of a file's columns, and the bytes by which a file is recognised."""
+"""A Parquet footer's sums over a file's columns, and the bytes by which a file is recognised."""
 
 from __future__ import annotations
 

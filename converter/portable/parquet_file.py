@@ -308,7 +308,7 @@ def _release_writer(file: OpenFile) -> None:
 def _stop_writer(file: OpenFile) -> None:
     """Let the writer of a discarded file end in silence.
 
-    Reaches into: pyarrow.parquet.ParquetWriter.is_open (pyarrow 18 to 26).
+    Reaches into: pyarrow.parquet.ParquetWriter.is_open (pyarrow 26).
     Without it: the writer closes itself when it is collected, and Python prints the error that this raises.
     """
     if "writer" in file:

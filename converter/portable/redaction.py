@@ -71,7 +71,7 @@ def _held_secrets(value: Any) -> list[str]:
 def _held_in(value: Any, name: str, seen: set[int]) -> Iterator[str]:
     """The secrets in an object of azure-identity, found by the names of its attributes.
 
-    Reaches into: azure.identity.*.__dict__ (azure-identity 1.25 to 1.27).
+    Reaches into: azure.identity.*.__dict__ (azure-identity 1.27).
     Without it: such a credential counts as a provider without secrets, and is pickled as it is.
     """
     if isinstance(value, (str, bytes)):

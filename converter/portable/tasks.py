@@ -111,7 +111,7 @@ def _freeze_garbage_collector() -> None:
     tenths of a task of few rows. The second task of a process still imports modules, so it is done up to three times;
     more could keep a user's objects for ever. The environment counts, because this module is new in every task.
 
-    Reaches into: gc.freeze and os.environ of Spark's Python worker (CPython 3.10 to 3.13, pyspark 3.5 to 4.2).
+    Reaches into: gc.freeze and os.environ of Spark's Python worker (CPython 3.11, pyspark 4.2).
     Without it: each task takes 10 to 30 ms longer.
     """
     pid, _, times = os.environ.get(_FROZEN, "").partition(":")

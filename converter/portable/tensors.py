@@ -272,7 +272,7 @@ def as_binary(encoded: Mapping[str, Any], *, fixed: tuple[int, ...] | None) -> p
         width = row_numbers * values.dtype.itemsize
         buffers = [validity, pa.py_buffer(values)]
         return pa.Array.from_buffers(pa.binary(width), num_rows, buffers, null_count)
-    if _ndim_of(encoded) > 1:
+    if _row_shapes(encoded).shape[1] > 1:
         values, sizes = _with_headers(encoded)
     offsets = np.concatenate(([0], np.cumsum(sizes) * values.dtype.itemsize))
     if offsets[-1] < 2**31:
@@ -285,11 +285,6 @@ def as_binary(encoded: Mapping[str, Any], *, fixed: tuple[int, ...] | None) -> p
 def header_bytes(ndim: int) -> int:
     """How long a row's shape is before its numbers: int32 little-endian sizes, filled up to whole eights of bytes."""
     return 0 if ndim == 1 else (4 * ndim + 7) // 8 * 8
-
-
-def _ndim_of(encoded: Mapping[str, Any]) -> int:
-    """How many dimensions the rows of an encoded tensor have; 1 if all are null."""
-    return int(_row_shapes(encoded).shape[1])
 
 
 def _with_headers(encoded: Mapping[str, Any]) -> tuple[Numbers, Numbers]:

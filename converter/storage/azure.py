@@ -294,7 +294,7 @@ def _default_place_of_spark() -> AzurePlace | None:
 
     Asked of the context, because a session is active only in the thread that made it.
 
-    Reaches into: pyspark.SparkContext._active_spark_context and ._jsc (pyspark 3.5 to 4.2).
+    Reaches into: pyspark.SparkContext._active_spark_context and ._jsc (pyspark 4.2).
     Without it: a URL without an account needs storage_options or the environment to name one.
     """
     spark: Any = sys.modules.get("pyspark")

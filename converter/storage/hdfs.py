@@ -1,4 +1,4 @@
-"""HDFS, through hdfs-native: no JVM, no libhdfs; who is away, what is configured, how a file becomes whole."""
+"""HDFS, through hdfs-native: no JVM, no libhdfs. Which failures are transient, and how a file becomes whole."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class HdfsStore(Store):
 def _keep_garbage_of_parents() -> None:
     """Let forked children never collect the garbage of this process: a reader of hdfs-native in it waits for ever.
 
-    Reaches into: gc.freeze, in each child from now on (CPython 3.10 to 3.13, hdfs-native 0.14).
+    Reaches into: gc.freeze, in each child from now on (CPython 3.11, hdfs-native 0.14).
     Without it: a forked child may hang when it collects garbage.
     """
     os.register_at_fork(after_in_child=gc.freeze)
