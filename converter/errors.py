@@ -8,7 +8,7 @@
     ├── CacheError                     the cache directory cannot be used   .path
     │   ├── CacheNotConfiguredError    (also ValueError)
     │   ├── CacheNotOwnedError         the directory is not ours
-    │   └── CacheCorruptError          what stands there is not what was committed
+    │   └── CacheCorruptError          the files there are not those that were committed
     ├── ReadError                      .path .row_group
     ├── EmptyShardError                fewer rows than shards
     ├── StateMismatchError             (also ValueError): a state of other rows or another order
@@ -48,15 +48,15 @@ class UnsupportedTypeError(SourceError, TypeError):
 
 
 class NullValueError(SourceError, ValueError):
-    """A null stands where none was declared; `.column` names the column."""
+    """A column without declared nulls has one; `.column` names the column."""
 
 
 class SourceChangedError(SourceError):
-    """A data file is gone or no longer the one that the manifest describes; `.path` says which."""
+    """A data file is gone or no longer the one that the manifest describes; `.path` names it."""
 
 
 class CacheError(ConverterError):
-    """The cache directory cannot be used as asked; `.path` names the place, if there is one."""
+    """The cache directory cannot be used; `.path` names it, if there is one."""
 
     def __init__(self, message: str, *, path: str | None = None) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class CacheError(ConverterError):
 
 
 class CacheNotConfiguredError(CacheError, ValueError):
-    """Nobody said where the cache goes, and no place is safe to assume."""
+    """No cache directory was given, and none is safe to assume."""
 
 
 class CacheNotOwnedError(CacheError):
@@ -72,11 +72,11 @@ class CacheNotOwnedError(CacheError):
 
 
 class CacheCorruptError(CacheError):
-    """A committed entry does not hold what its manifest says."""
+    """A committed entry does not hold what its manifest lists."""
 
 
 class ReadError(ConverterError):
-    """A row group could not be read; `.path` and `.row_group` say which one."""
+    """A row group could not be read; `.path` and `.row_group` name it."""
 
     def __init__(self, message: str, *, path: str | None = None, row_group: int | None = None) -> None:
         super().__init__(message)
@@ -89,7 +89,7 @@ class EmptyShardError(ConverterError):
 
 
 class StateMismatchError(ConverterError, ValueError):
-    """A loader's state is of other rows, another order or another policy; the message says what differs."""
+    """A loader's state belongs to other rows, another order or another policy; the message names the difference."""
 
 
 class MissingDependencyError(ConverterError, ImportError):

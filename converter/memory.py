@@ -1,14 +1,11 @@
-"""Memory for large arrays, and a bound on what readers take.
+"""Memory for large arrays, used again and again, and a bound on what readers take.
 
-Reading needs a few large arrays, window after window. New memory costs more than the
-copy into it. Arrow's pool (mimalloc 3) keeps freed pages for a second, and each thread
-looks for free pages in another place: 200 MB in use became 420 MB resident. So large
-arrays get memory of our own. When the last view of an array ends, its memory serves
-the next array of about its size, and lent and idle memory together stay close to the
-most that was lent at one time.
+Reading needs a few large arrays, window after window, and new memory costs more than the copy into it. Arrow's pool
+(mimalloc 3) keeps freed pages for a second, for each thread: 200 MB in use became 420 MB resident. So large arrays get
+memory of our own. When the last view of an array ends, its memory serves the next array of about its size. Lent and
+idle memory together stay close to the most that was lent at one time.
 
-An array owns its memory: nothing is used again while an array, a tensor or a view of
-either needs it.
+An array owns its memory: it is not used again while an array, a tensor or a view of either needs it.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 LARGE_BYTES = 4 << 20
-"""The size of an array from which it gets memory of our own: large, so that there are few mappings."""
+"""Arrays of this size or more get memory of our own: large, so that there are few mappings."""
 
 IS_SUPPORTED = hasattr(mmap, "MAP_ANONYMOUS")
 
@@ -141,7 +138,7 @@ def give_back_idle() -> None:
 
 
 def anonymous_bytes() -> int | None:
-    """Resident memory of this process that belongs to no file; None where the system does not tell."""
+    """Resident memory of this process that belongs to no file; None if the system does not tell."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:
             _, resident, shared, *_ = file.read(256).split()

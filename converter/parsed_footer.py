@@ -1,14 +1,12 @@
-"""What a Parquet file's footer says, read without Arrow, so that no footer can end the process.
+"""A Parquet file's footer, read without Arrow, so that no damaged footer can end the process.
 
-Arrow decodes a column's metadata when it is asked for it, and pyarrow calls that code without catching
-what it throws: a damaged codec, type or statistic ends the interpreter ("terminate called after throwing
-an instance of 'parquet::ParquetException'"; pyarrow 18 to 26). Here a footer is bytes that are checked
-against their own bounds: the answer is values or a ValueError, whatever the bytes are.
+Arrow decodes a column's metadata when it is used, and pyarrow does not catch what that code throws: a damaged codec,
+type or statistic ends the interpreter ("terminate called after throwing an instance of 'parquet::ParquetException'";
+pyarrow 18 to 26). Here the answer is values or a ValueError, whatever the bytes are.
 
-A footer is Thrift in the compact protocol (parquet.thrift, `FileMetaData`). One regular expression matches a
-column chunk in the layout that Arrow, parquet-java, DuckDB and Polars write; other layouts are read field by
-field. For each chunk of a footer of 41 and of 1,000 columns: 2.4 µs for the expression, 9.5 field by field, and
-2.0 for pyarrow (0.7 to parse, 1.3 for the four values that are needed here).
+A footer is Thrift in the compact protocol (parquet.thrift, `FileMetaData`). One regular expression matches a column
+chunk in the layout of Arrow, parquet-java, DuckDB and Polars; other layouts are read field by field. A chunk takes
+2.4 µs by the expression, 9.5 field by field, and 2.0 in pyarrow.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from converter.thrift import (
 
 MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 END_BYTES = 8
-"""The footer's length and the magic number, behind the footer."""
+"""The footer's length and the magic number, which follow the footer."""
 
 PLAIN, RLE, BIT_PACKED = 0, 3, 4
 _CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")
@@ -54,7 +52,7 @@ class ColumnChunk(NamedTuple):
 
     physical_type: str
     codec: str
-    """"UNKNOWN" where Parquet has none of this number."""
+    """"UNKNOWN" if Parquet has none of this number."""
 
     encodings: frozenset[int]
     num_values: int
@@ -66,9 +64,10 @@ class ColumnChunk(NamedTuple):
     dictionary_page_offset: int | None
     null_count: int | None
     least: bytes | None
-    """No value is below this one: as Parquet stores a value of the physical type; None where that is not known."""
+    """A lower bound, as Parquet stores a value of the physical type; None if it is not known."""
 
     most: bytes | None
+    """An upper bound."""
 
 
 _RawChunk = re.Match[bytes] | dict[int, Any]
@@ -86,25 +85,24 @@ class ParsedFooter:
 
     def __init__(self, data: bytes) -> None:
         try:
-            found, groups = _read_file_metadata(data)
+            metadata, groups = _read_file_metadata(data)
         except IndexError:
             raise ValueError("its footer is damaged: it ends too early") from None
         except ValueError as error:
             raise ValueError(f"its footer is damaged: {error}") from None
-        schema: Any = found.get(2)
-        orders: Any = found.get(7)
-        has_schema = isinstance(schema, tuple)
-        if not has_schema:
-            raise ValueError("its footer has no schema")
+        schema, orders = metadata.get(2), metadata.get(7)
+        if not isinstance(schema, tuple):
+            raise ValueError("its footer has no schema")  # noqa: TRY004 (the bytes are wrong, not an argument)
         self.leaf_types: tuple[str, ...] = schema
         """The physical type of each column of values."""
-        # Without them nobody knows how a writer compared values (parquet.thrift, `ColumnOrder`).
-        is_told = isinstance(orders, tuple) and len(orders) == len(self.leaf_types)
-        self._has_order: Sequence[bool] = orders if is_told else [False] * len(self.leaf_types)
-        self.is_encrypted = found.get(8) is not None
-        """Whether columns may be encrypted behind a footer that is not."""
-        self.row_group_rows = tuple(_integer(one, 3, "rows") for one, _ in groups)
-        self.row_group_bytes = tuple(_integer(one, 2, "bytes") for one, _ in groups)
+        # Without them bounds are useless: a writer may have compared in any way (parquet.thrift, `ColumnOrder`).
+        self._has_order: Sequence[bool] = [False] * len(self.leaf_types)
+        if isinstance(orders, tuple) and len(orders) == len(self.leaf_types):
+            self._has_order = orders
+        self.is_encrypted = metadata.get(8) is not None
+        """Whether columns may be encrypted, behind this plain footer."""
+        self.row_group_rows = tuple(_integer(fields, 3, "rows") for fields, _ in groups)
+        self.row_group_bytes = tuple(_integer(fields, 2, "bytes") for fields, _ in groups)
         for index, (_, chunks) in enumerate(groups):
             if len(chunks) != len(self.leaf_types):
                 raise ValueError(
@@ -130,19 +128,19 @@ class ParsedFooter:
         """
         if not 0 <= row_group < len(self._groups):
             raise ValueError(f"it has no row group {row_group}, its footer describes {len(self._groups)}")
-        chunk = self._groups[row_group][leaf]
-        found = _from_match(chunk) if isinstance(chunk, re.Match) else _from_fields(chunk, row_group, leaf)
-        if found.physical_type != self.leaf_types[leaf]:
+        raw = self._groups[row_group][leaf]
+        chunk = _from_match(raw) if isinstance(raw, re.Match) else _from_fields(raw, row_group, leaf)
+        if chunk.physical_type != self.leaf_types[leaf]:
             raise ValueError(
-                f"column {leaf} of row group {row_group} is {found.physical_type}, expected {self.leaf_types[leaf]}"
+                f"column {leaf} of row group {row_group} is {chunk.physical_type}, expected {self.leaf_types[leaf]}"
             )
-        _check_counts(found.num_values, found.raw_bytes, found.stored_bytes)
-        return found if found.least is None or self._has_order[leaf] else found._replace(least=None, most=None)
+        _check_counts(chunk.num_values, chunk.raw_bytes, chunk.stored_bytes)
+        return chunk if chunk.least is None or self._has_order[leaf] else chunk._replace(least=None, most=None)
 
     def bounds(self, row_group: int, leaf: int, kind: pa.DataType) -> tuple[pa.Scalar, pa.Scalar] | None:
-        """The least and the most value of a column that Arrow reads as `kind`; None where they are not known.
+        """A lower and an upper bound of a column that Arrow reads as `kind`; None if they are not known.
 
-        They are bounds: no value is outside, but they need not be values themselves. NaNs are not counted.
+        They need not be values of the column. NaNs are not counted.
         """
         chunk = self.chunk(row_group, leaf)
         least, most = bound(chunk.least, chunk, kind), bound(chunk.most, chunk, kind)
@@ -157,26 +155,26 @@ class ParsedFooter:
         return sum(rows[index] for index in row_groups)
 
     def counts(self, leaf: int) -> list[tuple[int, int, int | None]]:
-        """For each row group a column's values, its bytes before compression, and its nulls; None if not known.
+        """For each row group a column's number of values, bytes before compression, and nulls (None if not known).
 
-        A part of what `chunk` says, at a third of the cost: this is asked of every column of every file.
+        Three values of `chunk` at a third of its cost: every column of every file is asked for them.
 
         Raises:
             ValueError: the footer contradicts itself.
         """
-        found = []
+        counts = []
         for row_group, group in enumerate(self._groups):
-            chunk = group[leaf]
-            if isinstance(chunk, re.Match):
-                num_values, raw_bytes, absent, other = chunk.group(4, 5, 9, 12)
+            raw = group[leaf]
+            if isinstance(raw, re.Match):
+                num_values, raw_bytes, nulls, other = raw.group(4, 5, 9, 12)
                 if other is None:
-                    counts = (zigzag(num_values), zigzag(raw_bytes), None if absent is None else zigzag(absent))
-                    _check_counts(*counts)
-                    found.append(counts)
+                    count = (zigzag(num_values), zigzag(raw_bytes), None if nulls is None else zigzag(nulls))
+                    _check_counts(*count)
+                    counts.append(count)
                     continue
-            one = self.chunk(row_group, leaf)
-            found.append((one.num_values, one.raw_bytes, one.null_count))
-        return found
+            chunk = self.chunk(row_group, leaf)
+            counts.append((chunk.num_values, chunk.raw_bytes, chunk.null_count))
+        return counts
 
 
 def _check_counts(*counts: int | None) -> None:
@@ -197,12 +195,12 @@ def parse_end(end: bytes) -> ParsedFooter:
         raise ValueError("it does not end as a Parquet file does")
     length = int.from_bytes(end[-END_BYTES:-4], "little")
     if length != len(end) - END_BYTES:
-        raise ValueError(f"its footer is said to have {length} bytes, more than there are")
+        raise ValueError(f"its footer has {len(end) - END_BYTES} bytes, expected {length}")
     return ParsedFooter(end[:-END_BYTES])
 
 
 def bound(raw: bytes | None, chunk: ColumnChunk, kind: pa.DataType) -> pa.Scalar | None:
-    """A bound of a column chunk as Arrow's value of type `kind`; None where it is absent, damaged, or of another type.
+    """A bound of a column chunk as Arrow's value of type `kind`; None if it is absent, damaged, or of another type.
 
     >>> chunk = ColumnChunk("INT32", "SNAPPY", frozenset(), 1, 4, 4, 4, None, 0, None, None)
     >>> bound(bytes([1, 0, 0, 0]), chunk, pa.date32())
@@ -260,8 +258,8 @@ def _decimal(raw: bytes, physical: str, kind: pa.DataType) -> pa.Scalar | None:
 
 
 def _read_file_metadata(data: bytes) -> tuple[dict[int, Any], list[tuple[dict[int, Any], list[_RawChunk]]]]:
-    """The fields of the file's metadata, without its row groups; and of each row group its fields and its chunks."""
-    found: dict[int, Any] = {}
+    """The fields of the file's metadata except its row groups; and each row group's fields and chunks."""
+    fields: dict[int, Any] = {}
     groups: list[tuple[dict[int, Any], list[_RawChunk]]] = []
     place = number = 0
     while head := data[place]:
@@ -272,9 +270,9 @@ def _read_file_metadata(data: bytes) -> tuple[dict[int, Any], list[tuple[dict[in
             number, place = read_integer(data, place)
         kind = head & 0x0F
         if number == 2 and kind == LIST:
-            found[2], place = _read_again(data, place, 2, _leaf_types)
+            fields[2], place = _read_again(data, place, 2, _leaf_types)
         elif number == 7 and kind == LIST:
-            found[7], place = _read_again(data, place, 7, _have_order)
+            fields[7], place = _read_again(data, place, 7, _have_order)
         elif number == 4 and kind == LIST:
             size, element, place = read_list_head(data, place)
             if element != STRUCT and size:
@@ -284,18 +282,18 @@ def _read_file_metadata(data: bytes) -> tuple[dict[int, Any], list[tuple[dict[in
                 group, place = _read_row_group(data, place)
                 groups.append(group)
         else:
-            found[number], place = read_value(data, place, kind, 0)
-    return found, groups
+            fields[number], place = read_value(data, place, kind, 0)
+    return fields, groups
 
 
 _last_lists: dict[int, tuple[bytes, tuple[Any, ...]]] = {}
-"""The schema (2) and the orders (7) that were read last: those of most files of a dataset are the same bytes."""
+"""The schema (2) and the orders (7) that were read last: most files of a dataset have the same bytes there."""
 
 
 def _read_again(
     data: bytes, place: int, number: int, values_of: Callable[[list[Any]], tuple[Any, ...]]
 ) -> tuple[tuple[Any, ...], int]:
-    """What a list says, and the place behind it; not read again where it is the same as the last one."""
+    """The values of a list, and the place behind it; not parsed again if its bytes are the last one's."""
     raw, values = _last_lists.get(number, (b"", ()))
     if raw and data.startswith(raw, place):
         return values, place + len(raw)
@@ -306,7 +304,7 @@ def _read_again(
 
 
 def _read_row_group(data: bytes, place: int) -> tuple[tuple[dict[int, Any], list[_RawChunk]], int]:
-    found: dict[int, Any] = {}
+    fields: dict[int, Any] = {}
     chunks: list[_RawChunk] = []
     match = _chunk_pattern().match
     number = 0
@@ -327,29 +325,29 @@ def _read_row_group(data: bytes, place: int) -> tuple[tuple[dict[int, Any], list
                     chunks.append(matched)
                     place = matched.end()
                 else:
-                    fields, place = read_struct(data, place)
-                    chunks.append(fields)
+                    chunk, place = read_struct(data, place)
+                    chunks.append(chunk)
         else:
-            found[number], place = read_value(data, place, head & 0x0F, 0)
-    return (found, chunks), place + 1
+            fields[number], place = read_value(data, place, head & 0x0F, 0)
+    return (fields, chunks), place + 1
 
 
 def _leaf_types(elements: list[Any]) -> tuple[str, ...]:
-    """The physical types of a schema's elements that hold values; the others are structs and lists around them."""
-    if not all(isinstance(one, dict) for one in elements):
+    """The physical types of a schema's elements that hold values, without the structs and lists around them."""
+    if not all(isinstance(element, dict) for element in elements):
         raise ValueError("its schema has elements that are no structs")
-    return tuple(_name_in(_TYPES, one.get(1)) for one in elements if not one.get(5))
+    return tuple(_name_in(_TYPES, element.get(1)) for element in elements if not element.get(5))
 
 
 def _have_order(elements: list[Any]) -> tuple[bool, ...]:
-    """For each column of values whether its bounds are of the order that its type defines."""
-    return tuple(isinstance(one, dict) and 1 in one for one in elements)
+    """For each column of values whether its bounds have the order that its type defines."""
+    return tuple(isinstance(element, dict) and 1 in element for element in elements)
 
 
-def _integer(found: Mapping[int, Any], number: int, what: str) -> int:
-    value = found.get(number)
+def _integer(fields: Mapping[int, Any], number: int, unit: str) -> int:
+    value = fields.get(number)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
-        raise ValueError(f"its footer describes a row group of {value!s:.40} {what}")
+        raise ValueError(f"its footer describes a row group of {value!s:.40} {unit}")
     return value
 
 
@@ -359,18 +357,18 @@ def _name_in(names: tuple[str, ...], number: Any) -> str:
 
 def _from_fields(chunk: Mapping[int, Any], row_group: int, leaf: int) -> ColumnChunk:
     """A column chunk from its fields (parquet.thrift, `ColumnChunk` and `ColumnMetaData`)."""
-    metadata = chunk.get(3)
-    found: Mapping[int, Any] = metadata if isinstance(metadata, dict) else {}
-    numbers: list[Any] = [found.get(number) for number in (1, 4, 5, 6, 7, 9)]
-    dictionary_page, encodings, statistics = found.get(11), found.get(2), found.get(12)
+    metadata: Any = chunk.get(3)
+    fields: Mapping[int, Any] = metadata if isinstance(metadata, dict) else {}
+    numbers: list[Any] = [fields.get(number) for number in (1, 4, 5, 6, 7, 9)]
+    dictionary_page, encodings, statistics = fields.get(11), fields.get(2), fields.get(12)
     if not all(map(_is_integer, numbers)) or not isinstance(encodings, list):
-        raise ValueError(f"its footer says too little of column {leaf} of row group {row_group}")
+        raise ValueError(f"its footer lacks metadata of column {leaf} of row group {row_group}")
     kind, codec, num_values, raw_bytes, stored_bytes, data_page = numbers
-    absent, least, most = _bounds_in(statistics if isinstance(statistics, dict) else {})
+    bounds = _bounds_in(statistics if isinstance(statistics, dict) else {})
     return ColumnChunk(
         _name_in(_TYPES, kind), _name_in(_CODECS, codec), frozenset(filter(_is_integer, encodings)),
         num_values, raw_bytes, stored_bytes, data_page,
-        dictionary_page if _is_integer(dictionary_page) else None, absent, least, most,
+        dictionary_page if _is_integer(dictionary_page) else None, *bounds,
     )  # fmt: skip
 
 
@@ -379,39 +377,27 @@ def _is_integer(value: Any) -> bool:
 
 
 def _bounds_in(statistics: Mapping[int, Any]) -> tuple[int | None, bytes | None, bytes | None]:
-    """How many nulls there are, the least and the most value; the bounds of before Parquet 2.4 are not taken.
+    """The number of nulls, the lower and the upper bound; bounds of the form before Parquet 2.4 are ignored.
 
-    Writers compared bytes and unsigned numbers as if they were signed, then (PARQUET-251, PARQUET-686).
+    Writers then compared bytes and unsigned numbers as if they were signed (PARQUET-251, PARQUET-686).
     """
-    absent: Any
-    absent, most, least = statistics.get(3), statistics.get(5), statistics.get(6)
-    is_counted = _is_integer(absent) and 0 <= absent <= _MAX_COUNT
+    nulls: Any
+    nulls, most, least = statistics.get(3), statistics.get(5), statistics.get(6)
+    is_counted = _is_integer(nulls) and 0 <= nulls <= _MAX_COUNT
     if not isinstance(least, bytes) or not isinstance(most, bytes):
         least = most = None
-    return (absent if is_counted else None), least, most
+    return (nulls if is_counted else None), least, most
 
 
 def _from_match(match: re.Match[bytes]) -> ColumnChunk:
-    (
-        kind,
-        encodings,
-        codec,
-        num_values,
-        raw_bytes,
-        stored_bytes,
-        data_page,
-        dictionary_page,
-        absent,
-        most,
-        least,
-        other,
-    ) = match.groups()
+    kind, encodings, codec, num_values, raw_bytes, stored_bytes, data_page, dictionary_page = match.groups()[:8]
+    nulls, most, least, other = match.groups()[8:]
     if other is not None:
         bounds = _bounds_in(read_struct(other, 0)[0])
     else:
         # A string is its length and its bytes.
         bounds = (
-            None if absent is None else zigzag(absent),
+            None if nulls is None else zigzag(nulls),
             None if least is None else least[1:],
             None if most is None else most[1:],
         )
@@ -460,7 +446,7 @@ def _chunk_pattern() -> re.Pattern[bytes]:
     metadata = (
         rb"\x15([\x00-\x7f])\x19(%b)\x19%b" % (list_of(I32, varint, 8), list_of(BINARY, string, 5))
         + rb"\x15([\x00-\x7f])\x16(%b)\x16(%b)\x16(%b)\x26(%b)" % (varint, varint, varint, varint)
-        # The dictionary's place, and statistics: how far each is from the field before says which it is.
+        # The dictionary's place, and statistics: the distance from the field before tells which of them it is.
         + rb"(?:\x26(%b))?(?:(?(8)\x1c|\x3c)%b)?%b\x00" % (varint, statistics, rest)
     )
     # A chunk's place in the file, its metadata, and where the indexes of its pages are.

@@ -1,4 +1,4 @@
-"""Thrift's compact protocol, read within the bytes that there are: values, or IndexError and ValueError."""
+"""Thrift's compact protocol, read safely: values, or IndexError and ValueError, whatever the bytes are."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def read_struct(data: bytes, place: int, depth: int = 0) -> tuple[dict[int, Any]
 
     Raises:
         IndexError: the data end within it.
-        ValueError: it is no such struct.
+        ValueError: the bytes are no such struct.
     """
-    found: dict[int, Any] = {}
+    fields: dict[int, Any] = {}
     number = 0
     while head := data[place]:
         place += 1
@@ -28,8 +28,8 @@ def read_struct(data: bytes, place: int, depth: int = 0) -> tuple[dict[int, Any]
             number += head >> 4
         else:
             number, place = read_integer(data, place)
-        found[number], place = read_value(data, place, head & 0x0F, depth)
-    return found, place + 1
+        fields[number], place = read_value(data, place, head & 0x0F, depth)
+    return fields, place + 1
 
 
 def read_varint(data: bytes, place: int) -> tuple[int, int]:
@@ -84,7 +84,7 @@ def read_list_head(data: bytes, place: int) -> tuple[int, int, int]:
     """How many elements of which type, and where the first one is."""
     head = data[place]
     size, place = (head >> 4, place + 1) if head >> 4 != 15 else read_varint(data, place + 1)
-    # Each takes a byte at least.
+    # Each element has at least a byte.
     if size > len(data) - place:
         raise IndexError("the data end within a list")
     return size, head & 0x0F, place
@@ -94,15 +94,15 @@ def read_list(data: bytes, place: int, depth: int) -> tuple[list[Any], int]:
     """A list of values, and the place behind it."""
     size, kind, place = read_list_head(data, place)
     if kind in (TRUE, FALSE):
-        # In a list a truth takes a byte of its own.
-        return [one == TRUE for one in slice_of(data, place, size)], place + size
+        # In a list each boolean has a byte of its own.
+        return [byte == TRUE for byte in slice_of(data, place, size)], place + size
     if depth == _MAX_DEPTH:
         raise ValueError("lists are nested too deeply")
-    found = []
+    values = []
     for _ in range(size):
-        one, place = read_value(data, place, kind, depth + 1)
-        found.append(one)
-    return found, place
+        value, place = read_value(data, place, kind, depth + 1)
+        values.append(value)
+    return values, place
 
 
 def zigzag(raw: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Tokens and signatures that are asked for again before they end."""
+"""What decides when Azure's tokens and signatures are asked for again: before they end, in a thread of their own."""
 
 from __future__ import annotations
 
@@ -20,65 +20,72 @@ if TYPE_CHECKING:
 
 
 _RENEW_SECONDS = 300.0
+"""How long before the end of a signature the next one is asked for; azure-core's figure for tokens."""
+
 _ASK_AGAIN_SECONDS = 5.0
+"""The pause after a provider of signatures has failed."""
+
 _SIGNATURE_SECONDS = 20.0
-"""Of a signature: how long before its end another is asked for, as azure-core does; after a failure; waited for."""
+"""How long requests wait for a signature once the last one has ended."""
+
+_UNKNOWN_SECONDS = 600
+"""How long a token or a signature is used that does not tell its end."""
 
 
 def async_credential(provider: Any) -> Any:
-    """What adlfs takes for credentials, from a function that gives a token, or from an object of azure-identity.
+    """An asynchronous credential, as adlfs takes it, from an object of azure-identity or a function that gives a token.
 
-    It is asked again before a token expires. A text alone does not say when, unless it is a JSON Web Token; then it
-    is asked every few minutes.
+    The provider is asked again before a token expires: when a JSON Web Token or an AccessToken tells its end, else
+    every few minutes.
     """
     import asyncio
 
     from azure.core.credentials import AccessToken
 
     def ask(scopes: tuple[str, ...]) -> AccessToken:
-        found = provider.get_token(*scopes) if hasattr(provider, "get_token") else provider()
-        if isinstance(found, str) and found:
-            return AccessToken(found, token_expiry(found))
-        if not isinstance(found, tuple) or not found[0]:
-            kind = "an empty text" if found == "" else type(found).__name__
+        token = provider.get_token(*scopes) if hasattr(provider, "get_token") else provider()
+        if isinstance(token, str) and token:
+            return AccessToken(token, token_expiry(token))
+        if not isinstance(token, tuple) or not token[0]:
+            kind = "an empty text" if token == "" else type(token).__name__
             raise TypeError(
-                f"storage_options['credential'] gave {kind}, where a token was expected: let it return the token as a "
-                "text, or an azure.core.credentials.AccessToken"
+                f"storage_options['credential'] gave {kind}, where a token was expected. Let it return the token as a "
+                "text, or an azure.core.credentials.AccessToken."
             )
-        return AccessToken(*found[:2])
+        return AccessToken(*token[:2])
 
     def as_error(error: BaseException) -> Exception:
-        # SystemExit and its like would end the loop that all requests run in, and a future refuses StopIteration.
+        # SystemExit would end the loop of all requests, and a future refuses StopIteration.
         if isinstance(error, Exception) and not isinstance(error, StopIteration):
             return error
         return RuntimeError(f"storage_options['credential'] failed: it raised {type(error).__name__}")
 
     def ask_beside(scopes: tuple[str, ...]) -> asyncio.Future[AccessToken]:
-        """Ask in a thread of its own: it may ask the network, which must not keep the loop, or never come back.
+        """Ask in a thread of its own, because it may wait for the network, or hang.
 
-        Not in one of asyncio's, for which the interpreter's end waits.
+        Not in one of asyncio's threads, for which the interpreter's end waits.
         """
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[AccessToken] = loop.create_future()
+        answer: asyncio.Future[Any] = loop.create_future()
 
-        def settle(found: AccessToken | Exception) -> None:
+        def settle(token: AccessToken | None, error: Exception | None) -> None:
             if answer.done():
-                # Nobody waits any more.
+                # The request was cancelled.
                 return
-            if isinstance(found, Exception):
-                answer.set_exception(found)
+            if error is not None:
+                answer.set_exception(error)
             else:
-                answer.set_result(found)
+                answer.set_result(token)
 
         def run() -> None:
-            found: AccessToken | Exception
+            token, failure = None, None
             try:
-                found = ask(scopes)
+                token = ask(scopes)
             except BaseException as error:  # noqa: BLE001 (raised where the answer is awaited)
-                found = as_error(error)
+                failure = as_error(error)
             # The loop may be closed by now.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, found)
+                loop.call_soon_threadsafe(settle, token, failure)
 
         threading.Thread(target=run, name=TOKEN_THREAD, daemon=True).start()
         return answer
@@ -91,7 +98,7 @@ def async_credential(provider: Any) -> Any:
                 return AccessToken(*(await provider.get_token(*scopes))[:2])
             except (Exception, asyncio.CancelledError):
                 raise
-            except BaseException as error:  # noqa: BLE001 (what is no error becomes one)
+            except BaseException as error:  # noqa: BLE001 (becomes an Exception)
                 raise as_error(error) from None
 
         async def close(self) -> None:
@@ -107,18 +114,19 @@ def async_credential(provider: Any) -> Any:
 
 
 def renewed_signature(provider: Callable[[], str]) -> Any:
-    """What adlfs takes for a shared access signature that ends, from a function that gives one.
+    """A credential, as adlfs takes it, from a function that gives shared access signatures.
 
-    It is asked again, in a thread beside, once five minutes are left of a signature, or half of a shorter one's time.
+    The function is asked again, in a thread of its own, five minutes before a signature ends, or after half of its time
+    if that is later.
     """
     from azure.core.credentials import AzureSasCredential
 
     def ask() -> str:
-        found = provider()
-        if not isinstance(found, str) or "sig=" not in found:
-            kind = "a text without sig=" if isinstance(found, str) else type(found).__name__
+        signature = provider()
+        if not isinstance(signature, str) or "sig=" not in signature:
+            kind = "a text without sig=" if isinstance(signature, str) else type(signature).__name__
             raise TypeError(f"storage_options['sas_token'] gave {kind}, where a shared access signature was expected")
-        return found.removeprefix("?")
+        return signature.removeprefix("?")
 
     class Signature(AzureSasCredential):
         def __init__(self) -> None:
@@ -136,7 +144,7 @@ def renewed_signature(provider: Callable[[], str]) -> Any:
                 self._asked.clear()
                 threading.Thread(target=self._renew, name=TOKEN_THREAD, daemon=True).start()
             if now > self._ends:
-                # All requests of this process wait: there is none that could be sent. Not for ever, and once.
+                # No request can be sent without it, so all of this process wait; not for ever, and once.
                 if not isinstance(self._error, TimeoutError) and not self._asked.wait(_SIGNATURE_SECONDS):
                     self._error = TimeoutError("storage_options['sas_token'] gives no signature")
                 if self._error is not None:
@@ -156,7 +164,7 @@ def renewed_signature(provider: Callable[[], str]) -> Any:
             except BaseException as error:  # noqa: BLE001 (raised once the old one has ended)
                 ended = RuntimeError(f"storage_options['sas_token'] failed: it raised {type(error).__name__}")
                 self._error = error if isinstance(error, Exception) else ended
-                # Each request asks again from then on.
+                # From then on each request asks again.
                 self._renew_at = min(time.time() + _ASK_AGAIN_SECONDS, self._ends)
             finally:
                 self._asked.set()
@@ -166,22 +174,21 @@ def renewed_signature(provider: Callable[[], str]) -> Any:
 
 
 def signature_expiry(signature: str) -> float:
-    """When a shared access signature ends, in seconds since 1970; in ten minutes where it does not say."""
+    """When a shared access signature ends, in seconds since 1970; in ten minutes if it does not tell."""
     with contextlib.suppress(ValueError, KeyError):
-        # Python 3.10 reads neither a Z nor seven digits.
+        # Python 3.10 parses neither a Z nor seven digits.
         text = re.sub(r"\.\d+", "", parse_qs(signature)["se"][0]).replace("Z", "+00:00")
-        found = dt.datetime.fromisoformat(text)
-        return (found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)).timestamp()
-    return time.time() + 600
+        end = dt.datetime.fromisoformat(text)
+        return (end if end.tzinfo else end.replace(tzinfo=dt.timezone.utc)).timestamp()
+    return time.time() + _UNKNOWN_SECONDS
 
 
 def token_expiry(token: str) -> int:
-    """When a token ends, in seconds since 1970: as a JSON Web Token says itself, else in ten minutes.
+    """When a token ends, in seconds since 1970: as a JSON Web Token tells, else in ten minutes.
 
-    azure-core asks for another one five minutes before.
+    azure-core asks for the next one five minutes before.
     """
     with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
         payload = token.split(".")[1]
-        expiry = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["exp"]
-        return int(expiry)
-    return int(time.time()) + 600
+        return int(json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["exp"])
+    return int(time.time()) + _UNKNOWN_SECONDS

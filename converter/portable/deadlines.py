@@ -1,4 +1,4 @@
-"""A request that may hang is given up after its time."""
+"""A request to a store runs in a thread of its own, and is given up after its time if it hangs."""
 
 from __future__ import annotations
 
@@ -6,26 +6,65 @@ import atexit
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from converter.portable.records import StoreSpec
 
+Result = TypeVar("Result")
 
 CLOSING_THREAD, WRITING_THREAD = "converter-close", "converter-write"
 REQUEST_THREAD, TOKEN_THREAD = "converter-request", "converter-token"
 
-_SLOW_BYTES_PER_SECOND = 500_000
-"""What a request may send takes longer by this, because its progress cannot be seen; of a line this slow. A guess."""
+SLOW_BYTES_PER_SECOND = 500_000
+"""The slowest line that must work, while nothing is known of its speed; a guess. Writers wait that long for what they
+send, because its progress cannot be seen; readers ask for no more at once than it brings in time."""
 
 LAST_WAIT_SECONDS = 5.0
+"""How long the interpreter's end, or a discarded file, waits for a thread that hangs."""
+
+
+class Request(Generic[Result]):
+    """A call in a thread of its own, which is left behind if it hangs.
+
+    `is_native` is for calls into hdfs-native, for which the interpreter's end must wait (see `start_beside`).
+    """
+
+    def __init__(self, call: Callable[[], Result], *, is_native: bool) -> None:
+        self._done = threading.Event()
+        self._answers: list[Result] = []
+        self._errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                self._answers.append(call())
+            except BaseException as error:  # noqa: BLE001 (raised by `answer`)
+                self._errors.append(error)
+            finally:
+                self._done.set()
+
+        if is_native:
+            start_beside(run, REQUEST_THREAD)
+        else:
+            threading.Thread(target=run, name=REQUEST_THREAD, daemon=True).start()
+
+    def is_answered(self, wait_seconds: float) -> bool:
+        """Whether the call has ended, after waiting for it that long."""
+        return self._done.wait(wait_seconds)
+
+    def answer(self) -> Result:
+        """What the call returned or raised."""
+        if self._errors:
+            raise self._errors[0]
+        return self._answers[0]
 
 
 def start_beside(call: Callable[[], None], name: str) -> None:
-    """Start a thread that may hang in hdfs-native. Nobody waits for it but the interpreter's end, for some seconds.
+    """Start a thread that may hang in hdfs-native. Only the interpreter's end waits for it, for some seconds.
 
-    Not for ever, because the NameNode may not come back; but a thread that comes back from there while the
-    interpreter ends takes the process down (Python unwinds it through Rust, which aborts).
+    Not for ever, because the NameNode may not come back. But a thread that returns from there while the interpreter
+    ends takes the process down: Python unwinds it through Rust, which aborts.
     """
 
     def run() -> None:
@@ -44,39 +83,29 @@ def start_beside(call: Callable[[], None], name: str) -> None:
 
 
 _ends: list[float] = []
-"""When the interpreter's end has waited long enough, once it waits."""
+"""When the interpreter's end has waited long enough, for all threads together."""
 
 
-def seconds_for(store: dict[str, Any] | None, num_bytes: int = 0) -> float:
-    """How long a request that sends so many bytes may take; local disks are waited for."""
-    return math.inf if store is None else float(store["timeout_seconds"] + num_bytes / _SLOW_BYTES_PER_SECOND)
+def seconds_for(store: StoreSpec | None, num_bytes: int = 0) -> float:
+    """How long a request that sends so many bytes may take; without end on local disks."""
+    return math.inf if store is None else float(store["timeout_seconds"] + num_bytes / SLOW_BYTES_PER_SECOND)
 
 
-def answer_in(seconds: float, request: Callable[[], Any], path: str) -> Any:
-    """What a request to a store returns; one that takes longer is left behind in its thread."""
+def answer_in(seconds: float, call: Callable[[], Result], path: str) -> Result:
+    """What a request to a store returns.
+
+    Raises:
+        TimeoutError: it took longer, and was left behind in its thread.
+    """
     if seconds == math.inf:
-        return request()
-    found: list[Any] = []
-    failed: list[BaseException] = []
-    is_done = threading.Event()
-
-    def run() -> None:
-        try:
-            found.append(request())
-        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
-            failed.append(error)
-        finally:
-            is_done.set()
-
-    start_beside(run, REQUEST_THREAD)
-    if not is_done.wait(seconds):
+        return call()
+    request = Request(call, is_native=True)
+    if not request.is_answered(seconds):
         raise out_of_reach(path, seconds)
-    if failed:
-        raise failed[0]
-    return found[0]
+    return request.answer()
 
 
 def out_of_reach(path: str, seconds: float) -> TimeoutError:
     """The error of a store that made no progress."""
-    # The path last, because Spark's errors are cut.
+    # The path comes last, because Spark cuts long errors.
     return TimeoutError(f"the store made no progress for {round(seconds, 1):g} seconds (timeout_seconds) at {path}")

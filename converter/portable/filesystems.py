@@ -6,71 +6,109 @@ import contextlib
 import io
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converter.portable.credentials import async_credential, renewed_signature
 from converter.portable.deadlines import CLOSING_THREAD, start_beside
 
+if TYPE_CHECKING:
+    from converter.portable.records import StoreSpec
+
 _AZURE_BLOCK_BYTES = 8 << 20
-"""adlfs sends 50 MB at once otherwise, which takes a slow line longer than a store may be silent."""
+"""What adlfs sends in one request; its default of 50 MB can take a slow line longer than a store may be silent."""
 
-_AZURE_PATIENCE = {"initial_backoff": 0, "increment_base": 2, "random_jitter_range": 0.25, "total_retries": 5,
-                   "connect_retries": 5, "read_retries": 5, "status_retries": 5}  # fmt: skip
-"""Azure's own begins with 15 seconds: asked again after 2, 4, 8, 16 and 32 seconds, within the default time."""
-
-_LEAST_BLOCK_BYTES = 128 << 20
-_BLOCK_STEP_BYTES = 1 << 20
-"""Hadoop's default, and what NameNodes ask of a block's size at least."""
+_LEAST_BLOCK_BYTES, _BLOCK_STEP_BYTES = 128 << 20, 1 << 20
+"""Hadoop's default block, and the steps in which NameNodes allow other sizes."""
 
 
-def open_filesystem(store: dict[str, Any] | None, **more: Any) -> Any:
-    """The fsspec filesystem of a store; None for local disks."""
+def open_filesystem(store: StoreSpec | None, *, retries_itself: bool = True) -> Any:
+    """The fsspec filesystem of a store; None for local disks.
+
+    Pass `retries_itself=False` where the caller repeats failed requests: the client then reports each failure at once,
+    and is one of the caller's own.
+    """
     if store is None:
         return None
-    options = store["options"] | more
+    options = dict(store["options"]) if retries_itself else store["options"] | {"skip_instance_cache": True}
     if store["protocol"] in ("hdfs", "viewfs"):
-        # fsspec's own class of this name needs libhdfs.
-        import hdfs_native.fsspec as hdfs
-
-        made = hdfs.HdfsFileSystem if store["protocol"] == "hdfs" else hdfs.ViewfsFileSystem
-        options = dict(options)
-        user = options.pop("user", None)
-        # hdfs-native takes a user from the environment alone, and so for the whole process.
-        if user is not None and os.environ.setdefault("HADOOP_USER_NAME", str(user)) != str(user):
-            raise ValueError(f"the user {user} is not the one of HADOOP_USER_NAME, and a process can be one of them")
-        found = made(**options)
-        # Its own takes what follows a `;`, `?` or `#` off a path.
-        found._strip_protocol = _plain_path  # type: ignore[method-assign]  # noqa: SLF001
-        return found
+        return _open_hdfs(store["protocol"], options)
     import fsspec
 
     if store["protocol"] == "abfs":
-        # In one request: what it sends by default, 50 MB, takes a slow line too long.
         options = {"blocksize": _AZURE_BLOCK_BYTES} | options
     if callable(options.get("credential")) or hasattr(options.get("credential"), "get_token"):
-        options = options | {"credential": async_credential(options["credential"])}
+        options["credential"] = async_credential(options["credential"])
     if callable(options.get("sas_token")):
-        options = options | {"credential": renewed_signature(options["sas_token"]), "sas_token": None}
-    found = fsspec.filesystem(store["protocol"], **options)
-    policy = getattr(getattr(getattr(found, "service_client", None), "_config", None), "retry_policy", None)
-    for name, value in _AZURE_PATIENCE.items():
+        options |= {"credential": renewed_signature(options["sas_token"]), "sas_token": None}
+    filesystem = fsspec.filesystem(store["protocol"], **options)
+    if store["protocol"] == "abfs":
+        _set_azure_retries(filesystem, 5 if retries_itself else 0)
+    return filesystem
+
+
+def _open_hdfs(protocol: str, options: dict[str, Any]) -> Any:
+    # fsspec's own class of this name needs libhdfs.
+    import hdfs_native.fsspec as hdfs
+
+    user = options.pop("user", None)
+    if user is not None:
+        _name_hadoop_user(str(user))
+    filesystem = (hdfs.HdfsFileSystem if protocol == "hdfs" else hdfs.ViewfsFileSystem)(**options)
+    _keep_whole_paths(filesystem)
+    return filesystem
+
+
+def _name_hadoop_user(user: str) -> None:
+    """Let hdfs-native write as this user. Raises ValueError if the process is another user already.
+
+    Reaches into: os.environ, HADOOP_USER_NAME (hdfs-native 0.14, which takes a user from there alone).
+    Without it: files on HDFS belong to the user of the process.
+    """
+    if os.environ.setdefault("HADOOP_USER_NAME", user) != user:
+        raise ValueError(
+            f"the user {user} is not the one of HADOOP_USER_NAME, and a process can have one of them. "
+            "Unset the variable, or start another process."
+        )
+
+
+def _keep_whole_paths(filesystem: Any) -> None:
+    """Keep a `;`, `?` or `#` in a path on HDFS, and what follows it.
+
+    Reaches into: hdfs_native.fsspec.HdfsFileSystem._strip_protocol (hdfs-native 0.14).
+    Without it: hdfs-native cuts such a path, so that the file is not found.
+    """
+
+    def plain_path(path: Any) -> str:
+        _, is_url, rest = str(path).partition("://")
+        plain = "/" + rest.partition("/")[2] if is_url else str(path)
+        return plain.rstrip("/") or "/"
+
+    filesystem._strip_protocol = plain_path  # noqa: SLF001
+
+
+def _set_azure_retries(filesystem: Any, num_retries: int) -> None:
+    """Let Azure's client repeat a failed request so often: after 2, 4, 8, 16 and 32 seconds.
+
+    By itself it begins with 15 seconds and knows no deadline. An executor has no other patience, so it repeats five
+    times, within the default of timeout_seconds. A `Store` repeats requests itself, until its deadline, and must see
+    each answer: a put that was tried twice reports that the file exists. So there the client repeats none.
+
+    Reaches into: azure.storage.blob.aio.BlobServiceClient._config.retry_policy (azure-storage-blob 12.31).
+    Without it: the client's own retries, which are slower to begin and may end after the deadline.
+    """
+    policy = getattr(getattr(getattr(filesystem, "service_client", None), "_config", None), "retry_policy", None)
+    names = ("total_retries", "connect_retries", "read_retries", "status_retries")
+    pauses = {"initial_backoff": 0, "increment_base": 2, "random_jitter_range": 0.25}
+    for name, value in (dict.fromkeys(names, num_retries) | pauses).items():
         if hasattr(policy, name):
             setattr(policy, name, value)
-    return found
-
-
-def _plain_path(path: Any) -> str:
-    """A path on HDFS as it is, of a URL the part behind the cluster's name."""
-    _, is_url, rest = str(path).partition("://")
-    path = "/" + rest.partition("/")[2] if is_url else str(path)
-    return path.rstrip("/") or "/"
 
 
 def open_new(filesystem: Any, directory: str, name: str, *, num_bytes: int) -> Any:
-    """A new file, to be written from its beginning to its end; of about so many bytes, or fewer.
+    """A new file, to be written from beginning to end; `num_bytes` is about its size, or more.
 
-    On HDFS it is one block: hdfs-native gives a file up when the NameNode is not told of a block before the next but
-    one begins, which happens where DataNodes have much to do.
+    On HDFS it is one block. hdfs-native gives a file up if the NameNode is not told of a block before the next but one
+    begins, which happens where DataNodes are busy.
     """
     if filesystem is None:
         os.makedirs(directory, exist_ok=True)
@@ -90,45 +128,66 @@ def is_hdfs(filesystem: Any) -> bool:
 def close_whole(filesystem: Any, raw: Any, path: str, num_bytes: int) -> None:
     """Close a new file of so many bytes; returns once the store has it whole.
 
-    hdfs-native asks the NameNode to complete a file a moment before the DataNode has told it of the last block, and
-    then waits half a second, a constant, before it asks again. Meanwhile the NameNode is asked here what can be read:
-    it counts complete blocks alone, and where those are the whole file, giving up the lease closes it. 5 to 40 ms
-    instead of 510 to 540. (Not before: a lease given up while the last block is on its way lets the NameNode recover
-    that block, and the file is lost to its writer.)
+    hdfs-native asks the NameNode to complete a file a moment before the DataNode has reported the last block, and asks
+    again half a second later, a constant. So the NameNode is asked here what can be read: it counts complete blocks
+    alone. Once those are the whole file, giving up the lease closes it: 5 to 40 ms instead of 510 to 540. (Not before:
+    a lease given up while the last block is on its way makes the NameNode recover that block, and the file is lost.)
     """
     if not num_bytes or not is_hdfs(filesystem):
         raw.close()
         return
     client = filesystem.client
-    # Of versions that cannot, the NameNode is asked once more in the background; the file is whole already.
+    # Older versions cannot: there the NameNode is asked once more in the background, but the file is whole already.
     can_give_up = hasattr(client, "recover_lease")
     is_closed = threading.Event()
-    failed: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def close() -> None:
         try:
             raw.close()
         except BaseException as error:  # noqa: BLE001 (raised below, unless the file is whole)
-            failed.append(error)
+            errors.append(error)
         finally:
             is_closed.set()
-        # Else Python closes it again when it is forgotten, and waits for a NameNode that may be gone by then.
-        io.IOBase.close(raw)
+        # Else Python closes it again when it is collected, and waits for a NameNode that may be gone by then.
+        mark_closed(raw)
 
     start_beside(close, CLOSING_THREAD)
     pause = 0.002
     while not is_closed.wait(pause):
         pause = min(2 * pause, 0.1)
-        # What this question fails with says nothing of the file; the closing itself will.
+        # A failure of this question says nothing about the file; closing it will.
         with contextlib.suppress(Exception):
             if len(client.read(path)) == num_bytes and (not can_give_up or client.recover_lease(path)):
                 return
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
+
+
+def mark_closed(raw: Any) -> None:
+    """Let a file that is written count as closed, without telling its store anything.
+
+    Reaches into: fsspec.spec.AbstractBufferedFile.closed, io.IOBase.close (fsspec 2026.9, hdfs-native 0.14).
+    Without it: closing a discarded file finishes it, which takes a request and leaves a file to be removed.
+    """
+    if hasattr(raw, "blocksize"):
+        raw.closed = True
+    else:
+        io.IOBase.close(raw)
+
+
+def unsent_bytes(raw: Any, default: int) -> tuple[int, int]:
+    """How many bytes a remote file has collected and not yet sent, and how many it sends at once.
+
+    Reaches into: fsspec.spec.AbstractBufferedFile.buffer and .blocksize (fsspec 2026.9).
+    Without it: `default` bytes are sent at once, so that each write is given the time of a request.
+    """
+    buffer = getattr(raw, "buffer", None)
+    return (0 if buffer is None else buffer.tell()), getattr(raw, "blocksize", default)
 
 
 def remove_file(filesystem: Any, directory: str, name: str) -> None:
-    """Delete a file of ours; does nothing where it is gone."""
+    """Delete a file of ours; does nothing if it is gone."""
     with contextlib.suppress(FileNotFoundError):
         if filesystem is None:
             os.unlink(os.path.join(directory, name))

@@ -1,22 +1,23 @@
-"""What a Parquet footer says, and how its bytes are known again."""
+"""A Parquet footer's sums over a file's columns, and the bytes by which a file is recognised."""
 
 from __future__ import annotations
 
 import os
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
+if TYPE_CHECKING:
+    from converter.portable.records import OpenFile
+
 HEAD_BYTES = 20
 """A page's header begins with its kind, its sizes and its checksum: at most 2, 12 and 6 bytes (parquet.thrift)."""
 
-"""A nonce of 12 bytes and a tag of 16 (Parquet's Encryption.md, "Plaintext Footer")."""
-
 
 def end_of(file: Any) -> bytes:
-    """A Parquet file from its footer on, which names every page's place, size and range: of another file another."""
+    """A Parquet file's bytes from its footer on, which differ between files: they have each page's place and size."""
     file.seek(0, os.SEEK_END)
     num_bytes = file.tell()
     file.seek(max(num_bytes - 8, 0))
@@ -30,39 +31,40 @@ def head_of(data_page_offset: int, stored_bytes: int) -> tuple[int, int]:
     return data_page_offset, min(HEAD_BYTES, stored_bytes)
 
 
-def heads_of(file: dict[str, Any]) -> bytes | None:
-    """The CRC-32 of each chunk's head, four bytes each, row group by row group; None where nobody wants them."""
-    if file["beginnings"] is None:
+def heads_of(file: OpenFile) -> bytes | None:
+    """The CRC-32 of each chunk's head, four bytes each, row group by row group; None if they were not collected."""
+    beginnings = file["beginnings"]
+    if beginnings is None:
         return None
-    footer, found = file["footers"][0], []
+    footer, checksums = file["footers"][0], []
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for chunk in map(group.column, range(footer.num_columns)):
             start, num_bytes = head_of(chunk.data_page_offset, chunk.total_compressed_size)
-            head = file["beginnings"].get(start, b"")
-            # A short header, and the page behind it.
-            while 0 < len(head) < num_bytes and (more := file["beginnings"].get(start + len(head))):
+            head = beginnings.get(start, b"")
+            # A short header, and the page behind it, were written one after the other.
+            while 0 < len(head) < num_bytes and (more := beginnings.get(start + len(head))):
                 head += more
             if len(head) < num_bytes:
                 return None
-            found.append(zlib.crc32(head[:num_bytes]))
-    return np.array(found, "<u4").tobytes()
+            checksums.append(zlib.crc32(head[:num_bytes]))
+    return np.array(checksums, "<u4").tobytes()
 
 
-def sum_footer(footer: pq.FileMetaData) -> dict[str, Any]:
-    """What a file's footer says of its columns over all row groups.
+def sum_footer(footer: pq.FileMetaData) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """The spans and the uncompressed bytes of a file's columns, over all row groups.
 
-    `column_bytes`: their bytes before they are compressed. `spans`: for columns of single numbers the sum of the row
-    groups' ranges, and their least and largest value.
+    A span is the sum of the row groups' ranges, and the least and the largest value. Only columns of single numbers
+    have one.
     """
     spans: dict[str, list[float]] = {}
     column_bytes: dict[str, int] = {}
     groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
     for index in range(footer.num_columns):
         column = footer.schema.column(index)
-        # A list's numbers lie below the column itself.
+        # The numbers of a list lie below the column itself.
         name = column.path if not column.max_repetition_level else column.path.partition(".list.")[0]
         chunks = [group.column(index) for group in groups]
-        # Dates and times as the integers that they are stored as: Python's end with the year 9999.
+        # Dates and times stay the integers that are stored: Python's own end with the year 9999.
         is_temporal = column.logical_type.type in ("DATE", "TIME", "TIMESTAMP")
         column_bytes[name] = sum(chunk.total_uncompressed_size for chunk in chunks)
         if column.max_repetition_level:
@@ -75,7 +77,7 @@ def sum_footer(footer: pq.FileMetaData) -> dict[str, Any]:
             if isinstance(bounds[0], (str, bytes)):
                 continue
             add_span(spans, name, *map(float, bounds))
-    return {"spans": spans, "column_bytes": column_bytes}
+    return spans, column_bytes
 
 
 def add_span(spans: dict[str, list[float]], name: str, least: float, most: float) -> None:

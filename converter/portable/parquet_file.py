@@ -1,4 +1,4 @@
-"""One Parquet file, written once, counted and digested as it passes."""
+"""One Parquet file, written once: its bytes are counted and digested as they pass to the disk or the store."""
 
 from __future__ import annotations
 
@@ -16,37 +16,45 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.portable.deadlines import LAST_WAIT_SECONDS, WRITING_THREAD, answer_in, out_of_reach, seconds_for
-from converter.portable.filesystems import close_whole, is_hdfs, open_filesystem, open_new, remove_file
+from converter.portable.filesystems import (
+    close_whole,
+    is_hdfs,
+    mark_closed,
+    open_filesystem,
+    open_new,
+    remove_file,
+    unsent_bytes,
+)
 from converter.portable.footers import HEAD_BYTES, end_of, heads_of, sum_footer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from converter.portable.records import FileReport, OpenFile, StoreSpec, WriteSpec
 
 _WAITING_BYTES = 32 << 20
-"""Of a file on HDFS what may wait to be written before the next page is taken, beside the row group that is encoded."""
+"""Bytes queued for an HDFS file before the encoder blocks."""
 
 _STEP_BYTES = 8 << 20
-"""What is handed to a client at once, and what hdfs-native may have taken and not yet sent; a guess."""
+"""The most that a client is handed at once, and that hdfs-native may hold unsent; a guess."""
 
 _MAX_BEGINNINGS = 1 << 16
-"""Writes whose beginnings are kept, some 10 MB; of a file with more of them the footer is read."""
+"""Writes whose beginnings are kept, some 10 MB. Readers of a file with more writes read its footer."""
 
 _MAX_HEADER_BYTES = 64 << 10
-"""A page's header holds, of statistics, at most 4 kB each."""
+"""More than any page's header, whose statistics hold at most 4 kB each."""
 
 _MAX_PAGE_BYTES = 1 << 30
 """A page's size is a number of 32 bits."""
 
-_SAMPLE_BYTES = 1 << 20
-_LEAST_SAVING = 0.8
+_SAMPLE_BYTES, _LEAST_SAVING = 1 << 20, 0.2
 
 
 def choose_codecs(table: pa.Table) -> dict[str, str]:
-    """For each column zstd where that saves a fifth of its first megabyte, else nothing.
+    """For each column zstd if that saves a fifth of its first megabyte, else no compression.
 
-    Numbers of a network's or a sensor's hardly become fewer bytes, and undoing it takes longer than to fetch the rest:
-    40 columns of random floats from HDFS at 2.6 M rows/s as they are, and 2.3 M in 86 % of the bytes.
+    Decompressing random floats costs more than fetching the rest: 40 columns of them are read from HDFS at 2.6 M rows/s
+    uncompressed, and at 2.3 M in 86 % of the bytes.
     """
     sample = table.slice(0, max(1, _SAMPLE_BYTES * table.num_rows // max(1, table.nbytes)))
     packed = io.BytesIO()
@@ -54,45 +62,46 @@ def choose_codecs(table: pa.Table) -> dict[str, str]:
     group = pq.ParquetFile(packed).metadata.row_group(0)
     chunks = [group.column(index) for index in range(group.num_columns)]
     return {
-        name: "zstd" if chunk.total_compressed_size <= _LEAST_SAVING * chunk.total_uncompressed_size else "none"
+        name: "zstd" if chunk.total_compressed_size <= (1 - _LEAST_SAVING) * chunk.total_uncompressed_size else "none"
         for name, chunk in zip(table.column_names, chunks, strict=True)
     }
 
 
 def open_parquet_file(
-    spec: dict[str, Any], name: str, schema: pa.Schema, codecs: str | dict[str, str], num_bytes: int
-) -> dict[str, Any]:
-    """A new Parquet file that counts and digests what passes; a dict, because a class would not travel."""
+    spec: WriteSpec, name: str, schema: pa.Schema, codecs: str | dict[str, str], num_bytes: int
+) -> OpenFile:
+    """A new Parquet file of about `num_bytes`, ready for `write_row_group`."""
     store, path = spec["store"], f"{spec['directory']}/{name}"
-    # Not in the time of a request: to import a client takes seconds where all tasks begin together.
+    # Outside the time of the request: importing a client takes seconds when all tasks begin together.
     filesystem = open_filesystem(store)
     raw = answer_in(
         seconds_for(store), lambda: open_new(filesystem, spec["directory"], name, num_bytes=num_bytes), path
     )
-    file: dict[str, Any] = {"name": name, "path": path, "store": store, "filesystem": filesystem, "raw": raw}
-    # Of each write, by its place.
-    file["beginnings"] = {} if spec.get("end_bytes") else None
-    file |= {"bytes": 0, "crc": 0}
-
-    if is_hdfs(filesystem):
+    file: OpenFile = {
+        "name": name, "path": path, "store": store, "filesystem": filesystem, "raw": raw,
+        "beginnings": {} if spec["end_bytes"] else None, "bytes": 0, "crc": 0, "footers": [],
+        "rows": [], "row_group_bytes": [], "digests": [], "nulls": dict.fromkeys(schema.names, 0),
+    }  # fmt: skip
+    if store is not None and is_hdfs(filesystem):
         file["write"], file["finish"], file["stop"] = _write_behind(raw, store, path)
-    elif filesystem is not None:
+    elif store is not None:
         file["write"] = _write_blocks(raw, store, path)
 
     class Sink:
-        """Counts bytes and keeps a running CRC-32, of headers and small pages alone.
+        """Counts bytes and keeps a running CRC-32 of headers and small pages.
 
-        A large page's own CRC-32 stands in the header before it, and once more would cost a tenth of the write.
+        A large page's own CRC-32 stands in its header. To compute it again would cost a tenth of the write.
         """
 
         closed = False
 
         def write(self, data: Any) -> int:
             if file.get("is_discarded"):
-                # A discarded file's writer ends with a footer that nobody wants.
+                # A discarded file's writer ends with a footer all the same.
                 return len(data)
-            if file["beginnings"] is not None and len(file["beginnings"]) < _MAX_BEGINNINGS:
-                file["beginnings"][file["bytes"]] = bytes(memoryview(data)[:HEAD_BYTES])
+            beginnings = file["beginnings"]
+            if beginnings is not None and len(beginnings) < _MAX_BEGINNINGS:
+                beginnings[file["bytes"]] = bytes(memoryview(data)[:HEAD_BYTES])
             file["bytes"] += len(data)
             if len(data) <= _MAX_HEADER_BYTES:
                 file["crc"] = zlib.crc32(data, file["crc"])
@@ -127,8 +136,6 @@ def open_parquet_file(
     # Minimum and maximum of bytes mean nothing to a user and cost a comparison for each row.
     opaque = (pa.types.is_fixed_size_binary, pa.types.is_binary, pa.types.is_large_binary)
     comparable = [field.name for field in schema if not any(is_opaque(field.type) for is_opaque in opaque)]
-    footers: list[pq.FileMetaData] = []
-    file["footers"] = footers
     try:
         file["writer"] = pq.ParquetWriter(
             pa.PythonFile(Sink(), mode="w"),
@@ -140,17 +147,16 @@ def open_parquet_file(
             **_max_rows_per_page(),
             write_statistics=comparable,
             write_page_checksum=True,
-            metadata_collector=footers,
+            metadata_collector=file["footers"],
         )
     except BaseException:
         discard(file, [], spec)
         raise
-    file |= {"rows": [], "row_group_bytes": [], "digests": [], "nulls": dict.fromkeys(schema.names, 0)}
     return file
 
 
-def _write_blocks(raw: Any, store: dict[str, Any], path: str) -> Callable[[Any], None]:
-    """Write a file that fsspec's filesystem collects and sends itself, block by block: what hands it bytes."""
+def _write_blocks(raw: Any, store: StoreSpec, path: str) -> Callable[[Any], None]:
+    """The function that hands bytes to a file that fsspec collects and sends block by block."""
 
     def write(data: Any) -> None:
         view = memoryview(data).cast("B")
@@ -158,10 +164,9 @@ def _write_blocks(raw: Any, store: dict[str, Any], path: str) -> Callable[[Any],
             hand_over(bytes(view[start : start + _STEP_BYTES]))
 
     def hand_over(piece: bytes) -> None:
-        num_bytes, block_bytes = len(piece), 0
-        if hasattr(raw, "blocksize"):
-            num_bytes, block_bytes = num_bytes + raw.buffer.tell(), raw.blocksize
-        # What fills no block asks nobody.
+        collected_bytes, block_bytes = unsent_bytes(raw, 0)
+        num_bytes = collected_bytes + len(piece)
+        # Bytes that fill no block are kept in memory, without a request.
         seconds = seconds_for(store, num_bytes) if num_bytes >= block_bytes else math.inf
         answer_in(seconds, lambda: raw.write(piece), path)
 
@@ -169,17 +174,17 @@ def _write_blocks(raw: Any, store: dict[str, Any], path: str) -> Callable[[Any],
 
 
 def _write_behind(
-    raw: Any, store: dict[str, Any], path: str
+    raw: Any, store: StoreSpec, path: str
 ) -> tuple[Callable[[Any], None], Callable[[], None], Callable[[], None]]:
-    """Write a file in a thread of its own: what hands it bytes, what waits until all are written, what gives up.
+    """Write a file in a thread of its own; the functions that hand it bytes, wait for all of them, and give up.
 
     Meanwhile the next rows are fetched and encoded: 200 MB of binary to HDFS in 1.50 s instead of 1.76 on two cores.
     """
     pieces: deque[bytes] = deque()
-    failed: list[BaseException] = []
+    errors: list[BaseException] = []
     changed = threading.Condition()
     num_bytes, is_over = 0, False
-    # When the piece was begun that is being written, and how long it may take.
+    # When the piece that is being written was begun, and how long it may take.
     begun: float | None = None
     seconds = seconds_for(store)
 
@@ -196,7 +201,7 @@ def _write_behind(
                 raw.write(piece)
             except BaseException as error:  # noqa: BLE001 (raised where the next piece is handed over)
                 with changed:
-                    failed.append(error)
+                    errors.append(error)
                     changed.notify_all()
                 return
             with changed:
@@ -205,19 +210,19 @@ def _write_behind(
                 changed.notify_all()
 
     def wait_for(is_reached: Callable[[], bool]) -> None:
-        """Return once it is; raises what the writing failed with, or that it hangs."""
-        while not failed:
+        """Return once it is reached; raises the error of the writing, or TimeoutError if it hangs."""
+        while not errors:
             left = seconds if begun is None else begun + seconds - time.monotonic()
             if left <= 0:
                 raise out_of_reach(path, seconds)
             if is_reached():
                 return
             changed.wait(left)
-        raise failed[0]
+        raise errors[0]
 
     def write(data: Any) -> None:
         nonlocal num_bytes
-        # hdfs-native takes a memoryview number by number: 0.1 GB/s, and of bytes 0.5, which pyarrow hands over.
+        # hdfs-native copies a memoryview number by number, at 0.1 GB/s; bytes at 0.5.
         piece = data if isinstance(data, bytes) else bytes(data)
         with changed:
             wait_for(lambda: num_bytes < _WAITING_BYTES)
@@ -240,7 +245,7 @@ def _write_behind(
     def stop() -> None:
         pieces.clear()
         end()
-        # Nobody waits for a store that hangs.
+        # A store that hangs is not waited for.
         thread.join(LAST_WAIT_SECONDS)
 
     thread = threading.Thread(target=run, name=WRITING_THREAD, daemon=True)
@@ -254,76 +259,86 @@ def _max_rows_per_page() -> dict[str, int]:
     return {name: _MAX_PAGE_BYTES} if name in inspect.signature(pq.ParquetWriter.__init__).parameters else {}
 
 
-def write_row_group(file: dict[str, Any], table: pa.Table) -> None:
+def write_row_group(file: OpenFile, table: pa.Table) -> None:
     """Write a table as one row group."""
     file["writer"].write_table(table, row_group_size=table.num_rows)
     file["rows"].append(table.num_rows)
     file["row_group_bytes"].append(table.nbytes)
-    # Taken before the footer, which names the writer's version: the digest is of the rows alone.
+    # The digest covers the rows alone, without the footer, which names the writer's version.
     file["digests"].append(f"{file['crc']:08x}")
     for name in table.column_names:
         file["nulls"][name] += table[name].null_count
 
 
-def close_parquet_file(file: dict[str, Any]) -> dict[str, Any]:
-    """Write the footer, and say what the file became: rows, bytes and digests."""
+def close_parquet_file(file: OpenFile) -> FileReport:
+    """Write the footer; reports the file's rows, bytes and digests."""
     file["footer"] = io.BytesIO()
     file["writer"].close()
     if "finish" in file:
         file["finish"]()
     raw, num_bytes = file["raw"], file["bytes"]
-    # A block that is not full yet, or what hdfs-native has taken and not yet sent.
-    unsent_bytes = min(num_bytes, getattr(raw, "blocksize", _STEP_BYTES))
-    seconds = seconds_for(file["store"], unsent_bytes)
+    seconds = seconds_for(file["store"], min(num_bytes, unsent_bytes(raw, _STEP_BYTES)[1]))
     answer_in(seconds, lambda: close_whole(file["filesystem"], raw, file["path"], num_bytes), file["path"])
-    _let_go_of_writer(file)
-    file["end"], file["heads"] = end_of(file["footer"]), heads_of(file)
+    _release_writer(file)
+    spans, column_bytes = sum_footer(file["footers"][0])
     return {
         "name": file["name"],
-        "footer_crc32": zlib.crc32(file["end"]),
+        "footer_crc32": zlib.crc32(end_of(file["footer"])),
         "bytes": file["bytes"],
         "rows": file["rows"],
         "row_group_bytes": file["row_group_bytes"],
         "digests": file["digests"],
         "nulls": file["nulls"],
-        **sum_footer(file["footers"][0]),
+        "spans": spans,
+        "column_bytes": column_bytes,
     }
 
 
-def _let_go_of_writer(file: dict[str, Any]) -> None:
+def ends_of(file: OpenFile) -> tuple[bytes, bytes] | None:
+    """A closed file's footer and the checksums of its pages' heads; None if these were not collected."""
+    heads = heads_of(file)
+    return None if heads is None else (end_of(file["footer"]), heads)
+
+
+def _release_writer(file: OpenFile) -> None:
     """Break the circle of writer, sink and file: it runs through C++, where no garbage collector sees it."""
     file.pop("writer", None)
 
 
-def discard(file: dict[str, Any] | None, reports: list[dict[str, Any]], spec: dict[str, Any]) -> None:
-    """Remove everything this task wrote: nobody will hear of it."""
+def _stop_writer(file: OpenFile) -> None:
+    """Let the writer of a discarded file end in silence.
+
+    Reaches into: pyarrow.parquet.ParquetWriter.is_open (pyarrow 26).
+    Without it: the writer closes itself when it is collected, and Python prints the error that this raises.
+    """
+    if "writer" in file:
+        file["writer"].is_open = False
+    _release_writer(file)
+
+
+def discard(file: OpenFile | None, reports: Sequence[FileReport], spec: WriteSpec) -> None:
+    """Remove all files of this task: its reports will not arrive."""
+    names = [report["name"] for report in reports]
     if file is not None:
         if "stop" in file:
             file["stop"]()
-        if hasattr(file["raw"], "blocksize"):
-            # fsspec's: closing it would finish the file.
-            file["raw"].closed = True
-        elif is_hdfs(file["filesystem"]):
-            # Closing it would wait for blocks that nobody wants.
-            io.IOBase.close(file["raw"])
-        else:
+        if file["store"] is None:
             file["raw"].close()
+        else:
+            # Closing it would finish the file, or wait for its blocks.
+            mark_closed(file["raw"])
         file["is_discarded"] = True
-        if "writer" in file:
-            # Else it would close itself, and complain.
-            file["writer"].is_open = False
-        _let_go_of_writer(file)
-        reports = [*reports, file]
-    names = [report["name"] for report in reports]
+        _stop_writer(file)
+        names.append(file["name"])
 
     def remove() -> None:
         for name in names:
-            # Why the files are discarded is to be heard; who sweeps removes what could not be removed.
+            # The error that discards the files must be seen, not this one; a sweep removes what is left.
             with contextlib.suppress(Exception):
                 remove_file(open_filesystem(spec["store"]), spec["directory"], name)
 
     if names:
-        # Nor does a store that hangs keep the task.
+        # A store that hangs must not keep the task.
         seconds = math.inf if spec["store"] is None else LAST_WAIT_SECONDS
         with contextlib.suppress(TimeoutError):
             answer_in(seconds, remove, spec["directory"])

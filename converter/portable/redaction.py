@@ -1,7 +1,4 @@
-"""What nobody may see, and how a text is rid of it: of options, of URLs, of what a client says.
-
-It travels to Spark's executors with `executor`, and so imports nothing of ours either.
-"""
+"""Secrets of options and URLs, and how a text is rid of them."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _HELD_NAME = re.compile(r"secret|password|passphrase|private|client_credential|assertion")
-"""Where azure-identity's objects keep what they get their tokens by."""
+"""Attributes in which azure-identity's objects keep a secret."""
 
 
 def hide_secrets(text: str, options: Mapping[str, Any]) -> str:
-    """The text with `***` for whatever the options hold that nobody may see, and for the queries of URLs.
+    """The text with `***` for each secret of the options, for passwords in URLs and for queries of URLs.
 
     >>> hide_secrets("no answer from https://host/c/a?sig=abcd with the key efgh", {"account_key": "efgh"})
     'no answer from https://host/c/a?*** with the key ***'
@@ -33,12 +30,12 @@ def hide_secrets(text: str, options: Mapping[str, Any]) -> str:
 
 
 def shows_secrets(error: BaseException, options: Mapping[str, Any]) -> bool:
-    """Whether an error's text holds any, or that of one behind it, which a traceback shows as well."""
-    return any(hide_secrets(str(one), options) != str(one) for one in errors_behind(error))
+    """Whether the text of an error, or of one behind it, shows a secret: a traceback shows them all."""
+    return any(hide_secrets(str(cause), options) != str(cause) for cause in errors_behind(error))
 
 
 def errors_behind(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those behind it."""
+    """An error and those behind it: its cause, or what it was raised in handling of."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -47,68 +44,73 @@ def errors_behind(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Whether an option must not be seen, or holds what must not; what gives secrets when it is asked need not."""
+    """Whether an option is a secret or holds one; a function that gives secrets holds none."""
     if isinstance(value, Mapping):
-        return any(is_secret(str(inner), one) for inner, one in value.items())
+        return any(is_secret(str(key), inner) for key, inner in value.items())
     if isinstance(value, (list, tuple)):
         # Such as aiohttp's BasicAuth.
-        return any(is_secret(name, one) for one in value)
+        return any(is_secret(name, inner) for inner in value)
     if _held_secrets(value):
         return True
     if isinstance(value, str) and _PASSWORD.search(value):
-        # User and password of an endpoint or a proxy.
+        # An endpoint or a proxy with user and password.
         return True
     return isinstance(value, (str, bytes)) and _SECRET_NAME.search(name) is not None
 
 
 def _held_secrets(value: Any) -> list[str]:
-    """What credentials of Azure hold: a key or a signature, and those that ask for tokens a password, say."""
+    """The secrets in one of Azure's credentials: a key, a signature, a password."""
     module = type(value).__module__
     if module.startswith("azure.core."):
         held = [getattr(value, "signature", None), getattr(value, "key", None)]
         held.append(getattr(getattr(value, "named_key", None), "key", None))
-        return [one for one in held if isinstance(one, str)]
+        return [secret for secret in held if isinstance(secret, str)]
     return list(_held_in(value, "", set())) if module.startswith("azure.identity") else []
 
 
 def _held_in(value: Any, name: str, seen: set[int]) -> Iterator[str]:
+    """The secrets in an object of azure-identity, found by the names of its attributes.
+
+    Reaches into: azure.identity.*.__dict__ (azure-identity 1.27).
+    Without it: such a credential counts as a provider without secrets, and is pickled as it is.
+    """
     if isinstance(value, (str, bytes)):
         if value and _HELD_NAME.search(name):
             yield value.decode(errors="replace") if isinstance(value, bytes) else value
     elif id(value) not in seen:
-        # One of a chain may hold what another one uses.
+        # The credentials of a chain may share what they hold.
         seen.add(id(value))
         if isinstance(value, Mapping):
-            inner = [(str(key), one) for key, one in value.items()]
+            members = [(str(key), inner) for key, inner in value.items()]
         elif isinstance(value, (list, tuple)):
-            inner = [(name, one) for one in value]
+            members = [(name, inner) for inner in value]
         else:
             is_own = type(value).__module__.startswith("azure.identity")
-            inner = list(vars(value).items()) if is_own and hasattr(value, "__dict__") else []
-        for key, one in inner:
-            yield from _held_in(one, key, seen)
+            members = list(getattr(value, "__dict__", {}).items()) if is_own else []
+        for key, inner in members:
+            yield from _held_in(inner, key, seen)
 
 
 def _secrets_in(options: Mapping[str, Any]) -> list[str]:
-    """The texts among options that nobody may see, the longest first."""
-    found: list[str] = []
+    """The secrets among options as texts, the longest first."""
+    secrets: list[str] = []
     for name, value in options.items():
         if isinstance(value, (list, tuple)):
-            for one in value:
-                found += _secrets_in(one if isinstance(one, Mapping) else {name: one})
+            for inner in value:
+                secrets += _secrets_in(inner if isinstance(inner, Mapping) else {name: inner})
             continue
         if isinstance(value, Mapping):
-            found += _secrets_in({str(inner): one for inner, one in value.items()})
+            secrets += _secrets_in({str(key): inner for key, inner in value.items()})
             continue
         texts = _held_secrets(value)
         if isinstance(value, (str, bytes)) and is_secret(name, value):
             texts.append(value.decode(errors="replace") if isinstance(value, bytes) else value)
         for text in texts:
-            # Of "Bearer …" also what stands behind it.
-            found += [text, text.removeprefix("?"), text.rpartition(" ")[2], *_PASSWORD.findall(text)]
+            # Also what follows "Bearer ".
+            secrets += [text, text.removeprefix("?"), text.rpartition(" ")[2], *_PASSWORD.findall(text)]
             # A connection string's parts, a signature's fields.
             for part in text.replace("?", "&").replace(";", "&").split("&"):
-                key, is_pair, inner = part.partition("=")
+                key, is_pair, part_value = part.partition("=")
                 if is_pair and (_SECRET_NAME.search(key) or "sig" in key.lower()):
-                    found += [inner, unquote(inner)]
-    return sorted({one for one in found if len(one) > 3}, key=len, reverse=True)
+                    secrets += [part_value, unquote(part_value)]
+    return sorted({secret for secret in secrets if len(secret) > 3}, key=len, reverse=True)

@@ -1,18 +1,13 @@
-"""What Spark's executors run: one partition's Arrow batches become Parquet files.
+"""What a Spark task runs: one partition's Arrow batches become Parquet files, and one row of report for each.
 
-This module travels **by value**: the executors need pyarrow and numpy, and need
-not know this package. So it imports nothing of ours but `moments` and `redaction`, which travel
-with it, defines no classes at its top (a class by value would be another class on the other side), and speaks in
-plain dicts and JSON.
+It travels by value, as all of this folder: the executors need pyarrow and NumPy, and need not have this package.
 
-One pass, bounded memory: batches are collected until a row group is full, then
-written and forgotten. Bad data is not an exception here: a task that raises is
-run again by Spark, to fail again, and its message comes back inside a hundred
-lines of JVM stack. A finding is a row of the result instead.
+One pass, bounded memory: batches are collected until a row group is full, then written and forgotten. Bad data is not
+an exception here: Spark would run the task again, to fail again, and its message would arrive inside a hundred lines
+of JVM stack. A finding is a row of the result instead.
 
-How a value is stored, and why, is DESIGN.md's section 4: arrays whose rows have
-one length as FIXED_LEN_BYTE_ARRAY (read at 10 to 13 GB/s, where a list column is
-read at 1.4), of varying length as BINARY, scalars as themselves.
+How a value is stored: arrays whose rows have one length as FIXED_LEN_BYTE_ARRAY (read at 10 to 13 GB/s; a list column
+at 1.4), of varying length as BINARY, scalars as themselves.
 """
 
 from __future__ import annotations
@@ -45,6 +40,7 @@ from converter.portable.parquet_file import (
     choose_codecs,
     close_parquet_file,
     discard,
+    ends_of,
     open_parquet_file,
     write_row_group,
 )
@@ -52,35 +48,42 @@ from converter.portable.redaction import hide_secrets, shows_secrets
 from converter.portable.tensors import as_binary, encode, next_layout, stored, with_shapes, without_placeholders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from converter.portable.records import (
+        ClosedMoments,
+        ColumnSpec,
+        EncodedScalar,
+        EncodedTensor,
+        FileReport,
+        FindingReport,
+        Layout,
+        OpenFile,
+        OpenMoments,
+        Scratch,
+        StoreSpec,
+        WriteSpec,
+    )
 
 
 REPORT_SCHEMA = "partition long, report string"
-"""What a task returns, as Spark writes a schema: one row for each file, or one for each finding."""
+"""What a task returns, as Spark writes a schema: one row for each file, or one for a finding."""
 
 FINDING = "converter finding: "
+"""Marks a finding in the text of an error, where a task can report in no other way."""
+
 PROBE_NAME = "probe"
 
 _MAX_ROW_GROUP_ROWS = 64 << 20
-"""Of more rows pyarrow makes several row groups (`max_row_group_length`), whatever it is told."""
+"""More rows pyarrow cuts into several row groups (`max_row_group_length`)."""
 
 _FROZEN = "CONVERTER_FROZEN_PROCESS"
-_MAX_FREEZES = 3
-_FEW_OBJECTS = 10_000
-
-_COALESCE_ROWS = 4096
-_COALESCE_BYTES = 2 << 20
+_MAX_FREEZES, _FEW_OBJECTS = 3, 10_000
+_COALESCE_ROWS, _COALESCE_BYTES = 4096, 2 << 20
 
 
-def make_write_partition(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for `DataFrame.mapInArrow` that writes its partition as `spec` says.
-
-    `spec` has `directory` (a path), `store` (None for local disks, else the fsspec
-    `protocol`, its `options` and `timeout_seconds`), `columns` (one dict for each input column, by
-    position: `name`, `kind`, `dtype`, `ndim`, `shape`), `row_group_bytes`,
-    `file_bytes`, `compression` (`auto`: of each column what pays) and, where readers lie behind a network, `end_bytes`:
-    how many bytes of all files' footers and heads may be reported.
-    """
+def make_write_partition(spec: WriteSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function for `DataFrame.mapInArrow` that writes its partition as `spec` says, and yields reports."""
 
     def write_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -95,27 +98,28 @@ def make_write_partition(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBa
         except Exception as error:
             if spec["store"] is None or not shows_secrets(error, spec["store"]["options"]):
                 raise
-            # Spark writes it into its logs, with those behind it.
-            said = hide_secrets(f"{type(error).__name__}: {error}", spec["store"]["options"])
-            raise OSError(said) from None
+            # Spark logs a task's error, with its causes.
+            raise OSError(hide_secrets(f"{type(error).__name__}: {error}", spec["store"]["options"])) from None
 
     return write_partition
 
 
 def _freeze_garbage_collector() -> None:
-    """Let the objects of the modules that are imported by now be left out of garbage collection.
+    """Leave the modules that are imported by now out of garbage collections.
 
-    Spark's Python worker collects after every task: with pandas and pyarrow imported that is some 10 ms (30 on a busy
-    machine), nine tenths of what a task of few rows costs. The second task of a process still finds new modules; a
-    few times are enough, and more could keep a user's objects for ever. They are counted in the environment, because
-    this module is new in every task.
+    Spark's Python worker collects after every task. With pandas and pyarrow imported that takes 10 to 30 ms, nine
+    tenths of a task of few rows. The second task of a process still imports modules, so it is done up to three times;
+    more could keep a user's objects for ever. The environment counts, because this module is new in every task.
+
+    Reaches into: gc.freeze and os.environ of Spark's Python worker (CPython 3.11, pyspark 4.2).
+    Without it: each task takes 10 to 30 ms longer.
     """
     pid, _, times = os.environ.get(_FROZEN, "").partition(":")
-    done = int(times) if pid == str(os.getpid()) else 0
-    if done < _MAX_FREEZES and len(gc.get_objects()) > _FEW_OBJECTS:
+    num_freezes = int(times) if pid == str(os.getpid()) else 0
+    if num_freezes < _MAX_FREEZES and len(gc.get_objects()) > _FEW_OBJECTS:
         gc.collect()
         gc.freeze()
-        os.environ[_FROZEN] = f"{os.getpid()}:{done + 1}"
+        os.environ[_FROZEN] = f"{os.getpid()}:{num_freezes + 1}"
 
 
 def _report_batch(partitions: list[int], reports: list[str]) -> pa.RecordBatch:
@@ -123,17 +127,17 @@ def _report_batch(partitions: list[int], reports: list[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=["partition", "report"])
 
 
-def make_pack_batches(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def make_pack_batches(columns: list[ColumnSpec]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The function for `DataFrame.mapInArrow` that packs tensors to BINARY for Spark's own writer.
 
-    What it finds in the data can only be raised here: `FINDING` marks it in the text.
+    A finding can only be raised here: `FINDING` marks it in the text.
     """
 
     def pack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         _freeze_garbage_collector()
         for batch in _coalesce(batches):
             packed = []
-            for column, array in zip(spec["columns"], batch.columns, strict=True):
+            for column, array in zip(columns, batch.columns, strict=True):
                 values = encode(array, column)
                 if "finding" in values:
                     raise ValueError(FINDING + json.dumps(values["finding"] | {"column": column["name"]}))
@@ -144,9 +148,9 @@ def make_pack_batches(spec: dict[str, Any]) -> Callable[[Iterator[pa.RecordBatch
 
 
 def make_probe(
-    directory: str, store: dict[str, Any] | None
+    directory: str, store: StoreSpec | None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for `DataFrame.mapInArrow` that tries to write one small file where the cache goes."""
+    """The function for `DataFrame.mapInArrow` that tries to write a small file into the cache, and reports it."""
 
     def probe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
@@ -163,16 +167,16 @@ def make_probe(
             answer_in(seconds_for(store), lambda: write(filesystem), path)
             answer = {"pyarrow": pa.__version__}
         except Exception as error:  # noqa: BLE001 (each filesystem has errors of its own)
-            said = hide_secrets(f"{type(error).__name__}: {error}", {} if store is None else store["options"])
-            answer = {"pyarrow": pa.__version__, "error": said}
+            text = hide_secrets(f"{type(error).__name__}: {error}", {} if store is None else store["options"])
+            answer = {"pyarrow": pa.__version__, "error": text}
         yield _report_batch([0], [json.dumps(answer)])
 
     return probe
 
 
 def fold_reports(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Reports pass; the moments they carry are merged into one, so that the driver holds one set and not one a task."""
-    totals: dict[str, Any] = {}
+    """The reports of many tasks, their moments merged into one report at the end: the driver then holds one set."""
+    totals: dict[str, ClosedMoments] = {}
     for batch in batches:
         passed = []
         for text in batch.column("report").to_pylist():
@@ -184,20 +188,24 @@ def fold_reports(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield _report_batch([-1], [closing])
 
 
-def add_moments(totals: dict[str, Any], moments: dict[str, Any]) -> dict[str, Any]:
-    """Closed moments by column, with those of another report (as JSON) merged in."""
+def add_moments(totals: dict[str, ClosedMoments], moments: dict[str, Any]) -> dict[str, ClosedMoments]:
+    """Moments by column, with those of another report (as JSON) merged in."""
     merged = dict(totals)
     for name, document in moments.items():
-        closed, before = from_json(document), merged.get(name)
-        if before is not None and len(before["count"]) != len(closed["count"]):
-            # Elsewhere the rows had another shape, so their elements do not correspond.
-            before, closed = flatten_moments(before), flatten_moments(closed)
-        merged[name] = closed if before is None else merge_moments(before, closed)
+        _merge_into(merged, name, from_json(document))
     return merged
 
 
+def _merge_into(merged: dict[str, ClosedMoments], name: str, closed: ClosedMoments) -> None:
+    before = merged.get(name)
+    if before is not None and len(before["count"]) != len(closed["count"]):
+        # The rows there had another shape, so their elements do not correspond.
+        before, closed = flatten_moments(before), flatten_moments(closed)
+    merged[name] = closed if before is None else merge_moments(before, closed)
+
+
 def _coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small batches together: Spark is told to send few rows at once where rows may be wide."""
+    """The batches, small ones put together: Spark is told to send few rows at once where rows may be wide."""
     held: list[pa.RecordBatch] = []
     rows = num_bytes = 0
     for batch in batches:
@@ -221,31 +229,33 @@ def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _write(
-    batches: Iterator[pa.RecordBatch], spec: dict[str, Any], *, partition: int, attempt: int
-) -> list[dict[str, Any]]:
+    batches: Iterator[pa.RecordBatch], spec: WriteSpec, *, partition: int, attempt: int
+) -> Sequence[FileReport | FindingReport]:
     """Write all batches; the reports of the finished files, or one finding alone."""
     columns = spec["columns"]
-    # How each tensor column is stored: a shape once one is known, "ragged" for ever after a second one.
-    layout: dict[str, Any] = {}
+    # How each tensor column is stored: in one shape once it is known, "ragged" for ever after a second one.
+    layout: Layout = {}
     odd_rows: dict[str, int] = {}
     pending: list[pa.Table] = []
     pending_rows = pending_bytes = rows_seen = 0
-    moments: dict[str, dict[str, Any]] = {}
+    moments: dict[str, OpenMoments] = {}
     scratch = new_scratch()
     lengths: dict[str, list[int]] = {}
-    closed_moments: dict[str, dict[str, Any]] = {}
-    reports: list[dict[str, Any]] = []
-    file: dict[str, Any] | None = None
+    closed_moments: dict[str, ClosedMoments] = {}
+    reports: list[FileReport] = []
+    file: OpenFile | None = None
 
     def close_file() -> None:
         nonlocal file
         if file is not None:
-            shapes = {name: None if shape == "ragged" else list(shape) for name, shape in layout.items()}
-            report = close_parquet_file(file) | {"shapes": shapes}
-            # So many files there are where no partition is empty: what is too much then is not even told.
-            num_files, heads = partition + 1 + len(reports), file["heads"]
-            if heads is not None and num_files * (len(file["end"]) + len(heads)) <= spec["end_bytes"]:
-                report["end"] = [base64.b64encode(zlib.compress(part)).decode() for part in (file["end"], heads)]
+            report = close_parquet_file(file)
+            report["shapes"] = {
+                name: list(shape) if isinstance(shape, tuple) else None for name, shape in layout.items()
+            }
+            # If no partition is empty there are so many files: what would be too much is not even sent.
+            num_files, ends = partition + 1 + len(reports), ends_of(file)
+            if ends is not None and num_files * sum(map(len, ends)) <= spec["end_bytes"]:
+                report["end"] = [base64.b64encode(zlib.compress(part)).decode() for part in ends]
             reports.append(report)
             file = None
 
@@ -256,7 +266,7 @@ def _write(
         if file is None:
             name = f"part-{partition:05d}-{attempt:08x}-{len(reports):04d}.parquet"
             codecs = choose_codecs(table) if spec["compression"] == "auto" else spec["compression"]
-            # What is written at last is all that there is; else the file ends with a row group beyond its size.
+            # Without `num_rows` this is all that is left. Else the file ends with a row group beyond its size.
             expected = table.nbytes if num_rows is None else spec["file_bytes"] + 2 * spec["row_group_bytes"]
             file = open_parquet_file(spec, name, with_shapes(table.schema, layout, columns), codecs, expected)
         write_row_group(file, table.slice(0, num_rows))
@@ -267,23 +277,25 @@ def _write(
 
     try:
         for batch in _coalesce(batches):
-            encoded = {}
+            encoded: dict[str, EncodedScalar | EncodedTensor] = {}
             for column, array in zip(columns, batch.columns, strict=True):
-                encoded[column["name"]] = values = encode(array, column)
+                values = encode(array, column)
                 if "finding" in values:
-                    finding = values["finding"] | {"column": column["name"]}
+                    finding = values["finding"]
+                    finding["column"] = column["name"]
                     if "row" in finding:
                         finding["row"] += rows_seen
                     discard(file, reports, spec)
                     return [{"finding": finding}]
+                encoded[column["name"]] = values
             after = next_layout(layout, encoded, odd_rows, rows_seen)
             for column in columns:
-                _add_to_lengths(lengths, column["name"], encoded[column["name"]])
-                values = encoded[column["name"]]
-                _add_to_moments(moments, closed_moments, column, values, layout=after, scratch=scratch)
+                counted = encoded[column["name"]]
+                _add_to_lengths(lengths, column["name"], counted)
+                _add_to_moments(moments, closed_moments, column, counted, layout=after, scratch=scratch)
             for name, shape in after.items():
                 before = layout.get(name)
-                # Columns of one file have one type; a file of nulls alone was opened as BINARY.
+                # A column has one type in a file; a column of nulls alone began as BINARY.
                 if before not in (None, shape) or (before is None and shape != "ragged" and file is not None):
                     if pending:
                         write_rows()
@@ -309,24 +321,24 @@ def _write(
         report["odd_rows"] = odd_rows
     if reports:
         for name, opened in moments.items():
-            _close_into(closed_moments, name, opened)
+            _merge_into(closed_moments, name, close_moments(opened))
         reports[-1]["moments"] = {name: to_json(closed) for name, closed in closed_moments.items()}
         reports[-1]["lengths"] = lengths
     return reports
 
 
 def _add_to_moments(
-    moments: dict[str, Any],
-    closed: dict[str, Any],
-    column: dict[str, Any],
-    values: dict[str, Any],
+    moments: dict[str, OpenMoments],
+    closed: dict[str, ClosedMoments],
+    column: ColumnSpec,
+    values: EncodedScalar | EncodedTensor,
     *,
-    layout: dict[str, Any],
-    scratch: dict[str, Any],
+    layout: Layout,
+    scratch: Scratch,
 ) -> None:
-    """Count one batch of one column into the task's statistics, while it is in the cache."""
+    """Count one batch of one column into the task's statistics, while it is in the processor's cache."""
     name, shape = column["name"], layout.get(column["name"])
-    if column["kind"] == "scalar":
+    if "array" in values:
         numbers = _scalar_numbers(values["array"], column["dtype"])
         if numbers is None:
             return
@@ -338,25 +350,18 @@ def _add_to_moments(
     opened = moments.get(name)
     if opened is None or len(opened["count"]) != num_elements:
         if opened is not None:
-            _close_into(closed, name, opened)
+            _merge_into(closed, name, close_moments(opened))
         moments[name] = opened = new_moments(num_elements)
     add_values(opened, numbers.reshape(-1, num_elements), scratch)
 
 
-def _add_to_lengths(lengths: dict[str, list[int]], name: str, values: dict[str, Any]) -> None:
+def _add_to_lengths(lengths: dict[str, list[int]], name: str, values: EncodedScalar | EncodedTensor) -> None:
     """Keep the fewest and the most numbers of a tensor's row."""
     if "sizes" in values and not values["empty"]:
         present = values["sizes"] if values["valid"] is None else values["sizes"][values["valid"]]
         least, most = int(present.min()), int(present.max())
         before = lengths.get(name, [least, most])
         lengths[name] = [min(before[0], least), max(before[1], most)]
-
-
-def _close_into(closed: dict[str, Any], name: str, opened: dict[str, Any]) -> None:
-    part, before = close_moments(opened), closed.get(name)
-    if before is not None and len(before["count"]) != len(part["count"]):
-        before, part = flatten_moments(before), flatten_moments(part)
-    closed[name] = part if before is None else merge_moments(before, part)
 
 
 def _scalar_numbers(array: pa.Array, dtype: str) -> np.ndarray[Any, Any] | None:

@@ -1,26 +1,40 @@
-"""Rows of numbers as bytes of a Parquet column, and the layout a file keeps."""
+"""How a column of lists becomes a tensor: rows of numbers as bytes of a Parquet column, in the layout of their file."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from converter.portable.records import (
+        ColumnSpec,
+        Encoded,
+        EncodedScalar,
+        EncodedTensor,
+        FindingReport,
+        Layout,
+        Numbers,
+        Shape,
+    )
+
 DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA = "converter.dtype", "converter.ndim", "converter.shape"
-"""What a file says of a tensor's bytes, beside the manifest: for whoever finds the file alone."""
+"""A tensor's dtype and shape in the metadata of a file's field: other programs have no manifest."""
 
 
 def next_layout(
-    layout: dict[str, Any], encoded: dict[str, dict[str, Any]], odd_rows: dict[str, int], rows_seen: int
-) -> dict[str, Any]:
+    layout: Layout, encoded: dict[str, EncodedScalar | EncodedTensor], odd_rows: dict[str, int], rows_seen: int
+) -> Layout:
     """The layout after one more batch; notes the first row that differs from those before it."""
     after = dict(layout)
     for name, values in encoded.items():
-        if "sizes" not in values or values["empty"]:
+        if "array" in values or values["empty"]:
             continue
         before, shape = layout.get(name), values["shape"]
         if shape is not None and 0 not in shape and before in (None, shape):
@@ -35,7 +49,7 @@ def next_layout(
     return after
 
 
-def _row_shapes(values: dict[str, Any]) -> np.ndarray[Any, Any]:
+def _row_shapes(values: Mapping[str, Any]) -> Numbers:
     """The shape of each row, `(rows, ndim)`."""
     if values["shapes"] is not None:
         return np.asarray(values["shapes"])
@@ -44,46 +58,40 @@ def _row_shapes(values: dict[str, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(values["sizes"])[:, None]
 
 
-def stored(values: dict[str, Any], shape: Any) -> pa.Array:
-    """What goes into the file; an array of type null while every row so far was null."""
+def stored(values: EncodedScalar | EncodedTensor, shape: Shape) -> pa.Array:
+    """The array that goes into the file; of type null while every row so far was null."""
     if "array" in values:
         return values["array"]
     if values["empty"] and shape is None:
         return pa.nulls(len(values["sizes"]))
-    return as_binary(values, fixed=None if shape == "ragged" else shape)
+    return as_binary(values, fixed=shape if isinstance(shape, tuple) else None)
 
 
-def without_placeholders(table: pa.Table, layout: dict[str, Any], columns: list[dict[str, Any]]) -> pa.Table:
+def without_placeholders(table: pa.Table, layout: Layout, columns: list[ColumnSpec]) -> pa.Table:
     """The table with its null columns typed, now that a row group of them must be written."""
     for index, column in enumerate(columns):
         if column["kind"] != "scalar" and pa.types.is_null(table.schema.field(index).type):
             shape = layout.get(column["name"], "ragged")
-            width = -1 if shape == "ragged" else int(np.prod(shape)) * np.dtype(column["dtype"]).itemsize
+            width = -1 if not isinstance(shape, tuple) else int(np.prod(shape)) * np.dtype(column["dtype"]).itemsize
             table = table.set_column(index, column["name"], pa.nulls(table.num_rows, pa.binary(width)))
     return table
 
 
-def with_shapes(schema: pa.Schema, layout: dict[str, Any], columns: list[dict[str, Any]]) -> pa.Schema:
-    """The schema that says, for each tensor, of what numbers and which shape its bytes are."""
+def with_shapes(schema: pa.Schema, layout: Layout, columns: list[ColumnSpec]) -> pa.Schema:
+    """The schema with the dtype and the shape of each tensor's bytes in its field's metadata."""
     for index, column in enumerate(columns):
         if column["kind"] != "scalar":
             shape = layout.get(column["name"], "ragged")
             ndim = len(column["shape"]) if column["shape"] is not None else column["ndim"]
-            said = {DTYPE_METADATA: column["dtype"], NDIM_METADATA: str(ndim)}
-            if shape != "ragged":
-                said[SHAPE_METADATA] = json.dumps(list(shape))
-            schema = schema.set(index, schema.field(index).with_metadata(said))
+            metadata = {DTYPE_METADATA: column["dtype"], NDIM_METADATA: str(ndim)}
+            if isinstance(shape, tuple):
+                metadata[SHAPE_METADATA] = json.dumps(list(shape))
+            schema = schema.set(index, schema.field(index).with_metadata(metadata))
     return schema
 
 
-def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
-    """One batch of one column, ready to store.
-
-    A scalar gives `array`. A tensor gives `values` (flat numbers, row after row),
-    `sizes` (numbers in each row), `valid` (or None), `shape` (None where rows
-    differ), `shapes` (then each row's, if it has several dimensions) and `empty` (no
-    row has a shape, all are null). Bad data gives `finding`.
-    """
+def encode(array: pa.Array, column: ColumnSpec) -> Encoded:
+    """One batch of one column, ready to store; or a finding, if the data are bad."""
     if column["kind"] == "scalar":
         target = _ARROW[column["dtype"]]
         return {"array": array if array.type == target else pc.cast(array, target, safe=False)}
@@ -100,46 +108,48 @@ def encode(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
             return encoded
         shapes, valid = _row_shapes(encoded), encoded["valid"]
         differs = (shapes != np.array(declared)).any(axis=1) if shapes.shape[1] == len(declared) else shapes[:, 0] >= 0
-        row = int(np.argmax(differs if valid is None else differs & valid))
-        found, expected = f"shape {tuple(shapes[row].tolist())}", f"shape {tuple(declared)}"
-        return {"finding": {"kind": "shape", "row": row, "found": found, "expected": expected}}
+        row = np.argmax(differs if valid is None else differs & valid)
+        return _wrong_shape(row, f"shape {tuple(shapes[row].tolist())}", f"shape {tuple(declared)}")
     size = int(np.prod(declared))
     present = encoded["sizes"] if encoded["valid"] is None else encoded["sizes"][encoded["valid"]]
     wrong = np.flatnonzero(present != size)
     if len(wrong):
         row = wrong[0] if encoded["valid"] is None else np.flatnonzero(encoded["valid"])[wrong[0]]
-        found, expected = f"{present[wrong[0]]} numbers", f"{size} numbers"
-        return {"finding": {"kind": "shape", "row": int(row), "found": found, "expected": expected}}
+        return _wrong_shape(row, f"{present[wrong[0]]} numbers", f"{size} numbers")
     encoded["shape"] = tuple(declared)
     return encoded
 
 
-def _encode_bytes(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
+def _wrong_shape(row: Any, found: str, expected: str) -> FindingReport:
+    return {"finding": {"kind": "shape", "row": int(row), "found": found, "expected": expected}}
+
+
+def _encode_bytes(array: pa.Array, column: ColumnSpec) -> EncodedTensor | FindingReport:
     """Rows of bytes that are little-endian numbers of the declared shape."""
+    assert column["shape"] is not None
     valid = None if not array.null_count else np.asarray(array.is_valid())
     present = pc.cast(array if valid is None else array.drop_null(), pa.large_binary())
     dtype, row_numbers = np.dtype(column["dtype"]).newbyteorder("<"), math.prod(column["shape"])
-    found = np.asarray(pc.binary_length(present))
-    wrong = np.flatnonzero(found != row_numbers * dtype.itemsize)
+    lengths = np.asarray(pc.binary_length(present))
+    wrong = np.flatnonzero(lengths != row_numbers * dtype.itemsize)
     if len(wrong):
         row = wrong[0] if valid is None else np.flatnonzero(valid)[wrong[0]]
-        said = {"found": f"{found[wrong[0]]} bytes", "expected": f"{row_numbers * dtype.itemsize} bytes"}
-        return {"finding": {"kind": "shape", "row": int(row), **said}}
+        return _wrong_shape(row, f"{lengths[wrong[0]]} bytes", f"{row_numbers * dtype.itemsize} bytes")
     values = np.empty(0, dtype)
     if len(present):
         _, offsets, data = present.buffers()
         start = int(np.frombuffer(offsets, np.int64, count=1, offset=present.offset * 8)[0])
-        values = np.frombuffer(data, np.uint8, count=int(found.sum()), offset=start).view(dtype)
+        values = np.frombuffer(data, np.uint8, count=int(lengths.sum()), offset=start).view(dtype)
     sizes = np.full(len(array), row_numbers) if valid is None else valid * row_numbers
     shape = tuple(column["shape"])
     return {"values": values, "sizes": sizes, "valid": valid, "shape": shape, "shapes": None, "empty": not len(present)}
 
 
-def _encode_tensor(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
+def _encode_tensor(array: pa.Array, column: ColumnSpec) -> EncodedTensor | FindingReport:
     """Nested lists of numbers: every row's shape, and the numbers in C order."""
     valid = None if not array.null_count else np.asarray(array.is_valid())
     outer = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    # How many lists each row has on the level above, and the sizes found on each level.
+    # How many lists each row has on the level above, and the sizes on each level.
     level, counts, sizes = array.flatten(), outer, [outer]
     for _ in range(1, column["ndim"]):
         if level.null_count:
@@ -160,9 +170,7 @@ def _encode_tensor(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
     return _encoded(_numbers(level, column["dtype"]), valid, np.stack(sizes, axis=1))
 
 
-def _encoded(
-    values: np.ndarray[Any, Any], valid: np.ndarray[Any, Any] | None, shapes: np.ndarray[Any, Any]
-) -> dict[str, Any]:
+def _encoded(values: Numbers, valid: Numbers | None, shapes: Numbers) -> EncodedTensor:
     """Flat numbers and each row's shape, as `encode` gives them."""
     present = shapes if valid is None else shapes[valid]
     is_uniform = len(present) > 0 and bool((present == present[0]).all())
@@ -176,7 +184,7 @@ def _encoded(
     }
 
 
-def _encode_vector(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
+def _encode_vector(array: pa.Array, column: ColumnSpec) -> EncodedTensor | FindingReport:
     """Spark's ml and mllib vectors: struct<type, size, indices, values>, dense where type is 1."""
     valid = None if not array.null_count else np.asarray(array.is_valid())
     kind, size, indices, numbers = (pc.struct_field(array, [name]) for name in ("type", "size", "indices", "values"))
@@ -196,7 +204,7 @@ def _encode_vector(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
     return _encoded(values, valid, sizes[:, None])
 
 
-def _encode_matrix(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
+def _encode_matrix(array: pa.Array, column: ColumnSpec) -> EncodedTensor | FindingReport:
     """Matrices: struct<type, numRows, numCols, colPtrs, rowIndices, values, isTransposed>, dense where type is 1.
 
     Dense values and sparse pointers run along columns, or along rows where the matrix is transposed.
@@ -204,10 +212,10 @@ def _encode_matrix(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
     valid = None if not array.null_count else np.asarray(array.is_valid())
     present = array if valid is None else array.drop_null()
 
-    def plain(name: str) -> np.ndarray[Any, Any]:
+    def plain(name: str) -> Numbers:
         return np.asarray(pc.struct_field(present, [name]).to_numpy(zero_copy_only=False))
 
-    def flat(rows: pa.Array, name: str) -> tuple[pa.Array, np.ndarray[Any, Any]]:
+    def flat(rows: pa.Array, name: str) -> tuple[pa.Array, Numbers]:
         lists = pc.struct_field(rows, [name])
         return lists.flatten(), pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
 
@@ -237,7 +245,7 @@ def _encode_matrix(array: pa.Array, column: dict[str, Any]) -> dict[str, Any]:
     return _encoded(values, valid, shapes)
 
 
-def _numbers(array: pa.Array, dtype: str) -> np.ndarray[Any, Any]:
+def _numbers(array: pa.Array, dtype: str) -> Numbers:
     """Flat numbers without nulls as a little-endian NumPy array of `dtype`."""
     if pa.types.is_boolean(array.type):
         return np.asarray(pc.cast(array, pa.uint8()))
@@ -245,7 +253,7 @@ def _numbers(array: pa.Array, dtype: str) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<"))
 
 
-def as_binary(encoded: dict[str, Any], *, fixed: Any) -> pa.Array:
+def as_binary(encoded: Mapping[str, Any], *, fixed: tuple[int, ...] | None) -> pa.Array:
     """A tensor's rows as bytes: FIXED_LEN_BYTE_ARRAY when all have the shape `fixed`, else BINARY.
 
     In BINARY a row of several dimensions begins with its shape (see `header_bytes`).
@@ -257,14 +265,14 @@ def as_binary(encoded: dict[str, Any], *, fixed: Any) -> pa.Array:
     if fixed is not None:
         row_numbers = int(np.prod(fixed))
         if null_count:
-            # A null row takes its place all the same.
+            # A null row takes up its width all the same.
             full = np.zeros((num_rows, row_numbers), values.dtype)
             full[valid] = values.reshape(-1, row_numbers)
             values = full
         width = row_numbers * values.dtype.itemsize
         buffers = [validity, pa.py_buffer(values)]
         return pa.Array.from_buffers(pa.binary(width), num_rows, buffers, null_count)
-    if _ndim_of(encoded) > 1:
+    if _row_shapes(encoded).shape[1] > 1:
         values, sizes = _with_headers(encoded)
     offsets = np.concatenate(([0], np.cumsum(sizes) * values.dtype.itemsize))
     if offsets[-1] < 2**31:
@@ -279,12 +287,7 @@ def header_bytes(ndim: int) -> int:
     return 0 if ndim == 1 else (4 * ndim + 7) // 8 * 8
 
 
-def _ndim_of(encoded: dict[str, Any]) -> int:
-    """How many dimensions the rows of an encoded tensor have; 1 where nobody can tell."""
-    return int(_row_shapes(encoded).shape[1])
-
-
-def _with_headers(encoded: dict[str, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _with_headers(encoded: Mapping[str, Any]) -> tuple[Numbers, Numbers]:
     """The numbers with each row's shape before them, as numbers of the same width; and how many each row has now."""
     values, sizes, valid = encoded["values"], encoded["sizes"], encoded["valid"]
     shapes = _row_shapes(encoded)

@@ -166,8 +166,8 @@ def _hash_column(column: pa.ChunkedArray, field: Field, seed: int) -> npt.NDArra
 
 def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
     """Exact statistics of the columns of `source`, by one pass over all rows; for datasets whose writer took none."""
-    opened: dict[str, dict[str, Any]] = {}
-    opened_odd: dict[str, dict[str, Any]] = {}
+    opened: dict[str, Any] = {}
+    opened_odd: dict[str, Any] = {}
     lengths: dict[str, tuple[int, int]] = {}
     scratch = moments.new_scratch()
     null_counts = dict.fromkeys((field.name for field in source.fields), 0)

@@ -1,4 +1,4 @@
-"""Many requests at once, each given up together with the others."""
+"""Many requests at once, in turn with others; the first error gives all of them up."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _LOOK_SECONDS = 0.5
 
 
 class Turn:
-    """A place among those who ask one after the other, so that who came first is answered first."""
+    """A place in a queue: the requests of the turn before are sent first."""
 
     def __init__(self, before: Turn | None = None) -> None:
         self._before = None if before is None else before.is_over
         self.is_over: threading.Event = threading.Event()
 
     def wait(self, given_up: threading.Event | None = None) -> None:
-        """Return once the one before has asked, or nobody waits for answers any more."""
+        """Return once the turn before is over, or `given_up` is set."""
         while self._before is not None and not self._before.wait(_LOOK_SECONDS):
             if given_up is not None and given_up.is_set():
                 return
 
     def end(self) -> None:
-        """Let the next one ask; may be said again."""
+        """Let the next turn begin; may be called again."""
         self.is_over.set()
 
 
@@ -44,8 +44,8 @@ def at_once(
 ) -> list[Output]:
     """`function` of each item, in order, by threads; the first error, also Ctrl-C, ends it and sets `given_up`.
 
-    With a `turn` none begins before it has come, and it ends once all stand in line for a thread. Threads of a `pool`
-    take from all who share it what came first, and who fails does not wait for those that have begun.
+    With a `turn` no call begins before the turn has come; it ends once all calls are queued for a thread. The threads
+    of a `pool` serve all its users in the order of arrival, and an error does not wait for calls that have begun.
     """
     if turn is not None:
         turn.wait(given_up)
@@ -55,7 +55,7 @@ def at_once(
 
     def call(item: Item) -> Output:
         if errors:
-            # Else a store that is away would be waited for once more by each thread, before anybody has heard of it.
+            # Else each thread would wait once more for a store that is away, before the error arrives.
             raise futures.CancelledError
         try:
             return function(item)
@@ -72,26 +72,26 @@ def at_once(
             turn.end()
         try:
             try:
-                return [result_of(one) for one in pending]
+                return [result_of(future) for future in pending]
             except futures.CancelledError:
                 if not errors:
                     raise
             raise errors[0]
         except BaseException:
-            # Before the pool waits for those who still wait for a store.
+            # Before the pool waits for calls that still wait for a store.
             if given_up is not None:
                 given_up.set()
             raise
         finally:
-            for one in pending:
-                one.cancel()
+            for future in pending:
+                future.cancel()
 
 
 def result_of(future: futures.Future[Output]) -> Output:
     """What a future returns or raises; Ctrl-C ends the waiting.
 
-    Python's own wait has no end where a signal does not wake it: one that comes just before it begins, and any once
-    Polars has answered a query, which then handles SIGINT with SA_RESTART.
+    Python's own wait misses a signal that comes just before it begins, and any signal once Polars has answered a query
+    (it handles SIGINT with SA_RESTART).
     """
     while not future.done():
         with contextlib.suppress(futures.TimeoutError):

@@ -1,4 +1,4 @@
-"""Azure's blobs and data lakes: how their URLs, hosts and credentials are understood."""
+"""Azure's blobs and data lakes: their URLs, hosts and credentials, and how adlfs is asked."""
 
 from __future__ import annotations
 
@@ -27,89 +27,80 @@ _AZURE_BLOBS = "blob.core.windows.net"
 _AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
 _AZURE_CONNECTION = "AZURE_STORAGE_CONNECTION_STRING"
 _FSSPEC_OPTIONS = {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop"}
-"""What every filesystem of fsspec takes."""
+"""Options of every filesystem of fsspec."""
 
 
 class AzureStore(Store):
     """Azure's blobs through adlfs, on flat and hierarchical accounts."""
 
     _seen_container = ""
-    """The last one that was there."""
+    """The last container that was seen to exist."""
 
     def _open(self) -> Any:
         try:
-            filesystem = super()._open()
+            return super()._open()
         except (ValueError, TypeError, AttributeError) as error:
             raise self._unusable(error) from None
-        # Azure's own patience begins with 15 seconds, knows no deadline, and hides that a put was tried before.
-        policy = getattr(getattr(filesystem.service_client, "_config", None), "retry_policy", None)
-        for name in ("total_retries", "connect_retries", "read_retries", "status_retries"):
-            if hasattr(policy, name):
-                setattr(policy, name, 0)
-        return filesystem
 
     def _unusable(self, error: Exception) -> OSError:
         names = ", ".join(sorted(set(self.options) & set(_AZURE_CREDENTIALS))) or "no credential"
         return OSError(f"storage_options ({names}) cannot be used: {self._text(error)}")
 
     def delta_options(self) -> dict[str, str]:
-        """The credentials by the names that deltalake has for them; of what gives tokens one token."""
+        """The credentials by deltalake's names; a token provider is asked for one token."""
         filesystem = self.filesystem()
-        connection = str(self.options.get("connection_string") or "")
-        said = dict(part.partition("=")[::2] for part in connection.split(";") if part)
-        # Of a connection string adlfs takes nothing else.
+        connection_string = str(self.options.get("connection_string") or "")
+        connection = dict(part.partition("=")[::2] for part in connection_string.split(";") if part)
+        account = connection.get("AccountName") or filesystem.account_name or filesystem.service_client.account_name
+        # With a connection string adlfs ignores all other credentials.
         credential: Any = None if connection else filesystem.credential
-        account = said.get("AccountName") or filesystem.account_name or filesystem.service_client.account_name
-        named_key = getattr(credential, "named_key", None)
-        wanted = {
-            "account_name": account,
-            "account_key": said.get("AccountKey") if connection else getattr(named_key, "key", filesystem.account_key),
-            "sas_token": said.get("SharedAccessSignature")
-            if connection
-            else getattr(credential, "signature", filesystem.sas_token),
-        }
+        if connection:
+            key, signature = connection.get("AccountKey"), connection.get("SharedAccessSignature")
+        else:
+            key = getattr(getattr(credential, "named_key", None), "key", filesystem.account_key)
+            signature = getattr(credential, "signature", filesystem.sas_token)
         if isinstance(credential, str):
-            wanted["sas_token" if "sig=" in credential else "account_key"] = credential
-        found = {name: str(value).removeprefix("?") for name, value in wanted.items() if value}
+            key, signature = (key, credential) if "sig=" in credential else (credential, signature)
+        secrets = {"account_name": account, "account_key": key, "sas_token": signature}
+        options = {name: str(value).removeprefix("?") for name, value in secrets.items() if value}
         if hasattr(credential, "get_token"):
-            found["bearer_token"] = str(sync(filesystem.loop, credential.get_token, _AZURE_SCOPE).token)
-        elif len(found) == 1:
-            found["azure_skip_signature"] = "true"
+            options["bearer_token"] = str(sync(filesystem.loop, credential.get_token, _AZURE_SCOPE).token)
+        elif len(options) == 1:
+            options["azure_skip_signature"] = "true"
         endpoint = str(filesystem.service_client.url).partition("?")[0].rstrip("/")
         if endpoint != f"https://{account}.{_AZURE_BLOBS}":
-            found["azure_endpoint"] = endpoint
+            options["azure_endpoint"] = endpoint
         if endpoint.startswith("http://"):
-            found["allow_http"] = "true"
-        return found
+            options["allow_http"] = "true"
+        return options
 
     def delta_url(self, url: str) -> str:
-        """With the host that it knows: of another cloud's it is told as an endpoint."""
+        """The URL with the first cloud's host, which deltalake knows; another cloud's host is told as an endpoint."""
         return re.sub(r"(://[^/]*\.dfs\.)core\.[^/]+", r"\1core.windows.net", url)
 
     def path_of(self, url: str) -> str | None:
-        """The path of a URL on this account, with the container; a `?` or `#` is a sign of a name like any."""
+        """The path of a URL on this account, with the container; `?` and `#` are ordinary signs."""
         scheme, netloc, path = split_url(url)
         container, _, host = netloc.partition("@")
-        account, known = host.partition(".")[0], self.options.get("account_name")
-        known = known or _account_in(self.options.get("connection_string"))
-        is_other = scheme not in AZURE_SCHEMES or bool(account and known and account != known)
+        account = host.partition(".")[0]
+        own_account = self.options.get("account_name") or _account_in(self.options.get("connection_string"))
+        is_other = scheme not in AZURE_SCHEMES or bool(account and own_account and account != own_account)
         return None if is_other else f"{container}{path}"
 
     def _named(self, error: Exception, path: str) -> OSError:
         if type(error).__name__ == "AzureSigningError":
             return self._unusable(error)
-        found = super()._named(error, path)
+        named = super()._named(error, path)
         by_connection = "SharedAccessSignature" in str(self.options.get("connection_string"))
-        if isinstance(found, PermissionError) and (by_connection or "sas_token" in self.options):
-            said = "A signature for a cache must allow to read, create, write, delete and list (sp=rcwdl)"
+        if isinstance(named, PermissionError) and (by_connection or "sas_token" in self.options):
             return PermissionError(
-                f"{str(found).rstrip('.')}. {said}; to read files that are there, to read and list (sp=rl)"
+                f"{str(named).rstrip('.')}. A signature for a cache must allow to read, create, write, delete and list "
+                "(sp=rcwdl); to read files that are there, to read and list (sp=rl)"
             )
-        return found
+        return named
 
     def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
-        """What stands in a folder; a blob that stands for a folder is no file beside it."""
-        found: dict[str, dict[str, Any]] = {}
+        """What a folder holds; a blob that marks a folder is listed as the folder alone."""
         try:
             listed = super().ls(path, detail)
         except FileNotFoundError:
@@ -121,14 +112,15 @@ class AzureStore(Store):
             raise
         if [(info["name"].strip("/"), info["size"]) for info in listed] == [(path.strip("/"), 0)] and self._hides(path):
             raise OSError(f"{path} is an empty blob, which hides the folder of its name from adlfs. Delete the blob.")
+        by_name: dict[str, dict[str, Any]] = {}
         for info in listed:
             name = info["name"].rstrip("/")
-            if name not in found or info["type"] == "directory":
-                found[name] = info
-        return list(found.values())
+            if name not in by_name or info["type"] == "directory":
+                by_name[name] = info
+        return list(by_name.values())
 
     def _hides(self, path: str) -> bool:
-        """Whether blobs are in the folder of a blob's name."""
+        """Whether a folder with a blob's name holds blobs."""
         container, _, name = path.strip("/").partition("/")
 
         async def is_any(filesystem: Any) -> bool:
@@ -140,7 +132,7 @@ class AzureStore(Store):
         return self.ask(lambda filesystem: bool(sync(filesystem.loop, is_any, filesystem)), path=path)
 
     def _lacks(self, container: str, path: str) -> bool:
-        """Whether there certainly is no such container: a signature may not allow to ask."""
+        """Whether there is certainly no such container; a signature may not allow to ask."""
 
         def exists(filesystem: Any) -> bool:
             return bool(sync(filesystem.loop, filesystem.service_client.get_container_client(container).exists))
@@ -153,7 +145,7 @@ class AzureStore(Store):
         return False
 
     def makedirs(self, path: str, exist_ok: bool = True) -> None:
-        """Do nothing: a folder is there when a blob is. A container is the user's to create."""
+        """Do nothing: a folder exists while it has a blob, and the user creates containers."""
 
     def _create(self, filesystem: Any, path: str, data: bytes) -> None:
         # If-None-Match: * (adlfs's `mode="create"`).
@@ -166,7 +158,7 @@ class AzureStore(Store):
             try:
                 filesystem.setxattrs(path, is_directory="false")
             except FileNotFoundError as error:
-                # adlfs says that of whatever went wrong: of throttling, too.
+                # adlfs reports any failure so, throttling too.
                 cause = error.__cause__
                 if not isinstance(cause, Exception) or status_of(cause) in GONE_STATUS:
                     raise
@@ -175,7 +167,7 @@ class AzureStore(Store):
         self.ask(renew, path=path, given_up=given_up)
 
     def rmdir(self, path: str) -> None:
-        """Delete the blob that stands for a folder, if Spark's driver made one; never a container."""
+        """Delete the blob that marks a folder, if Spark's driver made one; never a container."""
         if "/" in path.strip("/") and not self.ls(path):
             with contextlib.suppress(OSError):
                 self.rm_file(path)
@@ -184,20 +176,20 @@ class AzureStore(Store):
 def open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:
     """The store, the root and the shown URL of a place in Azure."""
     place = parse_azure_url(url)
-    # As where it is not said.
-    found = {name: value for name, value in options.items() if (name, value) != ("connection_string", None)}
-    said, who = _account_in(found.get("connection_string")), "the connection string"
-    if "connection_string" not in found and os.environ.get(_AZURE_CONNECTION):
-        # adlfs takes it before all else that it is given.
-        said, who = _account_in(os.environ[_AZURE_CONNECTION]), f"the environment variable {_AZURE_CONNECTION}"
-    account = place.account or found.get("account_name") or said or os.environ.get(_AZURE_ACCOUNT)
+    # A connection string of None counts as none.
+    given = {name: value for name, value in options.items() if (name, value) != ("connection_string", None)}
+    connected, origin = _account_in(given.get("connection_string")), "the connection string"
+    if "connection_string" not in given and os.environ.get(_AZURE_CONNECTION):
+        # adlfs prefers it to all other options.
+        connected, origin = _account_in(os.environ[_AZURE_CONNECTION]), f"the environment variable {_AZURE_CONNECTION}"
+    account = place.account or given.get("account_name") or connected or os.environ.get(_AZURE_ACCOUNT)
     if account is None:
         default = _default_place_of_spark()
         if default is None or default.account is None:
             raise ValueError(
                 f"{url.partition('?')[0]} names no account. Write abfss://container@account.dfs.core.windows.net/path, "
-                f"or give storage_options={{'account_name': …}} or the environment variable {_AZURE_ACCOUNT}; a Spark "
-                "session whose fs.defaultFS is on Azure says it too."
+                f"or give storage_options={{'account_name': …}} or the environment variable {_AZURE_ACCOUNT}. "
+                "(A Spark session whose fs.defaultFS is on Azure names it too.)"
             )
         place = replace(place, account=default.account, host=default.host, account_host=default.account_host)
         account = default.account
@@ -206,45 +198,45 @@ def open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
     check_names(place.path, shown)
     check_signs(place.path, shown)
     require_package("adlfs", "'spark-tensor-converter[azure]'", shown)
-    if said not in (None, account):
+    if connected not in (None, account):
         raise ValueError(
-            f"{shown} is of the account {account!r}, and {who} of {said!r}; give those of one, or unset it."
+            f"{shown} is of the account {account!r}, and {origin} of {connected!r}; give those of one, or unset it."
         )
-    if "connection_string" not in found:
-        found["account_name"] = account
+    if "connection_string" not in given:
+        given["account_name"] = account
     if place.account_host is not None:
-        found.setdefault("account_host", place.account_host)
-    _check_azure_options(found, shown)
+        given.setdefault("account_host", place.account_host)
+    _check_azure_options(given, shown)
     root = f"{place.container}/{place.path}".rstrip("/")
-    return AzureStore(found, protocol="abfs", timeout_seconds=timeout_seconds), root, shown
+    return AzureStore(given, protocol="abfs", timeout_seconds=timeout_seconds), root, shown
 
 
 def _check_azure_options(options: Mapping[str, Any], shown: str) -> None:
-    """Refuse what adlfs would ignore: a misspelt credential is none."""
+    """Refuse options that adlfs would silently ignore, such as a misspelt credential."""
     adlfs: Any = importlib.import_module("adlfs")
-    known = {*inspect.signature(adlfs.AzureBlobFileSystem.__init__).parameters, *_FSSPEC_OPTIONS} - {"self", "kwargs"}
+    names = {*inspect.signature(adlfs.AzureBlobFileSystem.__init__).parameters, *_FSSPEC_OPTIONS} - {"self", "kwargs"}
     for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(sorted(known - _FSSPEC_OPTIONS))}."
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(sorted(names - _FSSPEC_OPTIONS))}."
             raise ValueError(f"storage_options: adlfs, which reads {shown}, knows no {name!r}; {hint}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzurePlace:
-    """What a URL of Azure's says."""
+    """The parts of a URL of Azure's."""
 
     scheme: str
     container: str
     path: str
     account: str | None
-    """None where the URL names none: `abfs://container/path`."""
+    """None if the URL names none: `abfs://container/path`."""
 
     host: str | None
-    """Of Data Lake Storage, as Spark takes it."""
+    """The host of Data Lake Storage, as Spark takes it."""
 
     account_host: str | None = None
-    """The blob endpoint where it is not `<account>.blob.core.windows.net`."""
+    """The blob endpoint, if it is not `<account>.blob.core.windows.net`."""
 
 
 def parse_azure_url(url: str) -> AzurePlace:
@@ -291,19 +283,23 @@ def _account_in(connection_string: Any) -> str | None:
     """The account that a connection string names."""
     if not isinstance(connection_string, str):
         return None
-    found = re.search(r"AccountName=([^;]+)", connection_string)
     # With a signature it may name the account in the endpoint alone.
-    found = found or re.search(r"BlobEndpoint=https?://([^./:;]+)\.blob\.", connection_string)
-    return None if found is None else found[1]
+    patterns = (r"AccountName=([^;]+)", r"BlobEndpoint=https?://([^./:;]+)\.blob\.")
+    matches = (re.search(pattern, connection_string) for pattern in patterns)
+    return next((match[1] for match in matches if match is not None), None)
 
 
 def _default_place_of_spark() -> AzurePlace | None:
-    """Where Spark in this process keeps what has no scheme, if that is on Azure: Synapse and Fabric start it so."""
+    """The default filesystem of Spark in this process, if it is on Azure: Synapse and Fabric start Spark so.
+
+    Asked of the context, because a session is active only in the thread that made it.
+
+    Reaches into: pyspark.SparkContext._active_spark_context and ._jsc (pyspark 4.2).
+    Without it: a URL without an account needs storage_options or the environment to name one.
+    """
     spark: Any = sys.modules.get("pyspark")
-    # Without a context, or with one that has been stopped, nobody says anything. The context, since a session is
-    # active in the thread alone that asked for it.
+    # There may be no context, or one that was stopped; the default may be no place of Azure's.
     with contextlib.suppress(Exception):
-        context = spark.SparkContext._active_spark_context  # noqa: SLF001 (there is no other way)
-        confs = context._jsc.hadoopConfiguration()  # noqa: SLF001
+        confs = spark.SparkContext._active_spark_context._jsc.hadoopConfiguration()  # noqa: SLF001
         return parse_azure_url(str(confs.get("fs.defaultFS")))
     return None

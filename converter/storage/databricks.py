@@ -8,7 +8,7 @@ _DATABRICKS_MOUNTS = ("/dbfs/", "/Volumes/")
 
 
 def is_on_databricks(path: str) -> bool:
-    """Whether a local path lies on one of Databricks' mounts, which the JVM sees by another name."""
+    """Whether a local path is on one of Databricks' mounts, which the JVM knows by another name."""
     return path.startswith(_DATABRICKS_MOUNTS)
 
 
@@ -34,7 +34,7 @@ def python_path_of(url: str) -> str:
 
 
 def check_mount(url: str, path: str) -> None:
-    """Raise CacheError where a Databricks path is of a mount that is not there."""
+    """Raise ValueError if a Databricks path is on a mount that is not there."""
     mount = "/" + path.split("/")[1]
     if not os.path.isdir(mount):
         raise ValueError(
@@ -44,7 +44,7 @@ def check_mount(url: str, path: str) -> None:
 
 
 def create_on_databricks(path: str, data: bytes) -> bool:
-    """Create a file there, where hard links are not supported: what is written appears when the file is closed."""
+    """Create a file on a mount, which has no hard links: it appears when it is closed. False if the name is taken."""
     try:
         with open(path, "xb") as file:
             file.write(data)

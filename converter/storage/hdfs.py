@@ -1,4 +1,4 @@
-"""HDFS, through hdfs-native: no JVM, no libhdfs."""
+"""HDFS, through hdfs-native: no JVM, no libhdfs. Which failures are transient, and how a file becomes whole."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from converter.storage.ranges import Data
 from converter.storage.store import TIMEOUT_SECONDS, NotOpenedError, Store
 from converter.storage.urls import split_url
 
-_PASSING_SIGNS = ("DataTransferError", "All DataNodes failed", "Connection", "SafeModeException", "StandbyException")
-"""In what hdfs-native says; it has no classes for them."""
+_TRANSIENT_SIGNS = ("DataTransferError", "All DataNodes failed", "Connection", "SafeModeException", "StandbyException")
+"""In the texts of hdfs-native's errors, which have no classes."""
 _MAX_KEPT_READERS = 256
 
 
 class HdfsStore(Store):
-    """HDFS through hdfs-native: no JVM, no libhdfs."""
+    """An HDFS cluster, or the mounts of viewfs."""
 
     survives_fork = False
     is_native = True
@@ -37,45 +37,44 @@ class HdfsStore(Store):
 
     @property
     def user(self) -> str | None:
-        """The one of the options or of the URL; None where the environment says it, as it does to Hadoop's clients."""
+        """The user of the options or of the URL; None for the one of the environment, as for Hadoop's clients."""
         user = self.options.get("user")
         return None if user is None else str(user)
 
-    def passes(self, error: BaseException) -> bool:
-        """Also what hdfs-native raises where nodes are away, or where the NameNode is about to begin."""
-        return super().passes(error) or (
-            isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _PASSING_SIGNS)
+    def is_transient(self, error: BaseException) -> bool:
+        """Also for what hdfs-native raises while nodes are away or the NameNode starts."""
+        return super().is_transient(error) or (
+            isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _TRANSIENT_SIGNS)
         )
 
     def path_of(self, url: str) -> str | None:
-        """The path of a URL on this filesystem; without a cluster's name it is this one."""
+        """The path of a URL on this filesystem; a URL without a cluster's name is on it."""
         scheme, netloc, path = split_url(url)
         place, host, port = urlsplit(f"//{netloc}"), self.options.get("host"), self.options.get("port")
-        # Who says no cluster's name, or no port, means that of Hadoop's configuration.
+        # Without a cluster's name, or a port, the one of Hadoop's configuration is meant.
         is_named = place.hostname is not None and host is not None
         is_other = is_named and (place.hostname != host or (place.port or port) != (port or place.port))
         return None if scheme != self.protocol or is_other else path
 
     def _why_silent(self) -> str:
-        # hdfs-native goes on trying by itself, and does not say why it must.
+        # hdfs-native retries by itself, and does not tell why.
         host, port = self.options.get("host"), self.options.get("port")
         if host is not None and port is not None:
             try:
                 socket.create_connection((str(host), int(port)), timeout=1).close()
             except OSError as error:
-                return f": {host}:{port} says {error.strerror or error}"
+                return f": {host}:{port} answers {error.strerror or error}"
         return ""
 
     def _open(self) -> Any:
-        # Its threads are the process's, and a forked child that used them would wait for ever.
+        # Its threads stay in the parent: a forked child that used them would wait for ever.
         if HdfsStore._used_by not in (None, os.getpid()):
             raise OSError(
-                "hdfs-native does not work in a process that was forked from one that used it; start processes anew, "
+                "hdfs-native does not work in a process that was forked from one that used it. Start processes anew, "
                 "e.g. with multiprocessing_context='spawn'"
             )
         if HdfsStore._used_by is None:
-            # Nor may it collect the garbage that its parent has left: a reader of hdfs-native's waits for them too.
-            os.register_at_fork(after_in_child=gc.freeze)
+            _keep_garbage_of_parents()
         HdfsStore._used_by = os.getpid()
         try:
             return super()._open()
@@ -85,7 +84,7 @@ class HdfsStore(Store):
             raise NotOpenedError(f"{self._not_configured()} ({self._text(error)})") from error
 
     def _not_configured(self) -> str:
-        """What to do where hdfs-native finds no cluster; nobody was asked yet."""
+        """What to do if hdfs-native finds no cluster to ask."""
         host = self.options.get("host") or ""
         place = f"{self.protocol}://{host or '/'}"
         if self.protocol == "viewfs":
@@ -101,7 +100,7 @@ class HdfsStore(Store):
         )
 
     def _create(self, filesystem: Any, path: str, data: bytes) -> None:
-        # A new file is seen before its content; a rename that overwrites nothing is one step of the NameNode.
+        # A new file is seen before its content; a rename without overwriting is one step of the NameNode.
         from hdfs_native import WriteOptions
 
         aside = f"{path}.{uuid.uuid4().hex}.tmp"
@@ -117,24 +116,24 @@ class HdfsStore(Store):
             raise
 
     def _named(self, error: Exception, path: str) -> OSError:
-        found = super()._named(error, path)
-        return PermissionError(*found.args) if "AccessControlException" in str(error) else found
+        named = super()._named(error, path)
+        return PermissionError(*named.args) if "AccessControlException" in str(error) else named
 
     def cat_file(self, path: str, given_up: threading.Event | None = None) -> bytes:
         """The bytes of a file."""
 
         def read(filesystem: Any) -> bytes:
             reader = filesystem.client.read(path)
-            # hdfs-native panics where it is asked for more than there is.
+            # hdfs-native panics if it is asked for more than there is.
             return bytes(reader.read_range(0, len(reader))) if len(reader) else b""
 
         return self.ask(read, path=path, given_up=given_up)
 
     def read_range(self, path: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
-        """A part of a file; fewer bytes where it ends before.
+        """A part of a file; fewer bytes if the file ends before.
 
-        Piece by piece into memory of Arrow's pool, which is warm: 1.3 GB/s, where what `read_range` hands out has new
-        pages each time, 0.9 GB/s. The NameNode is asked once where a file lies, until a part of it cannot be read.
+        Piece by piece into Arrow's pool, whose memory is warm: 1.3 GB/s; hdfs-native's `read_range` gives new pages
+        each time, 0.9 GB/s. The NameNode is asked once where a file is, and again once a part cannot be read.
         """
 
         def read(filesystem: Any) -> pa.Buffer:
@@ -143,25 +142,25 @@ class HdfsStore(Store):
                 if reader is None:
                     reader = filesystem.client.read(path)
                 last = min(end, len(reader))
-                found = pa.allocate_buffer(max(0, last - start))
-                view, at = memoryview(found).cast("B"), 0
-                for piece in reader.read_range_stream(start, found.size) if found.size else ():
-                    view[at : at + len(piece)] = piece
-                    at += len(piece)
+                part = pa.allocate_buffer(max(0, last - start))
+                view, num_bytes = memoryview(part).cast("B"), 0
+                for piece in reader.read_range_stream(start, part.size) if part.size else ():
+                    view[num_bytes : num_bytes + len(piece)] = piece
+                    num_bytes += len(piece)
             except BaseException:
                 self._readers.pop(path, None)
                 raise
-            if at != found.size:
-                raise ConnectionError(f"{at} bytes came where {found.size} were asked for")
+            if num_bytes != part.size:
+                raise ConnectionError(f"{num_bytes} bytes came, expected {part.size}")
             if len(self._readers) >= _MAX_KEPT_READERS:
                 self._readers.clear()
             self._readers[path] = reader
-            return found
+            return part
 
         return self.ask(read, path=path, given_up=given_up)
 
     def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
-        """What stands in a directory; its times in seconds, as everywhere."""
+        """What a directory holds; times in seconds, as on other stores."""
         return [_with_mtime(info) for info in super().ls(path, detail)]
 
     def info(self, path: str, given_up: threading.Event | None = None) -> dict[str, Any]:
@@ -169,8 +168,17 @@ class HdfsStore(Store):
         return _with_mtime(super().info(path, given_up))
 
     def renew(self, path: str, given_up: threading.Event | None = None) -> None:
-        """Append nothing: the NameNode then notes its own time."""
+        """Append nothing, so that the NameNode sets its own time."""
         self.ask(lambda filesystem: filesystem.client.append(path).close(), path=path, given_up=given_up)
+
+
+def _keep_garbage_of_parents() -> None:
+    """Let forked children never collect the garbage of this process: a reader of hdfs-native in it waits for ever.
+
+    Reaches into: gc.freeze, in each child from now on (CPython 3.11, hdfs-native 0.14).
+    Without it: a forked child may hang when it collects garbage.
+    """
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def _with_mtime(info: dict[str, Any]) -> dict[str, Any]:

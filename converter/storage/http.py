@@ -1,4 +1,4 @@
-"""Files of a web server, read by their names."""
+"""Files of a web server, read by their names: nothing is listed, nothing is written."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from urllib.parse import quote
 from fsspec.asyn import sync
 from fsspec.implementations.dirfs import DirFileSystem
 
+from converter.portable.deadlines import Result
 from converter.storage.ranges import Data
-from converter.storage.requests import BEYOND_THE_END_STATUS, GONE_STATUS, PARTIAL_STATUS, Result, status_of
+from converter.storage.requests import BEYOND_THE_END_STATUS, GONE_STATUS, PARTIAL_STATUS, status_of
 from converter.storage.store import Store
 
 
 class HttpStore(Store):
-    """A web server, of which files are read that are named: paths begin behind its name."""
+    """A web server; a path is what follows its name."""
 
     has_containers = False
     has_folders = False
@@ -29,13 +30,13 @@ class HttpStore(Store):
         return DirFileSystem(path=f"{self.protocol}://{self.host}", fs=super()._open())
 
     def ask(self, request: Callable[[Any], Result], *, path: str, given_up: threading.Event | None = None) -> Result:
-        """As every store's, with errors that name the host."""
+        """As every store's; errors name the host."""
 
         def answer(filesystem: Any) -> Result:
             try:
                 return request(filesystem)
             except FileNotFoundError as error:
-                # To fsspec's client each file is missing whose size it was not told.
+                # fsspec reports each file as missing whose size it did not get.
                 cause = error.__cause__
                 if not isinstance(cause, Exception) or status_of(cause) in GONE_STATUS:
                     raise
@@ -44,27 +45,27 @@ class HttpStore(Store):
         return super().ask(answer, path=f"{self.protocol}://{self.host}/{path}", given_up=given_up)
 
     def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:  # noqa: ARG002 (the name is fsspec's)
-        """Refuse: a page of links need not name each file, and nobody would notice."""
+        """Raise OSError: a page of links need not name each file."""
         raise OSError(
             f"{self.protocol}://{self.host}/{path} is on a web server, which has no folders that could be listed; "
             "name each file, in a list"
         )
 
     def info(self, path: str, given_up: threading.Event | None = None) -> dict[str, Any]:
-        """Size of a file."""
-        found = super().info(quote(path), given_up)
-        if found.get("mimetype") == "text/html" or str(found.get("url", "")).endswith("/"):
+        """Size of a file; raises FileNotFoundError for a page."""
+        info = super().info(quote(path), given_up)
+        if info.get("mimetype") == "text/html" or str(info.get("url", "")).endswith("/"):
             raise FileNotFoundError(f"{self.protocol}://{self.host}/{path} is a page")
-        if found.get("size") is None:
-            raise OSError(f"{self.protocol}://{self.host}/{path}: the server does not say how long it is")
-        return found
+        if info.get("size") is None:
+            raise OSError(f"{self.protocol}://{self.host}/{path}: the server does not tell its size")
+        return info
 
     def cat_file(self, path: str, given_up: threading.Event | None = None) -> bytes:
         """The bytes of a file."""
         return super().cat_file(quote(path), given_up)
 
     def read_range(self, path: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
-        """A part of a file, in one request; what is another part, or the whole file, is not taken for it."""
+        """A part of a file, in one request; an answer with another part, or the whole file, is an error."""
 
         async def read(filesystem: Any) -> bytes:
             url, kwargs = f"{self.protocol}://{self.host}/{quote(path)}", dict(filesystem.kwargs)
@@ -79,12 +80,14 @@ class HttpStore(Store):
                 if response.status != PARTIAL_STATUS:
                     raise OSError(
                         f"{self.protocol}://{self.host} answers with whole files where a part is asked for (it ignores "
-                        "Range:), which would fetch each file many times. Copy the files to a disk, or choose another "
-                        "server."
+                        "Range:), so each file would be fetched many times. Copy the files to a disk, or choose "
+                        "another server."
                     )
-                said = response.headers.get("Content-Range", "")
-                if not said.replace(" ", "").startswith(f"bytes{start}-"):
-                    raise OSError(f"the server was asked for the bytes {start} to {end - 1}, and gave {said or 'some'}")
+                given = response.headers.get("Content-Range", "")
+                if not given.replace(" ", "").startswith(f"bytes{start}-"):
+                    raise OSError(
+                        f"the server was asked for the bytes {start} to {end - 1}, and gave {given or 'some'}"
+                    )
                 return bytes(await response.read())
 
         if start >= end:

@@ -1,4 +1,4 @@
-"""URL to directory and store: the one place that knows all kinds."""
+"""From a URL to a directory and its store: the only module that knows all kinds."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def open_storage(
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"A storage URL must be a non-empty str or path, got {url!r}.")
     if storage_options is not None and not isinstance(storage_options, Mapping):
-        # Its kind alone is said: its content may be a secret.
+        # The type alone: the content may be a secret.
         raise TypeError(f"storage_options must be a dict of keyword arguments, got a {type(storage_options).__name__}.")
     if re.search(r"^[A-Za-z][A-Za-z0-9+.-]*::.*://|://.*::[A-Za-z][A-Za-z0-9+.-]*://", text):
         raise ValueError(
             f"{shown_url(text)} is a chain of filesystems, which is not supported. Name one of them alone."
         )
     # Schemes have no case.
-    text = re.sub(r"^[A-Za-z][A-Za-z0-9+.-]+:(?=/)", lambda found: found[0].lower(), text)
+    text = re.sub(r"^[A-Za-z][A-Za-z0-9+.-]+:(?=/)", lambda scheme: scheme[0].lower(), text)
     if text.startswith("dbfs:"):
         path = python_path_of(text)
     elif text.startswith("file:"):
@@ -80,7 +80,7 @@ def open_storage(
 
 def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> tuple[Store, str, str]:
     """The store that a URL names, the path in it, and the URL as it may be shown."""
-    # Hadoop takes both forms.
+    # Hadoop takes hdfs:/path as well as hdfs:///path.
     url = re.sub(r"^(hdfs|viewfs):/(?=[^/])", r"\1:///", url)
     shown = shown_url(url).rstrip("/")
     if "://" not in url:
@@ -91,17 +91,17 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
         return open_azure(url, options, timeout_seconds)
     if scheme in ("hdfs", "viewfs"):
         if re.search(r"[?#]", path):
-            # It would look into the folder that is named before the sign.
+            # The client would open the folder that is named before the sign.
             raise ValueError(f"{shown} has a ? or # in its path, which hdfs-native cannot read. Rename the folder.")
         require_package("hdfs_native", "'spark-tensor-converter[hdfs]'", shown)
         # As Hadoop does.
         path = re.sub("/{2,}", "/", path)
         shown = f"{scheme}://{netloc.rpartition('@')[2]}{path}".rstrip("/")
         place = urlsplit(f"//{netloc}")
-        found = {"host": place.hostname, "port": place.port} | dict(options)
+        hdfs_options = {"host": place.hostname, "port": place.port} | dict(options)
         if place.username:
-            found.setdefault("user", place.username)
-        return HdfsStore(found, protocol=scheme, timeout_seconds=timeout_seconds), path.rstrip("/") or "/", shown
+            hdfs_options.setdefault("user", place.username)
+        return HdfsStore(hdfs_options, protocol=scheme, timeout_seconds=timeout_seconds), path.rstrip("/") or "/", shown
     check_names(path, shown)
     if "::" in path:
         raise ValueError(f"{shown} has a :: in it, which fsspec takes for a chain of filesystems. Rename the folder.")
@@ -124,7 +124,7 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
         )
     if scheme in HTTP_SCHEMES:
         web = HttpStore(options, host=netloc, protocol=scheme, timeout_seconds=timeout_seconds)
-        # Names below are put behind it as they are.
+        # Names are appended to this URL as they are.
         return web, named.strip("/"), unquote(shown)
     filesystem, root = fsspec.core.url_to_fs(url, **options)
     kind = ObjectStore if scheme in OBJECT_SCHEMES else Store

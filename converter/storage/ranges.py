@@ -1,9 +1,8 @@
-"""Parts of files behind a network: which are asked for together, and what was fetched.
+"""Parts of remote files: which of them one request fetches, and the bytes that were fetched.
 
-A request costs what some hundred kilobytes cost, so parts that lie near each other are
-one request, with what lies between: but of all that is fetched no more than a
-twenty-fifth is for nothing, unless the parts are tiny. A request is never much larger
-than 8 MB, so that several of them share the way.
+A request costs as much as some hundred kilobytes. So parts that are near each other are one request, with the gap
+between them; at most a twenty-fifth of all bytes is wasted so, unless the parts are tiny. A request is never much
+larger than 8 MB, so that several share the line.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ import pyarrow as pa
 
 Data: TypeAlias = "bytes | pa.Buffer"
 Range = tuple[int, int]
-"""The first byte, and the one behind the last."""
+"""Start and stop (exclusive), in bytes."""
 
 MAX_REQUEST_BYTES = 8 << 20
 _MAX_WASTE = 0.04
 _FEW_BYTES = 64 << 10
-"""A gap of this size is cheaper than another request, on any network."""
+"""A gap up to this size is cheaper than another request, on any network."""
 
 _FEW_REQUESTS = 2
 _TAIL_BYTES = 64 << 10
-"""What is fetched of a file's end when its footer is asked for: more than most footers take."""
+"""How much of a file's end is fetched for its footer: more than most footers have."""
 
 
 def merge_ranges(wanted: Sequence[Range]) -> list[Range]:
-    """What to ask for, so that everything wanted is there: in order, without overlaps.
+    """The ranges to request so that all wanted bytes are fetched: in order, without overlaps.
 
     >>> merge_ranges([(0, 100), (100, 200), (5_000_000, 9_000_000)])
     [(0, 200), (5000000, 9000000)]
@@ -50,57 +49,57 @@ def merge_ranges(wanted: Sequence[Range]) -> list[Range]:
             break
         budget -= gap
         joined.add(at)
-    found: list[Range] = []
+    merged: list[Range] = []
     for at, (start, end) in enumerate(parts):
-        found.append((found.pop()[0] if at in joined else start, end))
-    return [part for start, end in found for part in _cut(start, end)]
+        merged.append((merged.pop()[0] if at in joined else start, end))
+    return [part for start, end in merged for part in _cut(start, end)]
 
 
 def _cut(start: int, end: int) -> list[Range]:
-    """Parts of equal size, none larger than a request may be; by a quarter, where that saves one."""
+    """Parts of equal size; larger than `MAX_REQUEST_BYTES` by up to a quarter if that saves a request."""
     count = max(1, -(-(end - start) // (MAX_REQUEST_BYTES + MAX_REQUEST_BYTES // 4)))
     edges = [start + (end - start) * number // count for number in range(count + 1)]
     return list(itertools.pairwise(edges))
 
 
 class Fetched:
-    """Parts of one file, in memory."""
+    """Parts of one file in memory."""
 
     def __init__(self, parts: Sequence[tuple[int, Data]]) -> None:
         self._starts = [start for start, _ in parts]
         self._buffers = [data if isinstance(data, pa.Buffer) else pa.py_buffer(data) for _, data in parts]
 
     def slice(self, start: int, end: int) -> pa.Buffer:
-        """These bytes of the file; without a copy where one request brought them.
+        """These bytes of the file; without a copy if one request brought them.
 
         Raises:
             ValueError: they were not fetched.
         """
-        found = []
-        while start < end:
-            at = bisect.bisect_right(self._starts, start) - 1
-            if at < 0 or start >= self._starts[at] + self._buffers[at].size:
-                raise ValueError(f"byte {start} of the file is not there")
-            first = start - self._starts[at]
-            part = self._buffers[at].slice(first, min(end - start, self._buffers[at].size - first))
-            found.append(part)
-            start += part.size
-        return found[0] if len(found) == 1 else pa.py_buffer(b"".join(found))
+        slices, place = [], start
+        while place < end:
+            at = bisect.bisect_right(self._starts, place) - 1
+            if at < 0 or place >= self._starts[at] + self._buffers[at].size:
+                raise ValueError(f"byte {place} of the file is not there")
+            first = place - self._starts[at]
+            part = self._buffers[at].slice(first, min(end - place, self._buffers[at].size - first))
+            slices.append(part)
+            place += part.size
+        return slices[0] if len(slices) == 1 else pa.py_buffer(b"".join(slices))
 
 
 class PartialFile(io.RawIOBase):
-    """A file for Arrow, of which parts are in memory; what is not is fetched."""
+    """A file for Arrow, parts of which are in memory; other parts are fetched."""
 
     def __init__(self, size: int, fetch: Callable[[int, int], Data], fetched: Fetched | None = None) -> None:
         self._size, self._fetch, self._fetched = size, fetch, fetched
         self._place = 0
 
     def readable(self) -> bool:
-        """Say yes."""
+        """True."""
         return True
 
     def seekable(self) -> bool:
-        """Say yes."""
+        """True."""
         return True
 
     def tell(self) -> int:

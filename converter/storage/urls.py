@@ -13,7 +13,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def split_url(url: str) -> tuple[str, str, str]:
-    """Scheme, place and path; to Hadoop and to stores of objects `#` and `?` are signs like any."""
+    """Scheme, host or bucket, and path; `#` and `?` are ordinary signs to Hadoop and to stores of objects."""
     scheme, _, rest = url.partition("://")
     netloc, sign, path = rest.partition("/")
     return scheme.lower(), netloc, sign + path
@@ -30,19 +30,19 @@ def shown_url(url: str) -> str:
     scheme, netloc, path = split_url(url)
     if scheme not in ("hdfs", "viewfs"):
         path = re.sub(r"(?s)\?.*=.*", "", path)
-    # Before the sign stands a container of Azure's, elsewhere a user, maybe with a password.
+    # Before the @ is a container in Azure's URLs; in others a user, maybe with a password.
     place = netloc if scheme in AZURE_SCHEMES else netloc.rpartition("@")[2]
     return f"{scheme}://{place}{path}"
 
 
 def check_names(path: str, shown: str) -> None:
-    """Refuse what one program takes for one slash, and another for a folder without a name."""
+    """Refuse `//`, which one program takes for a slash and another for a folder without a name."""
     if "//" in path.rstrip("/"):
         raise ValueError(f"{shown} has a folder without a name (//), which is not supported here. Rename the folder.")
 
 
 def check_signs(text: str, shown: str) -> None:
-    """Refuse what urllib, and so adlfs and deltalake, drop without a word: they would read another folder."""
+    """Refuse signs that urllib, and so adlfs and deltalake, silently drop: they would read another folder."""
     if _CONTROL.search(text):
         raise ValueError(
             f"{shown!r} has a tab, a line break or the like in it, which programs drop from a URL. Rename the folder."

@@ -13,8 +13,6 @@ import pytest
 from converter.storage.directory import Storage
 from converter.storage.opening import open_storage
 
-NOBODY = 65534
-
 
 class StorageContract:
     """What every store must do.
@@ -123,8 +121,7 @@ class StorageContract:
         storage.put_if_absent("c", b"123")
         storage.put_if_absent("a", b"1")
         storage.below("b").put_if_absent("inner", b"12")
-        found = storage.list()
-        assert [(info.name, info.num_bytes, info.is_directory, info.is_link) for info in found] == [
+        assert [(info.name, info.num_bytes, info.is_directory, info.is_link) for info in storage.list()] == [
             ("a", 1, False, False),
             ("b", 0, True, False),
             ("c", 3, False, False),

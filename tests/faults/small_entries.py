@@ -41,6 +41,7 @@ def write_data(root: Storage, attempt: entries.Attempt, *, num_files: int = 2, i
         "row_group_bytes": 1 << 16,
         "file_bytes": 1 << 20,
         "compression": "none",
+        "end_bytes": 0,
     }
     reports: list[tuple[int, dict[str, Any]]] = []
     for partition, ids in enumerate(np.array_split(np.arange(NUM_ROWS, dtype=np.int64), num_files)):

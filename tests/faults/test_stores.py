@@ -179,7 +179,7 @@ def test_what_ends_a_block_is_seen_though_the_namenode_hangs(spark: SparkSession
 @pytest.mark.parametrize("place", ["hdfs"], indirect=True)
 def test_a_file_on_hdfs_is_one_block(spark: SparkSession, hdfs: Hdfs, place: Any) -> None:
     with convert(spark, place, writer="executors") as made:
-        client = filesystems.open_filesystem(made._storage.store, skip_instance_cache=True).client
+        client = filesystems.open_filesystem(made._storage.store, retries_itself=False).client
         files = [client.get_file_info(made._storage.path(name)) for name in made._manifest.file_names]
     assert len(files) == 2
     for file in files:

@@ -318,7 +318,7 @@ def new_file(hdfs: Hdfs, name: str, data: bytes) -> tuple[Any, Any]:
     from hdfs_native import WriteOptions
 
     # Not one that fsspec keeps: a forked child forgets those, and hdfs-native then waits for threads it has not.
-    filesystem = filesystems.open_filesystem(open_storage(f"{hdfs.url}/closing").store, skip_instance_cache=True)
+    filesystem = filesystems.open_filesystem(open_storage(f"{hdfs.url}/closing").store, retries_itself=False)
     filesystem.client.mkdirs("/closing")
     file = filesystem.client.create(f"/closing/{name}", WriteOptions(overwrite=True))
     if data:

@@ -57,9 +57,9 @@ def test_hardly_more_is_held_than_was_lent_at_one_time(steps: list[tuple[int, in
     assert blocks.num_bytes == (0, 0)
 
 
-def write_lists(folder: Path) -> None:
+def write_lists(folder: Path, num_rows: int = 100_000) -> None:
     """Vectors, as Spark and others write them: Arrow must undo a compression."""
-    num_rows, width = 100_000, 256
+    width = 256
     numbers = np.random.default_rng(0).random(num_rows * width, np.float32)
     offsets = np.arange(0, num_rows * width + 1, width, dtype=np.int32)
     lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(numbers))
@@ -99,6 +99,7 @@ def memory_of_epochs(path: str, num_epochs: int) -> list[int]:
     return [peak[0] - before, told]
 
 
+@pytest.mark.long("reads 100 MB again and again in a process of its own")
 @pytest.mark.skipif(memory.anonymous_bytes() is None, reason="the system does not say what memory a process has")
 @pytest.mark.parametrize("write", [write_lists, write_texts])
 def test_epoch_after_epoch_keeps_to_what_the_plan_tells(tmp_path: Path, write: object) -> None:
@@ -110,7 +111,7 @@ def test_epoch_after_epoch_keeps_to_what_the_plan_tells(tmp_path: Path, write: o
 
 
 def test_a_loader_that_is_closed_leaves_no_idle_memory(tmp_path: Path) -> None:
-    write_lists(tmp_path)
+    write_lists(tmp_path, num_rows=20_000)
     with make_parquet_converter(str(tmp_path)) as converter:
         with converter.make_batch_reader(batch_size=1024, shuffle=True) as reader:
             for _batch in reader:

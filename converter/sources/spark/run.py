@@ -6,7 +6,7 @@ import contextlib
 import json
 import posixpath
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converter.errors import CacheError, ConverterError
 from converter.portable import moments
@@ -27,6 +27,9 @@ from converter.sources.spark.session import (
 from converter.sources.spark.with_spark import WRITE_CONFS, write_with_spark
 from converter.storage.directory import Storage
 
+if TYPE_CHECKING:
+    from converter.portable.records import WriteSpec
+
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_BYTES = 64 << 20
 _MAX_UNFOLDED_MOMENTS = 64
@@ -41,7 +44,7 @@ anew and cleared, and the JVM collects garbage all the time: 20,000 such rows to
 def run_write(
     df: Any,
     columns: Sequence[SparkColumn],
-    spec: dict[str, Any],
+    spec: WriteSpec,
     *,
     directory: Storage,
     session: Any,
@@ -82,7 +85,9 @@ def run_write(
             _, reason = probed.get(place_of(directory, session), ("", "")) if writer == "auto" else ("", "")
             if reason:
                 # Neither side can: what to do is said of the one that needs no administrator.
-                package = {"abfs": "adlfs", "hdfs": "hdfs-native"}.get((directory.store or {}).get("protocol", ""))
+                package = {"abfs": "adlfs", "hdfs": "hdfs-native"}.get(
+                    directory.store["protocol"] if directory.store else ""
+                )
                 is_missing = package is not None and any(
                     sign in reason for sign in ("ImportError", "ModuleNotFoundError")
                 )
@@ -97,7 +102,7 @@ def run_write(
 
 
 def _write_with_executors(
-    selected: Any, columns: Sequence[SparkColumn], spec: dict[str, Any], session: Any
+    selected: Any, columns: Sequence[SparkColumn], spec: WriteSpec, session: Any
 ) -> list[tuple[int, dict[str, Any]]]:
     """Let the tasks write; a tensor's moments, up to 100 kB a task and column, are merged before the driver holds them.
 

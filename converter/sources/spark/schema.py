@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from converter.errors import SourceError
 from converter.schema import DeclaredShape, dtype_of, raise_unsupported, split_declared
+
+if TYPE_CHECKING:
+    from converter.portable.records import ColumnSpec
 
 _ARROW_OF_SPARK: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -82,7 +85,7 @@ class SparkColumn:
             code = f"F.transform({around}, lambda {inside}: {code})"
         return code
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> ColumnSpec:
         """What the executors are told, in plain values."""
         shape = None if self.shape is None else list(self.shape)
         return {"name": self.name, "kind": self.kind, "dtype": self.dtype, "ndim": self.ndim, "shape": shape}

@@ -77,7 +77,7 @@ def write_with_spark(
             selected = selected.observe(observations[-1], *nested)
         types = [(name, _SPARK_TYPES[column.dtype] if column.kind == "scalar" else "binary") for name, column in named]
         schema = ", ".join(f"{name} {kind}" for name, kind in types)
-        stored = selected.mapInArrow(make_pack_batches(dict(spec)), schema)
+        stored = selected.mapInArrow(make_pack_batches(spec["columns"]), schema)
     else:
         stored = selected.select(*(_plain(functions, column, name) for name, column in named))
     # A row's hash includes its place, so the order of rows counts too. The place is a column of its own for a while:

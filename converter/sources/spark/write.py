@@ -20,7 +20,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converter.cache import entries, leases, roots
 from converter.errors import CacheCorruptError, CacheError, SourceError
@@ -33,6 +33,9 @@ from converter.sources.spark.reports import manifest_from
 from converter.sources.spark.run import run_write
 from converter.sources.spark.schema import plan_columns
 from converter.storage.directory import Storage, StorageOptions
+
+if TYPE_CHECKING:
+    from converter.portable.records import WriteSpec
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +150,7 @@ def write_dataframe(
             source="DataFrame" if version is None else version.source,
         )
         attempt = entries.begin(root, key, application_id=application_id)
-        spec = {
+        spec: WriteSpec = {
             "directory": root.below(key).path(attempt.data_directory),
             "store": root.store,
             "columns": [column.spec() for column in columns],

@@ -67,7 +67,7 @@ def test_a_fresh_interpreter_runs_it_from_its_bytes(tmp_path: Path) -> None:
     with travels_by_value():
         functions = {
             "write": make_write_partition(spec),
-            "pack": make_pack_batches(spec),
+            "pack": make_pack_batches(spec["columns"]),
             "probe": make_probe(str(tmp_path / "out"), None),
         }
         (tmp_path / "functions").write_bytes(pyspark.cloudpickle.dumps(functions))

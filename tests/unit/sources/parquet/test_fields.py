@@ -651,7 +651,7 @@ def test_what_a_line_does_not_take_at_once_is_asked_for_window_by_window(monkeyp
     for number in range(30):
         put(f"memory://windows/f{number:02d}.parquet", list(range(5 * number, 5 * number + 5)))
     with make_parquet_converter("memory://windows") as converter:
-        monkeypatch.setattr("converter.storage.requests._SLOW_BYTES_PER_SECOND", 1e-9)
+        monkeypatch.setattr("converter.storage.requests.SLOW_BYTES_PER_SECOND", 1e-9)
         monkeypatch.setattr("converter.storage.requests._TIME_USED", 0)
         read_range, asked = Store.read_range, []
 

@@ -1,0 +1,193 @@
+"""The dicts that travel between the driver and its executors: which keys they have.
+
+Types alone: imported under `TYPE_CHECKING`, so that nothing of this travels. They are dicts because they cross the
+border as JSON, or as the arguments of a function that is pickled by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, TypedDict, final
+
+import numpy as np
+import pyarrow as pa
+
+Numbers: TypeAlias = "np.ndarray[Any, Any]"
+
+
+class StoreSpec(TypedDict):
+    """A filesystem behind a network, as any process can open it: secrets included."""
+
+    protocol: str
+    options: dict[str, Any]
+    timeout_seconds: float
+
+
+class ColumnSpec(TypedDict):
+    """A column of the input, by position."""
+
+    name: str
+    kind: str
+    """`scalar`, `tensor` (nested lists), `bytes`, `vector` or `matrix`."""
+    dtype: str
+    ndim: int
+    shape: list[int] | None
+    """The declared shape of a row, if there is one."""
+
+
+class WriteSpec(TypedDict):
+    """What a write task is told."""
+
+    directory: str
+    """A path on the filesystem of `store`."""
+    store: StoreSpec | None
+    """None for local disks."""
+    columns: list[ColumnSpec]
+    row_group_bytes: int
+    file_bytes: int
+    compression: str
+    """A codec of Parquet, or `auto`: chosen for each column by a sample."""
+    end_bytes: int
+    """How many bytes of all files' footers and heads may be reported; 0 on local disks, where reading them is free."""
+
+
+class Finding(TypedDict, total=False):
+    """Bad data: a row of the result instead of an error, because Spark would run a failed task again."""
+
+    kind: str
+    """`null_element`, `jagged`, `shape` or `matrix`."""
+    column: str
+    row: int
+    found: str
+    expected: str
+
+
+@final
+class FindingReport(TypedDict):
+    """What a task reports that wrote no file, because of its data."""
+
+    finding: Finding
+
+
+class ClosedMoments(TypedDict):
+    """What a column's numbers are like; arrays have one value for each element. The mean is `shift + offset`."""
+
+    count: Numbers
+    shift: Numbers
+    offset: Numbers
+    m2: Numbers
+    """Sums of squared deviations from the mean."""
+    nans: int
+    min: Any
+    max: Any
+
+
+class OpenMoments(TypedDict):
+    """Sums of differences to `shift`, while numbers still come."""
+
+    shift: Numbers
+    has_shift: Numbers
+    count: Numbers
+    first: Numbers
+    second: Numbers
+    nans: int
+    min: Any
+    max: Any
+
+
+class Scratch(TypedDict):
+    """Memory to work in, used again for each batch."""
+
+    numbers: Numbers
+    ones: Numbers
+
+
+class _WrittenFile(TypedDict):
+    name: str
+    footer_crc32: int
+    bytes: int
+    rows: list[int]
+    """One value for each row group, as in the next two."""
+    row_group_bytes: list[int]
+    digests: list[str]
+    nulls: dict[str, int]
+    spans: dict[str, list[float]]
+    column_bytes: dict[str, int]
+
+
+class FileReport(_WrittenFile, total=False):
+    """What a task reports of one file."""
+
+    shapes: dict[str, list[int] | None]
+    """The shape of a tensor's rows; None if they differ, absent if all are null."""
+    odd_rows: dict[str, int]
+    """The first row of the partition whose shape differs from those before it, for each tensor."""
+    end: list[str]
+    """Footer and heads, compressed, in base64."""
+    moments: dict[str, Any]
+    """Moments of all files of a task, in its last report; as `to_json` gives them."""
+    lengths: dict[str, list[int]]
+    """The fewest and the most numbers of a row; in the last report."""
+
+
+class OpenFile(TypedDict, total=False):
+    """A Parquet file that is being written."""
+
+    name: str
+    path: str
+    store: StoreSpec | None
+    filesystem: Any
+    raw: Any
+    writer: Any
+    footers: list[Any]
+    rows: list[int]
+    row_group_bytes: list[int]
+    digests: list[str]
+    nulls: dict[str, int]
+    bytes: int
+    """How many have passed."""
+    crc: int
+    """A running CRC-32 of headers and small pages."""
+    beginnings: dict[int, bytes] | None
+    """The first bytes of each write, by their place."""
+    footer: Any
+    """Collects the footer, once it is written."""
+    is_discarded: bool
+    write: Callable[[Any], None]
+    """Hands bytes to a remote file."""
+    finish: Callable[[], None]
+    stop: Callable[[], None]
+
+
+Shape: TypeAlias = "tuple[int, ...] | Literal['ragged'] | None"
+"""How a file stores a tensor: in one shape, or as rows that differ; None while all rows are null."""
+
+Layout: TypeAlias = "dict[str, Shape]"
+
+
+@final
+class EncodedScalar(TypedDict):
+    """A batch of a scalar column, ready to store."""
+
+    array: pa.Array
+
+
+@final
+class EncodedTensor(TypedDict):
+    """A batch of a tensor column."""
+
+    values: Numbers
+    """Flat numbers, row after row, in C order."""
+    sizes: Numbers
+    """How many numbers each row has."""
+    valid: Numbers | None
+    """Which rows are not null; None where all are."""
+    shape: tuple[int, ...] | None
+    """The shape of the rows, if they have one shape."""
+    shapes: Numbers | None
+    """Each row's shape, where rows of several dimensions differ."""
+    empty: bool
+    """Whether no row has a shape, because all are null."""
+
+
+Encoded: TypeAlias = "EncodedScalar | EncodedTensor | FindingReport"

@@ -1,0 +1,237 @@
+"""Files of a web server are read, in parts, and nothing else is taken for them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from converter import (
+    CacheError,
+    DatasetConverter,
+    SourceChangedError,
+    SourceError,
+    make_parquet_converter,
+)
+from converter.cache import roots
+from converter.sources.parquet.footers import look_at
+from converter.storage.opening import open_storage
+from tests.known_rows import run_python
+
+
+class RangeHandler(SimpleHTTPRequestHandler):
+    """A web server that lists folders, and answers with parts of files."""
+
+    has_ranges: ClassVar[bool] = True
+    has_times: ClassVar[bool] = True
+    num_off: ClassVar[int] = 0
+    num_busy: ClassVar[int] = 0
+    num_cut: ClassVar[int] = 0
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword != "Last-Modified" or self.has_times:
+            super().send_header(keyword, value)
+
+    def is_busy(self) -> bool:
+        """Whether this request is refused for now."""
+        if type(self).num_busy:
+            type(self).num_busy -= 1
+            self.send_error(503)
+            return True
+        return False
+
+    def do_HEAD(self) -> None:
+        if not self.is_busy():
+            super().do_HEAD()
+
+    def do_GET(self) -> None:
+        path, wanted = Path(self.translate_path(self.path)), self.headers.get("Range", "")
+        if self.is_busy():
+            return None
+        if not path.is_file() or not wanted or not self.has_ranges:
+            return super().do_GET()
+        first, last = wanted.removeprefix("bytes=").split("-")
+        content = path.read_bytes()[int(first) : int(last) + 1]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Range", f"bytes {int(first) + self.num_off}-{last}/{path.stat().st_size}")
+        self.end_headers()
+        if type(self).num_cut:
+            type(self).num_cut -= 1
+            content = content[: len(content) // 2]
+            self.close_connection = True
+        self.wfile.write(content)
+        return None
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A web server of a folder; its URL."""
+    monkeypatch.setattr(RangeHandler, "num_busy", 0)
+    monkeypatch.setattr(RangeHandler, "num_cut", 0)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(RangeHandler, directory=str(tmp_path)))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def first_batch(converter: DatasetConverter) -> dict[str, Any]:
+    with converter.make_batch_reader(batch_size=4) as reader:
+        return dict(next(iter(reader)))
+
+
+def test_files_of_a_web_server_are_read(tmp_path: Path, web: str) -> None:
+    urls = []
+    for day in (1, 2):
+        (tmp_path / f"table/day={day}/at=a%20b").mkdir(parents=True)
+        pq.write_table(pa.table({"id": [day, day + 10]}), tmp_path / f"table/day={day}/at=a%20b/ä b.parquet")
+        urls.append(f"{web}/table/day={day}/at=a%2520b/%C3%A4%20b.parquet")
+    for wanted, folder, rows in ((urls[:1], "/day=1/at=a%20b", [1, 11]), (urls, "", [1, 11, 2, 12])):
+        with make_parquet_converter(wanted, timeout_seconds=10) as converter:
+            assert converter.url == f"{web}/table{folder}"
+            # Another process finds the same place.
+            for one in (converter, pickle.loads(pickle.dumps(converter))):
+                assert first_batch(one)["id"].tolist() == rows
+    with make_parquet_converter(urls, timeout_seconds=10) as converter:
+        # Its times have seconds.
+        os.utime(tmp_path / "table/day=2/at=a%20b/ä b.parquet", (0, 0))
+        with (
+            pytest.raises(SourceChangedError, match=rf"{web}/table/day=2/at=a%20b/ä b.parquet was written again"),
+            converter.make_batch_reader(batch_size=4) as reader,
+        ):
+            list(reader)
+    for place in ("/table", "/table/", "", "/nowhere.parquet"):
+        with pytest.raises(SourceError, match=rf"{web}{place.rstrip('/')} is not there, or is a page.* name each file"):
+            make_parquet_converter(web + place, timeout_seconds=10)
+    with pytest.raises(CacheError, match=f"{web}/table.* cannot"):
+        roots.open_root(f"{web}/table", None, 10)
+    with pytest.raises(ValueError, match="has a user's name or password in it") as caught:
+        make_parquet_converter(web.replace("//", "//me:hidden@"))
+    assert "hidden" not in str(caught.value)
+
+
+def test_two_web_servers_are_two_stores(tmp_path: Path, web: str) -> None:
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match="are on two stores"):
+        make_parquet_converter([f"{web}/a.parquet", f"{web.replace('127.0.0.1', 'localhost')}/a.parquet"])
+    with make_parquet_converter(f"{web}/a.parquet") as converter:
+        assert first_batch(converter)["id"].tolist() == [1, 2]
+
+
+def test_a_web_server_that_is_busy_is_asked_again(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "a.parquet")
+    monkeypatch.setattr("converter.storage.store._FIRST_PAUSE_SECONDS", 0.01)
+    for num_busy in range(1, 6):
+        monkeypatch.setattr(RangeHandler, "num_busy", num_busy)
+        with make_parquet_converter(f"{web}/a.parquet", timeout_seconds=30) as converter:
+            assert first_batch(converter)["id"].tolist() == [1, 2]
+        assert RangeHandler.num_busy == 0
+    monkeypatch.setattr(RangeHandler, "num_busy", 10_000)
+    with pytest.raises(SourceError, match=r"could not be reached for 0.5 seconds .* 503"):
+        make_parquet_converter(f"{web}/a.parquet", timeout_seconds=0.5)
+
+
+def test_a_server_without_tls_is_not_asked_for_it_again(web: str) -> None:
+    with pytest.raises(SourceError, match="WRONG_VERSION_NUMBER"):
+        make_parquet_converter(f"{web.replace('http:', 'https:')}/a.parquet", timeout_seconds=60)
+
+
+def test_a_body_that_is_cut_is_asked_for_again(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"id": range(1000)}), tmp_path / "a.parquet")
+    monkeypatch.setattr(RangeHandler, "num_cut", 3)
+    with make_parquet_converter(f"{web}/a.parquet", timeout_seconds=30) as converter:
+        assert first_batch(converter)["id"].tolist() == [0, 1, 2, 3]
+    assert RangeHandler.num_cut == 0
+
+
+def test_a_web_server_without_ranges_is_refused(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"id": range(100_000)}), tmp_path / "a.parquet")
+    monkeypatch.setattr(RangeHandler, "has_ranges", False)
+    with pytest.raises(SourceError, match=r"answers with whole files where a part is asked for"):
+        make_parquet_converter(f"{web}/a.parquet", timeout_seconds=10)
+
+
+def test_another_part_than_was_asked_for_is_not_taken_for_it(
+    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"id": range(1000)}), tmp_path / "a.parquet")
+    monkeypatch.setattr(RangeHandler, "num_off", 8)
+    with pytest.raises(SourceError, match=r"was asked for the bytes \d+ to \d+, and gave bytes \d+-\d+/\d+"):
+        make_parquet_converter(f"{web}/a.parquet", timeout_seconds=10)
+
+
+def test_what_is_kept_of_one_place_is_not_read_at_another(
+    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Of plain pages without statistics: the footers, sizes and times are the same.
+    for name, ids in (("train", [1, 2]), ("val", [3, 4])):
+        (tmp_path / name).mkdir()
+        table = pa.table({"id": pa.array(ids, pa.int64())})
+        pq.write_table(table, tmp_path / name / "a.parquet", write_statistics=False, use_dictionary=False)
+        os.utime(tmp_path / name / "a.parquet", (1_700_000_000, 1_700_000_000))
+    kept = tmp_path / "kept"
+
+    def rows_of(name: str) -> list[int]:
+        with (
+            make_parquet_converter(f"{web}/{name}/a.parquet", timeout_seconds=10) as converter,
+            converter.make_batch_reader(batch_size=4, local_cache_dir=kept) as reader,
+        ):
+            found: list[int] = next(iter(reader))["id"].tolist()
+            return found
+
+    assert [rows_of("train"), rows_of("val"), rows_of("train")] == [[1, 2], [3, 4], [1, 2]]
+    assert len([file for file in kept.rglob("rows-*") if file.is_file()]) == 2
+    # Of a server that does not tell when a file was written nothing is kept.
+    monkeypatch.setattr(RangeHandler, "has_times", False)
+    assert rows_of("val") == [3, 4]
+    assert "local_cache_dir is not used" in caplog.text
+
+
+def interrupt_footers(url: str, num_files: int, is_masked: bool) -> float:
+    """How many seconds after Ctrl-C the reading of footers ends, if it ends with it."""
+    storage = open_storage(url, None, 60)
+    if is_masked:
+        # The signal then goes to another thread, and does not wake who waits: as beside Polars, which handles SIGINT.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    sent: list[float] = []
+
+    def interrupt() -> None:
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Timer(1, interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        look_at(storage, [f"{number}.parquet" for number in range(num_files)])
+    return time.monotonic() - sent[0]
+
+
+@pytest.mark.long("starts processes and waits a second in each before Ctrl-C")
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("num_files", [1, 40])
+def test_an_interrupt_ends_the_reading_of_footers(
+    web: str, monkeypatch: pytest.MonkeyPatch, num_files: int, is_masked: bool
+) -> None:
+    monkeypatch.setattr(RangeHandler, "num_busy", 10_000)
+    assert run_python(interrupt_footers, web, num_files, is_masked) < 30
+
+
+def test_a_store_that_is_only_read_is_named() -> None:
+    with pytest.raises(OSError, match="the store cannot create a file only if there is none"):
+        open_storage("https://localhost:1/x", timeout_seconds=5).put_if_absent("a", b"1")
