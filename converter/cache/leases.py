@@ -110,7 +110,7 @@ def _is_sign(info: FileInfo) -> bool:
 
 
 def is_dead(entry: Storage, info: FileInfo, *, now: float) -> bool:
-    """Whether the process behind a lease or an intent is gone: known on this host, guessed from its silence elsewhere."""
+    """Whether the owner of a lease or an intent is gone: known on this host, guessed from its silence elsewhere."""
     if now - info.modified > 3 * RENEW_SECONDS:
         return True
     sign = _read_sign(entry, info.name) or {}
