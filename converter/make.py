@@ -175,7 +175,7 @@ def open_converter(
     Args:
         url: the entry's `converter.url`; or, with `cache_key`, the `cache_dir` of `make_spark_converter`.
         cache_key: the name that the entry was written with.
-        storage_options: keyword arguments of the fsspec filesystem, such as credentials.
+        storage_options: as in `make_spark_converter`.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
 
     Raises:
@@ -268,8 +268,7 @@ def make_parquet_converter(
             becomes uint8 numbers of that shape, or with `{"vector": ("float32", (512,))}` little-endian numbers of
             that dtype. Without a declaration, lists have one length if each row group's numbers divide evenly among
             its rows; a row that does not fit is an error while reading.
-        storage_options: keyword arguments of the fsspec filesystem, such as credentials. For Azure `credential` may
-            be an object of azure-identity, or a function that returns a token. Secrets are never shown or stored.
+        storage_options: as in `make_spark_converter`.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
 
     Raises:
@@ -330,8 +329,7 @@ def make_delta_converter(
         float_dtype: as in `make_spark_converter`; narrowed while reading.
         shapes: as in `make_parquet_converter`; without a declaration, lists have one length if they do in a hundred
             files.
-        storage_options: keyword arguments of the fsspec filesystem, such as credentials. Secrets are never shown or
-            stored.
+        storage_options: as in `make_spark_converter`.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
         spark: a session whose catalog knows `table`.
 
@@ -433,7 +431,7 @@ def sweep(
         kept: remove kept entries too.
         cache_key: remove only the entries of this name, kept or not.
         dry_run: count, and remove nothing.
-        storage_options: keyword arguments of the fsspec filesystem, such as credentials.
+        storage_options: as in `make_spark_converter`.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
 
     Returns:

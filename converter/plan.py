@@ -207,19 +207,10 @@ def plan_epoch(
 ) -> EpochPlan:
     """The plan of `shard` for one epoch, or for the part of it that `past` left.
 
-    Args:
-        row_group_rows: live rows of each row group.
-        batch_size: rows of a batch.
-        window_rows: a window gets row groups until it has this many rows.
-        epoch: chooses the order, and the rows that are dropped.
-        shuffle: None for the dataset's order.
-        shard: None for all rows.
-        uneven: what to do if the shards' sizes differ. `"drop"`: all shards get as many rows as the smallest (each
-            epoch drops other rows). `"pad"`: all get as many as the largest; a smaller one reads a row of another
-            shard. `"keep"`: each row is read once, and the numbers of batches may differ.
-        drop_last: leave out a last batch that is shorter than the others.
-        past: what was read of this epoch before.
-        window_groups: the most row groups of a window; None for any number.
+    A window gets row groups until it has `window_rows` rows, but at most `window_groups` row groups.
+
+    If the shards' sizes differ, `uneven="drop"` gives all as many rows as the smallest (each epoch drops other rows);
+    `"pad"` gives all as many as the largest, the smaller ones by a row of another shard; `"keep"` reads each row once.
 
     Raises:
         EmptyShardError: there are fewer rows than shards.

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from converter.errors import StateMismatchError
 from converter.state import Past, Uneven, shown_value
 
+Positions = npt.NDArray[np.int64]
+
 _MAX_CUTS = 1 << 19
 """Pieces into which a state may cut an epoch, e.g. 512 shards that change 40 times. Four times as many took 10 s and
 1 GB."""
@@ -75,9 +77,7 @@ def remaining_positions(num_rows: int, past: Past, *, epoch: int, uneven: Uneven
     return [range(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
-def _undone(
-    num_rows: int, count: int, rows_done: int, *, epoch: int, uneven: Uneven
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _undone(num_rows: int, count: int, rows_done: int, *, epoch: int, uneven: Uneven) -> tuple[Positions, Positions]:
     """Starts and stops of the rows left in each of `count` shards of `[0, num_rows)`."""
     size, rest = divmod(num_rows, count)
     index = np.arange(count + 1, dtype=np.int64)
@@ -98,12 +98,7 @@ def _undone(
     return first[has_rows], stop[has_rows]
 
 
-def _cut_ranges(
-    starts: npt.NDArray[np.int64],
-    stops: npt.NDArray[np.int64],
-    first: npt.NDArray[np.int64],
-    stop: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _cut_ranges(starts: Positions, stops: Positions, first: Positions, stop: Positions) -> tuple[Positions, Positions]:
     """`take_positions` for many parts `[first, stop)` at once, which are in order and do not overlap."""
     if not len(first):
         return first, stop

@@ -93,23 +93,21 @@ class ColumnStatistics:
     @property
     def element_mean(self) -> npt.NDArray[np.float64] | None:
         """The mean of each element, in the tensor's shape; None above 4,096 elements, or if shapes differ."""
-        elements = self._elements()
-        if elements is None or self.field.shape is None:
-            return None
         with np.errstate(all="ignore"):
-            mean: npt.NDArray[np.float64] = moments.mean_of(dict(elements)).reshape(self.field.shape)
-        return mean
+            return None if self._elements is None else self._shaped(moments.mean_of(dict(self._elements)))
 
     @property
     def element_std(self) -> npt.NDArray[np.float64] | None:
         """The standard deviation of each element, like `element_mean`."""
-        elements = self._elements()
-        if elements is None or self.field.shape is None:
+        if self._elements is None:
             return None
-        variance = elements["m2"] / np.maximum(elements["count"], 1)
-        deviation: npt.NDArray[np.float64] = np.sqrt(variance).reshape(self.field.shape)
-        return deviation
+        return self._shaped(np.sqrt(self._elements["m2"] / np.maximum(self._elements["count"], 1)))
 
+    def _shaped(self, values: Any) -> npt.NDArray[np.float64]:
+        shaped: npt.NDArray[np.float64] = values.reshape(self.field.shape)
+        return shaped
+
+    @property
     def _elements(self) -> Mapping[str, Any] | None:
         shape = self.field.shape
         if self.closed is None or not shape or len(self.closed["count"]) != int(np.prod(shape)):

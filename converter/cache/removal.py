@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from converter.manifest import DATA_FILE
 from converter.storage.directory import FileInfo, Storage
@@ -45,14 +45,8 @@ class SweepReport:
     """Entries that stay because they were written with `delete_on_exit=False`."""
 
     def __add__(self, other: SweepReport) -> SweepReport:
-        return SweepReport(
-            num_entries=self.num_entries + other.num_entries,
-            num_attempts=self.num_attempts + other.num_attempts,
-            num_files=self.num_files + other.num_files,
-            num_bytes=self.num_bytes + other.num_bytes,
-            urls=self.urls + other.urls,
-            num_kept=self.num_kept + other.num_kept,
-        )
+        names = (field.name for field in fields(self))
+        return SweepReport(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 def is_ours(info: FileInfo) -> bool:
