@@ -69,10 +69,9 @@ class Holding:
 
     def check(self, url: str, state: str) -> None:
         """Raise CacheError if the rows are no longer available; `state` is the converter's own state."""
-        state = state or self.state
-        if state:
+        if state or self.state:
             raise CacheError(
-                f"The converter of {url} was {state}, so it has no rows any more. Convert again, or "
+                f"The converter of {url} was {state or self.state}, so it has no rows any more. Convert again, or "
                 "make loaders before delete() and inside the `with` block.",
                 path=url,
             )
@@ -100,7 +99,7 @@ holdings: set[Holding] = set()
 def register_before_thread_pools(close: Callable[[], None]) -> None:
     """Call `close` at the interpreter's end while thread pools still work.
 
-    Reaches into: threading._register_atexit (CPython 3.10 to 3.13).
+    Reaches into: threading._register_atexit (CPython 3.11).
     Without it: `close` runs as an `atexit` hook, when remote stores cannot be asked: entries there wait for a sweep.
     """
     try:
@@ -113,7 +112,7 @@ def register_before_thread_pools(close: Callable[[], None]) -> None:
 def is_in_thread_pool(thread: threading.Thread) -> bool:
     """Whether a thread is a worker of a `ThreadPoolExecutor`, which ends only after the interpreter's end has begun.
 
-    Reaches into: concurrent.futures.thread._threads_queues (CPython 3.10 to 3.13).
+    Reaches into: concurrent.futures.thread._threads_queues (CPython 3.11).
     Without it: an idle pool keeps remote entries open until the `atexit` hook, so they wait for a sweep.
     """
     try:

@@ -185,19 +185,21 @@ def open_converter(
         CacheCorruptError: the manifest cannot be read, or a file is missing or has another size.
         ValueError, TypeError: an option has a wrong value or type.
     """
-    url = os.fspath(url)
+    location = os.fspath(url)
     check_cache_key(cache_key)
     check_timeout(timeout_seconds)
     manifest: Manifest | None
-    with _named_store_errors(url, CacheError):
+    with _named_store_errors(location, CacheError):
         try:
-            if cache_key is None or finding.names_entry(url):
-                root, key, manifest = finding.open_entry(url, storage_options, timeout_seconds)
+            if cache_key is None or finding.names_entry(location):
+                root, key, manifest = finding.open_entry(location, storage_options, timeout_seconds)
             else:
                 name_hash = identity.hash_of_name(cache_key)
-                root, key, manifest = finding.find_named(url, cache_key, name_hash, storage_options, timeout_seconds)
+                root, key, manifest = finding.find_named(
+                    location, cache_key, name_hash, storage_options, timeout_seconds
+                )
         except CacheNotOwnedError:
-            folder = open_storage(url, storage_options, timeout_seconds)
+            folder = open_storage(location, storage_options, timeout_seconds)
             with contextlib.suppress(PermissionError):
                 if folder.has_folders:
                     # Raises a better error if the container itself is missing.
