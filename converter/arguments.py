@@ -1,4 +1,4 @@
-"""Plain checks of plain arguments."""
+"""Checks of single arguments, which raise an error that names the argument."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from converter.shards import find_shard
 
 
 def check_shard(cur_shard: Any, shard_count: Any) -> Shard:
-    """The shard that a user named; both numbers or neither."""
+    """The shard that a user passed, or the one that the environment names."""
     if (cur_shard is None) != (shard_count is None):
         raise ValueError(
             f"cur_shard and shard_count go together, got cur_shard={cur_shard} and shard_count={shard_count}."
@@ -28,44 +28,46 @@ def check_shard(cur_shard: Any, shard_count: Any) -> Shard:
 
 
 def check_window(window_rows: Any, manifest: Manifest) -> int:
-    """How many live rows are mixed together; by default those among as many bytes, whatever part of them is live.
-
-    What has no live row is not read, so its bytes do not count: a filter by day would else mix a row group alone.
-    """
+    """How many live rows are mixed together; None for the default, `"all"` for all."""
     if window_rows is None:
-        read = manifest.row_group_bytes[manifest.live_rows > 0]
-        found = default_window_rows(manifest.num_live_rows, int(read.sum()))
+        # Row groups without live rows are not read, so their bytes do not count.
+        num_bytes = int(manifest.row_group_bytes[manifest.live_rows > 0].sum())
+        num_rows = default_window_rows(manifest.num_live_rows, num_bytes)
     elif window_rows == "all":
-        found = manifest.num_rows
+        num_rows = manifest.num_live_rows
+    elif isinstance(window_rows, str):
+        raise ValueError(f"shuffle_window_rows must be a number of rows, 'all' or None, got {window_rows!r}.")
     else:
-        if isinstance(window_rows, str):
-            raise ValueError(f"shuffle_window_rows must be a number of rows, 'all' or None, got {window_rows!r}.")
-        found = check_integer("shuffle_window_rows", window_rows, least=1)
-    return max(1, min(found, manifest.num_live_rows))
+        num_rows = check_integer("shuffle_window_rows", window_rows, least=1)
+    return max(1, min(num_rows, manifest.num_live_rows))
 
 
 def check_fractions(fractions: Any) -> list[float]:
-    """Where the parts end, as fractions of all rows."""
-    what = "fractions must be a dict of name to a number above 0, together at most 1, e.g. {'train': 0.9, 'val': 0.1}"
+    """The cumulative fractions at which the parts end."""
+    expected = (
+        "fractions must be a dict of name to a number above 0, together at most 1, e.g. {'train': 0.9, 'val': 0.1}"
+    )
     if not isinstance(fractions, Mapping) or not fractions:
-        raise TypeError(f"{what}; got {fractions!r}.")
-    for fraction in fractions.values():
-        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
-            raise TypeError(f"{what}; got {fractions!r}.")
-    if not all(fraction > 0 for fraction in fractions.values()):
-        raise ValueError(f"{what}; got {fractions!r}.")
-    # Summed without rounding: thirds are to be whole.
-    bounds = [math.fsum(list(fractions.values())[: count + 1]) for count in range(len(fractions))]
+        raise TypeError(f"{expected}; got {fractions!r}.")
+    values = list(fractions.values())
+    if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
+        raise TypeError(f"{expected}; got {fractions!r}.")
+    if not all(value > 0 for value in values):
+        raise ValueError(f"{expected}; got {fractions!r}.")
+    # Without rounding errors: three thirds are 1.
+    bounds = [math.fsum(values[: count + 1]) for count in range(len(values))]
     if bounds[-1] > 1 + 1e-9:
-        raise ValueError(f"{what}; got {fractions!r}, together {bounds[-1]}.")
+        raise ValueError(f"{expected}; got {fractions!r}, together {bounds[-1]}.")
     return [1.0 if abs(bound - 1) < 1e-9 else bound for bound in bounds]
 
 
 def check_cache_key(cache_key: Any) -> None:
-    """Raise TypeError unless a cache key is a text or None."""
-    if cache_key is not None and not isinstance(cache_key, str):
+    """Raise TypeError or ValueError unless a cache key is None or a text that is not blank."""
+    if cache_key is None:
+        return
+    if not isinstance(cache_key, str):
         raise TypeError(f"cache_key must be a str, e.g. 'flights-2026-11-20', got {cache_key!r}.")
-    if cache_key is not None and not cache_key.strip():
+    if not cache_key.strip():
         raise ValueError(f"cache_key must name the rows, e.g. 'flights-2026-11-20', got {cache_key!r}.")
 
 
@@ -76,12 +78,12 @@ def check_flag(name: str, flag: Any) -> None:
 
 
 def check_epochs(num_epochs: int | None) -> int | None:
-    """How many epochs a loader goes on; None for ever."""
+    """The number of epochs of an iteration; None for no end."""
     return None if num_epochs is None else check_integer("num_epochs", num_epochs, least=1)
 
 
 def check_integer(name: str, value: Any, *, least: int) -> int:
-    """An argument that must be an integer of at least `least`; names it in the error."""
+    """The value of an argument that must be an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be an integer, got {value!r}.")
     if value < least:

@@ -1,4 +1,4 @@
-"""This process's hold on an entry, let go of at the end."""
+"""What this process holds, and how it is released: by `close`, or at the interpreter's end."""
 
 from __future__ import annotations
 
@@ -8,133 +8,151 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-from converter.cache import entries, leases
+from converter.cache.entries import HeldEntry
+from converter.cache.leases import HURRY_SECONDS, RENEW_SECONDS
 from converter.errors import CacheError, ConverterError
-from converter.manifest import Manifest
 from converter.reading.fetching import give_up_fetching
 from converter.sources.spark import identity
-from converter.storage.directory import Storage
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Holding:
-    """This process's hold on an entry.
+    """This process's use of an entry, until `close` or the interpreter's end.
 
-    Lives until it is closed or the interpreter ends, also where nobody holds its converter any more: loaders may
-    still read. A hold on files that are not ours (`root` is None) ends and touches nothing.
+    It outlives its converter, because loaders may still read. Without an entry (files that are not ours) `close` only
+    changes the state.
     """
 
-    root: Storage | None = None
-    key: str = ""
-    manifest: Manifest | None = None
-    lease: leases.Lease | None = None
+    entry: HeldEntry | None = None
     delete_on_exit: bool = False
-    pid: int = 0
+    pid: int = field(default_factory=os.getpid)
     state: str = ""
-    has_failed: bool = False
-    """It could not be closed, so that is tried again."""
+    """Empty while it is open, then `closed` or `deleted`."""
 
-    def __post_init__(self) -> None:
-        self.pid = os.getpid()
+    has_failed: bool = False
+    """`close` raised, so it may be called again."""
 
     def close(self, *, delete: bool) -> None:
-        """Let go, once; what fails can be tried again, and is at the interpreter's end."""
+        """Release or delete the entry, once; after an error the next call, or the interpreter's end, tries again."""
         if self.state and not self.has_failed:
             return
-        # Said first: nobody begins to read what is about to go, and of two threads one lets it go.
-        self.state, self.has_failed = "deleted" if delete and self.root is not None else "closed", False
+        # First, so that no new read begins, and of two threads only one closes it.
+        self.state, self.has_failed = "deleted" if delete and self.entry is not None else "closed", False
         try:
-            self._let_go(delete=delete)
+            self._close(delete=delete)
         except BaseException:
-            # Its lease is not renewed any more: a sweep may take it, so there is nothing to read in any case.
+            # Its lease is not renewed any more, so a sweep may remove the data: there is nothing to read.
             self.state, self.has_failed = "closed", True
-            # Also where the next try is the end of a block, or of the interpreter.
+            # So that the end of a block, or of the interpreter, also deletes.
             self.delete_on_exit = self.delete_on_exit or delete
             raise
         holdings.discard(self)
 
     @contextlib.contextmanager
     def leaving(self, error: BaseException | None, url: str) -> Iterator[None]:
-        """The end of a `with` block: what fails while it lets go does not hide the error that ended the block."""
-        if self.root is None or error is None:
+        """Wrap the end of a `with` block: an error while closing does not hide the `error` that ended the block."""
+        if self.entry is None or error is None:
             yield
             return
-        # Who was interrupted, or whose store is away, is not kept for another `timeout_seconds`.
+        # After an interrupt, or when the store is away, do not wait another `timeout_seconds`.
         hurries = isinstance(error, ConverterError) or not isinstance(error, Exception)
         try:
-            with self.root.hurried(leases.HURRY_SECONDS) if hurries else contextlib.nullcontext():
+            with self.entry.root.hurried(HURRY_SECONDS) if hurries else contextlib.nullcontext():
                 yield
         except (OSError, CacheError) as failure:
-            logger.warning("Could not let go of %s: %s; sweep(…) removes what is left.", url, failure)
+            logger.warning("Could not release %s: %s; sweep(…) removes what is left.", url, failure)
 
     def check(self, url: str, state: str) -> None:
-        """Raise CacheError where there are no rows any more; `state` is what became of the converter itself."""
-        state = state or self.state
-        if state:
+        """Raise CacheError if the rows are no longer available; `state` is the converter's own state."""
+        if state or self.state:
             raise CacheError(
-                f"The converter of {url} was {state}, so it has no rows any more. Convert again, or "
+                f"The converter of {url} was {state or self.state}, so it has no rows any more. Convert again, or "
                 "make loaders before delete() and inside the `with` block.",
                 path=url,
             )
-        if self.lease is not None and self.lease.lost:
+        if self.entry is not None and self.entry.lease is not None and self.entry.lease.lost:
             raise CacheError(
-                f"This process gave no sign of life for {3 * leases.RENEW_SECONDS:.0f} seconds or longer, so its "
-                f"cache entry {url} was taken for abandoned and swept. Convert again.",
+                f"This process did not renew its lease on {url} for {3 * RENEW_SECONDS:.0f} seconds or longer (was it "
+                "suspended?), so the entry was swept. Convert again.",
                 path=url,
             )
 
-    def _let_go(self, *, delete: bool) -> None:
-        if self.pid != os.getpid() or self.root is None or self.manifest is None:
+    def _close(self, *, delete: bool) -> None:
+        # A forked child holds a copy, whose lease is its parent's.
+        if self.entry is None or self.pid != os.getpid():
             return
         if delete:
-            identity.forget(self.key)
-            entries.delete(self.root, self.key, self.manifest, self.lease)
+            identity.forget(self.entry.key)
+            self.entry.delete()
         else:
-            entries.let_go(self.root, self.key, self.manifest, self.lease)
+            self.entry.release()
 
 
 holdings: set[Holding] = set()
 
 
-def _close_remote() -> None:
-    """Let go of what lies behind a network while its clients still live, which end before `atexit` has its turn.
+def register_before_thread_pools(close: Callable[[], None]) -> None:
+    """Call `close` at the interpreter's end while thread pools still work.
 
-    A thread of the user's that is not over yet may still read: then the last turn must do.
+    Reaches into: threading._register_atexit (CPython 3.11).
+    Without it: `close` runs as an `atexit` hook, when remote stores cannot be asked: entries there wait for a sweep.
     """
-    pooled = concurrent.futures.thread._threads_queues  # noqa: SLF001
+    try:
+        register = threading._register_atexit  # type: ignore[attr-defined]  # noqa: SLF001
+    except AttributeError:
+        register = atexit.register
+    register(close)
+
+
+def is_in_thread_pool(thread: threading.Thread) -> bool:
+    """Whether a thread is a worker of a `ThreadPoolExecutor`, which ends only after the interpreter's end has begun.
+
+    Reaches into: concurrent.futures.thread._threads_queues (CPython 3.11).
+    Without it: an idle pool keeps remote entries open until the `atexit` hook, so they wait for a sweep.
+    """
+    try:
+        return thread in concurrent.futures.thread._threads_queues  # noqa: SLF001
+    except AttributeError:
+        return False
+
+
+def _close_remote() -> None:
+    """Release remote entries while the clients of their stores still work; those end before `atexit` hooks run.
+
+    If a thread of the user's still runs, it may still read: then `_close_all` must do.
+    """
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    # Of ours some may just begin, and stand in no queue yet.
-    if all(thread.daemon or thread.name.startswith("converter-") or thread in pooled for thread in others):
+    # Threads of ours that just begin are in no pool's queue yet.
+    if all(thread.daemon or thread.name.startswith("converter-") or is_in_thread_pool(thread) for thread in others):
         give_up_fetching()
         _close_all(is_remote=True)
 
 
-# Before the one of concurrent.futures, without whose threads nobody can be asked; there is no public way.
-getattr(threading, "_register_atexit", atexit.register)(_close_remote)
+register_before_thread_pools(_close_remote)
 
 
 @atexit.register
 def _close_all(*, is_remote: bool = False) -> None:
-    """Let go of everything at the interpreter's end, and delete what is to be deleted then."""
+    """Release every entry at the interpreter's end, and delete those that are to be deleted then."""
     for holding in list(holdings):
-        if is_remote and (holding.root is None or holding.root.is_local):
+        entry = holding.entry
+        if is_remote and (entry is None or entry.root.is_local):
             continue
-        root = holding.root
         try:
-            # Who failed before is not waited for as long again.
+            # After a failure, do not wait as long again.
             with (
-                root.hurried(leases.HURRY_SECONDS)
-                if root is not None and holding.has_failed
+                entry.root.hurried(HURRY_SECONDS)
+                if entry is not None and holding.has_failed
                 else contextlib.nullcontext()
             ):
                 holding.close(delete=holding.delete_on_exit)
         except (OSError, CacheError) as error:
-            logger.warning("Could not close %s/%s at exit: %s", getattr(root, "url", ""), holding.key, error)
+            logger.warning("Could not close %s at exit: %s", "" if entry is None else entry.folder.url, error)
         finally:
-            # One try at the end: at the next turn the clients of remote stores are gone.
+            # Tried once at the end: next time the clients of remote stores are gone.
             holdings.discard(holding)

@@ -1,11 +1,9 @@
 """What a dataset is on disk: files, row groups, schema, fingerprint.
 
-A manifest says everything that planning and reading need, so that `len`, shards
-and the order of an epoch cost no look at the data. It is plain JSON, put last:
-a directory without it does not exist for readers.
+A manifest holds everything that planning needs, so `len`, shards and the order of an epoch read no data. It is plain
+JSON, and written last: a directory without it does not exist for readers.
 
-Why columns of numbers instead of a tree of objects: a table of 100,000 row
-groups is opened by every rank and worker, and must cost them nothing.
+Row groups are arrays of numbers, not objects: every rank and worker opens a table of 100,000 of them.
 """
 
 from __future__ import annotations
@@ -32,140 +30,139 @@ from converter.statistics import ColumnStatistics
 FORMAT_VERSION = 1
 
 DATA_FILE = re.compile(r"part-[0-9]{5,}-([0-9a-f]{8,}-[0-9]{4,}|[0-9a-f-]{36}-c[0-9]{3,}(\.[0-9a-z_]+)?)\.parquet")
-"""How our writer names a data file, and how Spark's does."""
+"""Names of data files: our writer's and Spark's."""
 
 MAX_END_BYTES = 8 << 20
-"""Of all files' footers and heads: they are opened with the manifest, by every rank and worker."""
+"""Bytes of all footers and heads in a manifest: every rank and worker loads them."""
 
 _DATA_DIRECTORY = re.compile(r"data-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """When an entry was written, by which process, and of what. No secret may stand here."""
+    """When and where an entry was written, and from what. Never holds a secret."""
 
     cache_key: str | None = None
-    """The name that the user gave."""
+    """The `cache_key` that the user gave."""
 
     created: str
-    """The time in UTC, as ISO 8601, by the driver's clock."""
+    """ISO 8601 time in UTC, by the driver's clock."""
 
     host: str
     application_id: str
-    """Of Spark."""
+    """Spark's id of the application."""
 
     user: str
-    """As whom the driver ran; empty where that is not known."""
+    """The user that ran the driver; empty if unknown."""
 
     source: str
-    """What was converted: `DataFrame`, or a version of a Delta table."""
+    """What was converted: `DataFrame`, or the version of a Delta table."""
 
     @property
     def summary(self) -> str:
-        """Who wrote what, in one line."""
+        """One line for people."""
         name = "" if self.cache_key is None else f"cache_key {self.cache_key!r}, "
         user = f"{self.user} on " if self.user else ""
         return f"{name}written {self.created} of {self.source} by {user}{self.host} ({self.application_id})"
 
     def to_json(self) -> dict[str, Any]:
-        """This as plain JSON values."""
+        """Plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Origin:
-        """The inverse of `to_json`; checks what it is given."""
+        """The inverse of `to_json`; checks every value."""
         key = value["cache_key"]
         texts = {name: checked(value[name], str) for name in ("created", "host", "application_id", "user", "source")}
         return cls(cache_key=None if key is None else checked(key, str), **texts)
 
 
 class FileEnd(NamedTuple):
-    """What is known of a remote file, so that its footer need not be fetched."""
+    """A remote file's footer, kept so that it need not be fetched."""
 
     footer: bytes
-    """Its bytes from the footer on."""
+    """The file's bytes from the footer on."""
 
     heads: bytes
-    """The CRC-32 of the head of each column chunk, as little-endian uint32, row group by row group: the head says the
-    checksum of what follows, which the footer does not."""
+    """CRC-32 of each column chunk's first page header, as little-endian uint32, row group by row group. Unlike the
+    footer, that header holds the checksum of its page."""
 
     def heads_of(self, num_row_groups: int, num_columns: int) -> npt.NDArray[np.uint32]:
-        """The heads as `(row groups, columns)`. Raises ValueError where they are not as many."""
+        """The heads, of shape `(num_row_groups, num_columns)`; raises ValueError if their number differs."""
         return np.frombuffer(self.heads, "<u4").reshape(num_row_groups, num_columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Manifest:
-    """A dataset: its files in order, their row groups in order, what a row is.
+    """A dataset: its files and row groups in order, and its columns.
 
-    Row groups are numbered through the whole dataset. The arrays are not to be changed.
+    Row groups are numbered through the whole dataset. Do not change the arrays.
     """
 
     schema: Schema
     file_names: tuple[str, ...]
-    """Names relative to the manifest's own directory."""
+    """Names relative to the manifest's directory."""
 
     file_bytes: npt.NDArray[np.int64]
-    """Size of each file."""
+    """Bytes of each file."""
 
     file_footers: npt.NDArray[np.int64] | None = None
-    """CRC-32 of each file's footer, so that another file of the same size is noticed; None where nobody took it."""
+    """CRC-32 of each file's footer, to notice a replaced file of the same size; None if not taken."""
 
     file_ends: tuple[FileEnd, ...] | None = None
-    """What is known of each file's footer, so that behind a network nobody asks for it; None where nobody told it, and
-    of more than `MAX_END_BYTES`."""
+    """Each file's footer; None on local disks, and if all together exceed `MAX_END_BYTES`."""
 
     row_group_file: npt.NDArray[np.int64]
-    """For each row group the number of its file; ascending."""
+    """File number of each row group; ascending."""
 
     row_group_rows: npt.NDArray[np.int64]
-    """For each row group how many rows it has."""
+    """Rows of each row group."""
 
     row_group_bytes: npt.NDArray[np.int64]
-    """For each row group its size in memory, all columns, uncompressed."""
+    """Uncompressed bytes of each row group, all columns."""
 
     fingerprint: str
-    """A digest of schema and rows in order: equal for the same rows in the same row groups."""
+    """A digest of the schema and the rows in order: equal for the same rows in the same row groups."""
 
     num_rows: int
 
     float_dtype: str = "float32"
-    """What a mix of numbers becomes when it is stacked."""
+    """The dtype of a stack of columns of different dtypes."""
 
     is_kept: bool = False
-    """Whether the entry outlives its makers on purpose (`delete_on_exit=False`)."""
+    """Whether the entry was written with `delete_on_exit=False`."""
 
     origin: Origin | None = None
-    """Who wrote the entry; None for entries of older versions, and for files that are not ours."""
+    """None for entries of older versions, and for files that are not ours."""
 
     statistics: Mapping[str, ColumnStatistics]
-    """What the writers saw of each column; empty where nobody has looked yet."""
+    """Statistics of each column; empty if not taken yet."""
 
     source_columns: Mapping[str, SourceColumn] | None = None
-    """Where somebody else's files hold each column; None where they are ours, and hold the columns in their order."""
+    """Where the user's own files hold each column; None for our files, which hold the columns in order."""
 
     compared_columns: Mapping[str, SourceColumn] = field(default_factory=dict)
-    """Columns whose bounds in each file are known: another file in its place has others."""
+    """Columns whose bounds in each file are known, to notice a replaced file."""
 
     file_stamps: npt.NDArray[np.int64] | None = None
-    """For each file a number that is another one once it is written again (`Storage.look`); None where nobody asked."""
+    """A number for each file that changes when the file is written again (`Storage.look`); None if not asked."""
 
     row_group_index: npt.NDArray[np.int64] | None = None
-    """For each row group its number within its file, or -1 where it is the whole file, whose footer nobody has read;
-    None where all row groups of all files are there."""
+    """Each row group's number within its file, or -1 for a whole file whose footer was not read; None if the row groups
+    are all those of the files."""
 
     version: int | None = None
-    """Of the Delta table whose files these are."""
+    """The version of the Delta table, if it is one."""
 
     remedy: str = "Convert again."
-    """What to do where a file is no longer what it was."""
+    """What to do if a file changed, for errors."""
 
     selection: Selection | None = None
-    """Which rows are live; None for all. Never stored: an entry holds all of its rows."""
+    """Which rows are live; None for all. Never stored."""
 
     @property
     def summary(self) -> str:
-        """How much there is, in one line."""
+        """Rows, columns, size and files, in one line."""
         part = "" if self.selection is None else f" of {self.num_rows:,}"
         return (
             f"{self.num_live_rows:,}{part} rows × {len(self.schema)} columns, {self.num_bytes / 1e6:,.1f} MB in "
@@ -174,12 +171,12 @@ class Manifest:
 
     @property
     def live_rows(self) -> npt.NDArray[np.int64]:
-        """For each row group how many of its rows are live."""
+        """Live rows of each row group."""
         return self.row_group_rows if self.selection is None else self.selection.counts
 
     @property
     def num_live_rows(self) -> int:
-        """How many rows are live: the length of the dataset."""
+        """The length of the dataset."""
         return self.num_rows if self.selection is None else self.selection.num_rows
 
     @property
@@ -191,25 +188,27 @@ class Manifest:
 
     @property
     def num_row_groups(self) -> int:
-        """How many row groups there are over all files."""
+        """Row groups of all files."""
         return len(self.row_group_rows)
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files."""
+        """Bytes of all files."""
         return int(self.file_bytes.sum())
 
     def row_group_in_file(self, row_group: int) -> int:
-        """The number of a row group within its own file; -1 where it is all of them."""
+        """The number of a row group within its own file; -1 for the whole file."""
         if self.row_group_index is not None:
             return int(self.row_group_index[row_group])
         return row_group - int(np.searchsorted(self.row_group_file, self.row_group_file[row_group]))
 
     def to_json(self) -> bytes:
-        """The manifest as the bytes that are committed."""
-        footers = None if self.file_footers is None else self.file_footers.tolist()
-        files: dict[str, Any] = {"name": list(self.file_names), "bytes": self.file_bytes.tolist()}
-        files["footer_crc32"] = footers
+        """The bytes that are committed."""
+        files: dict[str, Any] = {
+            "name": list(self.file_names),
+            "bytes": self.file_bytes.tolist(),
+            "footer_crc32": None if self.file_footers is None else self.file_footers.tolist(),
+        }
         if self.file_ends is not None:
             files["footers"] = _packed([end.footer for end in self.file_ends])
             files["heads"] = _packed([end.heads for end in self.file_ends])
@@ -235,11 +234,11 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, *, path: str) -> Manifest:
-        """The inverse of `to_json`; nothing is believed unchecked.
+        """The inverse of `to_json`; checks every value.
 
         Raises:
-            CacheCorruptError: the bytes are no manifest, or one that contradicts itself.
-            CacheError: it was written by a newer version of this package.
+            CacheCorruptError: the bytes are no manifest, or contradict themselves.
+            CacheError: a newer version of this package wrote them.
         """
         try:
             document = json.loads(data, parse_constant=_refuse_constant)
@@ -297,12 +296,12 @@ class Manifest:
         if self.statistics and set(self.statistics) != set(self.schema.names):
             raise ValueError("the statistics are of other columns than the schema")
         if len(set(self.schema.names)) != len(self.schema) or self.float_dtype not in ("float32", "float64"):
-            raise ValueError("columns do not have names of their own, or no known dtype")
+            raise ValueError("columns share a name, or float_dtype is unknown")
         if not self.schema:
             raise ValueError("there are no columns")
-        for one in self.schema:
-            if one.shape != () and (one.is_object or one.dtype.startswith("datetime64")):
-                raise ValueError(f"column {one.name!r} of {one.dtype} has the shape {one.shape}")
+        for column in self.schema:
+            if column.shape != () and (column.is_object or column.dtype.startswith("datetime64")):
+                raise ValueError(f"column {column.name!r} of {column.dtype} has the shape {column.shape}")
         if len(self.row_group_file) != num_row_groups or len(self.row_group_bytes) != num_row_groups:
             raise ValueError("row groups do not agree with each other")
         if not _add_up(self.row_group_bytes):
@@ -315,10 +314,10 @@ class Manifest:
             raise ValueError("row groups are not in file order")
         if not _add_up(self.row_group_rows) or self.num_rows != int(self.row_group_rows.sum()):
             raise ValueError("rows do not add up")
-        # Names are joined to a directory and later deleted: only what our writer can have named.
-        bad = next((name for name in self.file_names if not _is_data_file(name)), None)
-        if bad is not None:
-            raise ValueError(f"unexpected file name {bad!r}")
+        # Names are joined to a directory and later deleted: only names that our writer or Spark's gives.
+        unexpected = next((name for name in self.file_names if not _is_data_file(name)), None)
+        if unexpected is not None:
+            raise ValueError(f"unexpected file name {unexpected!r}")
 
 
 def _is_data_file(name: str) -> bool:
@@ -327,33 +326,32 @@ def _is_data_file(name: str) -> bool:
 
 
 def _add_up(counts: npt.NDArray[np.int64]) -> bool:
-    """Whether these are counts whose sum is one."""
+    """Whether none is negative and their sum fits an int64."""
     return not (counts < 0).any() and float(counts.sum(dtype=np.float64)) < 2**62
 
 
 def _refuse_constant(name: str) -> None:
-    """JSON has no NaN and no infinities; Python's reader takes them."""
-    raise ValueError(f"{name} is no number of JSON")
+    """Refuse NaN and infinities, which Python's reader takes and JSON does not have."""
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _ends_from(files: Mapping[str, Any]) -> tuple[FileEnd, ...] | None:
-    """What was kept of the files' ends, which older versions did not do."""
     if "footers" not in files:
         return None
     return tuple(itertools.starmap(FileEnd, zip(_unpacked(files["footers"]), _unpacked(files["heads"]), strict=True)))
 
 
 def _packed(parts: Sequence[bytes]) -> dict[str, Any]:
-    """Together: those of one dataset resemble each other."""
+    """Compressed together, because files of one dataset have similar footers."""
     return {"bytes": list(map(len, parts)), "zlib": base64.b64encode(zlib.compress(b"".join(parts))).decode()}
 
 
 def _unpacked(packed: Mapping[str, Any]) -> list[bytes]:
     sizes = _integers(packed["bytes"])
     if (sizes < 0).any() or (sizes > MAX_END_BYTES).any() or sizes.sum() > MAX_END_BYTES:
-        raise ValueError("footers are larger than any that are kept")
+        raise ValueError(f"footer sizes are not between 0 and {MAX_END_BYTES} bytes")
     edges = [0, *np.cumsum(sizes).tolist()]
-    # Never more than is announced, whatever it was compressed from.
+    # At most one byte more than announced, however large the content is.
     parts = zlib.decompressobj().decompress(base64.b64decode(packed["zlib"], validate=True), edges[-1] + 1)
     if len(parts) != edges[-1]:
         raise ValueError("footers do not have their sizes")
@@ -368,6 +366,6 @@ def _integers(values: Sequence[Any]) -> npt.NDArray[np.int64]:
 
 
 def fingerprint_of(schema: Schema, rows: Sequence[Sequence[int]], digests: Sequence[Sequence[str]]) -> str:
-    """The digest of a dataset from what its writers saw: per file its row groups' rows and digests."""
+    """A dataset's digest, from the rows and the digests of each file's row groups."""
     content = json.dumps([schema.to_json(), [list(file) for file in rows], [list(file) for file in digests]])
     return hashlib.sha256(content.encode()).hexdigest()[:32]

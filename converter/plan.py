@@ -1,20 +1,17 @@
 """Which rows a process reads in an epoch, and in what order.
 
-Pure: the same manifest, seed, epoch, window and shard give the same plan on
-every machine, for any number of threads and workers. Nothing here opens a file.
+Pure: the same manifest, seed, epoch, window and shard give the same plan on every machine, for any number of threads
+and workers. Nothing here opens a file.
 
-The order of an epoch is a sequence of positions. Row groups are permuted across
-the dataset, taken together into windows, and rows are permuted inside a window;
-without shuffling both permutations are the identity. A shard is a range of
-positions, so it is cut by arithmetic, to the row.
+The order of an epoch is a sequence of positions. Row groups are permuted across the dataset and cut into windows, and
+rows are permuted inside a window; without shuffling both permutations are the identity. A shard is a range of
+positions, exact to the row.
 
-Resuming is the same arithmetic once more. What a run has read is said by its
-number of shards and the rows that each of them has done; what is left is a few
-ranges of positions, and those are cut anew among any number of shards. So a state
-is a few integers, whatever happened before.
+To resume, the ranges of positions that are left are cut again, among any number of shards. So a state is a few
+integers.
 
-Why arithmetic instead of a shuffled list: a plan costs memory per row group, not
-per row, and any position can be found again from one integer.
+Why arithmetic instead of a shuffled list: a plan costs memory per row group, not per row, and one integer finds any
+position again.
 """
 
 from __future__ import annotations
@@ -32,29 +29,26 @@ from converter.positions import Shard, count_positions, remaining_positions, sha
 from converter.state import Past, Uneven
 
 DEFAULT_WINDOW_BYTES = 48 << 20
-"""Rows that are decoded and mixed together, in bytes of all columns: a guess between a
-quick first batch and good mixing, to be replaced by a measurement."""
-
+"""Uncompressed bytes of a window, all columns: a guess between a quick first batch and good mixing."""
 
 DEFAULT_WINDOW_GROUPS = 64
-"""Row groups of a window unless its rows are given: each costs an opening, and of ten thousand small files a window of
-as many bytes would open all before the first batch."""
+"""Row groups of a window at most, by default: each may be a file, which is opened before the first batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shuffle:
-    """A reproducible permutation: `seed` chooses it, `fingerprint` ties it to the rows."""
+    """A reproducible permutation of rows and row groups."""
 
     seed: int
     fingerprint: str
+    """`Manifest.live_fingerprint`: other rows get another permutation."""
 
     def permutation(self, size: int, *, epoch: int, window: int | None) -> npt.NDArray[np.int64]:
         """A uniform permutation of `range(size)`: of one window's rows, or (None) of the row groups.
 
-        Philox's raw output is promised never to change between NumPy versions, `Generator.permutation`
-        is not; so the permutation is the order of raw numbers, and a resumed run finds its rows again.
-        Each number's lowest bits are its index, so that all differ, whatever way they are sorted; sorting
-        them takes 4.9 ns a row where sorting indices by them takes 11.7.
+        NumPy promises that Philox's raw output never changes, but not `Generator.permutation`; a resumed run needs
+        that. So raw numbers are sorted, with the index in their lowest bits: no two are equal, and sorting takes 4.9 ns
+        a row (`argsort` 11.7).
         """
         digest = hashlib.sha256(f"{self.fingerprint}/{self.seed}/{epoch}".encode()).digest()
         stream = 0 if window is None else window + 1
@@ -70,7 +64,7 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """The part of one window that one process reads at a stretch."""
+    """The part of one window that one process reads together."""
 
     window: int
     """The window's number in the epoch."""
@@ -82,46 +76,48 @@ class Piece:
     """Rows of the whole window."""
 
     spans: tuple[range, ...]
-    """The wanted positions within the window, in order."""
+    """The positions to read, within the window, in order."""
 
     @property
     def num_rows(self) -> int:
-        """How many rows are wanted."""
+        """Rows to read."""
         return sum(map(len, self.spans))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EpochPlan:
-    """One process's share of one epoch: its positions, its batches, the windows they come from."""
+    """What one process reads in one epoch: its positions, batches and windows."""
 
     epoch: int
     batch_size: int
     drop_last: bool
     shuffle: Shuffle | None
     segments: tuple[range, ...]
-    """Positions in the epoch's order that this process reads, in order."""
+    """The positions that this process reads, in order."""
 
     num_padded: int
-    """How many of the last rows are read elsewhere too, so that all shards have equally many."""
+    """How many of the last rows another shard reads, too, so that all shards have equally many."""
 
     num_dropped: int
-    """How many rows no shard reads, so that all have equally many."""
+    """Rows that no shard reads, so that all shards have equally many."""
 
     group_order: npt.NDArray[np.int64]
+    """The row groups, in the epoch's order."""
+
     group_starts: npt.NDArray[np.int64]
-    """Position of each ordered row group's first row, and at the end the number of rows."""
+    """The position of each one's first row, and at the end the number of rows."""
 
     window_starts: npt.NDArray[np.int64]
-    """For each window the index of its first row group in the order, and at the end their number."""
+    """Each window's first index into `group_order`, and at the end the number of row groups."""
 
     @property
     def num_rows(self) -> int:
-        """Rows that this process reads in the epoch, those of a dropped last batch included."""
+        """Rows that this process reads, including those of a dropped last batch."""
         return sum(map(len, self.segments))
 
     @property
     def num_batches(self) -> int:
-        """Batches that this process yields in the epoch.
+        """Batches that this process yields.
 
         >>> import numpy as np
         >>> plan = plan_epoch(np.array([6, 4]), batch_size=4, window_rows=6)
@@ -132,29 +128,29 @@ class EpochPlan:
         return whole + (1 if rest and not self.drop_last else 0)
 
     def first_position(self, batch: int) -> int:
-        """The position of a batch's first row: its name, whatever the shards and the batches before it were."""
+        """The position of a batch's first row, which identifies it for any shards and batch sizes."""
         return next(iter(take_positions(self.segments, batch * self.batch_size, batch * self.batch_size + 1)))[0]
 
     def pieces(self, first_batch: int = 0, stop_batch: int | None = None) -> Iterator[Piece]:
-        """The windows' parts that hold batches `[first_batch, stop_batch)`, in order."""
-        stop_batch = self.num_batches if stop_batch is None else min(stop_batch, self.num_batches)
-        stop_row = min(stop_batch * self.batch_size, self.num_rows)
+        """The parts of windows that hold batches `[first_batch, stop_batch)`, in order."""
+        num_batches = self.num_batches if stop_batch is None else min(stop_batch, self.num_batches)
+        stop_row = min(num_batches * self.batch_size, self.num_rows)
         positions = self.group_starts[self.window_starts]
-        at = -1
+        current = -1
         spans: list[range] = []
         for span in take_positions(self.segments, first_batch * self.batch_size, stop_row):
             start = span.start
             while start < span.stop:
                 window = int(np.searchsorted(positions, start, side="right")) - 1
                 stop = min(span.stop, int(positions[window + 1]))
-                if window != at and spans:
-                    yield self._piece(at, spans)
+                if window != current and spans:
+                    yield self._piece(current, spans)
                     spans = []
-                at = window
+                current = window
                 spans.append(range(start, stop))
                 start = stop
         if spans:
-            yield self._piece(at, spans)
+            yield self._piece(current, spans)
 
     def _piece(self, window: int, spans: Sequence[range]) -> Piece:
         first, last = (int(index) for index in self.window_starts[window : window + 2])
@@ -167,9 +163,9 @@ class EpochPlan:
         )
 
     def first_pieces(self, pieces: Iterator[Piece], num_rows: int) -> Iterator[Piece]:
-        """The pieces, the first one cut behind about so many rows: so that a first batch need not wait for a window.
+        """The pieces, the first cut after `num_rows` rows: the first batch need not wait for a whole window.
 
-        Not one of a single row group: that may be large, and would be decoded twice at once.
+        A piece of a single row group stays whole: it would be decoded twice.
         """
         for piece in pieces:
             if num_rows < piece.num_rows and len(piece.row_groups) > 1:
@@ -181,7 +177,7 @@ class EpochPlan:
             yield from pieces
 
     def batch_runs(self) -> list[range]:
-        """All batches, cut into runs that begin in one window each: the unit of work of a worker process."""
+        """All batches, in runs that begin in one window each: the unit of work of a worker process."""
         positions = self.group_starts[self.window_starts]
         starts: list[int] = []
         rows_before = 0
@@ -209,14 +205,12 @@ def plan_epoch(
     past: Past = (),
     window_groups: int | None = None,
 ) -> EpochPlan:
-    """The plan of `shard` for one epoch over row groups of these sizes, or for what `past` has left of it.
+    """The plan of `shard` for one epoch, or for the part of it that `past` left.
 
-    A window has as many row groups as make `window_rows` rows, and at most `window_groups` of them.
+    A window gets row groups until it has `window_rows` rows, but at most `window_groups` row groups.
 
-    `uneven` says what happens where the shards' sizes differ: `"drop"` gives all as many rows as
-    the smallest has, so that every rank takes equally many steps (the dropped row of a larger
-    shard is another one in each epoch); `"pad"` gives all as many as the largest has, the smaller
-    ones by a row that is read twice; `"keep"` reads every row once, and steps may differ.
+    If the shards' sizes differ, `uneven="drop"` gives all as many rows as the smallest (each epoch drops other rows);
+    `"pad"` gives all as many as the largest, the smaller ones by a row of another shard; `"keep"` reads each row once.
 
     Raises:
         EmptyShardError: there are fewer rows than shards.
@@ -225,7 +219,7 @@ def plan_epoch(
     order = np.arange(len(row_group_rows), dtype=np.int64)
     if shuffle is not None:
         order = shuffle.permutation(len(row_group_rows), epoch=epoch, window=None)
-    # What has no row to give is not opened, and makes no window.
+    # Row groups without live rows are not opened.
     order = order[row_group_rows[order] > 0]
     starts = np.zeros(len(order) + 1, dtype=np.int64)
     np.cumsum(row_group_rows[order], out=starts[1:])
@@ -255,18 +249,16 @@ def plan_epoch(
 def _cut_windows(
     group_starts: npt.NDArray[np.int64], window_rows: int, window_groups: int | None
 ) -> npt.NDArray[np.int64]:
-    """Consecutive row groups together until a window has `window_rows` rows; one row group at least."""
+    """`EpochPlan.window_starts`: a window gets at least one row group, and more until it has `window_rows` rows."""
     bounds = [0]
     last = len(group_starts) - 1
     while bounds[-1] < last:
-        wanted = group_starts[bounds[-1]] + window_rows
-        most = last if window_groups is None else bounds[-1] + window_groups
-        bounds.append(min(max(int(np.searchsorted(group_starts, wanted)), bounds[-1] + 1), most, last))
+        stop_row = group_starts[bounds[-1]] + window_rows
+        limit = last if window_groups is None else bounds[-1] + window_groups
+        bounds.append(min(max(int(np.searchsorted(group_starts, stop_row)), bounds[-1] + 1), limit, last))
     return np.asarray(bounds, dtype=np.int64)
 
 
 def default_window_rows(num_rows: int, num_bytes: int) -> int:
-    """Rows of about `DEFAULT_WINDOW_BYTES`, from the size of all columns: the order may not depend on `columns`."""
-    if not num_rows:
-        return 1
+    """Rows of a window of `DEFAULT_WINDOW_BYTES`; of all columns, because the order must not depend on `columns`."""
     return max(1, DEFAULT_WINDOW_BYTES * num_rows // max(num_bytes, 1))

@@ -1,4 +1,4 @@
-"""Which positions of an epoch are whose, and which are left: arithmetic on ranges."""
+"""Which positions of an epoch each shard reads, and which are left to read: arithmetic on ranges."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import numpy.typing as npt
 from converter.errors import StateMismatchError
 from converter.state import Past, Uneven, shown_value
 
+Positions = npt.NDArray[np.int64]
+
 _MAX_CUTS = 1 << 19
-"""Pieces that the stretches of a state may cut an epoch into, all together: 512 shards that change 40 times, or 10,000
-that change 8 times. Four times as many took ten seconds and a gigabyte, so what has more is refused."""
+"""Pieces into which a state may cut an epoch, e.g. 512 shards that change 40 times. Four times as many took 10 s and
+1 GB."""
 
 _STRETCH_CUTS = 64
-"""What a stretch costs whatever its size, counted in pieces."""
+"""The fixed cost of a stretch, counted in pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +48,13 @@ class Shard:
 
 
 def remaining_positions(num_rows: int, past: Past, *, epoch: int, uneven: Uneven) -> list[range]:
-    """The positions of an epoch that are left after `past`, in the order in which shards are cut from them.
+    """The positions of an epoch that are left to read after `past`, in the epoch's order.
 
     >>> remaining_positions(10, ((2, 3),), epoch=0, uneven="keep")
     [range(3, 5), range(8, 10)]
 
     Raises:
-        StateMismatchError: no loader of so many rows can have read `past`, or it is too long to be followed.
+        StateMismatchError: no loader of `num_rows` rows can have read `past`, or it is too long.
     """
     starts = np.zeros(1 if num_rows else 0, dtype=np.int64)
     stops = starts + num_rows
@@ -60,14 +62,14 @@ def remaining_positions(num_rows: int, past: Past, *, epoch: int, uneven: Uneven
     for count, rows_done in past:
         if count > num_rows:
             raise StateMismatchError(
-                f"The state tells of {shown_value(count)} shards of {num_rows} rows: no loader has more shards than "
+                f"The state has {shown_value(count)} shards of {num_rows} rows: no loader has more shards than "
                 "rows. It is damaged, or of other rows."
             )
         num_cuts += _STRETCH_CUTS + count + len(starts)
         if num_cuts > _MAX_CUTS:
             raise StateMismatchError(
-                f"The state cuts the epoch into more than {_MAX_CUTS} pieces: it has {len(past)} numbers of shards, up "
-                f"to {shown_value(max(count for count, _ in past))}. Begin the epoch anew with set_epoch()."
+                f"The state cuts the epoch into more than {_MAX_CUTS} pieces: it has {len(past)} stretches, of up to "
+                f"{shown_value(max(count for count, _ in past))} shards. Restart the epoch with set_epoch()."
             )
         num_left = int((stops - starts).sum())
         first, stop = _undone(num_left, count, rows_done, epoch=epoch, uneven=uneven)
@@ -75,61 +77,54 @@ def remaining_positions(num_rows: int, past: Past, *, epoch: int, uneven: Uneven
     return [range(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
-def _undone(
-    num_rows: int, count: int, rows_done: int, *, epoch: int, uneven: Uneven
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Where the rows begin and stop that are left in each of `count` shards of `[0, num_rows)`."""
+def _undone(num_rows: int, count: int, rows_done: int, *, epoch: int, uneven: Uneven) -> tuple[Positions, Positions]:
+    """Starts and stops of the rows left in each of `count` shards of `[0, num_rows)`."""
     size, rest = divmod(num_rows, count)
     index = np.arange(count + 1, dtype=np.int64)
-    # As `Shard.rows` has it, without a product that an int64 might not hold.
+    # As in `Shard.rows`, without a product that may exceed an int64.
     bounds = size * index + rest * index // count
     begins, ends = bounds[:-1], bounds[1:]
     done = min(rows_done, size + 1)
     if uneven != "drop":
         first, stop = begins + done, ends
     else:
-        # What is dropped of a larger shard, see `_share`, parts what is left of it.
+        # The dropped row of a larger shard (see `share_of`) cuts the rest of it in two.
         dropped = begins + epoch % (size + 1)
         is_larger = ends - begins > size
         first = np.stack([begins + done, np.where(is_larger, np.maximum(dropped, begins + done) + 1, ends)], axis=1)
         stop = np.stack([np.where(is_larger, dropped, ends), ends], axis=1)
         first, stop = first.ravel(), stop.ravel()
-    is_any = first < stop
-    return first[is_any], stop[is_any]
+    has_rows = first < stop
+    return first[has_rows], stop[has_rows]
 
 
-def _cut_ranges(
-    starts: npt.NDArray[np.int64],
-    stops: npt.NDArray[np.int64],
-    first: npt.NDArray[np.int64],
-    stop: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """As `take_positions` of many parts `[first, stop)` at once, which are in order and do not overlap."""
+def _cut_ranges(starts: Positions, stops: Positions, first: Positions, stop: Positions) -> tuple[Positions, Positions]:
+    """`take_positions` for many parts `[first, stop)` at once, which are in order and do not overlap."""
     if not len(first):
         return first, stop
     ends = np.cumsum(stops - starts)
     numbers = ends - (stops - starts)
     cuts = np.unique(np.concatenate([first, stop, ends]))
     part = np.searchsorted(first, cuts[:-1], side="right") - 1
-    # Before the first part there is none.
+    # -1: before the first part.
     is_wanted = (part >= 0) & (cuts[:-1] < stop[part])
     begins, lengths = cuts[:-1][is_wanted], np.diff(cuts)[is_wanted]
     segment = np.searchsorted(numbers, begins, side="right") - 1
-    found = starts[segment] + begins - numbers[segment]
-    return found, found + lengths
+    positions = starts[segment] + begins - numbers[segment]
+    return positions, positions + lengths
 
 
 def share_of(left: Sequence[range], shard: Shard, *, epoch: int, uneven: Uneven) -> tuple[list[range], int]:
-    """What one shard reads of the positions that are left, and how many of its last rows are another's or its own."""
+    """The positions that one shard reads, and how many of its last rows another shard reads, too (0 or 1)."""
     num_rows = count_positions(left)
     rows = shard.rows(num_rows)
     own = list(take_positions(left, rows.start, rows.stop))
     if uneven == "drop" and len(rows) > num_rows // shard.count:
-        # One row too many. Which one is left out moves with the epoch, so that none is left out for ever.
+        # One row too many. Each epoch drops another one.
         dropped = epoch % len(rows)
         own = [*take_positions(own, 0, dropped), *take_positions(own, dropped + 1, len(rows))]
     elif uneven == "pad" and len(rows) * shard.count < num_rows:
-        # The last row of the next shard that has one more: the same one wherever in the epoch a run is resumed.
+        # The last row of the next larger shard: the same row wherever in the epoch a run is resumed.
         larger = (Shard(index=index, count=shard.count).rows(num_rows) for index in range(shard.index, shard.count))
         last = next(rows.stop for rows in larger if len(rows) * shard.count >= num_rows) - 1
         return [*own, *take_positions(left, last, last + 1)], 1
@@ -137,18 +132,19 @@ def share_of(left: Sequence[range], shard: Shard, *, epoch: int, uneven: Uneven)
 
 
 def take_positions(segments: Sequence[range], start: int, stop: int) -> Iterator[range]:
-    """The positions numbered `[start, stop)` of several ranges, one after the other.
+    """The positions numbered `[start, stop)` in the concatenation of several ranges.
 
     >>> list(take_positions([range(3, 5), range(8, 10)], 1, 3))
     [range(4, 5), range(8, 9)]
     """
+    begin = 0
     for segment in segments:
-        part = segment[max(start, 0) : max(stop, 0)]
+        part = segment[max(start - begin, 0) : max(stop - begin, 0)]
         if len(part):
             yield part
-        start, stop = start - len(segment), stop - len(segment)
+        begin += len(segment)
 
 
 def count_positions(segments: Sequence[range]) -> int:
-    """How many positions several ranges have."""
+    """The total length of several ranges."""
     return sum(map(len, segments))

@@ -1,11 +1,9 @@
 """A column as a tensor: its dtype, its shape, its nulls.
 
-One table stands here and nowhere else: which Arrow type becomes which NumPy
-dtype. Spark's types come to it through Arrow, torch's and TensorFlow's are
-derived from NumPy's by the module of each framework.
+`dtype_of` says which NumPy dtype an Arrow type becomes; each framework derives its own dtypes from NumPy's.
 
-Why dates and times are kept as integers until the last moment: a framework
-that has no time type takes the integers, and NumPy's own is a free view of them.
+Dates and times stay integers until a batch is handed out: a framework without a time type takes the integers, and
+NumPy's time types are free views of them.
 """
 
 from __future__ import annotations
@@ -26,11 +24,8 @@ Kind = TypeVar("Kind")
 
 FloatDtype = Literal["float32", "float64"]
 
-_MAX_NDIM = 32
-"""NumPy's own limit before its version 2."""
-
 OBJECT_DTYPES = frozenset({"str", "bytes"})
-"""Dtypes that a framework can only hold as one Python object per row."""
+"""Dtypes whose values are Python objects, one per row."""
 
 _SCALARS: dict[pa.DataType, str] = {
     pa.bool_(): "bool",
@@ -47,12 +42,25 @@ _SCALARS: dict[pa.DataType, str] = {
     pa.large_binary(): "bytes",
 }
 
-
-_MOST_SHOWN = 40
-"""Columns that a schema's `repr` lists."""
-
 DTYPES = frozenset(_SCALARS.values()) | {"datetime64[us]", "uint8"}
 """Every dtype that a column can have."""
+
+BYTE_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float32", "float64")
+"""Dtypes that the bytes of a binary column can be declared to hold."""
+
+DeclaredShape = Sequence[int] | tuple[str, Sequence[int]] | None
+"""A row's shape; for bytes that hold numbers, dtype and shape; None if rows differ in shape."""
+
+_MAX_ROW_BYTES = 2**31 - 1
+"""Bytes of one tensor: Parquet counts the bytes of a value in 32 bits."""
+
+_MAX_NDIM = 31
+"""Dimensions of one row: NumPy had at most 32 before its version 2, and a batch adds one."""
+
+_MAX_SHOWN = 40
+"""Columns that a schema's `repr` lists."""
+
+_HEADINGS = ("name", "dtype", "shape", "nulls")
 
 
 def dtype_of(arrow_type: pa.DataType) -> str | None:
@@ -68,55 +76,38 @@ def dtype_of(arrow_type: pa.DataType) -> str | None:
     return _SCALARS.get(arrow_type)
 
 
-BYTE_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float32", "float64")
-"""What the bytes of a binary column can be declared to be."""
-
-DeclaredShape = Sequence[int] | tuple[str, Sequence[int]] | None
-"""The shape of a row; of bytes that are numbers the dtype and the shape; None where rows differ."""
-
-
 def split_declared(name: str, declared: DeclaredShape) -> tuple[str | None, Sequence[int] | None]:
-    """The dtype, where one is said, and the shape of a declared row.
+    """The dtype (None unless declared) and the shape of a declared row.
 
     >>> split_declared("v", ("float32", (512,))), split_declared("v", (8, 8))
     (('float32', (512,)), (None, (8, 8)))
 
     Raises:
-        ValueError: it names another dtype than bytes can be.
+        TypeError: it is no tuple or list.
+        ValueError: bytes cannot hold numbers of this dtype.
     """
     if declared is None:
         return None, None
-    given: Any = declared
-    if not isinstance(given, (list, tuple)):
-        raise TypeError(f"shapes: {name!r} needs a shape such as (8, 8), or ('float32', (512,)), got {given!r}.")
-    if len(given) != 2 or not isinstance(given[1], (list, tuple)):
-        return None, given
-    dtype, shape = str(given[0]), given[1]
+    if not isinstance(declared, (list, tuple)):
+        raise TypeError(f"shapes: {name!r} needs a shape such as (8, 8), or ('float32', (512,)), got {declared!r}.")
+    parts: Any = declared
+    if len(parts) != 2 or not isinstance(parts[1], (list, tuple)):
+        return None, parts
+    dtype, shape = str(parts[0]), parts[1]
     if dtype not in BYTE_DTYPES:
         raise ValueError(f"shapes: {name!r} has the dtype {dtype!r}; bytes can be {', '.join(BYTE_DTYPES)}.")
     return dtype, shape
 
 
-_MAX_ROW_BYTES = 2**31 - 1
-"""Of a tensor: Parquet counts the bytes of a value in 32 bits."""
-
-_MAX_NDIM = 31
-"""NumPy has 32, of which one is the rows'."""
-
-
 def checked(value: Any, kind: type[Kind]) -> Kind:
-    """A value of a JSON document, which must be of exactly this type: True is no int.
-
-    Raises:
-        TypeError: it is of another type.
-    """
+    """A value of a JSON document; raises TypeError unless its type is exactly `kind` (True is no int)."""
     if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}, found {value!r:.80}")
     return value
 
 
 def checked_count(value: Any) -> int:
-    """A count of a JSON document, from 0 to 2**62, so that two of them can be added."""
+    """A count of a JSON document, from 0 to 2**62: the sum of two fits an int64."""
     if not 0 <= checked(value, int) <= 1 << 62:
         raise ValueError(f"expected a count, found {value!r:.80}")
     return int(value)
@@ -131,29 +122,31 @@ class Field:
     """
 
     name: str
-    """The column's name; of a struct's member `a.b`."""
+    """The column's name; `a.b` for member `b` of struct `a`."""
 
     dtype: str
-    """A NumPy dtype's name, or `str` or `bytes`."""
+    """The name of a NumPy dtype, or `"str"` or `"bytes"`."""
 
     shape: tuple[int, ...] | None = ()
-    """The shape of one row: `()` for a scalar, None where rows differ in length."""
+    """The shape of one row: `()` for a scalar, None if rows differ in shape."""
 
     has_nulls: bool = False
     """Whether at least one row of the dataset is null."""
 
     ragged_ndim: int = field(default=1, repr=False)
-    """Where rows differ in shape, how many dimensions each of them has."""
+    """Dimensions of a row, if rows differ in shape."""
 
     has_null_elements: bool = field(default=False, repr=False)
-    """Whether an element of an array may be null, so that masks are of elements, too."""
+    """Whether elements of arrays may be null; then masks cover elements, too."""
 
     is_jagged: bool = field(default=False, repr=False)
     """Whether the inner lists of one row may differ in length."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ValueError(f"Field {self.name!r} has dtype {self.dtype!r}; known are {', '.join(sorted(DTYPES))}.")
+            raise ValueError(
+                f"Field {self.name!r} has dtype {self.dtype!r}; expected one of {', '.join(sorted(DTYPES))}."
+            )
         if self.shape is not None and any(size < 0 for size in self.shape):
             raise ValueError(f"Field {self.name!r} needs a shape of sizes >= 0, got {self.shape}.")
         if self.shape == () and self.has_null_elements:
@@ -165,7 +158,7 @@ class Field:
 
     @property
     def ndim(self) -> int:
-        """How many dimensions a row has."""
+        """Dimensions of a row."""
         return self.ragged_ndim if self.shape is None else len(self.shape)
 
     @property
@@ -177,7 +170,7 @@ class Field:
 
     @property
     def is_object(self) -> bool:
-        """Whether a value is a Python object instead of a number."""
+        """Whether values are Python objects (text or bytes), not numbers."""
         return self.dtype in OBJECT_DTYPES
 
     @property
@@ -187,21 +180,21 @@ class Field:
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype of the numbers in the file: dates are int32 days, times int64 microseconds."""
+        """The NumPy dtype in the file: dates are int32 days, times int64 microseconds, since 1970."""
         return np.dtype({"datetime64[D]": "int32", "datetime64[us]": "int64"}.get(self.dtype, self.dtype))
 
     def to_json(self) -> dict[str, Any]:
         """This field as plain JSON values."""
         shape = None if self.shape is None else list(self.shape)
-        known = {"name": self.name, "dtype": self.dtype, "shape": shape, "has_nulls": self.has_nulls}
-        known |= {name: True for name in ("has_null_elements", "is_jagged") if getattr(self, name)}
-        return known | ({"ragged_ndim": self.ragged_ndim} if self.shape is None else {})
+        document = {"name": self.name, "dtype": self.dtype, "shape": shape, "has_nulls": self.has_nulls}
+        document |= {name: True for name in ("has_null_elements", "is_jagged") if getattr(self, name)}
+        return document | ({"ragged_ndim": self.ragged_ndim} if self.shape is None else {})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Field:
-        """The inverse of `to_json`; checks what it is given."""
+        """The inverse of `to_json`; checks every value."""
         shape = value["shape"]
-        found = cls(
+        field = cls(
             name=checked(value["name"], str),
             dtype=checked(value["dtype"], str),
             shape=None if shape is None else tuple(map(checked_count, checked(shape, list))),
@@ -210,15 +203,15 @@ class Field:
             has_null_elements=checked(value.get("has_null_elements", False), bool),
             is_jagged=checked(value.get("is_jagged", False), bool),
         )
-        row_bytes = 0 if found.is_object else math.prod(found.shape or ()) * found.stored_dtype.itemsize
-        if found.ndim > _MAX_NDIM or row_bytes > _MAX_ROW_BYTES:
-            raise ValueError(f"column {found.name!r} has the shape {found.shape}, which no tensor can have")
-        return found
+        row_bytes = 0 if field.is_object else math.prod(field.shape or ()) * field.stored_dtype.itemsize
+        if row_bytes > _MAX_ROW_BYTES:
+            raise ValueError(f"column {field.name!r} has the shape {field.shape}, which no tensor can have")
+        return field
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The columns of a dataset, in order.
+    """The columns of a dataset, in order; `schema["x"]` is the column of that name.
 
     >>> schema = Schema((Field(name="x", dtype="float32"), Field(name="y", dtype="int64")))
     >>> schema.names
@@ -249,7 +242,7 @@ class Schema:
         return f"<table>{head}{''.join(rows)}</table>{more}"
 
     def _cells(self) -> list[tuple[str, ...]]:
-        """The columns that are shown, as text."""
+        """The table that `repr` shows, without headings."""
         return [
             (
                 field.name if field.name.isprintable() else repr(field.name),
@@ -257,11 +250,11 @@ class Schema:
                 field.shown_shape,
                 "yes" if field.has_nulls else "no",
             )
-            for field in self.fields[:_MOST_SHOWN]
+            for field in self.fields[:_MAX_SHOWN]
         ]
 
     def _more(self) -> list[str]:
-        hidden = len(self) - _MOST_SHOWN
+        hidden = len(self) - _MAX_SHOWN
         return [f"… and {_count_columns(hidden)} more"] if hidden > 0 else []
 
     @property
@@ -289,7 +282,7 @@ class Schema:
         return next((field for field in self.fields if field.name == name), None)
 
     def explain_missing(self, name: str) -> str:
-        """A sentence for whoever asked for a column that is not there, with the nearest name."""
+        """An error text for a missing column, with the nearest name."""
         near = get_close_matches(name, self.names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         shown = ", ".join(map(repr, self.names[:20])) + (", …" if len(self) > 20 else "")
@@ -301,24 +294,21 @@ class Schema:
 
     @classmethod
     def from_json(cls, value: Any) -> Schema:
-        """The inverse of `to_json`; checks what it is given."""
+        """The inverse of `to_json`; checks every value."""
         return cls(tuple(Field.from_json(field) for field in checked(value, list)))
-
-
-_HEADINGS = ("name", "dtype", "shape", "nulls")
 
 
 def _count_columns(count: int) -> str:
     return f"{count:,} column{'' if count == 1 else 's'}"
 
 
-def raise_unsupported(found: Mapping[str, tuple[str, str]]) -> None:
-    """Raise one error for all columns without a tensor form: `{column: (type, what to write)}`."""
-    if not found:
+def raise_unsupported(columns: Mapping[str, tuple[str, str]]) -> None:
+    """Raise one error for all columns without a tensor form, given as `{column: (type, what to write)}`."""
+    if not columns:
         return
-    lines = [f"  {name!r} has type {type_name}: {remedy}" for name, (type_name, remedy) in found.items()]
+    lines = [f"  {name!r} has type {type_name}: {remedy}" for name, (type_name, remedy) in columns.items()]
     raise UnsupportedTypeError(
-        f"{len(found)} column{'s' if len(found) > 1 else ''} cannot become tensors. "
-        "Drop, select or cast before converting:\n" + "\n".join(lines),
-        column=next(iter(found)),
+        f"{_count_columns(len(columns))} cannot become tensors. Drop, select or cast before converting:\n"
+        + "\n".join(lines),
+        column=next(iter(columns)),
     )

@@ -1,11 +1,9 @@
-"""Which rows of a dataset are live: what a filter, a split or a deletion leaves of each row group.
+"""Which rows of a dataset are live, after filters, splits and deletions.
 
-One idea for all of them, so that nothing else needs to know where rows went: a
-plan counts live rows, a reader takes live rows, and both ask here.
+A plan counts live rows and a reader takes live rows; neither knows why the others are dead.
 
-A row group whose rows are all live or all dead costs nothing but its count; any
-other costs a bit for each row. A selection is picklable and says its own digest,
-because the order of an epoch depends on it.
+A row group whose rows are all live or all dead costs only its count; any other costs a bit for each row. A selection
+has a digest, because the order of an epoch depends on it.
 """
 
 from __future__ import annotations
@@ -28,17 +26,17 @@ class Selection:
     """The live rows of each row group. The arrays are not to be changed."""
 
     counts: npt.NDArray[np.int64]
-    """For each row group how many of its rows are live."""
+    """Live rows of each row group."""
 
     starts: npt.NDArray[np.int64]
-    """Where each row group's bits begin in `bits`, and at the end their number: none where all or none are live."""
+    """Where each row group's bits begin in `bits`, and at the end their number; no bits if all or no rows are live."""
 
     bits: npt.NDArray[np.uint8]
-    """A bit for each row, the first row in the highest one."""
+    """One bit per row, as `np.packbits` orders them."""
 
     @property
     def num_rows(self) -> int:
-        """How many rows are live."""
+        """Live rows of all row groups."""
         return int(self.counts.sum())
 
     @property
@@ -49,14 +47,14 @@ class Selection:
         return content.hexdigest()[:32]
 
     def live_rows(self, row_group: int) -> npt.NDArray[np.int64] | None:
-        """The live rows of a row group by their numbers in it, ascending; None where all of them are."""
+        """The live rows of a row group as ascending indices; None if all are live."""
         count, (start, stop) = int(self.counts[row_group]), self.starts[row_group : row_group + 2]
         if start == stop:
             return None if count else np.empty(0, np.int64)
         return np.flatnonzero(np.unpackbits(self.bits[start:stop]))
 
     def mask(self, row_group: int, num_rows: int) -> Mask:
-        """The live rows of a row group of so many rows as True."""
+        """A boolean array of length `num_rows`: True for live rows."""
         live = self.live_rows(row_group)
         mask = np.full(num_rows, live is None)
         if live is not None:
@@ -65,46 +63,39 @@ class Selection:
 
 
 def select(masks: Sequence[Mask]) -> Selection:
-    """The selection of one mask for each row group, in order.
+    """A selection from one mask for each row group, in order.
 
     >>> selection = select([np.array([True, False, True]), np.array([False]), np.array([True, True])])
     >>> selection.num_rows, selection.live_rows(0).tolist(), selection.live_rows(1).tolist(), selection.live_rows(2)
     (4, [0, 2], [], None)
     """
-    counts = np.array([np.count_nonzero(mask) for mask in masks], np.int64)
-    packed = [
-        np.packbits(mask) if 0 < count < np.size(mask) else np.empty(0, np.uint8)
-        for mask, count in zip(masks, counts, strict=True)
-    ]
-    starts = np.zeros(len(masks) + 1, np.int64)
-    np.cumsum([len(one) for one in packed], out=starts[1:])
-    return Selection(counts=counts, starts=starts, bits=np.concatenate([np.empty(0, np.uint8), *packed]))
+    return select_some(np.zeros(len(masks), np.int64), dict(enumerate(masks)))
 
 
 def select_some(counts: npt.NDArray[np.int64], masks: Mapping[int, Mask]) -> Selection:
-    """The selection of what masks say of a few row groups, and of the others by `counts` all rows, or none: 0.
+    """A selection from masks of some row groups; of the others `counts` says how many rows are live: all, or 0.
 
     >>> selection = select_some(np.array([3, 2, 0]), {0: np.array([True, False, True])})
     >>> selection.counts.tolist(), selection.live_rows(0).tolist(), selection.live_rows(1), selection.live_rows(2).size
     ([2, 2, 0], [0, 2], None, 0)
     """
-    counts = counts.copy()
-    lengths = np.zeros(len(counts), np.int64)
-    packed: list[npt.NDArray[np.uint8]] = []
+    live = counts.copy()
+    lengths = np.zeros(len(live), np.int64)
+    packed = [np.empty(0, np.uint8)]
     for row_group, mask in sorted(masks.items()):
-        counts[row_group] = np.count_nonzero(mask)
-        if 0 < counts[row_group] < len(mask):
+        live[row_group] = np.count_nonzero(mask)
+        if 0 < live[row_group] < len(mask):
             packed.append(np.packbits(mask))
             lengths[row_group] = len(packed[-1])
-    starts = np.zeros(len(counts) + 1, np.int64)
+    starts = np.zeros(len(live) + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
-    return Selection(counts=counts, starts=starts, bits=np.concatenate([np.empty(0, np.uint8), *packed]))
+    return Selection(counts=live, starts=starts, bits=np.concatenate(packed))
 
 
 def share_rows(num_rows: int, left: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How many of the next `num_rows` rows each part gets, of which `left` are still to come in all.
+    """How many of the next `num_rows` rows each part gets; `left` is how many each part is still to get in all.
 
-    In proportion, the rest by largest remainder: so after the last row each part has exactly what it was to have.
+    In proportion, the rest by largest remainder: so in the end each part has exactly its number of rows.
 
     >>> share_rows(3, np.array([7, 2, 1])).tolist()
     [2, 1, 0]
@@ -119,9 +110,9 @@ def share_rows(num_rows: int, left: npt.NDArray[np.int64]) -> npt.NDArray[np.int
 
 
 def split_rows(counts: npt.NDArray[np.int64], *, seed: bytes) -> npt.NDArray[np.int64]:
-    """For each of a row group's rows the number of its part, of which part i has `counts[i]`.
+    """For each row of a row group the number of its part, at random; part i gets `counts[i]` rows.
 
-    Which rows those are is random, by Philox's raw output, which NumPy promises never to change.
+    Uses Philox's raw output, which NumPy promises never to change.
     """
     generator = np.random.Philox(key=int.from_bytes(hashlib.sha256(seed).digest()[:16], "little"))
     parts = np.empty(int(counts.sum()), np.int64)
@@ -130,9 +121,7 @@ def split_rows(counts: npt.NDArray[np.int64], *, seed: bytes) -> npt.NDArray[np.
 
 
 def hash_numbers(values: npt.NDArray[np.integer[Any] | np.bool_], seed: int) -> npt.NDArray[np.uint64]:
-    """A random-looking number for each whole number, the same for the same number whatever its width.
-
-    The mixing of splitmix64 (Steele, Lea and Flood, 2014), a bijection of 64 bits.
+    """A 64-bit hash of each whole number, whatever its width: splitmix64 (Steele, Lea and Flood, 2014), a bijection.
 
     >>> a, b = hash_numbers(np.array([5, -1]), 0), hash_numbers(np.array([5, -1], np.int8), 0)
     >>> bool((a == b).all())
@@ -143,13 +132,13 @@ def hash_numbers(values: npt.NDArray[np.integer[Any] | np.bool_], seed: int) -> 
 
 
 def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.uint64]:
-    """A random-looking number for each run of bytes `data[offsets[i]:offsets[i + 1]]`.
+    """A 64-bit hash of each run of bytes `data[offsets[i]:offsets[i + 1]]`.
 
-    Eight bytes of all rows at once, so that the loop runs over the length of the longest and touches each byte once.
+    Each turn of the loop takes the next eight bytes of all rows that have some left.
     """
     lengths = np.diff(offsets)
     hashes: npt.NDArray[np.uint64] = _mix(lengths.astype(np.uint64) ^ _mix(_word_of(seed)))
-    # So that eight bytes can be read behind the last row's end.
+    # So that eight bytes can be read past the last row's end.
     padded = np.concatenate([data, np.zeros(_WORD, np.uint8)])
     active = np.argsort(lengths, kind="stable")
     begin = np.searchsorted(lengths[active], 0, side="right")
@@ -173,7 +162,7 @@ def _word_of(seed: int) -> Any:
 
 def _mix(values: Any) -> Any:
     with np.errstate(over="ignore"):
-        values = values + np.uint64(0x9E3779B97F4A7C15)
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return values ^ (values >> np.uint64(31))
+        mixed = values + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return mixed ^ (mixed >> np.uint64(31))

@@ -1,7 +1,7 @@
-"""Which part of a training this process is, as whoever started it says.
+"""Which shard this process reads, if the user does not pass one.
 
-Looked for where the user does not say: an initialised `torch.distributed`, then
-the environment of torchrun, Horovod, MPI and Slurm, then TF_CONFIG, in this order.
+Looked up in this order: an initialised `torch.distributed`; the environment of torchrun, Horovod, MPI and Slurm;
+TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -17,46 +17,45 @@ from converter.positions import Shard
 logger = logging.getLogger(__name__)
 
 _warned_in: int | None = None
-"""The process that has been warned; a forked one has not."""
+"""The id of the process that has logged its warning; a forked process logs its own."""
 
 _ENVIRONMENTS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"),
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MPI", "PMI_RANK", "PMI_SIZE"),
-    # Of the step, not of the job: a script that sbatch runs by itself is one process, whatever the job has.
+    # The step's, not the job's: a script that sbatch runs directly is one process, however many tasks the job has.
     ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
 
 def find_shard() -> Shard:
-    """The part of this process; the whole where nobody says anything.
+    """This process's shard; all rows if nothing names one.
 
-    A part is logged: as a warning the first time in this process, because whoever evaluates on one rank alone would
-    miss the rows of the others.
+    A shard is logged, the first time as a warning: an evaluation on one rank alone would miss the others' rows.
 
     Raises:
-        ValueError: the environment contradicts itself.
+        ValueError: the environment names no valid shard.
     """
     global _warned_in
-    shard, where = look_for_shard()
+    shard, source = look_for_shard()
     if shard.count > 1:
         logger.log(
             logging.INFO if _warned_in == os.getpid() else logging.WARNING,
             "Reading shard %d of %d, as found in %s. To read all rows here, pass cur_shard=0, shard_count=1.",
-            shard.index, shard.count, where,
+            shard.index, shard.count, source,
         )  # fmt: skip
         _warned_in = os.getpid()
     return shard
 
 
 def look_for_shard() -> tuple[Shard, str]:
-    """The part of this process, and who says so."""
-    return _of_torch() or _of_environment() or _of_tensorflow() or (Shard(), "nobody")
+    """This process's shard, and where it was found."""
+    return _of_torch() or _of_environment() or _of_tensorflow() or (Shard(), "no environment")
 
 
 def _of_torch() -> tuple[Shard, str] | None:
-    # Whoever has initialised it has imported it.
+    # Not imported means not initialised.
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -64,22 +63,22 @@ def _of_torch() -> tuple[Shard, str] | None:
 
 
 def _of_environment() -> tuple[Shard, str] | None:
-    for who, index_name, count_name in _ENVIRONMENTS:
+    for launcher, index_name, count_name in _ENVIRONMENTS:
         index, count = os.environ.get(index_name), os.environ.get(count_name)
         if index is None or count is None:
             continue
         try:
-            return Shard(index=int(index), count=int(count)), f"the environment of {who} ({index_name})"
+            return Shard(index=int(index), count=int(count)), f"the environment of {launcher} ({index_name})"
         except ValueError as error:
             raise ValueError(
-                f"{index_name}={index!r} and {count_name}={count!r} in the environment name no shard ({error}). Say "
+                f"{index_name}={index!r} and {count_name}={count!r} in the environment name no shard ({error}). Pass "
                 "cur_shard and shard_count."
             ) from error
     return None
 
 
 def _of_tensorflow() -> tuple[Shard, str] | None:
-    """The part of a worker of MultiWorkerMirroredStrategy: the chief is the first of them."""
+    """The shard of a worker of MultiWorkerMirroredStrategy; the chief is the first one."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         return None
@@ -91,7 +90,7 @@ def _of_tensorflow() -> tuple[Shard, str] | None:
         own = (task.get("type"), int(task.get("index", 0)))
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"TF_CONFIG in the environment names no shard ({error}). Say cur_shard and shard_count."
+            f"TF_CONFIG in the environment names no shard ({error}). Pass cur_shard and shard_count."
         ) from error
-    # An evaluator, or a server of parameters, is no part of the training.
+    # Evaluators and parameter servers are not listed: they read all rows.
     return (Shard(index=workers.index(own), count=len(workers)), "TF_CONFIG") if own in workers else None

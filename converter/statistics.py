@@ -1,7 +1,6 @@
-"""What the values of a column are like, known from writing it.
+"""Statistics of each column, taken while it is written: nulls, range, mean, spread.
 
-Kept as the moments that the writers took, so that a part of a dataset can be
-merged with another one, and mean and spread are derived, never stored twice.
+Moments are stored, and mean and spread are derived from them: so parts of a dataset can be merged exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from converter.schema import Field, Schema, checked, checked_count
 
 
 class StatisticsByColumn(dict[str, "ColumnStatistics"]):
-    """The statistics of all columns; a name that is not there is answered with the nearest one."""
+    """The statistics of all columns; the KeyError for an unknown name suggests the nearest one."""
 
     def __missing__(self, name: str) -> ColumnStatistics:
         raise KeyError(Schema(tuple(column.field for column in self.values())).explain_missing(name))
@@ -29,42 +28,47 @@ class StatisticsByColumn(dict[str, "ColumnStatistics"]):
 class ColumnStatistics:
     """Exact statistics of one column over the whole dataset; nulls and NaNs are counted and left out.
 
-    Normalising inputs with them:
+    To normalise a tensor column:
 
         statistics = converter.statistics["image"]
-        mean, std = statistics.element_mean, statistics.element_std      # both of the tensor's shape
+        mean, std = statistics.element_mean, statistics.element_std      # Both have the tensor's shape.
         batch["image"] = (batch["image"] - mean) / np.maximum(std, 1e-6)
+
+    >>> ColumnStatistics(field=Field(name="x", dtype="float32"), null_count=2)
+    ColumnStatistics(null_count=2, nan_count=0)
     """
 
     field: Field
+    """The column."""
+
     null_count: int
     """Rows that are null."""
 
     shortest: int | None = None
     longest: int | None = None
-    """For tensors the fewest and the most numbers of a row that is not null."""
+    """For tensors, the fewest and the most numbers in a row that is not null."""
 
     row_group_span: float | None = None
-    """For single numbers, how much of the column's range a row group covers on average: near 1 where rows are mixed,
-    near 0 where they are sorted by this column; None where that is not known."""
+    """For single numbers, the fraction of the column's range that a row group covers on average: near 1 if rows are
+    mixed, near 0 if they are sorted by this column; None if unknown."""
 
     num_bytes: int | None = None
-    """Bytes of the column in the files before they are compressed; None where that is not known."""
+    """Uncompressed bytes of the column in the files; None if unknown."""
 
     closed: Mapping[str, Any] | None = None
-    """The moments as their writers closed them; None for strings and bytes."""
+    """The moments as `portable.moments` closes them; None for strings and bytes."""
 
     @property
     def nan_count(self) -> int:
-        """Numbers that are NaN, over all elements."""
+        """How many numbers are NaN, over all elements."""
         return 0 if self.closed is None else int(self.closed["nans"])
 
     @property
     def min(self) -> Any:
-        """The smallest number; None where there is none.
+        """The smallest number; None if there is none.
 
-        Of dates and times a `date` or a `datetime` in UTC. Outside the years 1 to 9999, which Python does not have, it
-        is the stored integer: days or microseconds since 1970.
+        For dates a `date`, for times a `datetime` in UTC. Python's years are 1 to 9999: outside them it is the stored
+        integer, days or microseconds since 1970.
         """
         return self._typed("min")
 
@@ -75,37 +79,35 @@ class ColumnStatistics:
 
     @property
     def mean(self) -> float | None:
-        """The mean of all numbers; None for dates, times, strings and bytes, and where there is none."""
+        """The mean of all numbers; None for dates, times, strings and bytes, and if there are no numbers."""
         whole = self._whole()
         with np.errstate(all="ignore"):
             return None if whole is None else float(moments.mean_of(dict(whole))[0])
 
     @property
     def std(self) -> float | None:
-        """The standard deviation of all numbers (divided by their count, as NumPy does)."""
+        """The standard deviation of all numbers, like `mean`; divides by their count, as NumPy does."""
         whole = self._whole()
         return None if whole is None else float(np.sqrt(whole["m2"][0] / whole["count"][0]))
 
     @property
     def element_mean(self) -> npt.NDArray[np.float64] | None:
-        """For tensors of one shape and at most 4,096 elements: the mean of each element, in the tensor's shape."""
-        elements = self._elements()
-        if elements is None or self.field.shape is None:
-            return None
+        """The mean of each element, in the tensor's shape; None above 4,096 elements, or if shapes differ."""
         with np.errstate(all="ignore"):
-            mean: npt.NDArray[np.float64] = moments.mean_of(dict(elements)).reshape(self.field.shape)
-        return mean
+            return None if self._elements is None else self._shaped(moments.mean_of(dict(self._elements)))
 
     @property
     def element_std(self) -> npt.NDArray[np.float64] | None:
         """The standard deviation of each element, like `element_mean`."""
-        elements = self._elements()
-        if elements is None or self.field.shape is None:
+        if self._elements is None:
             return None
-        variance = elements["m2"] / np.maximum(elements["count"], 1)
-        deviation: npt.NDArray[np.float64] = np.sqrt(variance).reshape(self.field.shape)
-        return deviation
+        return self._shaped(np.sqrt(self._elements["m2"] / np.maximum(self._elements["count"], 1)))
 
+    def _shaped(self, values: Any) -> npt.NDArray[np.float64]:
+        shaped: npt.NDArray[np.float64] = values.reshape(self.field.shape)
+        return shaped
+
+    @property
     def _elements(self) -> Mapping[str, Any] | None:
         shape = self.field.shape
         if self.closed is None or not shape or len(self.closed["count"]) != int(np.prod(shape)):
@@ -130,13 +132,13 @@ class ColumnStatistics:
             if self.field.dtype == "datetime64[us]":
                 return dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=value)
         except OverflowError:
-            # Spark's years go on where Python's end.
-            return value
+            # Spark has years that Python has not.
+            pass
         return value
 
     def __repr__(self) -> str:
-        known = ("null_count", "nan_count", "min", "max", "mean", "std", "shortest", "longest")
-        shown = [f"{name}={getattr(self, name)!r}" for name in known if getattr(self, name) is not None]
+        names = ("null_count", "nan_count", "min", "max", "mean", "std", "shortest", "longest")
+        shown = [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) is not None]
         return f"ColumnStatistics({', '.join(shown)})"
 
     def to_json(self) -> dict[str, Any]:
@@ -152,7 +154,7 @@ class ColumnStatistics:
 
     @classmethod
     def from_json(cls, field: Field, value: Mapping[str, Any]) -> ColumnStatistics:
-        """The inverse of `to_json`; checks what it is given, so that no statistic raises later."""
+        """The inverse of `to_json`; checks every value, so that no statistic raises later."""
         closed = None if value["moments"] is None else moments.from_json(value["moments"])
         if closed is not None:
             _check_moments(field, closed)
@@ -185,7 +187,7 @@ def _check_moments(field: Field, closed: Mapping[str, Any]) -> None:
     if dtype.kind == "f":
         is_held = checked(least, float) <= checked(most, float)
     elif dtype.kind == "b":
-        # Written as 0 and 1 by the executors and as false and true from a NumPy array of booleans.
+        # Executors write 0 and 1; a NumPy array of booleans gives false and true.
         is_held = all(type(bound) in (bool, int) and bound in (0, 1) for bound in (least, most)) and least <= most
     else:
         limits = np.iinfo(dtype)

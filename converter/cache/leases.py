@@ -1,4 +1,8 @@
-"""Signs of life: who uses or writes an entry, and whether they still live."""
+"""Leases: which processes use or write an entry, and whether they are still alive.
+
+A lease is a small file in the entry, renewed by one thread for each cache directory. A process is dead if it is gone
+from this host, or if it missed three renewals.
+"""
 
 from __future__ import annotations
 
@@ -21,64 +25,61 @@ logger = logging.getLogger(__name__)
 RENEW_SECONDS = 60.0
 """How often a lease is renewed; after three missed renewals it is dead."""
 HURRY_SECONDS = 5.0
-"""How long a store is waited for once something has gone wrong, or somebody was interrupted."""
+"""How long to wait for a store after an error or an interrupt."""
 
 _LAST_RENEWAL_SECONDS = 5.0
-"""How long a renewal under way is waited for by who gives the lease back; guessed. One that takes longer hangs."""
+"""How long `release` waits for a renewal under way; a guess. A renewal that takes longer hangs."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lease:
-    """A sign of life in an entry: a reader's lease or a writer's intent."""
+    """A file in an entry that shows that this process is alive: a reader's lease or a writer's intent."""
 
     entry: Storage
     name: str
     content: bytes
     lost: bool = False
-    """Somebody took it for dead and swept it."""
+    """A sweep took this process for dead and removed the file."""
 
     given_up: threading.Event = field(default_factory=threading.Event)
-    """Set once it is given back: a renewal that is still under way is not wanted any more."""
+    """Set by `release`: cancels a renewal that is still under way."""
 
     @property
-    def place(self) -> str:
-        """The cache directory that it is in, by its URL."""
+    def root_url(self) -> str:
+        """The URL of the cache that it is in."""
         return self.entry.url.rpartition("/")[0]
 
 
 def release(lease: Lease) -> None:
-    """End a lease or an intent."""
+    """Stop renewing a lease or an intent, and remove its file."""
     heartbeat.remove(lease)
     lease.entry.delete_file(lease.name)
 
 
-def release_if_any(lease: Lease | None) -> None:
-    """`release`, where there is a lease."""
-    if lease is not None:
-        release(lease)
-
-
 def put_lease(entry: Storage, attempt_id: str) -> Lease:
-    """Say in an entry that this process reads it."""
-    content = sign_of_life(attempt_id, "")
-    lease = Lease(entry=entry, name=f"lease-{uuid.uuid4().hex}.json", content=content)
-    put_sign(lease)
+    """Mark an entry as read by this process."""
+    return _put(Lease(entry=entry, name=f"lease-{uuid.uuid4().hex}.json", content=_sign_of_life(attempt_id, "")))
+
+
+def put_intent(entry: Storage, attempt_id: str, application_id: str) -> Lease:
+    """Mark an attempt as written by this process."""
+    content = _sign_of_life(attempt_id, application_id)
+    return _put(Lease(entry=entry, name=f"data-{attempt_id}.intent", content=content))
+
+
+def _put(lease: Lease) -> Lease:
+    if not lease.entry.put_if_absent(lease.name, lease.content):
+        raise FileExistsError(f"{lease.entry.url}/{lease.name} exists already")
     heartbeat.add(lease)
     return lease
 
 
-def put_sign(lease: Lease) -> None:
-    """Let a sign of life appear; nobody else has its name."""
-    if not lease.entry.put_if_absent(lease.name, lease.content):
-        raise FileExistsError(f"{lease.entry.url}/{lease.name} exists already")
-
-
 def held_now(entry: Storage) -> set[str]:
-    """The attempts that somebody alive uses or writes, looked at now."""
+    """The attempts that live processes use or write, by a fresh listing."""
     if not any(_is_sign(info) for info in entry.list()):
         return set()
     try:
-        # The time first: who was held up between the two would else take a lease for older than it is.
+        # The time first: a delay between the two must not make a lease look older than it is.
         now = entry.now()
     except FileNotFoundError:
         # The folder is gone, so nothing in it is held.
@@ -87,20 +88,20 @@ def held_now(entry: Storage) -> set[str]:
 
 
 def held_attempts(entry: Storage, infos: list[FileInfo], *, now: float) -> set[str]:
-    """The attempts that somebody alive uses or writes, by a listing that is not older than `now`."""
+    """The attempts that live processes use or write, by a listing that is not older than `now`."""
+    attempt_of = {info.name: match[1] for info in infos if (match := ATTEMPT_PATTERN.fullmatch(info.name))}
     held: set[str] = set()
     for info in infos:
         if _is_sign(info) and not is_dead(entry, info, now=now):
-            match = ATTEMPT_PATTERN.fullmatch(info.name)
-            sign = {"attempt": match[1]} if match else _read_sign(entry, info.name)
+            sign = {"attempt": attempt_of[info.name]} if info.name in attempt_of else _read_sign(entry, info.name)
             if sign is None:
-                # Given back in between.
+                # Released in between.
                 continue
             if isinstance(sign.get("attempt"), str):
                 held.add(sign["attempt"])
             else:
-                # Its content is on its way: it may be of any of them.
-                held.update(found[1] for found in map(ATTEMPT_PATTERN.fullmatch, (one.name for one in infos)) if found)
+                # Its content is still being written: it may hold any attempt.
+                held.update(attempt_of.values())
     return held
 
 
@@ -109,7 +110,7 @@ def _is_sign(info: FileInfo) -> bool:
 
 
 def is_dead(entry: Storage, info: FileInfo, *, now: float) -> bool:
-    """Whether the process behind a sign of life is gone: known on this host, guessed elsewhere from its silence."""
+    """Whether the owner of a lease or an intent is gone: known on this host, guessed from its silence elsewhere."""
     if now - info.modified > 3 * RENEW_SECONDS:
         return True
     sign = _read_sign(entry, info.name) or {}
@@ -120,7 +121,7 @@ def is_dead(entry: Storage, info: FileInfo, *, now: float) -> bool:
 
 
 def _read_sign(entry: Storage, name: str) -> dict[str, Any] | None:
-    """What a sign of life says, which may be nothing yet; None where it is gone."""
+    """The content of a lease or an intent, empty while it is being written; None if the file is gone."""
     try:
         sign = json.loads(entry.read(name))
     except FileNotFoundError:
@@ -130,8 +131,8 @@ def _read_sign(entry: Storage, name: str) -> dict[str, Any] | None:
     return sign if isinstance(sign, dict) else {}
 
 
-def sign_of_life(attempt_id: str, application_id: str) -> bytes:
-    """What a lease says of its owner."""
+def _sign_of_life(attempt_id: str, application_id: str) -> bytes:
+    """The content of a lease: the attempt that it holds, and its owner."""
     sign = {
         "attempt": attempt_id,
         "host": this_host(),
@@ -144,7 +145,7 @@ def sign_of_life(attempt_id: str, application_id: str) -> bytes:
 
 
 def this_host() -> str:
-    """This machine and process namespace: within one, process numbers can be compared."""
+    """A name of this machine and process namespace: within one, process numbers can be compared."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -154,7 +155,7 @@ def this_host() -> str:
 
 
 def _process_start(pid: int) -> str | None:
-    """When a process began, in the kernel's ticks, so that a reused number is told apart; None where it is gone."""
+    """When a process began, in the kernel's ticks, so that a reused number is noticed; None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -166,43 +167,43 @@ def _process_start(pid: int) -> str | None:
         except ProcessLookupError:
             return None
         except PermissionError:
-            return "?"
+            pass
         return "?"
     return None if fields[0] in ("Z", "X") else fields[19]
 
 
 class _Heartbeat:
-    """One thread for each cache directory, which renews this process's leases there and ends with the last of them.
+    """Renews this process's leases: one thread for each cache directory, which ends with the last lease there.
 
-    No lock is held while a store is asked, so one that hangs keeps nobody waiting but its own thread.
+    No lock is held during a request, so a store that hangs delays only its own thread.
     """
 
     def __init__(self) -> None:
         self.forget_parent()
 
     def forget_parent(self) -> None:
-        """Begin anew: in a forked child neither the threads nor the leases, nor a lock that was held, are its own."""
+        """Start afresh in a forked child, which owns neither the threads, nor the leases, nor a lock that was held."""
         self._condition = threading.Condition()
         self._leases: set[Lease] = set()
         self._renewing: set[Lease] = set()
         self._threads: dict[str, threading.Thread] = {}
 
     def add(self, lease: Lease) -> None:
-        place = lease.place
+        root_url = lease.root_url
         with self._condition:
             self._leases.add(lease)
-            if place not in self._threads:
-                thread = threading.Thread(target=self._run, args=(place,), name="converter-heartbeat", daemon=True)
+            if root_url not in self._threads:
+                thread = threading.Thread(target=self._run, args=(root_url,), name="converter-heartbeat", daemon=True)
                 thread.start()
-                self._threads[place] = thread
+                self._threads[root_url] = thread
 
     def remove(self, lease: Lease) -> None:
-        """Renew it no more; does nothing the second time."""
-        place, thread = lease.place, None
+        """Stop renewing a lease; does nothing the second time."""
+        thread = None
         with self._condition:
             self._leases.discard(lease)
-            if all(other.place != place for other in self._leases):
-                thread = self._threads.pop(place, None)
+            if all(other.root_url != lease.root_url for other in self._leases):
+                thread = self._threads.pop(lease.root_url, None)
                 self._condition.notify_all()
             # A renewal under way comes first: after the lease is deleted it could bring the file back.
             self._condition.wait_for(lambda: lease not in self._renewing, timeout=_LAST_RENEWAL_SECONDS)
@@ -210,15 +211,15 @@ class _Heartbeat:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def renew(self, place: str | None = None) -> None:
+    def renew(self, root_url: str | None = None) -> None:
         """Renew every lease once, or those of one cache directory."""
         with self._condition:
-            leases = [lease for lease in self._leases if place in (None, lease.place)]
+            leases = [lease for lease in self._leases if root_url in (None, lease.root_url)]
         for lease in leases:
             with self._condition:
                 if lease not in self._leases or lease in self._renewing or lease.lost:
                     continue
-                # Said under the lock, so that who gives the lease back either is seen here or sees this.
+                # Under the lock: `remove` either happened before, or waits for this renewal.
                 self._renewing.add(lease)
             try:
                 self._renew(lease)
@@ -240,13 +241,13 @@ class _Heartbeat:
             else:
                 logger.warning("Could not renew %s/%s: %s", lease.entry.url, lease.name, error)
 
-    def _run(self, place: str) -> None:
+    def _run(self, root_url: str) -> None:
         own = threading.current_thread()
         while True:
             with self._condition:
-                if self._condition.wait_for(lambda: self._threads.get(place) is not own, timeout=RENEW_SECONDS):
+                if self._condition.wait_for(lambda: self._threads.get(root_url) is not own, timeout=RENEW_SECONDS):
                     return
-            self.renew(place)
+            self.renew(root_url)
 
 
 heartbeat = _Heartbeat()

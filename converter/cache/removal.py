@@ -1,10 +1,13 @@
-"""Only what we wrote is ever removed."""
+"""What may be removed: only files that this package or Spark's writer made, in our own `data-<attempt>` folders.
+
+A file with any other name stays, and so does everything behind a link. Both are logged.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 
 from converter.manifest import DATA_FILE
 from converter.storage.directory import FileInfo, Storage
@@ -17,39 +20,41 @@ _SIDE_FILE = re.compile(r"probe|_SUCCESS|\._SUCCESS\.crc|\.part-[0-9]{5,}-[0-9a-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepReport:
-    """What a sweep removed, or with `dry_run` would remove."""
+    """What a sweep removed, or with `dry_run=True` would remove.
+
+    >>> SweepReport(num_entries=1, num_files=2, num_bytes=4096).num_bytes
+    4096
+    """
 
     num_entries: int = 0
     """Committed entries."""
 
     num_attempts: int = 0
-    """Writes that never committed."""
+    """Unfinished writes."""
 
     num_files: int = 0
+    """Data files of both."""
+
     num_bytes: int = 0
-    urls: tuple[str, ...] = field(default=())
-    """The folders concerned."""
+    """Size of those files."""
+
+    urls: tuple[str, ...] = ()
+    """The folders that held them."""
 
     num_kept: int = 0
-    """Entries that were left because they are kept with `delete_on_exit=False`."""
+    """Entries that stay because they were written with `delete_on_exit=False`."""
 
     def __add__(self, other: SweepReport) -> SweepReport:
-        return SweepReport(
-            num_entries=self.num_entries + other.num_entries,
-            num_attempts=self.num_attempts + other.num_attempts,
-            num_files=self.num_files + other.num_files,
-            num_bytes=self.num_bytes + other.num_bytes,
-            urls=self.urls + other.urls,
-            num_kept=self.num_kept + other.num_kept,
-        )
+        names = (field.name for field in fields(self))
+        return SweepReport(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 def is_ours(info: FileInfo) -> bool:
-    """Whether a file in a data folder bears a name that our writer, or Spark's, gives."""
+    """Whether a file in a data folder has a name that our writer, or Spark's, gives."""
     return not info.is_directory and bool(DATA_FILE.fullmatch(info.name) or _SIDE_FILE.fullmatch(info.name))
 
 
-def leads_elsewhere(directory: Storage, name: str) -> bool:
+def is_link(directory: Storage, name: str) -> bool:
     """Whether a name in a directory is a link."""
     return any(info.name == name and info.is_link for info in directory.list())
 
@@ -57,7 +62,7 @@ def leads_elsewhere(directory: Storage, name: str) -> bool:
 def delete_uncommitted(entry: Storage, directory_name: str) -> SweepReport:
     """Remove the data of an attempt that never was committed, and what Spark's own writer left unfinished."""
     data = entry.below(directory_name)
-    if not leads_elsewhere(entry, directory_name) and any(
+    if not is_link(entry, directory_name) and any(
         info.name == _SPARK_STAGING and not info.is_link for info in data.list()
     ):
         # Spark's committer works there; in our own folder, never committed, it is all ours.
@@ -66,8 +71,8 @@ def delete_uncommitted(entry: Storage, directory_name: str) -> SweepReport:
 
 
 def delete_data(entry: Storage, directory_name: str) -> SweepReport:
-    """Remove our data files of one attempt, and its folder if nothing else stands there."""
-    if leads_elsewhere(entry, directory_name):
+    """Remove our data files of one attempt, and its folder if that is empty then."""
+    if is_link(entry, directory_name):
         logger.warning("Left %s/%s alone: it is a link, which this package does not make.", entry.url, directory_name)
         return SweepReport()
     directory = entry.below(directory_name)

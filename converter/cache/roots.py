@@ -1,11 +1,21 @@
-"""Where the cache lies, and that it is ours."""
+"""Where the cache lies, and whether it is ours.
+
+We write only into our own subdirectory of the user's cache directory, and only if it bears our marker:
+
+    <cache_dir>/converter-v1/.owner                       ownership marker
+    <cache_dir>/converter-v1/<key>/data-<attempt>/        one attempt's Parquet files, private by its uuid
+    <cache_dir>/converter-v1/<key>/data-<attempt>.intent  written before the job starts, renewed while it runs
+    <cache_dir>/converter-v1/<key>/manifest.json          the commit
+    <cache_dir>/converter-v1/<key>/lease-<uuid>.json      one for each user of the entry, renewed while it lives
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
 import platformdirs
@@ -30,33 +40,35 @@ PASSING_PATTERN = re.compile(
     r"(\.owner|manifest\.json|data-[0-9a-f]{32}\.intent|lease-[0-9a-f]{32}\.json|\.clock-[0-9a-f]{32})"
     r"\.[0-9a-f]{32}\.tmp|\.clock-[0-9a-f]{32}"
 )
+"""Files that exist for a moment: a small file on its way to its name, and the file that tells the store's time."""
 
-
-_READING_STEPS = ("load", "adopt", "list_entries")
+_READING_STEPS = ("load", "adopt", "list entries")
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
+@contextlib.contextmanager
+def naming_errors(root: Storage, step: str) -> Iterator[None]:
+    """Raise a store's error as a CacheError that names the cache and the step."""
+    try:
+        yield
+    except OSError as error:
+        left = "" if step in _READING_STEPS else " A later sweep removes what is left there."
+        raise CacheError(f"The cache at {root.url} failed to {step}: {error}.{left}", path=root.url) from error
+
+
 def named_errors(
     step: Callable[Concatenate[Storage, Arguments], Result],
 ) -> Callable[Concatenate[Storage, Arguments], Result]:
-    """Let an error of the store arrive as a CacheError that names the place and the step."""
+    """`naming_errors` for a whole function, whose name is the step's."""
 
     @functools.wraps(step)
     def named(root: Storage, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-        try:
+        with naming_errors(root, step.__name__.replace("_", " ")):
             return step(root, *arguments, **options)
-        except OSError as error:
-            left = "" if step.__name__ in _READING_STEPS else " What is left there is removed by a later sweep."
-            raise CacheError(
-                f"The cache at {root.url} failed to {step.__name__.replace('_', ' ')}: {error}.{left}", path=root.url
-            ) from error
 
     return named  # type: ignore[return-value]  # mypy minds the first argument's name.
-
-
-# Where -----------------------------------------------------------------------
 
 
 def choose_cache_dir(
@@ -77,7 +89,7 @@ def choose_cache_dir(
         return platformdirs.user_cache_dir("spark-tensor-converter")
     where = "Spark Connect, whose local disk is the server's" if is_connect else f"the cluster {master!r}"
     raise CacheNotConfiguredError(
-        f"Nobody said where the cache goes, and Spark runs on {where}. Name a directory that the driver and every "
+        f"No cache directory is configured, and Spark runs on {where}. Name a directory that the driver and every "
         f"executor see: cache_dir=…, the environment variable {ENVIRONMENT_VARIABLE}, or the Spark conf {SPARK_CONF}."
     )
 
@@ -85,17 +97,14 @@ def choose_cache_dir(
 def open_parent(
     cache_dir: str, storage_options: StorageOptions | None = None, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> Storage:
-    """The user's cache directory as it is named: nothing is asked of it, and nothing made.
+    """The user's cache directory, without a request to its store.
 
     Raises:
-        CacheError: its name is none, or what reaches it is not installed.
+        CacheError: `cache_dir` is not a valid path or URL, or the package for its store is not installed.
     """
     try:
         parent = open_storage(cache_dir, storage_options, timeout_seconds)
-    except ImportError as error:
-        shown = shown_url(cache_dir)
-        raise CacheError(f"cache_dir={shown!r} cannot be used: {error}", path=shown) from error
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
         if not cache_dir.strip():
             raise
         shown = shown_url(cache_dir)
@@ -112,24 +121,19 @@ def open_parent(
 def open_root(
     cache_dir: str, storage_options: StorageOptions | None = None, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> Storage:
-    """Our own subdirectory of the user's cache directory, made and marked where it is missing.
+    """Our own subdirectory of the user's cache directory, made and marked if it is missing.
 
     Raises:
         CacheError: the directory is a file, or cannot be written.
-        CacheNotOwnedError: the subdirectory exists, holds something and was not made by us.
+        CacheNotOwnedError: the subdirectory is not empty and lacks our marker.
     """
     parent = open_parent(cache_dir, storage_options, timeout_seconds)
     root = parent.below(DIRECTORY)
     try:
         root.make_directory()
         if root.size(OWNER_FILE) is None:
-            strangers = [info for info in root.list() if not PASSING_PATTERN.fullmatch(info.name)]
-            # Looked at again: another process may have made the root, marker first, in between.
-            if strangers and root.size(OWNER_FILE) is None:
-                raise _not_owned(root)
+            _check_owned(root)
             root.put_if_absent(OWNER_FILE, _OWNER_BYTES)
-    except CacheError:
-        raise
     except OSError as error:
         raise CacheError(
             f"The cache directory {parent.url} cannot be written: {error.strerror or error}. "
@@ -145,7 +149,8 @@ def find_root(
     """Our own subdirectory of a cache directory if there is one; makes nothing.
 
     Raises:
-        CacheNotOwnedError: it exists, holds something and was not made by us.
+        CacheError: the directory is a file.
+        CacheNotOwnedError: the subdirectory is not empty and lacks our marker.
     """
     root = open_storage(cache_dir, storage_options, timeout_seconds).below(DIRECTORY)
     if root.size(OWNER_FILE) is not None:
@@ -153,14 +158,17 @@ def find_root(
     if root.is_at_a_file:
         shown = shown_url(cache_dir)
         raise CacheError(f"{shown} is a file, where a directory was expected.", path=shown)
-    if any(not PASSING_PATTERN.fullmatch(info.name) for info in root.list()) and root.size(OWNER_FILE) is None:
-        raise _not_owned(root)
+    _check_owned(root)
     return None
 
 
-def _not_owned(root: Storage) -> CacheNotOwnedError:
-    return CacheNotOwnedError(
-        f"{root.url} holds files but not the marker {OWNER_FILE} of this package, so it is left alone. "
-        "Choose another cache_dir, or empty that folder.",
-        path=root.url,
-    )
+def _check_owned(root: Storage) -> None:
+    """Raise CacheNotOwnedError if a folder without our marker holds files of others."""
+    has_foreign_files = any(not PASSING_PATTERN.fullmatch(info.name) for info in root.list())
+    # Checked again: another process may have put the marker, and then files, in between.
+    if has_foreign_files and root.size(OWNER_FILE) is None:
+        raise CacheNotOwnedError(
+            f"{root.url} holds files but not the marker {OWNER_FILE} of this package, so it is left alone. "
+            "Choose another cache_dir, or empty that folder.",
+            path=root.url,
+        )

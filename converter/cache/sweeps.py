@@ -1,4 +1,4 @@
-"""What dead owners left is removed."""
+"""Sweeps: entries and unfinished writes that no live process holds are removed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import logging
 import random
 from dataclasses import replace
 
-from converter.cache.entries import attempt_of, is_entry, is_in_use, load_manifest, says_it_is_kept
+from converter.cache.entries import attempt_of, is_in_use, load_manifest, says_it_is_kept
+from converter.cache.finding import is_entry
 from converter.cache.leases import RENEW_SECONDS, held_attempts, is_dead
-from converter.cache.removal import SweepReport, delete_data, delete_uncommitted, is_ours, leads_elsewhere
+from converter.cache.removal import SweepReport, delete_data, delete_uncommitted, is_link, is_ours
 from converter.cache.roots import ATTEMPT_PATTERN, LEASE_PATTERN, MANIFEST, PASSING_PATTERN, named_errors
 from converter.errors import CacheCorruptError, CacheError
 from converter.manifest import Manifest
@@ -16,8 +17,21 @@ from converter.storage.directory import FileInfo, Storage
 
 logger = logging.getLogger(__name__)
 
+_MAX_SWEPT = 64
+"""Entries that `sweep_after_write` looks at: each costs a listing. A guess."""
 
-# Life and death --------------------------------------------------------------
+
+def sweep_after_write(root: Storage) -> None:
+    """Sweep a bounded part of a cache; errors are logged, because the caller's own work is done already."""
+    try:
+        report = sweep_root(root, older_than_seconds=0, max_entries=_MAX_SWEPT)
+    except (OSError, CacheError) as error:
+        logger.info("Did not sweep %s: %s", root.url, error)
+        return
+    if report.num_files:
+        logger.info(
+            "Swept %d files (%d bytes) that dead owners left in %s", report.num_files, report.num_bytes, root.url
+        )
 
 
 @named_errors
@@ -30,11 +44,11 @@ def sweep_root(
     dry_run: bool = False,
     max_entries: int | None = None,
 ) -> SweepReport:
-    """Remove what dead owners left below `root`; nothing that holds a live lease.
+    """Remove what dead owners left below `root`; nothing that a live lease holds.
 
-    Committed entries go when they were idle for `older_than_seconds`, those that were kept on purpose only where
-    `kept` says so; attempts that never committed go with their writer. With `name_hash` nothing but the entries whose
-    key begins with it is looked at, and kept ones go too.
+    Removes committed entries that were idle for `older_than_seconds`, and unfinished writes whose writer is dead.
+    Kept entries are removed only with `kept`, or with `name_hash`, which restricts the sweep to the keys that begin
+    with it.
     """
     infos = root.list()
     entries = [info for info in infos if is_entry(info, name_hash)]
@@ -48,12 +62,12 @@ def sweep_root(
     takes_kept = kept or name_hash is not None
     report = SweepReport()
     first_error: Exception | None = None
-    # A sample, so that a bounded sweep comes to every entry in time.
+    # A random sample, so that repeated bounded sweeps reach every entry.
     for info in random.sample(entries, min(len(entries), max_entries or len(entries))):
         try:
             report += _sweep_entry(root, info, now, older_than_seconds, takes_kept=takes_kept, dry_run=dry_run)
         except (OSError, CacheError) as error:
-            # One entry that cannot be read, another user's perhaps, does not keep the others.
+            # An entry that cannot be read, perhaps another user's, must not stop the sweep of the others.
             first_error = first_error or error
     if first_error is not None:
         raise CacheError(f"An entry below {root.url} could not be swept: {first_error}", path=root.url) from first_error
@@ -61,9 +75,9 @@ def sweep_root(
 
 
 def _sweep_entry(
-    root: Storage, found: FileInfo, now: float, older_than: float, *, takes_kept: bool, dry_run: bool
+    root: Storage, folder: FileInfo, now: float, older_than: float, *, takes_kept: bool, dry_run: bool
 ) -> SweepReport:
-    key = found.name
+    key = folder.name
     entry = root.below(key)
     infos = [info for info in entry.list() if not (info.is_directory and not ATTEMPT_PATTERN.fullmatch(info.name))]
     infos = [info for info in infos if not (info.is_directory and info.name.endswith(".intent"))]
@@ -76,15 +90,15 @@ def _sweep_entry(
             logger.warning("Left a kept entry that cannot be read: %s", error)
             return SweepReport(num_kept=1)
     except CacheError as error:
-        # Of a newer version, whose own sweep knows better; or a user's folder.
+        # Written by a newer version, or a folder of the user's in the manifest's place.
         logger.info("Left %s alone: %s", entry.url, error)
         return SweepReport()
     held = held_attempts(entry, infos, now=now)
     committed = None if manifest is None else attempt_of(manifest)
     report = SweepReport()
     if manifest is not None and committed not in held:
-        # The folder's own time moves when a lease comes or goes, so it remembers the last user.
-        idle = now - max([found.modified, *(info.modified for info in infos)])
+        # The folder's own time changes when a lease appears or disappears, so it shows the last use.
+        idle = now - max([folder.modified, *(info.modified for info in infos)])
         if idle >= older_than and manifest.is_kept and not takes_kept:
             report += SweepReport(num_kept=1)
         elif idle >= older_than:
@@ -114,20 +128,20 @@ def _sweep_entry(
 def _sweep_attempt(
     root: Storage, key: str, attempt_id: str, manifest: Manifest | None, *, is_corrupt: bool, dry_run: bool
 ) -> SweepReport:
-    """Remove a dead attempt; `manifest` is what the entry had when its signs of life were listed, if not corrupt."""
+    """Remove a dead attempt; `manifest` and `is_corrupt` are as they were when the leases were listed."""
     entry = root.below(key)
     was_committed = manifest is not None and attempt_of(manifest) == attempt_id
     counted = SweepReport() if was_committed else SweepReport(num_attempts=1, urls=(entry.url,))
     directory_name = f"data-{attempt_id}"
     if dry_run:
-        if leads_elsewhere(entry, directory_name):
+        if is_link(entry, directory_name):
             return counted
-        found = [info for info in entry.below(directory_name).list() if is_ours(info)]
-        return counted + SweepReport(num_files=len(found), num_bytes=sum(info.num_bytes for info in found))
-    # First the intent, then the manifest again: one who commits now sees that it was taken for dead.
+        files = [info for info in entry.below(directory_name).list() if is_ours(info)]
+        return counted + SweepReport(num_files=len(files), num_bytes=sum(info.num_bytes for info in files))
+    # First the intent, then the manifest again: a writer that commits now sees that its intent is gone.
     entry.delete_file(f"{directory_name}.intent")
-    # One that became corrupt meanwhile may name this attempt.
+    # A manifest that became corrupt meanwhile may name this attempt.
     if is_in_use(root, key, attempt_id, if_corrupt=not is_corrupt):
         return SweepReport()
-    # Of an entry that was committed no staging is left.
+    # A committed entry has no staging folder left.
     return counted + (delete_data if was_committed else delete_uncommitted)(entry, directory_name)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from converter.cache import entries, leases, roots
+from converter.cache import entries, roots
 from converter.dataset import DatasetConverter
 from converter.make import hold_entry
 from converter.manifest import Manifest
@@ -46,32 +46,30 @@ def write_data(root: Storage, attempt: entries.Attempt, *, num_files: int = 2, i
     reports: list[tuple[int, dict[str, Any]]] = []
     for partition, ids in enumerate(np.array_split(np.arange(NUM_ROWS, dtype=np.int64), num_files)):
         batch = pa.RecordBatch.from_arrays([pa.array(ids), pa.array(ids.astype(np.float32))], names=["c0", "c1"])
-        found = tasks._write(iter([batch]), spec, partition=partition, attempt=partition)
-        reports += [(partition, report) for report in found]
+        files = tasks._write(iter([batch]), spec, partition=partition, attempt=partition)
+        reports += [(partition, report) for report in files]
     return spark_reports.manifest_from(
         reports, columns, directory=attempt.data_directory, is_kept=is_kept, float_dtype="float32"
     )
 
 
-def commit_entry(root: Storage, key: str = KEY, *, is_kept: bool = False) -> tuple[Manifest, leases.Lease]:
+def commit_entry(root: Storage, key: str = KEY, *, is_kept: bool = False) -> entries.HeldEntry:
     """A committed entry that this process holds."""
     attempt = entries.begin(root, key, application_id="app-1")
     return entries.commit(root, attempt, write_data(root, attempt, is_kept=is_kept))
 
 
 def leave_entry(cache_dir: Path, key: str = KEY, *, is_kept: bool = False) -> str:
-    """The URL of a committed entry that nobody holds any more, as an earlier run leaves it."""
-    root = roots.open_root(str(cache_dir))
-    manifest, lease = commit_entry(root, key, is_kept=is_kept)
-    entries.let_go(root, key, manifest, lease)
-    return root.below(key).url
+    """The URL of a committed entry that no process holds any more, as an earlier run leaves it."""
+    entry = commit_entry(roots.open_root(str(cache_dir)), key, is_kept=is_kept)
+    entry.release()
+    return entry.folder.url
 
 
 def make_converter(cache_dir: str, *, delete_on_exit: bool = True, key: str = KEY) -> DatasetConverter:
     """What `make_spark_converter` returns, without Spark."""
-    root = roots.open_root(cache_dir)
-    manifest, lease = commit_entry(root, key, is_kept=not delete_on_exit)
-    return hold_entry(root, key, manifest, lease, delete_on_exit=delete_on_exit)
+    entry = commit_entry(roots.open_root(cache_dir), key, is_kept=not delete_on_exit)
+    return hold_entry(entry, delete_on_exit=delete_on_exit)
 
 
 def ids_of(converter: DatasetConverter) -> list[int]:
@@ -82,14 +80,14 @@ def ids_of(converter: DatasetConverter) -> list[int]:
 
 def tree(directory: Path) -> dict[str, bytes | None]:
     """Every path below a directory with its content; None for a folder, `b"-> …"` for a link, which is not followed."""
-    found: dict[str, bytes | None] = {}
+    contents: dict[str, bytes | None] = {}
     for path in sorted(directory.rglob("*")) if directory.exists() else []:
         name = str(path.relative_to(directory))
         if path.is_symlink():
-            found[name] = f"-> {os.readlink(path)}".encode()
+            contents[name] = f"-> {os.readlink(path)}".encode()
         else:
-            found[name] = None if path.is_dir() else path.read_bytes()
-    return found
+            contents[name] = None if path.is_dir() else path.read_bytes()
+    return contents
 
 
 def make_old(path: Path, seconds: float) -> None:

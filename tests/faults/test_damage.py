@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import itertools
 import json
@@ -71,7 +72,7 @@ def _assert_can_be_made_again(cache_dir: Path) -> None:
     if adopted is None:
         attempt = entries.begin(root, KEY, application_id="app-2")
         adopted = entries.commit(root, attempt, write_data(root, attempt, is_kept=True))
-    entries.let_go(root, KEY, *adopted)
+    adopted.release()
     with open_converter(str(cache_dir / ROOT / KEY)) as converter:
         assert ids_of(converter) == list(range(len(converter)))
 
@@ -205,7 +206,7 @@ def test_a_manifest_that_tears_while_another_is_written_costs_neither_the_lease_
     manifest = write_data(root, attempt)
     (entry / "manifest.json").write_bytes(b"{")
     with contextlib.suppress(CacheCorruptError):
-        entries.let_go(root, KEY, *entries.commit(root, attempt, manifest))
+        entries.commit(root, attempt, manifest).release()
     entries.abandon(root, attempt)
     _assert_no_lease_is_left(entry)
 
@@ -331,13 +332,13 @@ def write_until_the_disk_is_full(cache_dir: str, num_bytes: int) -> str:
     try:
         attempt = entries.begin(root, KEY, application_id="app-1")
         try:
-            manifest, lease = entries.commit(root, attempt, write_data(root, attempt, is_kept=True))
+            held = entries.commit(root, attempt, write_data(root, attempt, is_kept=True))
         except BaseException:
             entries.abandon(root, attempt)
             raise
     except (OSError, ConverterError) as error:
         return type(error).__name__
-    entries.let_go(root, KEY, manifest, lease)
+    held.release()
     return "written"
 
 
@@ -418,7 +419,7 @@ def _failing_root(cache_dir: Path, fault: Fault) -> Storage:
 
 
 def _write(root: Storage, cache_dir: Path) -> None:
-    """As `write_dataframe` does; what is made is let go of."""
+    """As `write_dataframe` does; what is made is released."""
     attempt = entries.begin(root, KEY, application_id="app-1")
     try:
         manifest = write_data(root, attempt, is_kept=True)
@@ -427,21 +428,20 @@ def _write(root: Storage, cache_dir: Path) -> None:
     except BaseException:
         entries.abandon(root, attempt)
         raise
-    entries.let_go(root, KEY, *adopted)
+    adopted.release()
 
 
 def _open(root: Storage, cache_dir: Path) -> None:
     adopted = entries.adopt(root, KEY)
     if adopted is not None:
-        entries.let_go(root, KEY, adopted.manifest, adopted.lease)
+        adopted.release()
 
 
 def _delete(root: Storage, cache_dir: Path) -> None:
     adopted = entries.adopt(roots.open_root(str(cache_dir)), KEY)
     assert adopted is not None
-    manifest, lease, _ = adopted
-    lease.entry = root.below(KEY)
-    entries.delete(root, KEY, manifest, lease)
+    adopted.lease.entry = root.below(KEY)
+    dataclasses.replace(adopted, root=root).delete()
 
 
 def _sweep(root: Storage, cache_dir: Path) -> None:
@@ -544,15 +544,14 @@ def _failing_converter(cache_dir: Path, fault: Fault, *, is_opened: bool = False
     root = roots.open_root(str(cache_dir))
     if is_opened:
         leave_entry(cache_dir)
-        adopted = entries.adopt(root, KEY)
-        assert adopted is not None
-        manifest, lease, _ = adopted
+        held = entries.adopt(root, KEY)
     else:
-        manifest, lease = commit_entry(root)
+        held = commit_entry(root)
+    assert held is not None
+    assert held.lease is not None
     root = _failing_root(cache_dir, fault)
-    assert lease is not None
-    lease.entry = root.below(KEY)
-    return hold_entry(root, KEY, manifest, lease, delete_on_exit=not is_opened)
+    held.lease.entry = root.below(KEY)
+    return hold_entry(dataclasses.replace(held, root=root), delete_on_exit=not is_opened)
 
 
 @pytest.mark.parametrize("kind", ["once", "for-ever", "interrupt"])
@@ -605,10 +604,10 @@ def test_what_could_not_be_deleted_is_at_the_end_of_the_block(cache_dir: Path) -
     assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}
 
 
-def test_letting_go_can_be_repeated_too_and_deletes_nothing(cache_dir: Path) -> None:
+def test_a_release_can_be_repeated_too_and_deletes_nothing(cache_dir: Path) -> None:
     fault = Fault(at_call=1)
     converter = _failing_converter(cache_dir, fault, is_opened=True)
-    with pytest.raises(CacheError, match="failed to let go"):
+    with pytest.raises(CacheError, match="failed to release"):
         converter.__exit__(None, None, None)
     assert list((cache_dir / ROOT / KEY).glob("lease-*"))
     converter.__exit__(None, None, None)

@@ -441,10 +441,9 @@ def test_a_dry_run_makes_no_directory(cache_dir: Path) -> None:
 
 def test_two_keys_of_one_root_are_two_entries(cache_dir: Path) -> None:
     root = roots.open_root(str(cache_dir))
-    first, lease = commit_entry(root, KEY)
-    other = commit_entry(root, OTHER_KEY)
-    entries.delete(root, KEY, first, lease)
+    first, other = commit_entry(root, KEY), commit_entry(root, OTHER_KEY)
+    first.delete()
     assert not (cache_dir / ROOT / KEY).exists()
-    assert entries.find_damage(root.below(OTHER_KEY), other[0]) is None
-    entries.delete(root, OTHER_KEY, *other)
+    assert entries.find_damage(other.folder, other.manifest) is None
+    other.delete()
     assert set(tree(cache_dir)) == {ROOT, f"{ROOT}/.owner"}

@@ -18,7 +18,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from converter import holding, make, open_converter, sweep
+from converter import holding, open_converter, sweep
 from converter.cache import entries, leases, removal, roots, sweeps
 from converter.dataset import DatasetConverter
 from converter.errors import CacheError
@@ -142,7 +142,7 @@ class BrokenStorage:
 
 def test_a_renewal_that_fails_is_tried_again(cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     with make_converter(str(cache_dir)) as converter:
-        lease = converter._holding.lease
+        lease = converter._holding.entry.lease
         assert lease is not None
         entry = lease.entry
         lease.entry = BrokenStorage()  # type: ignore[assignment]
@@ -185,7 +185,7 @@ def test_a_swept_owner_says_so_by_name(cache_dir: Path, caplog: pytest.LogCaptur
         leases.heartbeat.renew()
         leases.heartbeat.renew()
     assert caplog.text.count("was taken for dead and swept") == 1
-    with pytest.raises(CacheError, match=r"gave no sign of life for 180 seconds or longer.*was taken for abandoned"):
+    with pytest.raises(CacheError, match=r"did not renew its lease .* for 180 seconds or longer.*was swept"):
         converter.make_batch_reader()
     assert _is_empty(cache_dir)
     converter.delete()
@@ -209,7 +209,7 @@ def test_a_process_that_was_stopped_and_swept_says_so_when_it_goes_on(tmp_path: 
         tell()
         output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
-        assert "was taken for abandoned and swept" in json.loads(output.splitlines()[-1])
+        assert "so the entry was swept" in json.loads(output.splitlines()[-1])
 
 
 @contextlib.contextmanager
@@ -389,7 +389,7 @@ def test_a_process_of_another_host_is_dead_after_three_missed_renewals(
     root = roots.open_root(str(cache_dir))
     attempt = entries.begin(root, KEY, application_id="app-1")
     manifest = write_data(root, attempt)
-    lease = entries.commit(root, attempt, manifest)[1] if is_committed else attempt.intent
+    lease = entries.commit(root, attempt, manifest).lease if is_committed else attempt.intent
     leases.heartbeat.remove(lease)
     [sign] = _signs(cache_dir)
     # Its number may well be that of a process here.
@@ -651,11 +651,11 @@ def test_a_negative_time_is_refused(older_than: float | dt.timedelta, cache_dir:
 def test_what_was_kept_goes_only_where_that_is_asked_for(age: float, cache_dir: Path) -> None:
     url = leave_entry(cache_dir, KEY, is_kept=True)
     leave_entry(cache_dir, OTHER_KEY, is_kept=False)
-    make._sweep_a_little(roots.open_root(str(cache_dir)))
+    sweeps.sweep_after_write(roots.open_root(str(cache_dir)))
     assert not (cache_dir / ROOT / OTHER_KEY).exists()
     for path in [cache_dir / ROOT / KEY, *(cache_dir / ROOT / KEY).rglob("*")]:
         make_old(path, age)
-    make._sweep_a_little(roots.open_root(str(cache_dir)))
+    sweeps.sweep_after_write(roots.open_root(str(cache_dir)))
     for older_than in (0, 3600):
         is_old = older_than <= age
         assert sweep(cache_dir, older_than=older_than) == removal.SweepReport(num_kept=int(is_old))
@@ -677,7 +677,7 @@ def test_what_was_kept_stays_also_where_its_manifest_is_damaged(
     content = manifest.read_bytes()
     manifest.write_bytes(content[:-40] if damage == "cut" else content.replace(b'"num_rows":', b'"num_rows":1'))
     before = tree(cache_dir)
-    make._sweep_a_little(roots.open_root(str(cache_dir)))
+    sweeps.sweep_after_write(roots.open_root(str(cache_dir)))
     assert sweep(cache_dir) == removal.SweepReport(num_kept=1)
     assert tree(cache_dir) == before
     assert "Left a kept entry that cannot be read" in caplog.text
@@ -685,7 +685,7 @@ def test_what_was_kept_stays_also_where_its_manifest_is_damaged(
     assert _is_empty(cache_dir)
 
 
-def test_who_lets_go_of_an_entry_leaves_it_also_where_its_manifest_is_damaged_by_then(cache_dir: Path) -> None:
+def test_a_release_leaves_the_entry_also_where_its_manifest_is_damaged_by_then(cache_dir: Path) -> None:
     url = leave_entry(cache_dir, KEY, is_kept=True)
     manifest = cache_dir / ROOT / KEY / "manifest.json"
     with open_converter(url):
@@ -709,19 +709,19 @@ def test_a_damaged_kept_entry_is_not_removed_by_converters_that_delete_at_their_
     assert data.read_bytes() == content
     adopted = write._adopt(root, KEY, may_remove=False)
     assert adopted is not None
-    with hold_entry(root, KEY, *adopted, delete_on_exit=False) as converter:
+    with hold_entry(adopted, delete_on_exit=False) as converter:
         assert ids_of(converter) == list(range(NUM_ROWS))
 
 
 def test_automatic_sweeps_reach_every_entry_in_time(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each looks at a bounded number: those that are kept must not stand in the way of the others for ever."""
-    monkeypatch.setattr(make, "_MAX_SWEPT", 2)
+    monkeypatch.setattr(sweeps, "_MAX_SWEPT", 2)
     for digit in range(4):
         leave_entry(cache_dir, f"{digit}" * 16 + "-" + "0" * 16, is_kept=True)
     leave_entry(cache_dir, OTHER_KEY, is_kept=False)
     root = roots.open_root(str(cache_dir))
     for _ in range(50):
-        make._sweep_a_little(root)
+        sweeps.sweep_after_write(root)
     assert not (cache_dir / ROOT / OTHER_KEY).exists()
 
 
@@ -735,5 +735,5 @@ def test_an_automatic_sweep_that_fails_fails_nobody(
 
     monkeypatch.setattr(sweeps, "sweep_root", fail)
     with caplog.at_level(logging.INFO):
-        make._sweep_a_little(roots.open_root(str(cache_dir)))
+        sweeps.sweep_after_write(roots.open_root(str(cache_dir)))
     assert "Did not sweep" in caplog.text

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from converter import errors, make, open_converter, sweep
-from converter.cache import entries, leases, roots
+from converter import errors, open_converter, sweep
+from converter.cache import entries, leases, roots, sweeps
 from converter.dataset import DatasetConverter
 from converter.errors import ConverterError
 from converter.make import hold_entry
@@ -114,9 +114,8 @@ def write(cache_dir: Path, store: FaultyStore) -> None:
             with contextlib.suppress(errors.CacheError):
                 entries.abandon(root, attempt)
             raise
-    manifest, lease = adopted
-    converter = hold_entry(root, KEY, manifest, lease, delete_on_exit=not manifest.is_kept)
-    make._sweep_a_little(root)
+    converter = hold_entry(adopted, delete_on_exit=not adopted.manifest.is_kept)
+    sweeps.sweep_after_write(root)
     _read_and_close(converter)
 
 

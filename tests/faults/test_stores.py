@@ -519,16 +519,17 @@ def race(url: str, options: dict[str, Any], index: int, rounds: int, meeting: st
         while not other.exists():
             assert time.monotonic() < deadline, "the other one has ended"
             time.sleep(0.0005)
-        committed, lease = entries.commit(root, attempt, manifest)
-        assert entries.find_damage(root.below(key), committed) is None
+        held = entries.commit(root, attempt, manifest)
+        committed = held.manifest
+        assert entries.find_damage(held.folder, committed) is None
         ids = []
         if number % 10 == 0:
-            # By a lease of its own: the winner may have let go.
+            # By a lease of its own: the winner may have released it.
             with converter.open_converter(root.below(key).url, storage_options=options) as made:
                 ids = ids_of(made)
         is_own = committed.file_names == manifest.file_names
         found.append({"data": committed.file_names[0], "is_own": is_own, "ids": ids})
-        leases.release(lease)
+        leases.release(held.lease)
     return found
 
 

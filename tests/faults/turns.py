@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from converter.cache import entries, leases, roots, sweeps
+from converter.cache import entries, finding, leases, roots, sweeps
 from converter.manifest import Manifest
 from converter.schema import Field, Schema
 from converter.sources.spark import write as spark_write
@@ -95,13 +95,12 @@ class Process:
 
 @dataclass(eq=False)
 class Holding:
-    """An entry that somebody was told it may read."""
+    """An entry that a process was told it may read."""
 
     process: Process
-    manifest: Manifest
-    lease: leases.Lease
+    entry: entries.HeldEntry
     is_void: bool = False
-    """The process was silent for too long, so nobody owes it anything any more."""
+    """The process missed its renewals, so its lease counts no more."""
 
 
 @dataclass(eq=False)
@@ -350,10 +349,10 @@ class World:
         for holding in self.holdings:
             if holding.is_void or not holding.process.is_alive:
                 continue
-            missing = self._missing(holding.manifest)
+            missing = self._missing(holding.entry.manifest)
             if missing:
                 self._violated(f"process {holding.process.number} holds an entry without {missing}")
-            if not os.path.exists(holding.lease.entry.path(holding.lease.name)):
+            if not os.path.exists(holding.entry.lease.entry.path(holding.entry.lease.name)):
                 self._violated(f"the lease of process {holding.process.number} was removed")
         for content, (path, manifest) in self.committed.items():
             if self._missing(manifest) and _read_or_none(path) == content:
@@ -368,8 +367,8 @@ class World:
         actor = self.current.name if self.current else "?"
         self.violations.append(f"{what} (after {', '.join(self.trace)}, then in {actor})")
 
-    def holds(self, actor: Actor, manifest: Manifest, lease: leases.Lease) -> Holding:
-        holding = Holding(process=actor.process, manifest=manifest, lease=lease, is_void=actor.process.was_suspended)
+    def holds(self, actor: Actor, entry: entries.HeldEntry) -> Holding:
+        holding = Holding(process=actor.process, entry=entry, is_void=actor.process.was_suspended)
         self.holdings.append(holding)
         self.check()
         return holding
@@ -414,7 +413,7 @@ def _read_or_none(path: str) -> bytes | None:
 # The programs: what converters do, step by step --------------------------------
 
 
-def write(world: World, actor: Actor) -> tuple[Manifest, leases.Lease]:
+def write(world: World, actor: Actor) -> entries.HeldEntry:
     """What `write_dataframe` does around the job of the executors."""
     attempt = entries.begin(world.root, KEY, application_id="app-1")
     actor.attempt_id = attempt.attempt_id
@@ -440,32 +439,32 @@ def write(world: World, actor: Actor) -> tuple[Manifest, leases.Lease]:
         if world.foreign:
             world.add_foreign(f"{roots.DIRECTORY}/{KEY}/{attempt.data_directory}/mine.csv")
         entries.delete_unlisted(world.root, attempt, manifest)
-        committed, lease = entries.commit(world.root, attempt, manifest)
+        entry = entries.commit(world.root, attempt, manifest)
     except BaseException:
         entries.abandon(world.root, attempt)
         raise
-    actor.outcome = committed.fingerprint
-    if committed is manifest:
+    actor.outcome = entry.manifest.fingerprint
+    if entry.manifest is manifest:
         world.committed[manifest.to_json()] = (f"{world.root_path}/{KEY}/{roots.MANIFEST}", manifest)
-    return committed, lease
+    return entry
 
 
 def create(world: World, actor: Actor) -> None:
     """Write, and hold."""
-    world.holds(actor, *write(world, actor))
+    world.holds(actor, write(world, actor))
 
 
 def create_and_let_go(world: World, actor: Actor) -> None:
     """Write, and keep the entry for others."""
-    holding = world.holds(actor, *write(world, actor))
+    holding = world.holds(actor, write(world, actor))
     world.holdings.remove(holding)
-    entries.let_go(world.root, KEY, holding.manifest, holding.lease)
+    holding.entry.release()
 
 
 def create_and_delete(world: World, actor: Actor) -> None:
-    holding = world.holds(actor, *write(world, actor))
+    holding = world.holds(actor, write(world, actor))
     world.holdings.remove(holding)
-    entries.delete(world.root, KEY, holding.manifest, holding.lease)
+    holding.entry.delete()
 
 
 def make(world: World, actor: Actor) -> None:
@@ -473,8 +472,8 @@ def make(world: World, actor: Actor) -> None:
     adopted = spark_write._adopt(world.root, KEY)
     if adopted is None:
         adopted = write(world, actor)
-    actor.outcome = adopted[0].fingerprint
-    world.holds(actor, *adopted)
+    actor.outcome = adopted.manifest.fingerprint
+    world.holds(actor, adopted)
 
 
 def _open(world: World, actor: Actor) -> Holding | None:
@@ -482,12 +481,11 @@ def _open(world: World, actor: Actor) -> Holding | None:
     actor.outcome = "none"
     if adopted is None:
         return None
-    manifest, lease, damage = adopted
-    if damage is not None:
-        leases.release(lease)
-        raise damage
-    actor.outcome = manifest.fingerprint
-    return world.holds(actor, manifest, lease)
+    if adopted.damage is not None:
+        leases.release(adopted.lease)
+        raise adopted.damage
+    actor.outcome = adopted.manifest.fingerprint
+    return world.holds(actor, adopted)
 
 
 def open_and_hold(world: World, actor: Actor) -> None:
@@ -498,14 +496,14 @@ def open_and_let_go(world: World, actor: Actor) -> None:
     holding = _open(world, actor)
     if holding is not None:
         world.holdings.remove(holding)
-        entries.let_go(world.root, KEY, holding.manifest, holding.lease)
+        holding.entry.release()
 
 
 def open_and_delete(world: World, actor: Actor) -> None:
     holding = _open(world, actor)
     if holding is not None:
         world.holdings.remove(holding)
-        entries.delete(world.root, KEY, holding.manifest, holding.lease)
+        holding.entry.delete()
 
 
 def sweep(world: World, actor: Actor) -> None:
@@ -585,7 +583,6 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
             process().pulse.remove(lease)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entries, "heartbeat", Heartbeat())
         patch.setattr(leases, "heartbeat", Heartbeat())
         patch.setattr(leases, "this_host", lambda: process().host)
         patch.setattr(leases, "_process_start", process_start)
@@ -593,7 +590,7 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
         patch.setattr(roots, "os", _Module(os, getpid=lambda: process().number))
         patch.setattr(entries, "time", _Module(time, sleep=_do_nothing))
         patch.setattr(leases, "time", _Module(time, sleep=_do_nothing))
-        patch.setattr(entries, "open_storage", lambda url, *_: now[0].at(str(url)))
+        patch.setattr(finding, "open_storage", lambda url, *_: now[0].at(str(url)))
         patch.setattr(roots, "open_storage", lambda url, *_: now[0].at(str(url)))
         stepped = {"link": link, "replace": replace, "unlink": unlink, "utime": utime, "fsync": _do_nothing}
         patch.setattr(databricks, "os", _Module(os, **stepped))

@@ -45,7 +45,7 @@ from converter.sources.spark.local import find_java_home
 from converter.storage.opening import open_storage
 from tests.known_rows import run_python
 from tests.servers.azurite import TRUST_PASSWORD, Azurite, SecureAzurite, start_secure_azurite
-from tests.unit.cache.test_entries import KEY, write_attempt
+from tests.unit.cache.written import KEY, write_attempt
 
 STORAGE = "https://storage.azure.com"
 HEADER = "known to the machine alone"
@@ -482,14 +482,14 @@ def test_a_cache_among_blobs_that_stand_for_folders_leaves_none_of_its_own(azuri
         assert root.below(KEY, attempt.data_directory, "_temporary/0/task").put_if_absent("part", b"a part")
         leases.release(attempt.intent)
     else:
-        _, lease = entries.commit(root, attempt, manifest)
-        found = entries.load(root, KEY)
-        assert found is not None
-        assert found.file_names == manifest.file_names
+        held = entries.commit(root, attempt, manifest)
+        committed = entries.load(root, KEY)
+        assert committed is not None
+        assert committed.file_names == manifest.file_names
         if ends == "delete":
-            entries.delete(root, KEY, manifest, lease)
+            held.delete()
         else:
-            leases.release(lease)
+            leases.release(held.lease)
     if ends != "delete":
         report = sweep(f"{azurite.url(container)}/cache", storage_options=options)
         counted = (report.num_entries, report.num_attempts, report.num_files)

@@ -300,7 +300,7 @@ def test_on_a_cluster_the_job_asks_for_a_cache_dir(cluster: Cluster, tmp_path: P
     done = submit(cluster, JOB, "--epochs", "1", "--data-dir", write_flights(tmp_path, every=1000))
     assert done.status != 0
     assert (
-        f"CacheNotConfiguredError: Nobody said where the cache goes, and Spark runs on the cluster '{cluster.url}'"
+        f"CacheNotConfiguredError: No cache directory is configured, and Spark runs on the cluster '{cluster.url}'"
         in done.output
     )
     assert (

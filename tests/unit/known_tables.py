@@ -247,11 +247,11 @@ def write_batches(
         manifest = spark_reports.manifest_from(
             reports, plans, directory=attempt.data_directory, is_kept=False, float_dtype=float_dtype
         )
-        manifest, lease = entries.commit(root, attempt, manifest)
+        entry = entries.commit(root, attempt, manifest)
     except BaseException:
         leases.release(attempt.intent)
         raise
-    return hold_entry(root, KEY, manifest, lease, delete_on_exit=delete_on_exit)
+    return hold_entry(entry, delete_on_exit=delete_on_exit)
 
 
 def assert_batch(batch: dict[str, Any], columns: Sequence[Column], ids: Sequence[int]) -> None:

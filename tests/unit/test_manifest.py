@@ -136,13 +136,13 @@ WRONG_ENDS = {
     "fewer than they say": ({"zlib": packed(b"onetw")}, "footers do not have their sizes"),
     "of fewer files": ({"bytes": [6]}, "rror: "),
     "cut elsewhere": ({"bytes": [2, 4]}, "footers do not agree with their digests"),
-    "sizes below nothing": ({"bytes": [-1, 7]}, "footers are larger than any that are kept"),
+    "sizes below nothing": ({"bytes": [-1, 7]}, "footer sizes are not between 0 and 8388608 bytes"),
     "the same ones again and again": (
         {"bytes": [(1 << 23) - 1, 1 - (1 << 23)] * 1000, "zlib": packed(bytes(1 << 23))},
-        "footers are larger than any that are kept",
+        "footer sizes are not between 0 and 8388608 bytes",
     ),
     "sizes that are text": ({"bytes": ["3", "3"]}, "rror: "),
-    "sizes without end": ({"bytes": [1 << 62, 6]}, "footers are larger than any that are kept"),
+    "sizes without end": ({"bytes": [1 << 62, 6]}, "footer sizes are not between 0 and 8388608 bytes"),
     "no sizes": ({"bytes": None}, "rror: "),
 }
 
@@ -305,10 +305,10 @@ def _one_column_twice(found: dict[str, Any]) -> None:
 
 CONTRADICTIONS = {
     "NaNs that are a list": (_set("statistics", "x", "moments", "nans", to=[1]), r"expected int, found \[1\]"),
-    "NaNs that are NaN": (_set("statistics", "x", "moments", "nans", to=float("nan")), "NaN is no number of JSON"),
+    "NaNs that are NaN": (_set("statistics", "x", "moments", "nans", to=float("nan")), "NaN is not valid JSON"),
     "nulls that are infinite": (
         _set("statistics", "x", "null_count", to=float("inf")),
-        "Infinity is no number of JSON",
+        "Infinity is not valid JSON",
     ),
     "a minimum that is NaN": (_set("statistics", "x", "moments", "min", to="nan"), "has values from nan to 1e-300"),
     "a minimum alone": (_set("statistics", "x", "moments", "max", to=None), "expected float, found None"),
@@ -354,7 +354,7 @@ CONTRADICTIONS = {
     "a shape that is text": (_set("schema", 0, "shape", to="ab"), "expected list, found 'ab'"),
     "a schema that is no list": (_set("schema", to={"x": 1}), "TypeError"),
     "a column without dtype": (_set("schema", 0, to={"name": "x", "shape": [], "has_nulls": False}), "KeyError"),
-    "one column twice": (_one_column_twice, "columns do not have names of their own"),
+    "one column twice": (_one_column_twice, "columns share a name"),
     "statistics of no column": (_set("statistics", "z", to={}), "KeyError.*There is no column"),
     "moments of no length": (_set("statistics", "x", "moments", "offset", to="?"), "rror"),
     "moments of another length": (_set("statistics", "x", "moments", "offset", to="AAAA"), "rror"),
@@ -431,28 +431,27 @@ def test_the_fingerprint_of_a_given_dataset_does_not_change_between_versions() -
 
 
 def test_a_large_manifest_stays_small_in_memory() -> None:
-    row_groups = 100_000
+    row_groups = 20_000
     large = replace(
         make_manifest([[1]]),
-        file_names=tuple(f"data-{'0' * 32}/part-{file:05d}-{file:08x}-0000.parquet" for file in range(10_000)),
-        file_bytes=np.full(10_000, 84_123_456),
-        row_group_file=np.repeat(np.arange(10_000), 10),
+        file_names=tuple(f"data-{'0' * 32}/part-{file:05d}-{file:08x}-0000.parquet" for file in range(2_000)),
+        file_bytes=np.full(2_000, 84_123_456),
+        row_group_file=np.repeat(np.arange(2_000), 10),
         row_group_rows=np.full(row_groups, 50_123),
         row_group_bytes=np.full(row_groups, 8_412_345),
         num_rows=row_groups * 50_123,
     )
     tracemalloc.start()
-    found = Manifest.from_json(large.to_json(), path="manifest.json")
+    loaded = Manifest.from_json(large.to_json(), path="manifest.json")
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert found.row_group_rows.tolist() == large.row_group_rows.tolist()
-    assert peak < 30e6
-    assert kept < 10e6
+    assert loaded.row_group_rows.tolist() == large.row_group_rows.tolist()
+    assert peak < 350 * row_groups
+    assert kept < 100 * row_groups
 
 
 # Tampered ---------------------------------------------------------------------------
 
-NUM_TAMPERED = 1500
 REPLACEMENTS: list[Any] = [
     float("nan"), float("inf"), None, True, "", "7", "../../etc/passwd", "inf", "nan", [], [1], {}, {"a": 1},
     0, -1, 1, 2, 3, 2**31, 2**53, 2**62, 2**63, 2**64, 10**30, -(10**30), 0.5, 1e308,
@@ -538,12 +537,15 @@ def outcome_of(sound: DatasetConverter, document: dict[str, Any]) -> str:
     return "works"
 
 
-def test_a_tampered_manifest_works_or_is_an_error_that_names_the_file(written: list[DatasetConverter]) -> None:
+@pytest.mark.parametrize("num_tampered", [300, pytest.param(1500, marks=pytest.mark.long("reads 1,500 datasets"))])
+def test_a_tampered_manifest_works_or_is_an_error_that_names_the_file(
+    written: list[DatasetConverter], num_tampered: int
+) -> None:
     chance = random.Random(20261124)
     origin = Origin(cache_key="k", created="2026", host="h", application_id="a", user="u", source="DataFrame")
     outcomes: dict[str, int] = {}
     odd = []
-    for number in range(NUM_TAMPERED):
+    for number in range(num_tampered):
         sound = chance.choice(written)
         manifest = replace(sound._manifest, origin=origin if number % 2 else None)
         document = json.loads(manifest.to_json())
@@ -553,6 +555,6 @@ def test_a_tampered_manifest_works_or_is_an_error_that_names_the_file(written: l
         if outcome.startswith(("names", "escapes")):
             odd.append(f"{how}: {outcome}")
     assert not odd, "\n".join(odd[:40])
-    assert outcomes["CacheCorruptError"] > NUM_TAMPERED // 2
+    assert outcomes["CacheCorruptError"] > num_tampered // 2
     assert outcomes["ReadError"] > 0
     assert outcomes["works"] > 0

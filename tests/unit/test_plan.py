@@ -588,12 +588,13 @@ def test_what_is_left_is_what_no_shard_has_done(num_rows: int, past: Any, epoch:
         (((1 << 31, 14),), "2147483648 shards of 1000 rows: no loader has more shards than rows"),
         (((1, 1), (1 << 62, 7)), "4611686018427387904 shards of 1000 rows"),
         (((10**5000, 1),), "an integer of 16610 bits shards of 1000 rows"),
-        (((1, 1), (2, 1)) * 20_000, "cuts the epoch into more than 524288 pieces: it has 40000 numbers of shards"),
+        (((1, 1), (2, 1)) * 20_000, "cuts the epoch into more than 524288 pieces: it has 40000 stretches"),
     ],
     ids=["many", "more", "most", "often"],
 )  # fmt: skip
 def test_a_past_that_would_take_for_ever_is_refused(past: Any, said: str) -> None:
-    for uneven in ("drop", "pad", "keep"):
+    # Of 40,000 stretches a few thousand are followed before the refusal, which takes its time.
+    for uneven in ("drop", "pad", "keep")[: 1 if len(past) > 2 else 3]:
         with pytest.raises(StateMismatchError, match=said):
             remaining_positions(1000, past, epoch=3, uneven=uneven)
     # Any number of rows that were done is arithmetic.
@@ -602,8 +603,10 @@ def test_a_past_that_would_take_for_ever_is_refused(past: Any, said: str) -> Non
 
 def test_a_past_of_many_shards_of_many_rows_is_refused_or_bounded() -> None:
     num_rows = 10**12
-    with pytest.raises(StateMismatchError, match=r"more than 524288 pieces: it has 1 numbers of shards, up to 10{12}"):
+    with pytest.raises(
+        StateMismatchError, match=r"more than 524288 pieces: it has 1 stretches, of up to 10{12} shards"
+    ):
         remaining_positions(num_rows, ((num_rows, 1),), epoch=0, uneven="keep")
-    left = remaining_positions(num_rows, ((100_000, 3), (99_999, 5)), epoch=0, uneven="keep")
-    assert sum(map(len, left)) == num_rows - 300_000 - 499_995
-    assert len(left) < 200_000
+    left = remaining_positions(num_rows, ((10_000, 3), (9_999, 5)), epoch=0, uneven="keep")
+    assert sum(map(len, left)) == num_rows - 30_000 - 49_995
+    assert len(left) < 20_000

@@ -80,7 +80,9 @@ def test_only_single_numbers_can_be_stacked() -> None:
 
 @pytest.mark.parametrize("dtype", ["garbage", "object", "int32,int32", "uint16", "float16", ""])
 def test_a_field_refuses_a_dtype_that_no_column_has(dtype: str) -> None:
-    with pytest.raises(ValueError, match=rf"Field 'x' has dtype '{dtype}'; known are bool, bytes, .*, str, uint8\."):
+    with pytest.raises(
+        ValueError, match=rf"Field 'x' has dtype '{dtype}'; expected one of bool, bytes, .*, str, uint8\."
+    ):
         Field(name="x", dtype=dtype)
 
 

@@ -126,6 +126,7 @@ def test_where_torch_was_not_imported_the_environment_is_asked(monkeypatch: pyte
     assert find_shard() == Shard(index=1, count=3)
 
 
+@pytest.mark.long("starts two processes that import torch")
 def test_the_ranks_of_a_training_find_parts_of_their_own(converter: DatasetConverter, tmp_path: Path) -> None:
     (tmp_path / "converter").write_bytes(pickle.dumps(converter))
     program = f"""
@@ -242,7 +243,7 @@ def test_an_environment_that_contradicts_itself_is_named(
 ) -> None:
     say(monkeypatch, pair, index, count)
     said = (
-        rf"{pair[0]}='{index}' and {pair[1]}='{count}' in the environment name no shard.*Say cur_shard and shard_count"
+        rf"{pair[0]}='{index}' and {pair[1]}='{count}' in the environment name no shard.*Pass cur_shard and shard_count"
     )
     for kind in ("make_batch_reader", "make_torch_dataloader", "plan"):
         with pytest.raises(ValueError, match=said):

@@ -19,12 +19,13 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from converter.cache import entries, leases, roots
+from converter.cache import entries, finding, roots
+from converter.cache.entries import HeldEntry
 from converter.errors import CacheCorruptError, CacheError, SourceError
-from converter.manifest import MAX_END_BYTES, Manifest, Origin
+from converter.manifest import MAX_END_BYTES, Origin
 from converter.schema import DeclaredShape
 from converter.sources.spark import identity
 from converter.sources.spark.choose import find_other_user
@@ -43,17 +44,6 @@ FILE_BYTES = 512 << 20
 """A data file is closed once it is this large, so that a huge partition makes several files."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A committed entry that this process uses."""
-
-    root: Storage
-    key: str
-    manifest: Manifest
-    lease: leases.Lease | None
-    """None where the entry was found, and none can be written there."""
-
-
 def write_dataframe(
     df: Any,
     *,
@@ -69,7 +59,7 @@ def write_dataframe(
     timeout_seconds: float,
     is_kept: bool,
     progress: bool | None,
-) -> Entry:
+) -> HeldEntry:
     """The entry of `df`: one that provably holds its rows, else a new one, written once."""
     _check_dataframe(df)
     check_progress(progress)
@@ -104,7 +94,7 @@ def write_dataframe(
         "writer": writer,
     }
 
-    def find_or_write(pinned: identity.DeltaVersion | None) -> Entry:
+    def find_or_write(pinned: identity.DeltaVersion | None) -> HeldEntry:
         named = None if cache_key is None else identity.named(cache_key)
         if pinned is not None:
             named = pinned.identity
@@ -129,9 +119,9 @@ def write_dataframe(
                 logger.info(
                     "Reuse %s: it holds the same rows.%s",
                     root.below(candidate).url,
-                    kept if adopted[0].is_kept and not is_kept else "",
+                    kept if adopted.manifest.is_kept and not is_kept else "",
                 )
-                return Entry(root=root, key=candidate, manifest=adopted[0], lease=adopted[1])
+                return adopted
         if cache_key is not None:
             _log_other_entries(root, (kept_key, passing_key), cache_key)
         for column in columns:
@@ -180,7 +170,7 @@ def write_dataframe(
             if pinned is not None and not pinned.is_fixed and identity.find_delta_version(df) != pinned:
                 raise _TableChangedError
             entries.delete_unlisted(root, attempt, manifest)
-            manifest, lease = entries.commit(root, attempt, manifest)
+            entry = entries.commit(root, attempt, manifest)
         except BaseException:
             # Also on Ctrl-C: what was written has no manifest, and must not stay either.
             try:
@@ -190,7 +180,7 @@ def write_dataframe(
                 logger.warning("Left for a later sweep: %s", left)
             raise
         identity.remember(bucket, df, evidence, key)
-        return Entry(root=root, key=key, manifest=manifest, lease=lease)
+        return entry
 
     pinned = None if cache_key is not None else identity.find_delta_version(df)
     try:
@@ -211,7 +201,7 @@ def _own_user() -> str:
     return ""
 
 
-def _adopt(root: Storage, key: str, *, may_remove: bool = True) -> tuple[Manifest, leases.Lease | None] | None:
+def _adopt(root: Storage, key: str, *, may_remove: bool = True) -> HeldEntry | None:
     """A committed entry whose files are all there; a damaged one is removed, so that it is written again."""
     left = "" if may_remove else " The damaged entry is kept (delete_on_exit=False) and stays."
     try:
@@ -226,17 +216,17 @@ def _adopt(root: Storage, key: str, *, may_remove: bool = True) -> tuple[Manifes
     if adopted.damage is not None:
         logger.warning("Write again what is damaged: %s%s", adopted.damage, left)
         if may_remove:
-            entries.delete(root, key, adopted.manifest, adopted.lease)
+            adopted.delete()
         else:
-            entries.let_go(root, key, adopted.manifest, adopted.lease)
+            adopted.release()
         return None
-    return adopted.manifest, adopted.lease
+    return adopted
 
 
 def _log_other_entries(root: Storage, keys: Sequence[str], cache_key: str) -> None:
     """Say so when the key is known, but with another schema or other write options."""
     named = keys[0].partition("-")[0]
-    found = [info.name for info in entries.list_entries(root, named)]
+    found = [info.name for info in finding.list_entries(root, named)]
     others = [name for name in found if name not in keys]
     if others:
         logger.info(

@@ -15,7 +15,7 @@ from converter import (
     MissingDependencyError,
     make_parquet_converter,
 )
-from converter.cache import entries, roots
+from converter.cache import finding, roots
 from converter.storage.hdfs import HdfsStore
 from converter.storage.opening import open_storage, open_store
 
@@ -51,7 +51,7 @@ def test_a_sign_that_would_be_dropped_is_refused(url: str) -> None:
     "nothing-like-it:/x/hidden@y", "s3://bucket/a?sig=hid\nhidden",
 ])  # fmt: skip
 def test_what_a_url_hides_is_in_no_error(url: str) -> None:
-    for call in (lambda: roots.open_root(url, {}), lambda: entries.open_entry(f"{url}/{'0' * 16}-{'0' * 16}")):
+    for call in (lambda: roots.open_root(url, {}), lambda: finding.open_entry(f"{url}/{'0' * 16}-{'0' * 16}")):
         with pytest.raises((CacheError, ValueError)) as caught:
             call()
         error: BaseException | None = caught.value

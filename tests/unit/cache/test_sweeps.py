@@ -1,0 +1,144 @@
+"""Sweeping removes nothing that lives, and nothing that is not ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from converter import open_converter
+from converter import sweep as sweep_cache
+from converter.cache import entries, leases, removal, sweeps
+from converter.storage.directory import Storage
+from tests.faults.small_entries import NUM_ROWS, ids_of
+from tests.unit.cache.written import KEY, OTHER_KEY, commit, name_entry, silence, tree, write_attempt
+
+
+def sweep(root: Storage, **options: Any) -> removal.SweepReport:
+    return sweeps.sweep_root(root, older_than_seconds=0, kept=True, **options)
+
+
+def die(ours: Path, name: str) -> None:
+    """As if the process behind a sign of life had ended: another one has its number now."""
+    sign = json.loads((ours / KEY / name).read_bytes())
+    (ours / KEY / name).write_text(json.dumps(sign | {"process_start": "1"}))
+
+
+def test_what_lives_is_not_swept(root: Storage, ours: Path) -> None:
+    commit(root)
+    write_attempt(root, mark="b")
+    before = tree(ours)
+    assert sweep(root) == removal.SweepReport()
+    assert tree(ours) == before
+
+
+@pytest.mark.parametrize("death", [die, lambda ours, name: silence(ours / KEY / name)], ids=["gone", "silent"])
+def test_what_the_dead_left_is_counted_and_swept(root: Storage, ours: Path, death: Any) -> None:
+    held = commit(root)
+    attempt, _ = write_attempt(root, files=3, mark="b")
+    for name in (held.lease.name, attempt.intent.name):
+        death(ours, name)
+    before = tree(ours)
+    report = sweep(root, dry_run=True)
+    assert (report.num_entries, report.num_attempts, report.num_files) == (1, 1, 5)
+    assert report.num_bytes == 100 + 101 + 100 + 101 + 102
+    assert set(report.urls) == {root.below(KEY).url}
+    assert tree(ours) == before
+    assert sweep(root) == report
+    assert tree(ours) == [".owner"]
+    assert sweep(root) == removal.SweepReport()
+
+
+def test_an_entry_is_swept_when_it_was_idle_for_long_enough(root: Storage, ours: Path) -> None:
+    held = commit(root)
+    held.release()
+    assert sweeps.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 0
+    for path in (*(ours / KEY).iterdir(), ours / KEY):
+        silence(path, 7200)
+    assert sweeps.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 2
+    assert tree(ours) == [".owner"]
+
+
+def test_an_entry_kept_on_purpose_is_swept_only_where_that_is_asked_for(root: Storage, ours: Path) -> None:
+    attempt, manifest = write_attempt(root)
+    held = entries.commit(root, attempt, dataclasses.replace(manifest, is_kept=True))
+    held.release()
+    before = tree(ours)
+    assert sweeps.sweep_root(root, older_than_seconds=0) == removal.SweepReport(num_kept=1)
+    # One that was used just now is not even left: it is too young.
+    assert sweeps.sweep_root(root, older_than_seconds=1e9) == removal.SweepReport()
+    assert sweeps.sweep_root(root, older_than_seconds=1e9, kept=True) == removal.SweepReport()
+    assert sweeps.sweep_root(root, older_than_seconds=0, name_hash=OTHER_KEY[:16]) == removal.SweepReport()
+    assert tree(ours) == before
+    assert sweeps.sweep_root(root, older_than_seconds=0, kept=True, dry_run=True).num_files == 2
+    assert sweeps.sweep_root(root, older_than_seconds=0, name_hash=KEY[:16]).num_files == 2
+
+
+def test_an_entry_whose_manifest_nobody_can_read_is_swept(root: Storage, ours: Path) -> None:
+    held = commit(root)
+    leases.release(held.lease)
+    (ours / KEY / "manifest.json").write_bytes(held.manifest.to_json()[:-40])
+    assert sweep(root).num_files == 2
+    assert not (ours / KEY / held.manifest.file_names[0]).exists()
+
+
+def test_an_entry_of_a_newer_version_is_left_to_it(root: Storage, ours: Path) -> None:
+    held = commit(root)
+    leases.release(held.lease)
+    (ours / KEY / "manifest.json").write_text('{"format_version": 99}')
+    before = tree(ours)
+    assert sweep(root) == removal.SweepReport()
+    assert tree(ours) == before
+
+
+def test_a_lease_whose_content_is_on_its_way_holds_everything(root: Storage, ours: Path) -> None:
+    held = commit(root)
+    leases.release(held.lease)
+    (ours / KEY / "manifest.json").unlink()
+    other = ours / KEY / f"lease-{'0' * 32}.json"
+    other.touch()
+    sweep(root)
+    assert all((ours / KEY / name).exists() for name in held.manifest.file_names)
+    other.unlink()
+    sweep(root)
+    assert not any((ours / KEY / name).exists() for name in held.manifest.file_names)
+
+
+def test_a_sweep_leaves_what_is_not_ours(root: Storage, ours: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "precious" / f"data-{'0' * 32}"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "part-00000-0000000a-0000.parquet").write_bytes(b"x")
+    (ours / "notes").mkdir()
+    (ours / "notes" / "part-00000-0000000a-0000.parquet").write_bytes(b"x")
+    (ours / OTHER_KEY).symlink_to(tmp_path / "precious")
+    (ours / KEY).mkdir()
+    (ours / KEY / elsewhere.name).symlink_to(elsewhere)
+    before = tree(tmp_path)
+    assert sweep(root).num_files == 0
+    assert tree(tmp_path) == before
+
+
+def test_a_bounded_sweep_looks_at_no_more_entries(root: Storage, ours: Path) -> None:
+    for number in range(5):
+        (ours / f"{number:016x}-{'0' * 16}").mkdir()
+    # An empty folder is removed by the look at it.
+    sweep(root, max_entries=2)
+    assert len([path for path in ours.iterdir() if path.is_dir()]) == 3
+
+
+def test_a_sweep_by_name_removes_the_entries_of_that_name_alone(tmp_path: Path) -> None:
+    other, passing = name_entry(tmp_path, "other"), name_entry(tmp_path, "passing", is_kept=False)
+    urls = [name_entry(tmp_path, "flights", is_kept=is_kept) for is_kept in (True, False)]
+    with open_converter(urls[0]) as held:
+        report = sweep_cache(tmp_path, cache_key="flights")
+        assert (report.num_entries, report.urls) == (1, (urls[1],))
+        assert ids_of(held) == list(range(NUM_ROWS))
+    assert sweep_cache(tmp_path, cache_key="flights", older_than=3600) == removal.SweepReport()
+    assert sweep_cache(tmp_path, cache_key="flights", dry_run=True).urls == (urls[0],)
+    assert sweep_cache(tmp_path, cache_key="flights").urls == (urls[0],)
+    for url in (other, passing):
+        with open_converter(url) as converter:
+            assert len(converter) == NUM_ROWS
