@@ -173,7 +173,7 @@ class Frame:
 @pytest.fixture
 def evidence(monkeypatch: pytest.MonkeyPatch) -> Evidence:
     found = Evidence(plan="plan", semantic_hash=1, confs=(), inputs=(("a", 1, 2, 3),), is_racy=False)
-    monkeypatch.setattr(identity, "_known", {})
+    monkeypatch.setattr(identity, "_proofs", {})
     monkeypatch.setattr(identity, "_look_at", lambda paths, _: found.inputs if paths == ["a"] else ())
     monkeypatch.setattr(identity, "_confs_of", lambda _: found.confs)
     return found
@@ -215,10 +215,10 @@ def test_a_probe_that_fails_is_a_doubt_and_no_error(evidence: Evidence, monkeypa
 
 
 def test_only_so_many_frames_are_held(evidence: Evidence) -> None:
-    for number in range(identity._MAX_KNOWN + 5):
+    for number in range(identity._MAX_PROOFS + 5):
         identity.remember("bucket", Frame("a"), evidence, str(number))
     found = identity.recall("bucket", Frame("a"), evidence)
-    assert found == [str(number) for number in range(identity._MAX_KNOWN + 4, 4, -1)]
+    assert found == [str(number) for number in range(identity._MAX_PROOFS + 4, 4, -1)]
 
 
 @pytest.mark.parametrize(
