@@ -46,7 +46,7 @@ _CODECS = {"auto": "zstd", "none": "uncompressed", "lz4": "lz4_raw", "zstd": "zs
 _FILE_NAME = re.compile(r"part-([0-9]{5,})-.*-c([0-9]{3,})\..*")
 
 # Times as microseconds in every version (INT96 overflows for readers outside 1677 to 2262); dates of any year as they
-# are (Spark 3.5 refuses those before 1582); no re-sorting by a platform (V-Order), because the order of rows is promised.
+# are (Spark 3.5 refuses those before 1582); no V-Order, which re-sorts, because the order of rows is promised.
 WRITE_CONFS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -58,7 +58,7 @@ WRITE_CONFS = {
 def write_with_spark(
     selected: Any, columns: Sequence[SparkColumn], spec: Mapping[str, Any], *, directory: Storage, packed: bool
 ) -> list[tuple[int, dict[str, Any]]]:
-    """Write `selected` (columns `c0`, `c1`, …) as Parquet into `directory`; return reports like those of the executors."""
+    """Write `selected` (columns `c0`, `c1`, …) as Parquet into `directory`; return reports as executors would."""
     from pyspark.sql import Observation, functions
 
     named = [(f"c{index}", column) for index, column in enumerate(columns)]
@@ -107,40 +107,43 @@ def write_with_spark(
         f"{name}_least_0" in observed for name, _ in lists
     ):
         raise CacheError(
-            f"Spark {selected.sparkSession.version} wrote {directory.url} but did not return its observations, so shapes "
-            "are not known. Pass writer='executors'.",
+            f"Spark {selected.sparkSession.version} wrote {directory.url} but did not return its observations, so "
+            "shapes are not known. Pass writer='executors'.",
             path=directory.url,
         )
+    summary = _summary(named, observed)
+    return [(0, summary)] if "finding" in summary else _reports(directory, summary)
+
+
+def _summary(named: Sequence[tuple[str, SparkColumn]], observed: Mapping[str, Any]) -> dict[str, Any]:
+    """What was observed of all rows as parts of a report, or as a finding."""
     shapes, extreme_rows, lengths = {}, {}, {}
     for name, column in named:
         if column.kind == "scalar":
             continue
         for kind in ("null_element", "jagged"):
             if observed.get(f"{name}_{kind}"):
-                return [(0, {"finding": {"kind": kind, "column": column.name}})]
+                return {"finding": {"kind": kind, "column": column.name}}
         shape = _observed_shape(column, name, observed)
-        if column.shape is not None and shape != "unknown":
+        if shape == "unknown":
+            continue
+        if column.shape is not None:
             declared = list(column.shape)
             fits = isinstance(shape, list) and int(np.prod(shape)) == _row_size(column)
             if not fits or (column.kind == "tensor" and column.ndim > 1 and shape != declared):
-                return [(0, {"finding": _wrong_shape(column, name, observed)})]
+                return {"finding": _wrong_shape(column, name, observed)}
             shape = declared
-        if shape != "unknown":
-            shapes[column.name] = shape
-            extreme_rows[column.name] = [observed[f"{name}_{bound}_place"] for bound in ("least", "most")]
-            if _has_no_numbers(column, name, observed):
-                lengths[column.name] = [0, 0]
-    nulls = {column.name: observed[f"{name}_nulls"] or 0 for name, column in named}
-    return _reports(
-        directory,
-        {
-            "nulls": nulls,
-            "shapes": shapes,
-            "extreme_rows": extreme_rows,
-            "lengths": lengths,
-            "digests": [f"{observed['digest'] or 0:x}"],
-        },
-    )
+        shapes[column.name] = shape
+        extreme_rows[column.name] = [observed[f"{name}_{bound}_place"] for bound in ("least", "most")]
+        if _has_no_numbers(column, name, observed):
+            lengths[column.name] = [0, 0]
+    return {
+        "nulls": {column.name: observed[f"{name}_nulls"] or 0 for name, column in named},
+        "shapes": shapes,
+        "extreme_rows": extreme_rows,
+        "lengths": lengths,
+        "digests": [f"{observed['digest'] or 0:x}"],
+    }
 
 
 def _plain(functions: Any, column: SparkColumn, name: str) -> Any:

@@ -336,7 +336,7 @@ def test_a_path_that_deltalake_reads_otherwise_is_refused(tmp_path: Path) -> Non
     for name in ("a%20b", "50%", "%zz", "a#b?c"):
         shutil.copytree(tmp_path / "x", tmp_path / name)
         if name == "a%20b":
-            with pytest.raises(SourceError, match=r"takes for an encoded sign: it would look into \S+/a b\. Rename"):
+            with pytest.raises(SourceError, match=r"takes for an encoded sign: it would open \S+/a b\. Rename"):
                 make_delta_converter(tmp_path / name)
         else:
             assert ids_of(tmp_path / name) == [7]
