@@ -77,11 +77,10 @@ def merge_columns(url: str, files: Sequence[Footer]) -> dict[str, Column]:
 
     def disagree(column: Column, file: Footer, subject: str, here: object, there: object) -> None:
         if column.disagreement is None:
-            path = f"{url}/{file.name}"
+            path, first_name = f"{url}/{file.name}", first_files[column.name].name
             column.disagreement = SourceError(
-                f"{path} has other columns than {url}/{first_files[column.name].name}: {subject!r} is {here}, and {there} "
-                "there. Name files that agree, leave the column out with columns=…, or read them with Spark and convert "
-                "the DataFrame.",
+                f"{path} has other columns than {url}/{first_name}: {subject!r} is {here}, and {there} there. Name files "
+                "that agree, leave the column out with columns=…, or read them with Spark and convert the DataFrame.",
                 path=path,
                 column=column.name,
             )

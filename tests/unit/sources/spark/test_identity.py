@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from converter.sources.spark import identity
 from converter.sources.spark.identity import Evidence, entry_key
 from converter.sources.spark.session import changed_confs
+from tests.properties import examples
 
 options = st.dictionaries(
     st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=5), max_size=4
@@ -21,11 +22,13 @@ options = st.dictionaries(
 names = st.text(max_size=9)
 
 
+@examples(50)
 @given(names, names, options)
 def test_a_key_is_two_halves_of_lower_case_hex(name: str, schema: str, write_options: dict[str, Any]) -> None:
     assert re.fullmatch(r"[0-9a-f]{16}-[0-9a-f]{16}", entry_key(name, schema=schema, write_options=write_options))
 
 
+@examples(100)
 @given(st.lists(st.tuples(names, names, options), min_size=2, max_size=2))
 def test_keys_are_equal_exactly_where_everything_is(inputs: list[tuple[str, str, dict[str, Any]]]) -> None:
     one, other = (entry_key(name, schema=schema, write_options=found) for name, schema, found in inputs)
@@ -52,6 +55,7 @@ def test_schema_and_options_cannot_pass_for_each_other() -> None:
     assert len(found) == 3
 
 
+@examples(50)
 @given(names, options)
 def test_nobody_elses_identity_is_never_met_again(schema: str, write_options: dict[str, Any]) -> None:
     keys = [entry_key(None, schema=schema, write_options=write_options) for _ in range(3)]
