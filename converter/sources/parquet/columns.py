@@ -79,8 +79,8 @@ def merge_columns(url: str, files: Sequence[Footer]) -> dict[str, Column]:
         if column.disagreement is None:
             path, first_name = f"{url}/{file.name}", first_files[column.name].name
             column.disagreement = SourceError(
-                f"{path} has other columns than {url}/{first_name}: {subject!r} is {here}, and {there} there. Name files "
-                "that agree, leave the column out with columns=…, or read them with Spark and convert the DataFrame.",
+                f"{path} has other columns than {url}/{first_name}: {subject!r} is {here}, and {there} there. Name "
+                "files that agree, leave the column out with columns=…, or convert a DataFrame of the files.",
                 path=path,
                 column=column.name,
             )

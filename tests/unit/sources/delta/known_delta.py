@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime as dt
+import functools
 import json
+import shutil
 import struct
+import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -42,9 +46,17 @@ def append_each(path: Path, tables: Sequence[Mapping[str, Any]], **options: Any)
     return path
 
 
+@functools.cache
+def _five_files_once() -> Path:
+    """The table of `five_files`, made once in a process: writing it takes longer than most tests."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return append_each(Path(folder.name) / "table", [{"id": np.arange(10) + 10 * number} for number in range(5)])
+
+
 def five_files(path: Path) -> Path:
     """The numbers from 0 to 49, ten in each file, and a version for each."""
-    return append_each(path, [{"id": np.arange(10) + 10 * number} for number in range(5)])
+    return Path(shutil.copytree(_five_files_once(), path))
 
 
 def rows_of(converter: DatasetConverter, **options: Any) -> Rows:

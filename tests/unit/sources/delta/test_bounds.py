@@ -201,8 +201,15 @@ PRUNED: dict[str, tuple[pa.Array, list[tuple[Any, list[int]]]]] = {
 
 
 @pytest.mark.parametrize("case", PRUNED)
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("has_large_files", [False, True])
+@pytest.mark.parametrize(
+    ("num_rows", "has_large_files"),
+    [
+        (1, False),
+        (3, True),
+        pytest.param(1, True, marks=pytest.mark.long("as the pairs above")),
+        pytest.param(3, False, marks=pytest.mark.long("as the pairs above")),
+    ],
+)
 def test_pruning_leaves_out_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, num_rows: int, has_large_files: bool
 ) -> None:

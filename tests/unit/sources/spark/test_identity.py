@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from converter.sources.spark import identity
 from converter.sources.spark.identity import Evidence, entry_key
+from converter.sources.spark.options import WriteOptions
 from converter.sources.spark.session import changed_confs
 from tests.properties import examples
 
@@ -69,6 +70,28 @@ def test_a_given_key_does_not_change_between_versions() -> None:
         entry_key("key:train", schema="{}", write_options={"float_dtype": "float32"})
         == "b79d3ac4aaf02d6f-681ef491cb2b242f"
     )
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_the_options_of_a_key_are_those_that_entries_were_written_under(is_kept: bool) -> None:
+    chosen = WriteOptions(
+        float_dtype=None,
+        shapes={"x": (2, 3), "raw": ("float32", (4,)), "ragged": None},
+        row_group_bytes=8 << 20,
+        compression="auto",
+        shuffle_rows_seed=None,
+        writer="executors",
+    )
+    # Under other names or forms nothing that users kept would be found again.
+    expected = {
+        "float_dtype": None,
+        "shapes": {"x": [2, 3], "raw": ["float32", (4,)], "ragged": []},
+        "row_group_bytes": 8 << 20,
+        "compression": "auto",
+        "shuffle_rows_seed": None,
+        "writer": "executors",
+    }
+    assert chosen.for_key(is_kept=is_kept) == expected | ({"is_kept": True} if is_kept else {})
 
 
 # Confs
