@@ -70,7 +70,7 @@ class Column:
 
 
 def merge_columns(url: str, files: Sequence[Footer]) -> dict[str, Column]:
-    """The columns of all files: each where the first file with it has it, wide enough for all."""
+    """The columns of all files, each at its place in the first file that has it and wide enough for all."""
     kinds = count_kinds(files)
     columns: dict[str, Column] = {}
     first_files: dict[str, Footer] = {}

@@ -75,7 +75,7 @@ def manifest_of(
     fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
     content = json.dumps(
         [
-            [one.to_json() for one in fields],
+            [field.to_json() for field in fields],
             [[file.name, file.digest] for file in files],
             {column.name: column.source.values.to_pylist() for column in wanted if column.source.values is not None},
         ],

@@ -126,11 +126,17 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
             parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
             # The footer has every page's place, size and range, so other rows give another digest.
             digest = hashlib.sha256(end[:-END_BYTES]).hexdigest()
-            return _footer_of(
-                footer,
-                _kind_of(parquet, last),
+            kind = _kind_of(parquet, last)
+            nulls, sizes, lengths = _sum_leaves(footer, kind)
+            return Footer(
                 name=name,
                 num_bytes=num_bytes,
+                schema=kind.schema,
+                row_group_rows=np.array(footer.row_group_rows, np.int64),
+                row_group_bytes=np.array(footer.row_group_bytes, np.int64),
+                leaf_nulls=nulls,
+                leaf_bytes=sizes,
+                list_lengths=lengths,
                 footer_crc32=zlib.crc32(end),
                 stamp=stamp,
                 digest=digest,
@@ -144,16 +150,10 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
         raise SourceError(f"{path} is no Parquet file that can be read: {cause}.", path=path) from error
 
 
-def _footer_of(
-    footer: ParsedFooter,
-    kind: _Kind,
-    *,
-    name: str,
-    num_bytes: int,
-    footer_crc32: int,
-    stamp: int | None,
-    digest: str,
-) -> Footer:
+def _sum_leaves(
+    footer: ParsedFooter, kind: _Kind
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, set[tuple[int, int]]]]:
+    """Nulls, bytes and list lengths of each leaf column, as `Footer` keeps them."""
     num_leaves = len(footer.leaf_types)
     if num_leaves != len(kind.levels):
         raise ValueError(f"its footer describes {num_leaves} columns, and its schema has {len(kind.levels)}")
@@ -178,19 +178,7 @@ def _footer_of(
                     lengths.setdefault(leaf, set()).add(length)
         # For lists the count includes null elements.
         nulls[leaf] = total if is_counted and not (is_list and total) else -1
-    return Footer(
-        schema=kind.schema,
-        row_group_rows=np.array(footer.row_group_rows, np.int64),
-        row_group_bytes=np.array(footer.row_group_bytes, np.int64),
-        leaf_nulls=nulls,
-        leaf_bytes=sizes,
-        list_lengths=lengths,
-        name=name,
-        num_bytes=num_bytes,
-        footer_crc32=footer_crc32,
-        stamp=stamp,
-        digest=digest,
-    )
+    return nulls, sizes, lengths
 
 
 def _spark_types(metadata: Mapping[bytes, bytes]) -> dict[str, str]:

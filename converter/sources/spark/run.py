@@ -20,7 +20,7 @@ from converter.sources.spark.session import (
     changed_confs,
     collect_reports,
     count_scan_partitions,
-    has_adaptive_plan,
+    explain,
     stream_reports,
     travels_by_value,
 )
@@ -112,7 +112,8 @@ def _write_with_executors(
     confs, receive = {}, collect_reports
     num_tensors = sum(column.kind != "scalar" for column in columns)
     if num_tensors:
-        is_adaptive = has_adaptive_plan(selected)
+        # Spark changes such a plan while it runs, as it does when executors exchange rows.
+        is_adaptive = "AdaptiveSparkPlan" in explain(selected, "simple")
         num_tasks = None if is_adaptive else count_scan_partitions(selected)
         if num_tasks is not None and num_tasks * num_tensors <= _MAX_UNFOLDED_MOMENTS:
             receive = stream_reports

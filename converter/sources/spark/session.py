@@ -53,11 +53,6 @@ def explain(df: Any, mode: str) -> str:
     return text.getvalue()
 
 
-def has_adaptive_plan(df: Any) -> bool:
-    """Whether Spark would change the plan while it runs, as it does when executors exchange rows."""
-    return "AdaptiveSparkPlan" in explain(df, "simple")
-
-
 def java_frame(df: Any) -> Any:
     """The JVM's object behind a classic DataFrame; None on Spark Connect.
 

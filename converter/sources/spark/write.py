@@ -120,12 +120,28 @@ def write_dataframe(
         shuffle_rows_seed=shuffle_rows_seed,
         writer=writer,
     )
-    request = _describe(
-        df,
-        options,
-        cache_dir=cache_dir,
-        storage_options=storage_options,
-        timeout_seconds=timeout_seconds,
+    session = df.sparkSession
+    columns = plan_columns(
+        df.schema.jsonValue(),
+        float_dtype=float_dtype,
+        shapes=options.shapes,
+        is_case_sensitive=session.conf.get("spark.sql.caseSensitive", None) == "true",
+    )
+    is_connect = type(session).__module__.startswith("pyspark.sql.connect")
+    chosen_dir = roots.choose_cache_dir(
+        cache_dir,
+        spark_conf=session.conf.get(roots.SPARK_CONF, None),
+        master=session.conf.get("spark.master", None) or "unknown",
+        is_connect=is_connect,
+    )
+    if writer == "spark":
+        _check_user(roots.open_parent(chosen_dir, storage_options, timeout_seconds), session)
+    request = _Request(
+        df=df,
+        is_connect=is_connect,
+        columns=columns,
+        root=roots.open_root(chosen_dir, storage_options, timeout_seconds),
+        options=options,
         cache_key=cache_key,
         is_kept=is_kept,
         progress=progress,
@@ -139,51 +155,15 @@ def write_dataframe(
         return _reuse(request, identified) or _write(request, identified)
 
 
-def _describe(
-    df: Any,
-    options: WriteOptions,
-    *,
-    cache_dir: str | None,
-    storage_options: StorageOptions | None,
-    timeout_seconds: float,
-    cache_key: str | None,
-    is_kept: bool,
-    progress: bool | None,
-) -> _Request:
-    """Plan the columns and open the cache's root; refuse what no write could do."""
-    session = df.sparkSession
-    columns = plan_columns(
-        df.schema.jsonValue(),
-        float_dtype=options.float_dtype,
-        shapes=options.shapes,
-        is_case_sensitive=session.conf.get("spark.sql.caseSensitive", None) == "true",
-    )
-    is_connect = type(session).__module__.startswith("pyspark.sql.connect")
-    chosen_dir = roots.choose_cache_dir(
-        cache_dir,
-        spark_conf=session.conf.get(roots.SPARK_CONF, None),
-        master=session.conf.get("spark.master", None) or "unknown",
-        is_connect=is_connect,
-    )
-    if options.writer == "spark":
-        parent = roots.open_parent(chosen_dir, storage_options, timeout_seconds)
-        jvm_user = find_other_user(parent, session)
-        if jvm_user is not None:
-            raise ValueError(
-                f"writer='spark' writes to {parent.url} as {jvm_user!r}, the user of Spark's JVM, but cache_dir or "
-                f"storage_options name {parent.user!r}. Pass writer='executors', which use that name, or set "
-                f"HADOOP_USER_NAME={parent.user} before Spark starts."
-            )
-    return _Request(
-        df=df,
-        is_connect=is_connect,
-        columns=columns,
-        root=roots.open_root(chosen_dir, storage_options, timeout_seconds),
-        options=options,
-        cache_key=cache_key,
-        is_kept=is_kept,
-        progress=progress,
-    )
+def _check_user(parent: Storage, session: Any) -> None:
+    """Refuse `writer="spark"` if the JVM would write as another user than the one who commits and deletes."""
+    jvm_user = find_other_user(parent, session)
+    if jvm_user is not None:
+        raise ValueError(
+            f"writer='spark' writes to {parent.url} as {jvm_user!r}, the user of Spark's JVM, but cache_dir or "
+            f"storage_options name {parent.user!r}. Pass writer='executors', which use that name, or set "
+            f"HADOOP_USER_NAME={parent.user} before Spark starts."
+        )
 
 
 def _identify(request: _Request, version: identity.DeltaVersion | None) -> _Identity:
