@@ -57,7 +57,6 @@ class _Request:
     """What is to be written, and where: known before any entry is looked at."""
 
     df: Any
-    is_connect: bool
     columns: Sequence[SparkColumn]
     root: Storage
     options: WriteOptions
@@ -120,27 +119,15 @@ def write_dataframe(
         shuffle_rows_seed=shuffle_rows_seed,
         writer=writer,
     )
-    session = df.sparkSession
-    columns = plan_columns(
-        df.schema.jsonValue(),
-        float_dtype=float_dtype,
-        shapes=options.shapes,
-        is_case_sensitive=session.conf.get("spark.sql.caseSensitive", None) == "true",
-    )
-    is_connect = type(session).__module__.startswith("pyspark.sql.connect")
-    chosen_dir = roots.choose_cache_dir(
-        cache_dir,
-        spark_conf=session.conf.get(roots.SPARK_CONF, None),
-        master=session.conf.get("spark.master", None) or "unknown",
-        is_connect=is_connect,
-    )
-    if writer == "spark":
-        _check_user(roots.open_parent(chosen_dir, storage_options, timeout_seconds), session)
     request = _Request(
         df=df,
-        is_connect=is_connect,
-        columns=columns,
-        root=roots.open_root(chosen_dir, storage_options, timeout_seconds),
+        columns=plan_columns(
+            df.schema.jsonValue(),
+            float_dtype=float_dtype,
+            shapes=options.shapes,
+            is_case_sensitive=df.sparkSession.conf.get("spark.sql.caseSensitive", None) == "true",
+        ),
+        root=_open_root(df.sparkSession, cache_dir, storage_options, timeout_seconds, writer=writer),
         options=options,
         cache_key=cache_key,
         is_kept=is_kept,
@@ -155,15 +142,30 @@ def write_dataframe(
         return _reuse(request, identified) or _write(request, identified)
 
 
-def _check_user(parent: Storage, session: Any) -> None:
-    """Refuse `writer="spark"` if the JVM would write as another user than the one who commits and deletes."""
-    jvm_user = find_other_user(parent, session)
-    if jvm_user is not None:
-        raise ValueError(
-            f"writer='spark' writes to {parent.url} as {jvm_user!r}, the user of Spark's JVM, but cache_dir or "
-            f"storage_options name {parent.user!r}. Pass writer='executors', which use that name, or set "
-            f"HADOOP_USER_NAME={parent.user} before Spark starts."
-        )
+def _is_connect(session: Any) -> bool:
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def _open_root(
+    session: Any, cache_dir: str | None, storage_options: StorageOptions | None, timeout_seconds: float, *, writer: str
+) -> Storage:
+    """The cache's root; refuses `writer="spark"` if the JVM is another user than the one who commits and deletes."""
+    chosen_dir = roots.choose_cache_dir(
+        cache_dir,
+        spark_conf=session.conf.get(roots.SPARK_CONF, None),
+        master=session.conf.get("spark.master", None) or "unknown",
+        is_connect=_is_connect(session),
+    )
+    if writer == "spark":
+        parent = roots.open_parent(chosen_dir, storage_options, timeout_seconds)
+        jvm_user = find_other_user(parent, session)
+        if jvm_user is not None:
+            raise ValueError(
+                f"writer='spark' writes to {parent.url} as {jvm_user!r}, the user of Spark's JVM, but cache_dir or "
+                f"storage_options name {parent.user!r}. Pass writer='executors', which use that name, or set "
+                f"HADOOP_USER_NAME={parent.user} before Spark starts."
+            )
+    return roots.open_root(chosen_dir, storage_options, timeout_seconds)
 
 
 def _identify(request: _Request, version: identity.DeltaVersion | None) -> _Identity:
@@ -240,7 +242,7 @@ def _write(request: _Request, identified: _Identity) -> Entry:
             spec,
             directory=directory,
             session=request.df.sparkSession,
-            is_connect=request.is_connect,
+            is_connect=_is_connect(request.df.sparkSession),
             shuffle_rows_seed=options.shuffle_rows_seed,
             writer=options.writer,
             progress=request.progress,
