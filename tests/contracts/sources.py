@@ -1,4 +1,4 @@
-"""What every source must do: a new one passes these tests with the rows of `TABLE`, and is done."""
+"""What every source must do. A new source passes these tests with the rows of `TABLE`, and is complete."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def write_files(folder: Path, *, rows_per_file: int = 250, row_group_rows: int =
 
 
 class SourceContract:
-    """Subclasses say in `find` how the source turns what lies in a folder into a storage and a manifest."""
+    """Subclasses define `write`, which puts the rows into a folder, and `find`, which is the source."""
 
     def write(self, folder: Path) -> None:
-        """Let `TABLE` lie in a folder as the source expects it, in more than one file."""
+        """Write `TABLE` into a folder as the source expects it, in more than one file."""
         raise NotImplementedError
 
     def find(self, folder: Path) -> tuple[Storage, Manifest]:
-        """The source itself."""
+        """Call the source: its storage and its manifest."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -60,10 +60,10 @@ class SourceContract:
         return borrow_files(*self.find(folder))
 
     def ids(self, converter: DatasetConverter, **options: Any) -> list[int]:
-        """The rows that a reader hands out, by their numbers."""
+        """The ids of the rows that a reader hands out, in their order."""
         arguments: dict[str, Any] = {"batch_size": 64, "columns": ["id"], "cur_shard": 0, "shard_count": 1} | options
         with converter.make_batch_reader(**arguments) as reader:
-            return [int(one) for batch in reader for one in batch["id"]]
+            return [int(row) for batch in reader for row in batch["id"]]
 
     def test_every_row_comes_once_and_whole(self, converter: DatasetConverter) -> None:
         with converter.make_batch_reader(batch_size=NUM_ROWS, nulls="mask") as reader:
@@ -89,18 +89,18 @@ class SourceContract:
 
     def test_shards_are_disjoint_and_leave_nothing_out(self, converter: DatasetConverter) -> None:
         parts = [self.ids(converter, cur_shard=shard, shard_count=3, uneven="keep") for shard in range(3)]
-        assert sorted(one for part in parts for one in part) == list(range(NUM_ROWS))
+        assert sorted(row for part in parts for row in part) == list(range(NUM_ROWS))
 
     def test_filters_and_splits_choose_rows(self, converter: DatasetConverter) -> None:
         assert sorted(self.ids(converter, filters=[("id", ">=", 300), ("id", "<", 600)])) == list(range(300, 600))
         parts = converter.split({"train": 0.9, "val": 0.1})
-        found = {name: self.ids(part) for name, part in parts.items()}
-        assert [len(found["train"]), len(found["val"])] == [900, 100]
-        assert sorted(found["train"] + found["val"]) == list(range(NUM_ROWS))
+        ids = {name: self.ids(part) for name, part in parts.items()}
+        assert [len(ids["train"]), len(ids["val"])] == [900, 100]
+        assert sorted(ids["train"] + ids["val"]) == list(range(NUM_ROWS))
 
     def test_statistics_are_exact(self, converter: DatasetConverter) -> None:
-        known = converter.statistics
-        assert (known["id"].min, known["id"].max, known["x"].null_count) == (0, NUM_ROWS - 1, 11)
+        statistics = converter.statistics
+        assert (statistics["id"].min, statistics["id"].max, statistics["x"].null_count) == (0, NUM_ROWS - 1, 11)
 
     def test_a_copy_reads_the_same(self, converter: DatasetConverter) -> None:
         copy = pickle.loads(pickle.dumps(converter))
@@ -117,7 +117,7 @@ class SourceContract:
         with converter.make_batch_reader(**options) as reader:
             reader.load_state_dict(state)
             after = [batch["id"].tolist() for batch in reader]
-        assert [one for batch in before + after for one in batch] == self.ids(converter, shuffle=True)
+        assert [row for batch in before + after for row in batch] == self.ids(converter, shuffle=True)
 
     def test_a_file_that_is_gone_or_another_one_is_named(self, folder: Path) -> None:
         storage, manifest = self.find(folder)

@@ -418,9 +418,9 @@ def test_auto_takes_the_side_that_has_credentials(secure: SecureAzurite, tmp_pat
     assert "only the driver has an identity" in because["spark"]
     assert "storage_options cannot be handed to the executors" in because["bound"]
     assert "it stays in the notebook" in because["bound"]
-    assert "Invalid configuration value detected for fs.azure.account.key. It was asked because" in said
+    assert "Invalid configuration value detected for fs.azure.account.key. Spark's own writer was used because" in said
     assert "only the driver has an identity" in said
-    assert said.endswith("Give storage_options= that may write there: the executors are handed storage_options.")
+    assert said.endswith("Pass storage_options= that may write there: executors get storage_options.")
     for container in containers.values():
         # Spark makes blobs that stand for the folders above.
         left = [name for name in secure.files(container) if name not in ("cache", "cache/converter-v1")]

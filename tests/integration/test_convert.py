@@ -212,7 +212,7 @@ def test_shapes_give_a_flat_array_its_shape(spark: SparkSession, cache_dir: Path
 def test_a_row_that_does_not_fit_its_declared_shape_is_named(spark: SparkSession, cache_dir: Path) -> None:
     values = F.when(F.col("id") == 17, F.array(F.lit(1.0))).otherwise(F.array(F.lit(1.0), F.lit(2.0)))
     df = spark.range(0, 30, 1, 1).select("id", values.alias("pair"))
-    match = r"Column 'pair' has a row of 1 numbers, where shapes= declares 2 numbers \(row 17 "
+    match = r"Column 'pair' has a row of 1 numbers, but shapes= declares 2 numbers \(row 17 "
     with pytest.raises(SourceError, match=match):
         make_spark_converter(df, cache_dir=cache_dir, shapes={"pair": (2,)})
     assert files_below(cache_dir) == ["converter-v1/.owner"]

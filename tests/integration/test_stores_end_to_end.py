@@ -825,7 +825,7 @@ def test_auto_takes_the_side_that_can_write(azurite: Azurite, tmp_path: Path, ha
     else:
         assert "the executors cannot write to" in result["error"]
         assert "ImportError: Install adlfs" in result["error"]
-        assert result["error"].endswith("Install adlfs there: the executors are handed storage_options.")
+        assert result["error"].endswith("Install adlfs there: executors get storage_options.")
         assert azurite.key not in result["error"]
     assert [name for name in place.files() if not name.endswith(".owner")] == []
 
@@ -975,7 +975,7 @@ def test_sparks_writer_is_refused_another_user_before_anything_is_written(
     storage = folder_of_anybody(hdfs, f"/of-nobody-{is_option}")
     url = storage.url if is_option else storage.url.replace("://", "://alice@")
     options = {"user": "alice"} if is_option else {}
-    said = rf"to {storage.url} as '{OWN_USER}'.* name 'alice'\. Say writer='executors'.*HADOOP_USER_NAME=alice"
+    said = rf"to {storage.url} as '{OWN_USER}'.* name 'alice'\. Pass writer='executors'.*HADOOP_USER_NAME=alice"
     with pytest.raises(ValueError, match=said):
         make_spark_converter(spark.range(10), cache_dir=url, storage_options=options, writer="spark")
     assert [info.name for info in storage.list()] == ["x"]
@@ -1016,7 +1016,7 @@ def test_auto_takes_nobody_who_writes_as_another_user(hdfs: Hdfs, tmp_path: Path
     storage = folder_of_anybody(hdfs, "/of-others")
     kind, said = run_python(convert_as_alice, storage.url, str(python))
     assert kind == "CacheError"
-    assert f"Nobody writes to {storage.url}" in said
+    assert f"Neither writer can write to {storage.url}" in said
     assert "the user alice is not the one of HADOOP_USER_NAME" in said
     assert f"Spark's own writer writes as '{OWN_USER}'" in said
     assert said.endswith("HADOOP_USER_NAME=alice before Spark starts, or let the executors write.")

@@ -277,7 +277,7 @@ def test_bytes_that_are_declared_otherwise_are_another_entry(spark: SparkSession
         with pytest.raises(ValueError, match=match):
             make_spark_converter(df, cache_dir=cache_dir, shapes=shapes)
     numbers = spark.range(8).selectExpr("array(id) AS x")
-    with pytest.raises(ValueError, match="shapes: the arrays of 'x' are int64; say their shape alone"):
+    with pytest.raises(ValueError, match="shapes: the arrays of 'x' are int64; declare only their shape"):
         make_spark_converter(numbers, cache_dir=cache_dir, shapes={"x": ("float32", (1,))})
 
 
@@ -313,17 +313,17 @@ def test_bytes_are_the_numbers_that_are_declared(spark: SparkSession, cache_dir:
         ("array(array(1), IF(id = 17, NULL, array(2)))", {}, NullValueError, "'bad' has arrays with null elements"),
         ("array(array(1, 2), array(3, IF(id = 17, NULL, 2)))", {}, NullValueError, "'bad' has arrays with null"),
         ("IF(id = 17, array(1), array(1, 2))", {"shapes": {"bad": (2,)}}, SourceError,
-         r"'bad' has a row of 1 numbers, where shapes= declares 2"),
+         r"'bad' has a row of 1 numbers, but shapes= declares 2"),
         ("IF(id = 17, array(array(1), array(2, 3)), array(array(1, 2), array(3, 4)))", {}, UnsupportedTypeError,
          "'bad' has a row whose inner arrays differ in length"),
         ("IF(id = 17, array(array(array(1)), array(array(2, 3))), array(array(array(1))))", {}, UnsupportedTypeError,
          "'bad' has a row whose inner arrays differ in length"),
         ("IF(id = 17, X'0102', X'01020304')", {"shapes": {"bad": (2, 2)}}, SourceError,
-         "'bad' has a row of 2 bytes, where shapes= declares 4 bytes"),
+         "'bad' has a row of 2 bytes, but shapes= declares 4 bytes"),
         ("IF(id = 17, X'0102030405', X'01020304')", {"shapes": {"bad": ("int16", (2,))}}, SourceError,
-         "'bad' has a row of 5 bytes, where shapes= declares 4 bytes"),
+         "'bad' has a row of 5 bytes, but shapes= declares 4 bytes"),
         ("IF(id = 17, array(array(1), array(2)), array(array(1, 2)))", {"shapes": {"bad": (1, 2)}}, SourceError,
-         r"'bad' has a row of shape \(2, [12]\), where shapes= declares shape \(1, 2\)"),
+         r"'bad' has a row of shape \(2, [12]\), but shapes= declares shape \(1, 2\)"),
     ],
     ids=["null element", "null row in a row", "nested null element", "shape", "jagged", "jagged 3-d", "bytes",
          "part of a number", "nested shape"],
@@ -405,7 +405,7 @@ def test_arrays_that_are_all_empty_are_not_said_to_differ(
     with convert(df, way, cache_dir) as converter:
         assert converter.schema["x"].shape is None
     (said,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert said == "Column 'x' becomes ragged: all its arrays are empty. Is it filled?"
+    assert said == "Column 'x' becomes ragged: all its arrays are empty. Check where it is filled."
 
 
 @pytest.mark.parametrize("way", WAYS)

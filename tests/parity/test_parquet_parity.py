@@ -933,7 +933,7 @@ def test_an_empty_folder_and_a_delta_table_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "table" / "x.parquet", {"id": [1]})
     (tmp_path / "table" / "_delta_log").mkdir()
     for path in (tmp_path / "table", tmp_path / "table" / "x.parquet", f"{tmp_path}/table/*.parquet"):
-        with pytest.raises(SourceError, match=r"is a Delta table: .* Say make_delta_converter\("):
+        with pytest.raises(SourceError, match=r"is a Delta table: .* Call make_delta_converter\("):
             make_parquet_converter(path)
 
 

@@ -1,4 +1,4 @@
-"""The version's files as row groups."""
+"""The files of a version become row groups: small files whole, large ones by their footers."""
 
 from __future__ import annotations
 
@@ -24,37 +24,39 @@ from converter.sources.parquet.footers import Footer, look_at
 from converter.storage.directory import Storage
 
 _LARGE_FILE_BYTES = 32 << 20
-"""A file above this is read row group by row group, for which its footer must be read beforehand."""
+"""A larger file is read row group by row group, so its footer must be read beforehand."""
 
 _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
 _NUM_SAMPLES, _NUM_LIST_SAMPLES = 4, 100
-"""How many footers are read to say how large files are in memory, and to say whether lists have one length."""
+"""How many footers are read to estimate how large files are in memory, and whether lists have one length."""
 
 _TYPICAL_RATIO = 3.0
-"""How many bytes in memory a byte of a compressed file is, where no file could be looked at."""
+"""Bytes in memory for each byte of a file, if no footer was read: a guess."""
 
 RulesIn: TypeAlias = Callable[[Manifest], Mask]
+"""Which files of a manifest may hold a wanted row."""
 
 
-# --- The files --------------------------------------------------------------------------------------------------------
-
-
-def place_files(storage: Storage, paths: Sequence[str], said: str) -> tuple[Storage, list[str]]:
-    """The folder above all of the files, and their names below it; a shallow clone names files of another table."""
+def place_files(storage: Storage, paths: Sequence[str], described: str) -> tuple[Storage, list[str]]:
+    """The folder above all of the files, and their names below it. A shallow clone names files of another table."""
     if not any(_ABSOLUTE.match(path) for path in paths):
         return storage, [unquote(path) for path in paths]
     full = []
     for path in paths:
-        found = storage.path_of(path) if _ABSOLUTE.match(path) else posixpath.join(storage.path(), unquote(path))
-        if found is None:
-            raise SourceError(f"{said[0].upper()}{said[1:]} has files on another store: {path}.", path=storage.url)
-        full.append(found)
+        below = storage.path_of(path) if _ABSOLUTE.match(path) else posixpath.join(storage.path(), unquote(path))
+        if below is None:
+            raise SourceError(
+                f"{described[0].upper()}{described[1:]} has files on another store: {path}. Convert a DataFrame of it "
+                "with make_spark_converter.",
+                path=storage.url,
+            )
+        full.append(below)
     common = posixpath.commonpath([posixpath.dirname(path) for path in full])
     return storage.at(common), [posixpath.relpath(path, common) for path in full]
 
 
 class TableFiles:
-    """The files of a version as row groups: whole where they are small, else as their footers cut them."""
+    """The files of a version as row groups."""
 
     def __init__(self, root: Storage, names: Sequence[str], actions: pa.Table, remedy: str) -> None:
         self.root, self.names, self.remedy = root, names, remedy
@@ -69,7 +71,7 @@ class TableFiles:
         self.row_group_index: npt.NDArray[np.int64]
 
     def leave_closed(self, rules_in: RulesIn, columns: Sequence[Column], fields: Sequence[Field]) -> None:
-        """Note which files hold no row that may be wanted; what their rows are counts, so that the log must say it."""
+        """Leave out the files that hold no wanted row, if the log counts their rows."""
         every = np.arange(len(self.names), dtype=np.int64)
         unopened = Manifest(
             schema=Schema(tuple(fields)),
@@ -88,7 +90,7 @@ class TableFiles:
         self.is_whole |= self.is_closed
 
     def look_into(self, columns: Sequence[Column], *, has_lists: bool) -> None:
-        """Read the footers of large files, and of a few others that tell what all are like."""
+        """Read the footers of large files and of a sample of the others, and cut all files into row groups."""
         files = np.arange(len(self.names))
         small = files[self.is_whole]
         opened = files[self.is_whole & ~self.is_closed]
@@ -97,7 +99,7 @@ class TableFiles:
         large = files[~self.is_whole]
         footers = dict(zip([*large.tolist(), *samples.tolist()], self._read([*large, *samples]), strict=True))
         self._tell(columns, list(footers.values()))
-        # Of the same files whatever columns were chosen: sizes in memory make the windows of a shuffle.
+        # The same sample for any columns, because sizes in memory make the windows of a shuffle.
         sampled = [footers[number] for number in few.tolist()]
         in_files = sum(footer.num_bytes for footer in sampled)
         ratio = sum(int(footer.row_group_bytes.sum()) for footer in sampled) / in_files if in_files else _TYPICAL_RATIO
@@ -108,7 +110,7 @@ class TableFiles:
             parts.append((of_file, footer.row_group_rows, footer.row_group_bytes, np.arange(len(of_file))))
         whole_bytes = (self.num_bytes[self.is_whole] * ratio).astype(np.int64)
         parts.append((small, self.num_records[self.is_whole], whole_bytes, np.full(len(small), -1)))
-        of_file, rows, num_bytes, index = (np.concatenate(one).astype(np.int64) for one in zip(*parts, strict=True))
+        of_file, rows, num_bytes, index = (np.concatenate(part).astype(np.int64) for part in zip(*parts, strict=True))
         order = np.argsort(of_file, kind="stable")
         order = order[rows[order] > 0]
         self.row_group_file, self.row_group_rows = of_file[order], rows[order]
@@ -116,24 +118,24 @@ class TableFiles:
 
     def _read(self, numbers: Sequence[int]) -> list[Footer]:
         try:
-            found = look_at(self.root, [self.names[number] for number in numbers])
+            footers = look_at(self.root, [self.names[number] for number in numbers])
         except SourceError as error:
             if error.__cause__ is None or isinstance(error.__cause__, (PermissionError, TimeoutError)):
-                # It is as it was, but cannot be read.
+                # The file has not changed, but cannot be read.
                 raise
             raise SourceChangedError(f"{error} {self.remedy}", path=error.path) from error
-        for number, footer in zip(numbers, found, strict=True):
+        for number, footer in zip(numbers, footers, strict=True):
             if footer.num_bytes != self.num_bytes[number]:
                 path = f"{self.root.url}/{footer.name}"
                 raise SourceChangedError(
-                    f"{path} has {footer.num_bytes} bytes, and {self.num_bytes[number]} by the log. {self.remedy}",
+                    f"{path} has {footer.num_bytes} bytes, expected {self.num_bytes[number]} by the log. {self.remedy}",
                     path=path,
                 )
-        return found
+        return footers
 
     @staticmethod
     def _tell(columns: Sequence[Column], footers: Sequence[Footer]) -> None:
-        """How long lists are; what the log counted stays as it is."""
+        """Note how long lists are. What the log counted stays as it is."""
         counts = count_kinds(footers)
         for column in columns:
             if column.source.values is None:
@@ -142,7 +144,10 @@ class TableFiles:
                 column.lengths, column.has_null_elements = seen.lengths, seen.has_null_elements
 
     def select(self, left: Mapping[str, Mask]) -> Selection | None:
-        """The live rows, where some are deleted or not wanted. What a mask does not reach is live."""
+        """The rows that are neither deleted nor in a file that is left out; None if that is all rows.
+
+        Rows beyond the end of a mask are live.
+        """
         is_closed = self.is_closed[self.row_group_file]
         if not left and not is_closed.any():
             return None
@@ -152,9 +157,9 @@ class TableFiles:
         numbers = {f"{folder}/{name}".strip("/"): number for number, name in names}
         for path, kept in left.items():
             number = numbers[path]
-            first, behind = np.searchsorted(self.row_group_file, [number, number + 1])
+            first, stop = np.searchsorted(self.row_group_file, [number, number + 1])
             start = 0
-            for group in range(first, behind):
+            for group in range(first, stop):
                 num_rows = int(self.row_group_rows[group])
                 if not is_closed[group]:
                     mask = np.ones(num_rows, np.bool_)

@@ -1,10 +1,10 @@
 """One version of a Delta table becomes a manifest: its log is read, its rows are not, and nothing is written.
 
-The log is read by deltalake, the rows by the reader of every other dataset. What the log says of a file (the value
-of a partition column, which of its rows are deleted, under which names it holds the columns) is in the manifest, so
-that ranks, workers and a run that goes on tomorrow read the same rows whatever happens to the table.
+deltalake reads the log; the reader of every other dataset reads the rows. The manifest holds what the log says of a
+file (values of partition columns, deleted rows, names of columns in the file), so that ranks, workers and resumed runs
+read the same rows whatever happens to the table.
 
-A file whose rows the log counts is not opened beforehand unless it is large: it is read as a whole, like a row group.
+A file whose rows the log counts is not opened beforehand unless it is large: it is read whole, like a row group.
 """
 
 from __future__ import annotations
@@ -49,14 +49,13 @@ def read_snapshot(
     timeout_seconds: float,
     rules_in: RulesIn | None = None,
 ) -> tuple[Storage, Manifest]:
-    """The folder that holds the files of a version, and what they are.
+    """The folder that holds the files of a version, and their manifest.
 
-    `rules_in` says of a manifest's files whether a row of them may be wanted; where not, they are not opened, and their
-    rows are not live.
+    Files that `rules_in` rules out are not opened, and their rows are not live.
 
     Raises:
-        SourceError: it is no Delta table, has no such version or no rows, its log is damaged, or it needs what cannot
-            be read rightly.
+        SourceError: it is no Delta table, has no such version or no rows, its log is damaged, or it needs a feature
+            that is not known here.
         SourceChangedError: a data file, or one of deletion vectors, is gone.
         UnsupportedTypeError: columns have no tensor form; all of them are named.
         ValueError: `columns`, `shapes` or filters name a column that does not exist.
@@ -64,51 +63,51 @@ def read_snapshot(
     storage = open_storage(url, storage_options, timeout_seconds)
     log = read_log_folder(storage)
     table = open_table(storage, log, version=version, timestamp=timestamp)
-    version = int(table.version())
-    said = f"version {version} of the Delta table {storage.url}"
+    number = int(table.version())
+    described = f"version {number} of the Delta table {storage.url}"
     remedy = (
-        f"It belongs to {said}. VACUUM removes files that newer versions no longer use: take a newer version, or keep "
-        f"these rows with {copy_of(storage.url, version)} while they are there."
+        f"It belongs to {described}. VACUUM removes files that newer versions no longer use: take a newer version, or "
+        f"keep these rows with {copy_of(storage.url, number)} while they are there."
     )
-    check_commits(storage, log, version)
-    check_features(table, said, storage.url, version)
-    actions = read_actions(table, said, storage, log)
+    check_commits(storage, log, number)
+    check_features(table, described, storage.url, number)
+    actions = read_actions(table, described, storage, log)
     no_rows = SourceError(
-        f"{said[0].upper()}{said[1:]} has no rows, so there is nothing to train on.", path=storage.url
+        f"{described[0].upper()}{described[1:]} has no rows, so there is nothing to train on.", path=storage.url
     )
     if not actions.num_rows:
         raise no_rows
     mapping = str(table.metadata().configuration.get("delta.columnMapping.mode", "none"))
-    described = table.schema().to_json()
-    wrapped = wrapped_bounds(storage, log, version) if '"timestamp"' in described else set()
-    columns_of = table_columns(json.loads(described), mapping, actions, wrapped)
-    counts = Counter(column.name for column in columns_of)
-    for column in columns_of:
+    schema_json = table.schema().to_json()
+    wrapped = wrapped_bounds(storage, log, number) if '"timestamp"' in schema_json else set()
+    every_column = table_columns(json.loads(schema_json), mapping, actions, wrapped)
+    counts = Counter(column.name for column in every_column)
+    for column in every_column:
         column.is_twice = counts[column.name] > 1
-    known = {column.name: column for column in columns_of}
+    by_name = {column.name: column for column in every_column}
     try:
-        wanted = choose_columns(known, columns=columns, shapes=shapes)
+        wanted = choose_columns(by_name, columns=columns, shapes=shapes)
     except ValueError as error:
-        raise ValueError(f"{error} (in {said})") from None
-    root, names = place_files(storage, actions["path"].to_pylist(), said)
+        raise ValueError(f"{error} (in {described})") from None
+    root, names = place_files(storage, actions["path"].to_pylist(), described)
     files = TableFiles(root, names, actions, remedy)
-    # A declared shape need not be found out.
+    # A declared shape need not be derived from footers.
     has_lists = any(is_list(column.source.arrow_type) and column.name not in shapes for column in wanted)
     if rules_in is not None:
         before = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
         try:
             files.leave_closed(rules_in, wanted, before)
         except ValueError as error:
-            left_out = next((name for name in known if f"no column {name!r}" in str(error)), None)
-            more = "" if left_out is None else f" The table has {left_out!r}; add it to columns=…."
-            raise ValueError(f"{error}{more} (in {said})") from None
+            left_out = next((name for name in by_name if f"no column {name!r}" in str(error)), None)
+            hint = "" if left_out is None else f" The table has {left_out!r}; add it to columns=…."
+            raise ValueError(f"{error}{hint} (in {described})") from None
     files.look_into(wanted, has_lists=has_lists)
     fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
-    selection = files.select(deleted_rows(table, storage, log, said=said, version=version, remedy=remedy))
+    selection = files.select(deleted_rows(table, storage, log, described=described, version=number, remedy=remedy))
     if rules_in is None and not (files.row_group_rows if selection is None else selection.counts).any():
         raise no_rows
-    # With the names, because a copy of a table that went its own way has the same id.
-    content = json.dumps(["delta", str(table.metadata().id), version, names])
+    # With the names, because a copy of the table with commits of its own has the same id.
+    content = json.dumps(["delta", str(table.metadata().id), number, names])
     return root, Manifest(
         schema=Schema(tuple(fields)),
         file_names=tuple(names),
@@ -122,15 +121,15 @@ def read_snapshot(
         float_dtype=float_dtype or "float64",
         statistics=statistics_of(wanted, fields),
         source_columns={column.name: column.source for column in wanted},
-        compared_columns=comparable_columns(columns_of),
+        compared_columns=comparable_columns(every_column),
         selection=selection,
-        version=version,
+        version=number,
         remedy=remedy,
     )
 
 
 def find_location(spark: Any, name: str) -> str:
-    """Where a table of a catalog stands.
+    """The folder of a table that Spark's catalog knows.
 
     Raises:
         SourceError: the catalog has no such Delta table.

@@ -1,11 +1,12 @@
-"""Parquet files as they stand become a manifest: their footers are read, their rows are not, and nothing is written.
+"""The columns of Parquet files that may disagree: one type for each, wide enough for all files.
 
-Files may disagree: a column may be missing in some, stand in another place, or be a narrower number. What a folder's
-name says (`day=2026-11-21`) is a column like any other, with one value in each file.
+A column may be missing in some files, stand in another place, or be a narrower
+number. A partition value of a folder's name (`day=2026-11-21`) is a column with one
+value in each file.
 
-What a footer cannot say is found out while reading, and checked there: that all
-lists of a column have one length is concluded from how many numbers a row group
-has, and a row of another length is an error that names the file.
+Footers do not show whether all lists of a column have one length: it is concluded
+from the count of numbers in each row group. Reading checks it, and a row of another
+length is an error that names the file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _WIDER = {
     pa.large_string(): pa.string(), pa.string_view(): pa.string(), pa.large_binary(): pa.binary(),
     pa.binary_view(): pa.binary(),
 }  # fmt: skip
-"""Types of Arrow that Spark does not have, as what Spark reads them."""
+"""Arrow types that Spark does not have, and the types that Spark reads them as."""
 
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
@@ -42,112 +43,115 @@ class Column:
     name: str
     source: SourceColumn
     null_count: int | None = None
-    """None where that is not known."""
+    """None if unknown."""
 
     lengths: set[tuple[int, int]] = field(default_factory=set)
-    """As in `Footer.list_lengths`, of all files that were looked at."""
+    """As in `Footer.list_lengths`, from all footers that were read."""
 
     has_null_elements: bool = False
-    """Whether lists may have null elements, by the files that were looked at."""
+    """Whether lists may have null elements, by the footers that were read."""
 
     list_size: int | None = None
-    """The length that the type itself says, in every file alike."""
+    """The length of a fixed-size list type, if all files agree."""
 
-    said: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
     """What this package noted beside a column that it packed."""
 
     num_bytes: int | None = None
 
     type_name: str = ""
-    """What the table calls its type, where Arrow has none."""
+    """The table's or Spark's name of a type that Arrow does not have."""
 
     is_twice: bool = False
     """Whether a file has several columns of this name."""
 
     disagreement: SourceError | None = None
-    """What to say of files that hold it as types of which none is wide enough for all."""
+    """The error if the column is wanted, because no type is wide enough for all files."""
 
 
 def merge_columns(url: str, files: Sequence[Footer]) -> dict[str, Column]:
-    """The columns of all files: each where the first file with it has it, wide enough for all."""
+    """The columns of all files, each at its place in the first file that has it and wide enough for all."""
     kinds = count_kinds(files)
-    found: dict[str, Column] = {}
-    first_file: dict[str, Footer] = {}
-    for those in kinds:
-        flat = list(_flatten(those.first.schema))
+    columns: dict[str, Column] = {}
+    first_files: dict[str, Footer] = {}
+
+    def disagree(column: Column, file: Footer, subject: str, here: object, there: object) -> None:
+        if column.disagreement is None:
+            path, first_name = f"{url}/{file.name}", first_files[column.name].name
+            column.disagreement = SourceError(
+                f"{path} has other columns than {url}/{first_name}: {subject!r} is {here}, and {there} there. Name "
+                "files that agree, leave the column out with columns=…, or convert a DataFrame of the files.",
+                path=path,
+                column=column.name,
+            )
+
+    for kind in kinds:
+        flat = list(_flatten(kind.first.schema))
         counts = Counter(name for name, _, _ in flat)
-        for name, path, one in flat:
-            spark_type = ((one.metadata or {}).get(SPARK_TYPE) or b"").decode()
-            kind, column = canonical(one.type) if not spark_type else pa.null(), found.get(name)
-            said = {key.decode(): value.decode() for key, value in (one.metadata or {}).items()}
-            if column is None or _is_untyped(column):
-                source, size = SourceColumn(arrow_type=kind, path=path), _list_size(one.type)
-                is_twice = counts[name] > 1 or (column is not None and column.is_twice)
-                found[name] = Column(
-                    name=name, source=source, said=said, list_size=size, is_twice=is_twice, type_name=spark_type
-                )
-                first_file[name] = those.first
+        for name, path, part in flat:
+            added, before = _column_of(name, path, part), columns.get(name)
+            added.is_twice = counts[name] > 1 or (before is not None and before.is_twice)
+            if before is None or _is_untyped(before):
+                columns[name], first_files[name] = added, kind.first
                 continue
-            column.is_twice = column.is_twice or counts[name] > 1
-            if column.is_twice or (pa.types.is_null(kind) and not spark_type):
+            before.is_twice = added.is_twice
+            if before.is_twice or _is_untyped(added):
                 continue
-            if path != column.source.path:
-                one_of, other_of = (".".join(f"[{part}]" for part in each) for each in (path, column.source.path))
-                said_there = f"{name!r} is {one_of}, and {other_of} there"
-                column.disagreement = column.disagreement or _disagree(
-                    url, those.first, first_file[name], name, said_there
-                )
+            if path != before.source.path:
+                here, there = (".".join(f"[{step}]" for step in steps) for steps in (path, before.source.path))
+                disagree(before, kind.first, name, here, there)
                 continue
-            wider = _wider(column.source.arrow_type, kind)
-            here, there = ((spark_type or kind), (column.type_name or column.source.arrow_type))
-            if spark_type != column.type_name:
+            wider = _wider(before.source.arrow_type, added.source.arrow_type)
+            here, there = (str(column.type_name or column.source.arrow_type) for column in (added, before))
+            if added.type_name != before.type_name:
                 wider = None
-            packed = (said.get(DTYPE_METADATA), column.said.get(DTYPE_METADATA))
-            if packed[0] != packed[1]:
-                wider, (here, there) = None, (f"{here} of {packed[0]}", f"{there} of {packed[1]}")
+            packed_here, packed_there = (column.metadata.get(DTYPE_METADATA) for column in (added, before))
+            if packed_here != packed_there:
+                wider, here, there = None, f"{here} of {packed_here}", f"{there} of {packed_there}"
             if wider is None:
-                said_there = f"{name!r} is {here}, and {there} there"
-                column.disagreement = column.disagreement or _disagree(
-                    url, those.first, first_file[name], name, said_there
-                )
+                disagree(before, kind.first, name, here, there)
                 continue
-            column.source = SourceColumn(arrow_type=wider, path=path)
-            column.list_size = column.list_size if column.list_size == _list_size(one.type) else None
-    for those in kinds:
-        # A struct in one file, and none in another.
-        types = {path: one.type for _, path, one in _flatten(those.first.schema) if not pa.types.is_null(one.type)}
+            before.source = SourceColumn(arrow_type=wider, path=path)
+            before.list_size = before.list_size if before.list_size == added.list_size else None
+    for kind in kinds:
+        # A column may be a struct in some files and none in others.
+        types = {path: part.type for _, path, part in _flatten(kind.first.schema) if not pa.types.is_null(part.type)}
         structs = {path[:depth] for path in types for depth in range(1, len(path))}
-        for name, column in list(found.items()):
+        for name, column in list(columns.items()):
             path = column.source.path
             if path in structs and _is_untyped(column):
-                del found[name]
+                del columns[name]
                 continue
             cut = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in types), None)
-            if column.disagreement is None and (cut is not None or path in structs):
-                here, there = ("struct", column.source.arrow_type) if cut is None else (types[cut], "struct")
-                said_there = f"{'.'.join(cut or path)!r} is {here}, and {there} there"
-                column.disagreement = _disagree(url, those.first, first_file[name], name, said_there)
-    for column in found.values():
+            if cut is not None:
+                disagree(column, kind.first, ".".join(cut), types[cut], "struct")
+            elif path in structs:
+                disagree(column, kind.first, ".".join(path), "struct", column.source.arrow_type)
+    for column in columns.values():
         count_in(column, kinds)
-    return found
+    return columns
 
 
-def _is_untyped(column: Column) -> bool:
-    """Whether files have no type for it: what pandas gives a column without any value."""
-    return pa.types.is_null(column.source.arrow_type) and not column.type_name
-
-
-def _disagree(url: str, file: Footer, first: Footer, name: str, said: str) -> SourceError:
-    return SourceError(
-        f"{url}/{file.name} has other columns than {url}/{first.name}: {said}. Give the files that agree, leave it out "
-        "with columns=…, or read them with Spark and convert the DataFrame.",
-        path=f"{url}/{file.name}",
-        column=name,
+def _column_of(name: str, path: tuple[str, ...], part: pa.Field) -> Column:
+    """A column as one file has it."""
+    metadata = {key.decode(): value.decode() for key, value in (part.metadata or {}).items()}
+    spark_type = metadata.get(SPARK_TYPE.decode(), "")
+    return Column(
+        name=name,
+        source=SourceColumn(arrow_type=pa.null() if spark_type else canonical(part.type), path=path),
+        metadata=metadata,
+        list_size=part.type.list_size if pa.types.is_fixed_size_list(part.type) else None,
+        type_name=spark_type,
     )
 
 
+def _is_untyped(column: Column) -> bool:
+    """Whether no type is known: pandas gives none to a column without values."""
+    return pa.types.is_null(column.source.arrow_type) and not column.type_name
+
+
 class Counts(NamedTuple):
-    """What the footers of files of one schema say together."""
+    """The sums over the footers of files with one schema."""
 
     first: Footer
     level: Level
@@ -158,24 +162,24 @@ class Counts(NamedTuple):
 
 
 def count_kinds(files: Sequence[Footer]) -> list[Counts]:
-    """What files say, together for all that have the same schema."""
-    kinds: dict[int, list[Footer]] = {}
+    """The sums of footers, for each schema that the files have."""
+    by_object: dict[int, list[Footer]] = {}
     for file in files:
-        # Most of them hold the very same one: that need not be looked at.
-        kinds.setdefault(id(file.schema), []).append(file)
-    alike: dict[bytes, list[Footer]] = {}
-    for those in kinds.values():
-        # With what is noted beside the columns, which schemas do not compare.
-        alike.setdefault(those[0].schema.serialize().to_pybytes(), []).extend(those)
-    return [_count(those) for those in alike.values()]
+        # Most files share one schema object, which need not be compared.
+        by_object.setdefault(id(file.schema), []).append(file)
+    by_schema: dict[bytes, list[Footer]] = {}
+    for alike in by_object.values():
+        # Serialized, because schemas do not compare the metadata of columns.
+        by_schema.setdefault(alike[0].schema.serialize().to_pybytes(), []).extend(alike)
+    return [_count(alike) for alike in by_schema.values()]
 
 
 def _count(files: Sequence[Footer]) -> Counts:
     nulls = np.stack([file.leaf_nulls for file in files])
     lengths: dict[int, set[tuple[int, int]]] = {}
     for file in files:
-        for leaf, found in file.list_lengths.items():
-            lengths.setdefault(leaf, set()).update(found)
+        for leaf, file_lengths in file.list_lengths.items():
+            lengths.setdefault(leaf, set()).update(file_lengths)
     return Counts(
         first=files[0],
         level=Level(files[0].schema),
@@ -187,19 +191,19 @@ def _count(files: Sequence[Footer]) -> Counts:
 
 
 def count_in(column: Column, counts: Sequence[Counts]) -> None:
-    """Add what footers say of a column: nulls, bytes, the lengths of lists."""
+    """Set a column's nulls and bytes, and add the lengths of its lists, from footers."""
     nulls: int | None = 0
     num_bytes = 0
-    for found in counts:
-        place = column.source.find(found.level)
+    for kind in counts:
+        place = column.source.find(kind.level)
         if place is None:
-            nulls = None if nulls is None else nulls + found.num_rows
+            nulls = None if nulls is None else nulls + kind.num_rows
             continue
-        count = int(found.leaf_nulls[place.leaf])
+        count = int(kind.leaf_nulls[place.leaf])
         nulls = None if nulls is None or count < 0 else nulls + count
         column.has_null_elements |= count != 0 and _may_hold_null(place.field.type)
-        num_bytes += int(found.leaf_bytes[place.leaves.start : place.leaves.stop].sum())
-        column.lengths |= found.list_lengths.get(place.leaf, set())
+        num_bytes += int(kind.leaf_bytes[place.leaves.start : place.leaves.stop].sum())
+        column.lengths |= kind.list_lengths.get(place.leaf, set())
     column.null_count, column.num_bytes = nulls, num_bytes
 
 
@@ -209,22 +213,22 @@ def _may_hold_null(kind: pa.DataType) -> bool:
 
 
 def _flatten(schema: pa.Schema) -> Iterator[tuple[str, tuple[str, ...], pa.Field]]:
-    """The columns with the members of structs in the struct's place: name, path, field."""
+    """Name, path and field of each column, a struct as its members."""
 
-    def below(one: pa.Field, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], pa.Field]]:
-        if pa.types.is_struct(one.type) and SPARK_TYPE not in (one.metadata or {}):
-            for index in range(one.type.num_fields):
-                member = one.type.field(index)
+    def below(part: pa.Field, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], pa.Field]]:
+        if pa.types.is_struct(part.type) and SPARK_TYPE not in (part.metadata or {}):
+            for index in range(part.type.num_fields):
+                member = part.type.field(index)
                 yield from below(member, (*path, member.name))
         else:
-            yield ".".join(path), path, one
+            yield ".".join(path), path, part
 
-    for one in schema:
-        yield from below(one, (one.name,))
+    for top in schema:
+        yield from below(top, (top.name,))
 
 
 def canonical(kind: pa.DataType) -> pa.DataType:
-    """A type as Spark has it, whatever physical form a writer chose."""
+    """The type that Spark has for it, whatever physical form a writer chose."""
     if pa.types.is_dictionary(kind):
         return canonical(kind.value_type)
     if is_list(kind):
@@ -233,12 +237,12 @@ def canonical(kind: pa.DataType) -> pa.DataType:
         return pa.timestamp("us", kind.tz and "UTC")
     if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json":
         return canonical(kind.storage_type)
-    # What somebody registered with Arrow need not have a hash.
+    # A registered extension type need not have a hash.
     return kind if isinstance(kind, pa.BaseExtensionType) else _WIDER.get(kind, kind)
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether it is a list in any of its forms."""
+    """Whether a type is a list in any of its forms."""
     types = pa.types
     return bool(
         types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
@@ -246,20 +250,16 @@ def is_list(kind: pa.DataType) -> bool:
     )  # fmt: skip
 
 
-def _list_size(kind: pa.DataType) -> int | None:
-    return kind.list_size if pa.types.is_fixed_size_list(kind) else None
-
-
-def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type that holds the numbers of both exactly; None where there is none."""
-    if one == other or pa.types.is_null(other):  # Of lists none of which holds anything.
-        return one
-    if pa.types.is_null(one):
-        return other
-    if is_list(one) and is_list(other):
-        inner = _wider(one.value_type, other.value_type)
+def _wider(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    """The type that holds the numbers of both exactly; None if there is none."""
+    if left == right or pa.types.is_null(right):  # Null: lists that are all empty.
+        return left
+    if pa.types.is_null(left):
+        return right
+    if is_list(left) and is_list(right):
+        inner = _wider(left.value_type, right.value_type)
         return None if inner is None else pa.list_(inner)
-    numbers = {one, other}
+    numbers = {left, right}
     if numbers <= set(_INTEGERS):
         return max(numbers, key=_INTEGERS.index)
     if numbers <= {*_INTEGERS[:3], pa.float32(), pa.float64()}:

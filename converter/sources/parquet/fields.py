@@ -1,4 +1,4 @@
-"""Columns as tensors, files as a manifest."""
+"""Parquet files become a manifest, and their columns tensors: dtype, shape and nulls from footers alone."""
 
 from __future__ import annotations
 
@@ -33,49 +33,49 @@ def read_footers(
     storage_options: StorageOptions | None,
     timeout_seconds: float,
 ) -> tuple[Storage, Manifest]:
-    """The folder that holds all of the files, and what they are.
+    """The folder that holds all of the files, and their manifest.
 
     Raises:
         SourceError: there are no files or no rows, files contradict each other, or it is a Delta table.
         UnsupportedTypeError: columns have no tensor form; all of them are named.
         ValueError: `columns` or `shapes` name a column that does not exist.
     """
-    storage, found = find_files(urls, storage_options, timeout_seconds)
-    return storage, manifest_of(storage, found, columns=columns, float_dtype=float_dtype, shapes=shapes)
+    storage, partitions = find_files(urls, storage_options, timeout_seconds)
+    return storage, manifest_of(storage, partitions, columns=columns, float_dtype=float_dtype, shapes=shapes)
 
 
 def manifest_of(
     storage: Storage,
-    found: Mapping[str, Mapping[str, str | None]],
+    partitions: Mapping[str, Mapping[str, str | None]],
     *,
     columns: Sequence[str] | None = None,
     float_dtype: str | None = "float32",
     shapes: Mapping[str, DeclaredShape] | None = None,
 ) -> Manifest:
-    """What the Parquet files of these names are, in this order: a source that knows its files needs no more.
+    """The manifest of Parquet files, in this order: all that a source needs that knows its files.
 
     Args:
         storage: the folder that the names are relative to.
-        found: for each file's name the values of its partition columns, which are not in the file.
-        columns: the columns to take; None for all.
-        float_dtype: what floats become while reading; None for as they are stored.
+        partitions: for each file's name the values of its partition columns, which are not in the file.
+        columns: the columns to read; None for all.
+        float_dtype: what floats become while reading; None keeps the stored type.
         shapes: as `make_parquet_converter` takes them.
 
     Raises:
         SourceError, UnsupportedTypeError, ValueError: as `read_footers`.
     """
     shapes = shapes or {}
-    files = [file for file in look_at(storage, list(found)) if file.num_rows]
+    files = [file for file in look_at(storage, list(partitions)) if file.num_rows]
     if not files:
         raise SourceError(f"{storage.url} has no rows, so there is nothing to train on.", path=storage.url)
-    known = merge_columns(storage.url, files) | partition_columns(
-        storage.url, {file.name: found[file.name] for file in files}
+    by_name = merge_columns(storage.url, files) | partition_columns(
+        storage.url, {file.name: partitions[file.name] for file in files}
     )
-    wanted = choose_columns(known, columns=columns, shapes=shapes)
+    wanted = choose_columns(by_name, columns=columns, shapes=shapes)
     fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
     content = json.dumps(
         [
-            [one.to_json() for one in fields],
+            [field.to_json() for field in fields],
             [[file.name, file.digest] for file in files],
             {column.name: column.source.values.to_pylist() for column in wanted if column.source.values is not None},
         ],
@@ -107,25 +107,26 @@ def _stamps_of(files: Sequence[Footer]) -> npt.NDArray[np.int64] | None:
 
 
 def choose_columns(
-    known: Mapping[str, Column], *, columns: Sequence[str] | None, shapes: Mapping[str, DeclaredShape]
+    by_name: Mapping[str, Column], *, columns: Sequence[str] | None, shapes: Mapping[str, DeclaredShape]
 ) -> list[Column]:
-    """The wanted ones.
+    """The wanted columns, each once.
 
     Raises:
-        ValueError: one does not exist.
+        ValueError: a name in `columns` or `shapes` does not exist.
+        SourceError: a file has several columns of a name, or files disagree about a wanted column.
     """
-    schema = Schema(tuple(Field(name=name, dtype="bool") for name in known))
-    wanted = list(known if columns is None else columns)
+    schema = Schema(tuple(Field(name=name, dtype="bool") for name in by_name))
+    wanted = list(by_name if columns is None else columns)
     for option, names in (("columns", wanted), ("shapes", shapes)):
         for name in names:
-            if name not in known:
+            if name not in by_name:
                 raise ValueError(f"{option}: {schema.explain_missing(name)}")
-            if known[name].is_twice:
+            if by_name[name].is_twice:
                 raise SourceError(f"There are several columns called {name!r}; rename them with Spark.", column=name)
     for name in wanted:
-        if (disagreement := known[name].disagreement) is not None:
+        if (disagreement := by_name[name].disagreement) is not None:
             raise disagreement
-    return [known[name] for name in dict.fromkeys(wanted)]
+    return [by_name[name] for name in dict.fromkeys(wanted)]
 
 
 def plan_fields(
@@ -139,11 +140,11 @@ def plan_fields(
     """
     fields, unsupported = [], {}
     for column in columns:
-        found = _plan_field(column, float_dtype, shapes)
-        if isinstance(found, Field):
-            fields.append(found)
+        planned = _plan_field(column, float_dtype, shapes)
+        if isinstance(planned, Field):
+            fields.append(planned)
         else:
-            unsupported[column.name] = found
+            unsupported[column.name] = planned
     raise_unsupported(unsupported)
     return fields
 
@@ -151,26 +152,24 @@ def plan_fields(
 def _plan_field(
     column: Column, float_dtype: str | None, shapes: Mapping[str, DeclaredShape]
 ) -> Field | tuple[str, str]:
-    """The column as a tensor, or its type's name and what to do instead."""
-    kind, ndim, said = column.source.arrow_type, 0, column.said
+    """The column as a tensor, or the name of its type and what to do instead."""
+    kind, ndim, metadata = column.source.arrow_type, 0, column.metadata
     while is_list(kind):
         kind, ndim = kind.value_type, ndim + 1
     dtype = dtype_of(kind)
-    is_bytes = is_bytes_type(column.source.arrow_type) and DTYPE_METADATA not in said
+    is_bytes = is_bytes_type(column.source.arrow_type) and DTYPE_METADATA not in metadata
     if is_bytes and column.name in shapes:
         return _plan_bytes(column, shapes[column.name])
-    if DTYPE_METADATA in said:
-        # Packed by this package, in a cache whose manifest is elsewhere.
-        dtype, ndim = said[DTYPE_METADATA], int(said[NDIM_METADATA])
+    if DTYPE_METADATA in metadata:
+        # A file of a cache, read without the cache's manifest.
+        dtype, ndim = metadata[DTYPE_METADATA], int(metadata[NDIM_METADATA])
     elif dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
         remedy = (
             "leave it out with columns=…, or read it with Spark and call make_spark_converter, whose error gives the "
             "expressions that keep its values"
         )
         if pa.types.is_fixed_size_binary(kind) and not ndim:
-            remedy = (
-                f"say with shapes={{{column.name!r}: ({kind.byte_width},)}} that its bytes are numbers, or {remedy}"
-            )
+            remedy = f"declare its bytes as numbers, e.g. shapes={{{column.name!r}: ({kind.byte_width},)}}, or {remedy}"
         return str(column.type_name or column.source.arrow_type), remedy
     elif float_dtype is not None and (pa.types.is_float64(kind) or pa.types.is_decimal(kind)):
         dtype = float_dtype
@@ -180,7 +179,7 @@ def _plan_field(
         if column.name in shapes:
             declared_dtype, declared = split_declared(column.name, shapes[column.name])
             if declared_dtype is not None:
-                raise ValueError(f"shapes: the lists of {column.name!r} are {dtype}; say their shape alone.")
+                raise ValueError(f"shapes: the lists of {column.name!r} are {dtype}; declare only their shape.")
             shape = None if declared is None else tuple(declared)
     elif column.name in shapes:
         raise ValueError(f"shapes names the column {column.name!r}, which is no array.")
@@ -191,12 +190,12 @@ def _plan_field(
         has_nulls=column.null_count != 0,
         ragged_ndim=ndim if shape is None else 1,
         has_null_elements=ndim > 0 and column.has_null_elements,
-        is_jagged=ndim > 1 and shape is None and DTYPE_METADATA not in said,
+        is_jagged=ndim > 1 and shape is None and DTYPE_METADATA not in metadata,
     )
 
 
 def _plan_bytes(column: Column, declared: DeclaredShape) -> Field:
-    """A binary column as the numbers that its bytes are."""
+    """A binary column whose bytes are numbers of a declared dtype and shape."""
     dtype, shape = split_declared(column.name, declared)
     if shape is None or not len(shape):
         raise ValueError(f"shapes: the bytes of {column.name!r} need a shape, e.g. (28, 28), or ('float32', (512,)).")
@@ -210,9 +209,9 @@ def _plan_bytes(column: Column, declared: DeclaredShape) -> Field:
 
 
 def _shape_of(column: Column, ndim: int) -> tuple[int, ...] | None:
-    """The one length that all lists of a column can have, by how many numbers each row group has of it."""
-    if DTYPE_METADATA in column.said:
-        shape = column.said.get(SHAPE_METADATA)
+    """The length that all lists of a column can have, by how many values each row group has; None if they differ."""
+    if DTYPE_METADATA in column.metadata:
+        shape = column.metadata.get(SHAPE_METADATA)
         return None if shape is None else tuple(json.loads(shape))
     if ndim == 1 and column.list_size is not None:
         return (column.list_size,)
@@ -223,9 +222,9 @@ def _shape_of(column: Column, ndim: int) -> tuple[int, ...] | None:
 
 
 def statistics_of(columns: Sequence[Column], fields: Sequence[Field]) -> dict[str, ColumnStatistics]:
-    """What footers, or a log, say of the columns: nulls, where they are counted, and sizes."""
+    """Nulls and bytes of the columns whose nulls are counted in footers or a log."""
     return {
-        column.name: ColumnStatistics(field=one, null_count=column.null_count, num_bytes=column.num_bytes)
-        for column, one in zip(columns, fields, strict=True)
+        column.name: ColumnStatistics(field=field, null_count=column.null_count, num_bytes=column.num_bytes)
+        for column, field in zip(columns, fields, strict=True)
         if column.null_count is not None
     }

@@ -1,4 +1,4 @@
-"""What each file says of itself, read at once."""
+"""The footers of Parquet files, read at once: schema, row groups, nulls and lengths of lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ _UNEVEN = (0, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """What a file says of itself."""
+    """What the footer of a file says."""
 
     name: str
     num_bytes: int
@@ -38,11 +38,11 @@ class Footer:
     row_group_rows: npt.NDArray[np.int64]
     row_group_bytes: npt.NDArray[np.int64]
     leaf_nulls: npt.NDArray[np.int64]
-    """For each column of values how many of them are null; -1 where that is not said."""
+    """For each leaf column how many values are null; -1 if unknown."""
 
     leaf_bytes: npt.NDArray[np.int64]
     list_lengths: dict[int, set[tuple[int, int]]]
-    """For each column of values of lists how many of them a row has, and how many are left over, by row group."""
+    """For each leaf column of lists, values divided by rows in each row group: quotient and remainder."""
 
     footer_crc32: int
     stamp: int | None
@@ -57,7 +57,7 @@ class Footer:
 
 
 def look_at(storage: Storage, names: Sequence[str]) -> list[Footer]:
-    """The footers of files, in order, read at once."""
+    """Read the footers of files, several at a time; they come in the order of `names`."""
     last: list[_Kind] = []
     given_up = threading.Event()
     return at_once(
@@ -69,47 +69,46 @@ def look_at(storage: Storage, names: Sequence[str]) -> list[Footer]:
 
 
 class _Kind(NamedTuple):
-    """What files have in common, as most do: told once, and kept once."""
+    """What most files have in common: derived once and shared."""
 
     stored: pq.ParquetSchema
-    noted: Mapping[bytes, bytes]
+    metadata: Mapping[bytes, bytes]
     schema: pa.Schema
     levels: list[tuple[bool, bool]]
-    """For each column of values whether it may be null, and whether it is of lists."""
+    """For each leaf column whether it may be null, and whether it is of lists."""
 
 
 def _kind_of(parquet: pq.ParquetFile, last: list[_Kind]) -> _Kind:
-    metadata = parquet.metadata
-    stored, noted = metadata.schema, metadata.metadata or {}
-    for known in last[-1:]:
-        if known.stored.equals(stored) and known.noted == noted:
-            return known
-    # Without what pandas or Spark noted beside the columns, but with the types that only Spark has.
-    types = _spark_types(noted)
-    columns = [stored.column(leaf) for leaf in range(metadata.num_columns)]
-    schema = pa.schema(
-        [
-            one.with_nullable(True)
-            if one.name not in types
-            else pa.field(one.name, one.type, metadata=(one.metadata or {}) | {SPARK_TYPE: types[one.name].encode()})
-            for one in _with_text(parquet.schema_arrow, columns)
-        ]
-    )
+    """The kind of a file; `last` is that of the file before, which most share."""
+    stored, metadata = parquet.metadata.schema, parquet.metadata.metadata or {}
+    for kind in last:
+        if kind.stored.equals(stored) and kind.metadata == metadata:
+            return kind
+    # Without the metadata of pandas and Spark, but with the types that only Spark has.
+    types = _spark_types(metadata)
+    columns = [stored.column(leaf) for leaf in range(parquet.metadata.num_columns)]
+    parts = [
+        part.with_nullable(True)
+        if part.name not in types
+        else pa.field(part.name, part.type, metadata=(part.metadata or {}) | {SPARK_TYPE: types[part.name].encode()})
+        for part in _with_text(parquet.schema_arrow, columns)
+    ]
     levels = [(column.max_definition_level > 0, column.max_repetition_level > 0) for column in columns]
-    last[:] = [_Kind(stored, noted, schema, levels)]
+    last[:] = [_Kind(stored, metadata, pa.schema(parts), levels)]
     return last[0]
 
 
 def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterator[pa.Field]:
-    """The columns of a file, those of ENUM as the text that they are; to Arrow they are bytes."""
+    """The columns of a file, with ENUM as text; Arrow reads it as bytes."""
     leaves = iter(columns)
 
-    def with_text(one: pa.Field) -> pa.Field:
-        if pa.types.is_struct(one.type):
-            return one.with_type(pa.struct([with_text(one.type.field(index)) for index in range(one.type.num_fields)]))
-        first, *_ = [next(leaves, None) for _ in range(count_leaves(one.type))]
-        is_enum = first is not None and first.logical_type.type == "ENUM" and is_bytes_type(one.type)
-        return one.with_type(pa.string()) if is_enum else one
+    def with_text(part: pa.Field) -> pa.Field:
+        if pa.types.is_struct(part.type):
+            members = [with_text(part.type.field(index)) for index in range(part.type.num_fields)]
+            return part.with_type(pa.struct(members))
+        first, *_ = [next(leaves, None) for _ in range(count_leaves(part.type))]
+        is_enum = first is not None and first.logical_type.type == "ENUM" and is_bytes_type(part.type)
+        return part.with_type(pa.string()) if is_enum else part
 
     yield from map(with_text, schema)
 
@@ -117,7 +116,7 @@ def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterato
 def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event, name: str) -> Footer:
     path = f"{storage.url}/{name}"
     try:
-        # Before: what is written meanwhile has another one.
+        # Before the file is opened, so that a later write gives another stamp.
         num_bytes, stamp = storage.look(name, given_up)
         with storage.open_parquet(name, num_bytes, given_up) as opened:
             num_bytes = opened.size()
@@ -125,23 +124,36 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
             footer = parse_end(end)
             refuse_encrypted(path, footer)
             parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
-            # It names every page's place, size and range: other rows give another one.
+            # The footer has every page's place, size and range, so other rows give another digest.
             digest = hashlib.sha256(end[:-END_BYTES]).hexdigest()
             kind = _kind_of(parquet, last)
-            noted = {
-                "name": name, "num_bytes": num_bytes, "footer_crc32": zlib.crc32(end), "stamp": stamp, "digest": digest
-            }  # fmt: skip
-            return _footer_of(footer, kind, **noted)
+            nulls, sizes, lengths = _sum_leaves(footer, kind)
+            return Footer(
+                name=name,
+                num_bytes=num_bytes,
+                schema=kind.schema,
+                row_group_rows=np.array(footer.row_group_rows, np.int64),
+                row_group_bytes=np.array(footer.row_group_bytes, np.int64),
+                leaf_nulls=nulls,
+                leaf_bytes=sizes,
+                list_lengths=lengths,
+                footer_crc32=zlib.crc32(end),
+                stamp=stamp,
+                digest=digest,
+            )
     except FileNotFoundError as error:
         raise SourceError(f"{path} is not there.", path=path) from error
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {str(error).rstrip()}.", path=path) from error
     except (pa.ArrowException, ValueError) as error:
-        said = str(error).rstrip(". \n")
-        raise SourceError(f"{path} is no Parquet file that can be read: {said}.", path=path) from error
+        cause = str(error).rstrip(". \n")
+        raise SourceError(f"{path} is no Parquet file that can be read: {cause}.", path=path) from error
 
 
-def _footer_of(footer: ParsedFooter, kind: _Kind, **said: Any) -> Footer:
+def _sum_leaves(
+    footer: ParsedFooter, kind: _Kind
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, set[tuple[int, int]]]]:
+    """Nulls, bytes and list lengths of each leaf column, as `Footer` keeps them."""
     num_leaves = len(footer.leaf_types)
     if num_leaves != len(kind.levels):
         raise ValueError(f"its footer describes {num_leaves} columns, and its schema has {len(kind.levels)}")
@@ -153,46 +165,38 @@ def _footer_of(footer: ParsedFooter, kind: _Kind, **said: Any) -> Footer:
         sizes[leaf] = sum([raw_bytes for _, raw_bytes, _ in counts])
         if not is_nullable:
             continue
-        total, is_known = 0, True
+        total, is_counted = 0, True
         for num_rows, (num_values, _, absent) in zip(footer.row_group_rows, counts, strict=True):
-            is_known = is_known and absent is not None
+            is_counted = is_counted and absent is not None
             total += absent or 0
             if is_list and num_rows:
-                # A list that is null or empty counts as a number, and so may row groups of nothing else.
+                # A null or empty list counts as one value; a row group may hold only such lists.
                 length = divmod(num_values, num_rows)
                 if absent or (absent is None and length == (1, 0)):
                     length = _UNEVEN
                 if absent != num_rows:
                     lengths.setdefault(leaf, set()).add(length)
-        # Of lists it counts those within them as well.
-        nulls[leaf] = total if is_known and not (is_list and total) else -1
-    return Footer(
-        schema=kind.schema,
-        row_group_rows=np.array(footer.row_group_rows, np.int64),
-        row_group_bytes=np.array(footer.row_group_bytes, np.int64),
-        leaf_nulls=nulls,
-        leaf_bytes=sizes,
-        list_lengths=lengths,
-        **said,
-    )
+        # For lists the count includes null elements.
+        nulls[leaf] = total if is_counted and not (is_list and total) else -1
+    return nulls, sizes, lengths
 
 
 def _spark_types(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
-    """The columns that Spark wrote of types which Parquet does not have: what is there is not what they mean."""
+    """Columns of Spark types that Parquet does not have, whose stored values do not mean what they are."""
     try:
         fields = json.loads(metadata[_SPARK_SCHEMA])["fields"]
-        types = {str(one["name"]): one["type"] for one in fields}
+        types = {str(part["name"]): part["type"] for part in fields}
     except (KeyError, ValueError, TypeError):
         return {}
-    found = {name: kind if isinstance(kind, str) else str(kind.get("class", "")) for name, kind in types.items()}
+    names = {name: kind if isinstance(kind, str) else str(kind.get("class", "")) for name, kind in types.items()}
     return {
         name: kind
-        for name, kind in found.items()
+        for name, kind in names.items()
         if kind.startswith(("variant", "interval", "geometry", "geography", "org.apache.spark.", "time("))
     }
 
 
 def is_bytes_type(kind: pa.DataType) -> bool:
-    """Whether a type's values are bytes."""
+    """Whether the values of a type are bytes."""
     variable = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
     return bool(variable or pa.types.is_fixed_size_binary(kind))

@@ -1,4 +1,4 @@
-"""URLs, patterns and folders become file names and partition values."""
+"""URLs, patterns and folders become the names of Parquet files and their partition values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from converter.storage.urls import shown_url
 logger = logging.getLogger(__name__)
 
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""How Hive, and Spark, call the folder of rows whose partition column is null."""
+"""The folder, as Hive and Spark name it, of rows whose partition column is null."""
 
 _DELTA_LOG = "_delta_log"
 
@@ -41,51 +41,52 @@ _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 def find_files(
     urls: Sequence[str], storage_options: StorageOptions | None, timeout_seconds: float
 ) -> tuple[Storage, dict[str, dict[str, str | None]]]:
-    """The folder above all files, and their names below it, in the order of the names, each with its partition."""
-    places: list[_Place] = []
+    """The folder above all files, and their names below it, each with its partition values, in the order of `urls`."""
+    listings: list[_Listing] = []
     looked_at: set[str] = set()
     for url in urls:
-        found_there = _files_of(url, storage_options, timeout_seconds, looked_at)
-        # Of a choice `{a,b}` one may be missing.
-        if not any(place.names for place in found_there):
-            folder, is_glob = found_there[0].folder, _GLOB.search(url)
+        listed = _files_of(url, storage_options, timeout_seconds, looked_at)
+        # A member of a choice `{a,b}` may be missing, but not all.
+        if not any(listing.names for listing in listed):
+            folder, is_glob = listed[0].folder, _GLOB.search(url)
             if not is_glob and not folder.exists:
                 raise SourceError(f"{folder.url} does not exist.", path=folder.url)
-            nothing = f"{shown_url(url)} matches" if is_glob else f"{folder.url} holds"
-            raise SourceError(f"{nothing} no Parquet files (names that end with .parquet).", path=folder.url)
-        places += [place for place in found_there if place.names]
-    first = places[0].folder
-    for folder, _, _ in places:
+            subject = f"{shown_url(url)} matches" if is_glob else f"{folder.url} holds"
+            raise SourceError(f"{subject} no Parquet files (names that end with .parquet).", path=folder.url)
+        listings += [listing for listing in listed if listing.names]
+    first = listings[0].folder
+    for folder, _, _ in listings:
         if not folder.is_beside(first):
             raise SourceError(
                 f"{first.url} and {folder.url} are on two stores. Make a converter of each, or put the files on one.",
                 path=folder.url,
             )
-    common = posixpath.commonpath([place.folder.path() for place in places])
-    found: dict[str, dict[str, str | None]] = {}
-    chosen = {key for place in places for key in _partition_of(f"{place.above}/x")}
-    for folder, names, above in places:
-        # A web server's own folder has no name.
+    common = posixpath.commonpath([listing.folder.path() for listing in listings])
+    partitions: dict[str, dict[str, str | None]] = {}
+    chosen = {key for listing in listings for key in _partition_of(f"{listing.above}/x")}
+    for folder, names, above in listings:
+        # The root folder of a web server has an empty path.
         below = posixpath.relpath(posixpath.join("/", folder.path()), posixpath.join("/", common))
         for name in names:
             full, partition = posixpath.normpath(posixpath.join(below, name)), _partition_of(f"{above}/{name}")
-            # Of a file that is named twice the name that says more.
-            if len(partition) >= len(found.get(full, {})):
-                found[full] = partition
+            # If a file is named twice, the name with more partition values counts.
+            if len(partition) >= len(partitions.get(full, {})):
+                partitions[full] = partition
     for key in chosen:
-        # Of some files alone, what a choice says is no column of the dataset.
-        if any(key not in partition for partition in found.values()):
-            found = {name: {k: v for k, v in one.items() if k != key} for name, one in found.items()}
-    return first.at(common), found
+        # A partition column from a choice `{…}` must be known for all files.
+        if any(key not in partition for partition in partitions.values()):
+            for partition in partitions.values():
+                partition.pop(key, None)
+    return first.at(common), partitions
 
 
-class _Place(NamedTuple):
-    """Where files are."""
+class _Listing(NamedTuple):
+    """Files below one folder."""
 
     folder: Storage
     names: list[str]
     above: str
-    """The last folders of its path, where they were chosen by `{…}`: they may say partitions."""
+    """The last folders of its path, if a choice `{…}` named them: they may hold partition values."""
 
 
 def _files_of(
@@ -94,54 +95,53 @@ def _files_of(
     timeout_seconds: float,
     looked_at: set[str],
     chosen_in: str | None = None,
-) -> list[_Place]:
-    """The folders that a URL names, and the names of files below each: several of them for a choice `{a,b}`.
+) -> list[_Listing]:
+    """The folders that a URL names, several for a choice `{a,b}`, and the names of the files below each.
 
-    Of such a choice `chosen_in` is the path of the folder before the first name with a wildcard; `looked_at` are the
-    folders that are known to be part of no Delta table.
+    `chosen_in` is the path before the first wildcard of a URL with a choice. `looked_at` holds the folders that are
+    known to be part of no Delta table.
     """
     is_glob, pattern = _GLOB.search(url) is not None and not url.startswith(("http://", "https://")), ""
-    # Whoever named a folder `run[1]` means that one; with a question mark in it not every store would look there.
+    # A folder that is really called `run[1]` is meant itself. A question mark in a URL some stores take for a query.
     if not is_glob or "://" not in url or "?" not in url:
-        place = open_storage(url, storage_options, timeout_seconds)
-        is_glob = is_glob and not place.is_at_a_file and not place.list()
+        folder = open_storage(url, storage_options, timeout_seconds)
+        is_glob = is_glob and not folder.is_at_a_file and not folder.list()
     if is_glob:
         if braces := _BRACES.search(url):
-            before, behind = url[: braces.start()], url[braces.end() :]
+            before, after = url[: braces.start()], url[braces.end() :]
             if chosen_in is None:
                 # The choice may be of hosts or containers.
                 with contextlib.suppress(ValueError):
                     chosen_in = open_storage(_split_glob(url)[0], storage_options, timeout_seconds).path()
-            found = [
-                _files_of(f"{before}{one}{behind}", storage_options, timeout_seconds, looked_at, chosen_in or "")
-                for one in braces[1].split(",")
+            members = [
+                _files_of(f"{before}{member}{after}", storage_options, timeout_seconds, looked_at, chosen_in or "")
+                for member in braces[1].split(",")
             ]
-            return list(itertools.chain.from_iterable(found))
+            return list(itertools.chain.from_iterable(members))
         fixed, pattern = _split_glob(url)
-        place = open_storage(fixed, storage_options, timeout_seconds)
-    _refuse_delta(place, looked_at)
-    is_below = chosen_in and place.path().startswith(posixpath.join(chosen_in, ""))
-    above = posixpath.relpath(place.path(), chosen_in) if is_below else ""
-    if place.is_at_a_file:
-        folder = place.at(posixpath.dirname(place.path()))
-        return [_Place(folder, [posixpath.basename(place.path())], posixpath.dirname(above))]
-    if not place.has_folders:
+        folder = open_storage(fixed, storage_options, timeout_seconds)
+    _refuse_delta(folder, looked_at)
+    is_below = chosen_in and folder.path().startswith(posixpath.join(chosen_in, ""))
+    above = posixpath.relpath(folder.path(), chosen_in) if is_below else ""
+    if folder.is_at_a_file:
+        parent = folder.at(posixpath.dirname(folder.path()))
+        return [_Listing(parent, [posixpath.basename(folder.path())], posixpath.dirname(above))]
+    if not folder.has_folders:
         raise SourceError(
-            f"{place.url} is not there, or is a page. A web server has no folders that could be listed: name each "
-            "file, in a list.",
-            path=place.url,
+            f"{folder.url} is not there, or is a page. A web server cannot list folders: name each file, in a list.",
+            path=folder.url,
         )
-    walk = _Walk(root=place.real_path(), left_out=set(), looked_at=looked_at)
-    names = sorted(set(_walk(place, pattern, walk)))
+    walk = _Walk(root=folder.real_path(), left_out=set(), looked_at=looked_at)
+    names = sorted(set(_walk(folder, pattern, walk)))
     if walk.left_out:
-        some = sorted(walk.left_out)
+        others = sorted(walk.left_out)
         logger.warning(
             "Left out in %s, as the names do not end with .parquet: %s. If they hold rows, name all files in a list.",
-            place.url, ", ".join(some[:3]) + (f" and {len(some) - 3:,} more" if len(some) > 3 else ""),
+            folder.url, ", ".join(others[:3]) + (f" and {len(others) - 3:,} more" if len(others) > 3 else ""),
         )  # fmt: skip
-    # Whoever named a folder `a?b` means that one as well.
+    # A folder that is really called `a?b` is meant itself.
     own = [name for name in names if pattern and (name == pattern or name.startswith(f"{pattern}/"))]
-    return [_Place(place, own or names, above)]
+    return [_Listing(folder, own or names, above)]
 
 
 def _split_glob(url: str) -> tuple[str, str]:
@@ -156,10 +156,10 @@ class _Walk(NamedTuple):
 
     root: str
     left_out: set[str]
-    """The files, by their paths below the first folder, whose names do not end as Parquet's do."""
+    """Files, by their paths below the root, whose names do not end with .parquet."""
 
     looked_at: set[str]
-    """As of `_files_of`."""
+    """See `_files_of`."""
 
     def leads_back(self, target: str) -> bool:
         """Whether a link's target is reached without the link."""
@@ -169,30 +169,32 @@ class _Walk(NamedTuple):
 
 
 def _walk(
-    folder: Storage, pattern: str, walk: _Walk, path: str = "", behind: frozenset[str] = frozenset()
+    folder: Storage, pattern: str, walk: _Walk, path: str = "", links_in: frozenset[str] = frozenset()
 ) -> Iterator[str]:
-    """The Parquet files below a folder; what begins with `_` or `.` is no data, as Spark sees it.
+    """The Parquet files below a folder. Names that begin with `_` or `.` are no data, as for Spark.
 
-    A folder that a pattern ends at is taken whole; `**` is any number of folders, none included. Links are followed,
-    but not around in a circle, nor to what is taken in any case; `behind` is where those stand that were followed.
+    A folder at the end of a pattern is taken whole; `**` is any number of folders, or none. Links are followed, but
+    not in a circle, nor to files that are taken without the link. `links_in` are the folders of the followed links.
     """
     first, _, rest = pattern.partition("/")
     is_any = first == "**"
     if is_any:
-        yield from _walk(folder, rest, walk, path, behind)
+        yield from _walk(folder, rest, walk, path, links_in)
     for info in folder.list():
         is_folder, below = folder.leads_to_folder(info), posixpath.join(path, info.name)
         if info.name == _DELTA_LOG and is_folder:
             raise _is_delta(folder)
-        # A partition column may well begin so.
+        # The name of a partition column may begin with `_`.
         is_hidden = info.name.startswith(("_", ".")) and not (is_folder and "=" in info.name)
         if is_hidden or (first and not fnmatch.fnmatchcase(info.name, first)):
             continue
         if is_folder:
-            inner, followed = folder.below(info.name), behind
+            inner, followed = folder.below(info.name), links_in
             if info.is_link:
-                target, followed = inner.real_path(), behind | {folder.real_path()}
-                is_circle = any(posixpath.join(one, "").startswith(posixpath.join(target, "")) for one in followed)
+                target, followed = inner.real_path(), links_in | {folder.real_path()}
+                is_circle = any(
+                    posixpath.join(passed, "").startswith(posixpath.join(target, "")) for passed in followed
+                )
                 if is_circle or ((not first or is_any) and walk.leads_back(target)):
                     continue
                 _refuse_delta(inner, walk.looked_at)
@@ -204,16 +206,16 @@ def _walk(
                 walk.left_out.add(below)
 
 
-def _refuse_delta(place: Storage, looked_at: set[str]) -> None:
-    """Refuse a Delta table's folder, or one within it: the files alone would bring deleted rows back.
+def _refuse_delta(start: Storage, looked_at: set[str]) -> None:
+    """Refuse a folder of a Delta table or below one: its files alone would bring deleted rows back.
 
-    What was looked at before, with all above it, is not looked at again.
+    Folders in `looked_at` are not listed again, nor those above them.
     """
     # A link may lead into a table.
-    for start in dict.fromkeys((place.path(), place.real_path())):
-        path = start
-        while place.has_folders:
-            folder = place.at(path)
+    for first_path in dict.fromkeys((start.path(), start.real_path())):
+        path = first_path
+        while start.has_folders:
+            folder = start.at(path)
             if folder.url in looked_at:
                 break
             looked_at.add(folder.url)
@@ -228,24 +230,24 @@ def _refuse_delta(place: Storage, looked_at: set[str]) -> None:
 
 def _is_delta(folder: Storage) -> SourceError:
     return SourceError(
-        f"{folder.url} is a Delta table: its files also hold rows that were deleted or replaced, which would come "
-        "back. Say make_delta_converter(…) of it.",
+        f"{folder.url} is a Delta table: its files also hold rows that were deleted or replaced. Call "
+        "make_delta_converter(…) instead.",
         path=folder.url,
     )
 
 
 def _partition_of(name: str) -> dict[str, str | None]:
-    """What the folders of a file's name say: `day=2026-11-21/…`, percent-encoded."""
-    found: dict[str, str | None] = {}
+    """The partition values in the folders of a file's name, such as `day=2026-11-21/…`, percent-encoded."""
+    partition: dict[str, str | None] = {}
     for part in name.split("/")[:-1]:
         key, sign, value = part.partition("=")
         if sign and key:
-            found[unquote(key)] = None if value == DEFAULT_PARTITION else unquote(value)
-    return found
+            partition[unquote(key)] = None if value == DEFAULT_PARTITION else unquote(value)
+    return partition
 
 
 def partition_columns(url: str, partitions: Mapping[str, Mapping[str, str | None]]) -> dict[str, Column]:
-    """The columns that the names of folders say, typed as Spark types them: numbers, dates, else strings."""
+    """Partition values as columns, typed as Spark types them: numbers, dates, else strings."""
     first_name, first = next(iter(partitions.items()))
     for name, partition in partitions.items():
         if list(partition) != list(first):
@@ -254,20 +256,20 @@ def partition_columns(url: str, partitions: Mapping[str, Mapping[str, str | None
                 f"{', '.join(first) or 'nothing'}. Name folders whose files agree.",
                 path=f"{url}/{name}",
             )
-    found = {}
+    columns = {}
     for key in first:
         texts = [partition[key] for partition in partitions.values()]
         values = _typed(texts)
         source = SourceColumn(arrow_type=values.type, values=values.dictionary_encode())
-        found[key] = Column(name=key, source=source, null_count=1 if None in texts else 0, num_bytes=0)
-    return found
+        columns[key] = Column(name=key, source=source, null_count=1 if None in texts else 0, num_bytes=0)
+    return columns
 
 
 def _typed(texts: Sequence[str | None]) -> pa.Array:
     present = {text for text in texts if text is not None}
     if present and all(_WHOLE.fullmatch(text) for text in present):
         numbers = [None if text is None else int(text) for text in texts]
-        # What lies below zero reaches further by one.
+        # Below zero there is one number more.
         bits = max((number if number >= 0 else ~number).bit_length() for number in numbers if number is not None)
         if bits < 64:
             return pa.array(numbers, pa.int32() if bits < 32 else pa.int64())

@@ -1,1 +1,1 @@
-"""A Spark DataFrame becomes an entry of the cache: found again if it is the same, else written once."""
+"""A Spark DataFrame becomes a cache entry: reused if one provably holds the same rows, else written once."""

@@ -1,4 +1,4 @@
-"""Which side can write: the executors, or Spark's own writer."""
+"""Who can write into the cache directory: the executors, or Spark's own writer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from converter.cache import entries
 from converter.errors import CacheError
 from converter.portable.tasks import PROBE_NAME, REPORT_SCHEMA, make_probe
 from converter.sources.spark.jobs import short_cause
+from converter.sources.spark.session import java_packages
 from converter.storage.directory import Storage
 
 logger = logging.getLogger(__name__)
@@ -21,19 +22,17 @@ LEAST_PYARROW = 13
 """The oldest pyarrow that executors may have: it is the first that can write page checksums."""
 
 Writer = Literal["executors", "spark", "lists"]
-
+"""`lists` is Spark's own writer without Python on the way, so that arrays stay lists."""
 
 _PICKLING_ERRORS = ("PicklingError", "PySparkPicklingError")
 """What pyspark raises, classic and Connect."""
 
 probed: dict[tuple[str, str, str], tuple[Writer, str]] = {}
+"""By `place_of`, what a probe chose, and why not the executors."""
 
 
 def choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect: bool) -> Writer:
-    """Which way the rows are written: `auto` asks an executor, once for each application and cache directory.
-
-    `"lists"` is Spark's writer without Python on the way.
-    """
+    """Who writes the rows. `auto` asks an executor, once for each application and cache directory."""
     if wanted != "auto":
         return "spark" if wanted == "spark" else "executors"
     if not is_connect and _executors_are_this_process(session):
@@ -41,40 +40,41 @@ def choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect: 
     place = place_of(directory, session)
     if place not in probed:
         probed[place] = _probe(directory, session)
-    way, reason = probed[place]
-    if way != "executors":
-        other = find_other_user(directory, session)
-        if other is not None:
+    writer, reason = probed[place]
+    if writer != "executors":
+        jvm_user = find_other_user(directory, session)
+        if jvm_user is not None:
             raise CacheError(
-                f"Nobody writes to {directory.url} as {directory.user!r}, whom cache_dir or storage_options name: "
-                f"{reason}, and Spark's own writer writes as {other!r}, the user of its JVM. Let the environment say "
+                f"Neither writer can write to {directory.url} as {directory.user!r}, whom cache_dir or storage_options "
+                f"name: {reason}, and Spark's own writer writes as {jvm_user!r}, the user of its JVM. Set "
                 f"HADOOP_USER_NAME={directory.user} before Spark starts, or let the executors write.",
                 path=directory.url,
             )
         logger.info("Spark's own Parquet writer is taken: %s", reason)
-    return way
+    return writer
 
 
 def find_other_user(directory: Storage, session: Any) -> str | None:
-    """Whose name Spark's own writer writes in, where cache_dir or storage_options name somebody else.
+    """The user that Spark's own writer writes as, if cache_dir or storage_options name another one; else None.
 
-    The driver commits and deletes as the one who was named, whom HDFS lets delete nothing in another one's folder.
+    The driver commits and deletes as the user who is named there, and HDFS lets it delete nothing in another user's
+    folder.
     """
     if directory.user is None:
         return None
     try:
-        # Spark Connect has no JVM here, and a shared cluster of Databricks refuses: what differs there, HDFS will say.
-        users = session._jvm.org.apache.hadoop.security.UserGroupInformation  # noqa: SLF001 (there is no other way)
-        # With Kerberos both are who the ticket says, whatever they are told.
-        own = directory.user if users.isSecurityEnabled() else str(users.getCurrentUser().getShortUserName())
+        # Spark Connect has no JVM here, and a shared cluster of Databricks refuses: HDFS will then report a difference.
+        users = java_packages(session).org.apache.hadoop.security.UserGroupInformation
+        # With Kerberos the ticket alone says who both are.
+        jvm_user = directory.user if users.isSecurityEnabled() else str(users.getCurrentUser().getShortUserName())
     except Exception as error:  # noqa: BLE001 (each platform refuses with an error of its own)
         logger.debug("Could not ask Spark's JVM for its user: %s", error)
         return None
-    return None if own == directory.user else own
+    return None if jvm_user == directory.user else jvm_user
 
 
 def place_of(directory: Storage, session: Any) -> tuple[str, str, str]:
-    """An application, a cache directory, and a digest of what opens it: who gives other credentials asks anew."""
+    """An application, a cache directory, and a digest of its options: other credentials are probed again."""
     application = str(session.conf.get("spark.app.id", None) or id(session))
     options = json.dumps(directory.options, sort_keys=True, default=id)
     digest = hashlib.sha256(options.encode()).hexdigest()
@@ -82,7 +82,7 @@ def place_of(directory: Storage, session: Any) -> tuple[str, str, str]:
 
 
 def _executors_are_this_process(session: Any) -> bool:
-    """In local mode with this very Python, what the driver can import and reach the executors can."""
+    """Whether Spark runs in local mode with this Python: executors can then import and reach what the driver can."""
     context = session.sparkContext
     is_local = context.master == "local" or context.master.startswith("local[")
     return bool(is_local and context.pythonExec == sys.executable)
@@ -94,9 +94,9 @@ def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
     try:
         # In one partition: Azure refuses one of two that write the same blob at the same time.
         rows = session.range(0, 1, 1, 1).mapInArrow(probe, REPORT_SCHEMA).collect()
-    except Exception as error:  # noqa: BLE001 (whatever it is, executors that fail here would fail later)
+    except Exception as error:  # noqa: BLE001 (executors that fail here for any reason would fail later)
         if type(error).__name__ in _PICKLING_ERRORS:
-            # As Databricks' own providers of tokens, which stay in the notebook.
+            # For example Databricks' own token providers, which stay in the notebook.
             cause = directory.without_secrets(short_cause(error))
             return "spark", f"storage_options cannot be handed to the executors ({cause})"
         return "lists", f"the executors cannot run what writes there ({directory.without_secrets(short_cause(error))})"

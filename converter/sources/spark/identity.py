@@ -1,10 +1,9 @@
-"""When two DataFrames are provably the same rows.
+"""When two DataFrames provably have the same rows, so that a cache entry may be reused.
 
-An entry is used again only when it is proven to hold the same rows: because its
-`cache_key` says so; because it is the same columns and filters of the same version
-of a Delta table; or because, in one process, the plan, the session's confs and
-every input file are the same as when it was written, and nothing in the plan can
-give other rows the second time. Any doubt writes afresh; doubt is never an error.
+The proof is one of three: the same `cache_key`; the same columns and filters of the
+same version of a Delta table; or, in one process, the same plan, session confs and
+input files as when the entry was written, with nothing in the plan that may give
+other rows the second time. Any doubt writes afresh; doubt is never an error.
 
 Why not Spark's own `semanticHash`: it differs from process to process for Parquet,
 forgets column names, and never looks at the files (all tried, Spark 3.5 to 4.3).
@@ -20,20 +19,23 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from converter.sources.spark.session import changed_confs, count_local_lists, explain
+from converter.sources.spark.session import changed_confs, count_local_lists, explain, java_frame
 from converter.storage.urls import shown_url
 
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 
+_WHOLE_PLANS = {"spark.sql.debug.maxToStringFields": "100000", "spark.sql.maxMetadataStringLength": "1000000"}
+"""Confs with which Spark prints plans whole."""
+
 RACY_SECONDS = 2.0
-"""A file changed this shortly before it was looked at may change again unseen: stores keep whole seconds."""
+"""A file that was changed less than this before it was looked at may change again unseen: stores keep whole seconds."""
 
 _LEAVES = re.compile(
     r"(Scan (parquet|orc|csv|json|text)\b.*|LocalTableScan|Range|Scan OneRowRelation|Scan ExistingRDD)"
@@ -54,18 +56,18 @@ _UNSTABLE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What must be equal for two conversions to be the same rows."""
+    """What must be equal for two conversions to have the same rows."""
 
     plan: str
     semantic_hash: int
-    """Spark's hash of the plan at that time: it sees what the text hides, e.g. rows of a local frame, read options."""
+    """Spark's hash of the plan: it covers what the text hides, e.g. rows of a local frame and read options."""
 
     confs: tuple[tuple[str, str], ...]
     inputs: tuple[tuple[str, int, int, int], ...]
     """(path, size, modification time, change time) of every input file; times in nanoseconds."""
 
     is_racy: bool
-    """A file was changed so shortly before that it may change again unseen."""
+    """Whether a file was changed so recently that it may change again unseen."""
 
 
 _PLAIN = {
@@ -73,10 +75,10 @@ _PLAIN = {
     "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "GetStructField", "StartsWith",
     "EndsWith", "Contains",
 }  # fmt: skip
-"""What a key that outlives the session may depend on: told whole by its SQL text, whatever the session's confs were.
+"""Expressions that a key which outlives the session may depend on: their SQL text says all, whatever the confs were.
 
-So nothing that computes (ANSI mode is fixed when a frame is made, and not told), no time (its text has the session's
-zone), no cast but of a number to a wider one (of casts to arrays and structs the text tells nothing).
+So there is nothing that computes (the text does not show ANSI mode, which is fixed when a frame is made), no time (its
+text depends on the session's zone), and no cast except of a number to a wider one (the text of others is incomplete).
 """
 
 _PLAIN_LITERALS = re.compile(r"boolean|tinyint|smallint|int|bigint|float|double|string|date|decimal\(.*\)")
@@ -91,14 +93,14 @@ class DeltaVersion:
 
     identity: str
     source: str
-    """The table and its version, for people; without what may be secret in a URL."""
+    """The table and its version, for people; without secrets of the URL."""
 
     is_fixed: bool
-    """Whether the DataFrame names the version (`versionAsOf`, `timestampAsOf`), and not the newest one."""
+    """Whether the DataFrame names the version (`versionAsOf`, `timestampAsOf`) instead of reading the newest one."""
 
 
 def find_delta_version(df: Any) -> DeltaVersion | None:
-    """What a DataFrame reads if that is one version of one Delta table, by columns and filters alone; else None."""
+    """The version that a DataFrame reads, if it is only columns and filters of one Delta table; else None."""
     try:
         return _find_delta_version(df)
     except Exception as error:  # noqa: BLE001 (doubt is never an error; Connect shows no plan)
@@ -107,8 +109,13 @@ def find_delta_version(df: Any) -> DeltaVersion | None:
 
 
 def _find_delta_version(df: Any) -> DeltaVersion | None:
+    """`find_delta_version`, which turns errors into None.
+
+    Reaches into: Catalyst's plans, Delta's TahoeLogFileIndex, DeltaLog.unsafeVolatileSnapshot (Spark 4.2, Delta 4.4).
+    Without it: None, so frames of Delta tables without a cache_key are written afresh.
+    """
     session = df.sparkSession
-    execution = df.select("*")._jdf.queryExecution()  # noqa: SLF001 (there is no public way)
+    execution = java_frame(df.select("*")).queryExecution()
     plan, above = execution.analyzed(), []
     while (kind := plan.getClass().getSimpleName()) in ("Project", "Filter", "SubqueryAlias"):
         above.append((kind, plan))
@@ -121,49 +128,47 @@ def _find_delta_version(df: Any) -> DeltaVersion | None:
     steps = []
     for kind, step in above:
         # `SELECT *` is a step that changes nothing.
-        is_same = [one.exprId().id() for one in _listed(step.output())] == [
-            one.exprId().id() for one in _listed(step.child().output())
-        ]
-        if kind == "Filter" or not is_same:
-            said = _plain_sql([step.condition()] if kind == "Filter" else _listed(step.projectList()))
-            names = [one.name().lower() for one in _listed(step.output())]
-            if said is None or len(set(names)) != len(names):
+        output, input_ids = _listed(step.output()), [column.exprId().id() for column in _listed(step.child().output())]
+        if kind == "Filter" or [column.exprId().id() for column in output] != input_ids:
+            sql = _plain_sql([step.condition()] if kind == "Filter" else _listed(step.projectList()))
+            names = [column.name().lower() for column in output]
+            if sql is None or len(set(names)) != len(names):
                 return None
-            steps.append([kind, *said])
+            steps.append([kind, *sql])
     (leaf,) = _listed(execution.optimizedPlan().collectLeaves())
-    # What is read in the end: of a frame without a version that of now, and rows that somebody has cached are none.
+    # The version that will be read; a frame without a version reads the newest. Rows of df.cache() have no location.
     version = int(leaf.relation().location().version())
     table_id = location.snapshotAtAnalysis().metadata().id()
     is_fixed = bool(location.versionToUse().isDefined())
     newest = location.deltaLog().unsafeVolatileSnapshot()
     snapshot = location.snapshotAtAnalysis() if is_fixed else newest
-    # Another table may have been made at the same place.
+    # Another table may have been created in the same folder.
     if table_id != newest.metadata().id() or snapshot.version() != version or location.partitionFilters().size():
         return None
     confs = [pair for pair in _confs_of(session) if pair[0].startswith("spark.sql.") and "warehouse" not in pair[0]]
     zone = session.conf.get("spark.sql.session.timeZone")
     path = location.path().toString()
-    # A copy that was put back and went its own way has the same table and version, of another time.
-    told = ["delta", path, table_id, version, snapshot.timestamp(), session.version, zone, confs, steps]
+    # The timestamp, because a restored copy with commits of its own has the same table id and version.
+    described = ["delta", path, table_id, version, snapshot.timestamp(), session.version, zone, confs, steps]
     source = f"version {version} of the Delta table {shown_url(path)}"
-    return DeltaVersion(identity=json.dumps(told), source=source, is_fixed=is_fixed)
+    return DeltaVersion(identity=json.dumps(described), source=source, is_fixed=is_fixed)
 
 
 def _plain_sql(expressions: list[Any]) -> list[str] | None:
-    """Expressions as SQL; None where that does not say all, or may mean something else another time."""
+    """Expressions as SQL; None if the text is incomplete or may mean something else another time."""
     waiting, count = list(expressions), 0
     while waiting:
-        one = waiting.pop()
+        expression = waiting.pop()
         count += 1
-        kind, type_name = one.getClass().getSimpleName(), one.dataType().simpleString()
+        kind, type_name = expression.getClass().getSimpleName(), expression.dataType().simpleString()
         if count > _MAX_EXPRESSIONS or kind not in _PLAIN:
             return None
         if kind == "Literal" and not _PLAIN_LITERALS.fullmatch(type_name):
             return None
-        if kind == "Cast" and not _is_widened(one.child().dataType().simpleString(), type_name):
+        if kind == "Cast" and not _is_widened(expression.child().dataType().simpleString(), type_name):
             return None
-        waiting += _listed(one.children())
-    return [one.sql() for one in expressions]
+        waiting += _listed(expression.children())
+    return [expression.sql() for expression in expressions]
 
 
 def _is_widened(before: str, after: str) -> bool:
@@ -171,30 +176,32 @@ def _is_widened(before: str, after: str) -> bool:
 
 
 def _listed(sequence: Any) -> list[Any]:
-    """A sequence of Scala's."""
+    """A Scala sequence as a list."""
     return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def entry_key(identity: str | None, *, schema: str, write_options: Mapping[str, Any]) -> str:
-    """The folder's name: a half for the identity (None: nobody else's), a half for schema and options.
+    """The folder's name: a half for the identity (None: a unique one), a half for schema and options.
 
-    >>> one = entry_key("train-2026", schema="{}", write_options={"float_dtype": "float32"})
-    >>> two = entry_key("train-2026", schema="{}", write_options={"float_dtype": "float64"})
-    >>> one.split("-")[0] == two.split("-")[0], one == two
+    `write_options` are those of `WriteOptions.for_key`.
+
+    >>> narrow = entry_key("train-2026", schema="{}", write_options={"float_dtype": "float32"})
+    >>> wide = entry_key("train-2026", schema="{}", write_options={"float_dtype": "float64"})
+    >>> narrow.split("-")[0] == wide.split("-")[0], narrow == wide
     (True, False)
     """
-    whose = uuid.uuid4().hex if identity is None else f"{_FORMAT}:{identity}"
+    owner = uuid.uuid4().hex if identity is None else f"{_FORMAT}:{identity}"
     rest = json.dumps([schema, dict(write_options)], sort_keys=True)
-    return "-".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in (whose, rest))
+    return "-".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in (owner, rest))
 
 
 def named(cache_key: str) -> str:
-    """The identity of what the user gave a name."""
+    """The identity of rows that the user gave a `cache_key`."""
     return f"key:{cache_key}"
 
 
 def hash_of_name(cache_key: str) -> str:
-    """What the folders of all entries of a name begin with.
+    """What the folders of all entries of a `cache_key` begin with.
 
     >>> entry_key(named("train-2026"), schema="{}", write_options={}).startswith(hash_of_name("train-2026"))
     True
@@ -203,7 +210,7 @@ def hash_of_name(cache_key: str) -> str:
 
 
 def gather_evidence(df: Any) -> Evidence | None:
-    """What the rows of `df` depend on now, or None where that cannot be told."""
+    """What the rows of `df` depend on now; None if that cannot be told."""
     try:
         return _gather_evidence(df)
     except Exception as error:  # noqa: BLE001 (a probe that fails is a doubt, and doubt is never an error)
@@ -213,15 +220,15 @@ def gather_evidence(df: Any) -> Evidence | None:
 
 def _gather_evidence(df: Any) -> Evidence | None:
     session = df.sparkSession
-    # A fresh frame: a held one has its plan, with the time it was made, and Connect its answers, in the object.
+    # A fresh frame: an old one keeps its plan with the time it was made, and on Connect its answers.
     fresh = df.select("*")
-    with _untruncated(session):
+    with changed_confs(session, _WHOLE_PLANS):
         extended = explain(fresh, "extended")
         formatted = explain(fresh, "formatted")
-    _, found, optimized = extended.partition("== Optimized Logical Plan ==")
+    _, header, optimized = extended.partition("== Optimized Logical Plan ==")
     optimized = optimized.partition("== Physical Plan ==")[0]
     nodes = re.findall(r"^\(\d+\) (.+?)(?: \[codegen id.*\])?\s*$", formatted, re.MULTILINE)
-    if not found or not nodes or _UNSTABLE.search(optimized) or "more fields" in extended:
+    if not header or not nodes or _UNSTABLE.search(optimized) or "more fields" in extended:
         return None
     if "subquery" in optimized.lower():
         # Its inputs are not among `inputFiles`.
@@ -255,11 +262,8 @@ def _confs_of(session: Any) -> tuple[tuple[str, str], ...]:
 
 def _look_at(paths: list[str], session: Any) -> tuple[tuple[str, int, int, int], ...]:
     if all(urlsplit(path).scheme == "file" for path in paths):
-        found = []
-        for path in paths:
-            status = os.stat(unquote(urlsplit(path).path))
-            found.append((path, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-        return tuple(found)
+        stats = [(path, os.stat(unquote(urlsplit(path).path))) for path in paths]
+        return tuple((path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for path, stat in stats)
     listing = session.read.format("binaryFile").load(paths).select("path", "length", "modificationTime").collect()
     return tuple(sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9), 0) for row in listing))
 
@@ -271,34 +275,28 @@ def _renumbered(plan: str) -> str:
     return re.sub(r",? ?\[?plan_id=\d+\]?", "", text)
 
 
-@contextlib.contextmanager
-def _untruncated(session: Any) -> Iterator[None]:
-    """Let plans be printed whole, and give the user's confs back."""
-    with changed_confs(
-        session, {"spark.sql.debug.maxToStringFields": "100000", "spark.sql.maxMetadataStringLength": "1000000"}
-    ):
-        yield
-
-
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Proof:
+    """A frame whose rows an entry of this process holds."""
+
     frame: Any
     evidence: Evidence
     key: str
 
 
-_MAX_KNOWN = 64
-_known: dict[str, list[_Known]] = {}
+_MAX_PROOFS = 64
+"""For each bucket, because each proof keeps a plan alive; the oldest go."""
+
+_proofs: dict[str, list[_Proof]] = {}
 
 
 def remember(bucket: str, df: Any, before: Evidence | None, key: str) -> None:
     """Note that the entry `key` holds the rows of `df`, if they provably did not change while they were written."""
     if before is None or before.is_racy or not _still_holds(before, df):
         return
-    known = _known.setdefault(bucket, [])
-    known.append(_Known(frame=df, evidence=before, key=key))
-    # Each holds a plan alive: the oldest go.
-    del known[:-_MAX_KNOWN]
+    proofs = _proofs.setdefault(bucket, [])
+    proofs.append(_Proof(frame=df, evidence=before, key=key))
+    del proofs[:-_MAX_PROOFS]
 
 
 def _still_holds(evidence: Evidence, df: Any) -> bool:
@@ -316,16 +314,16 @@ def recall(bucket: str, df: Any, evidence: Evidence | None) -> list[str]:
     """Keys of entries of this process that provably hold the rows of `df`, the newest first."""
     if evidence is None:
         return []
-    found = []
-    for known in reversed(_known.get(bucket, [])):
+    keys = []
+    for proof in reversed(_proofs.get(bucket, [])):
         with contextlib.suppress(Exception):
-            # Equal text can hide what text does not show: a literal's type, a local frame's rows, options of a reader.
-            if known.evidence == evidence and known.frame.sameSemantics(df):
-                found.append(known.key)
-    return found
+            # Equal text does not show all: a literal's type, a local frame's rows, options of a reader.
+            if proof.evidence == evidence and proof.frame.sameSemantics(df):
+                keys.append(proof.key)
+    return keys
 
 
 def forget(key: str) -> None:
-    """An entry that was deleted is nobody's proof any more."""
-    for known in _known.values():
-        known[:] = [one for one in known if one.key != key]
+    """Drop the proofs of an entry that was deleted."""
+    for proofs in _proofs.values():
+        proofs[:] = [proof for proof in proofs if proof.key != key]

@@ -1,4 +1,4 @@
-"""A job's name, its bar, its end and the cause of its failure."""
+"""A Spark job under a name: cancelled with its tasks if the driver fails, and one line that says why Spark failed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from converter.sources.spark.progress import stages_of
 logger = logging.getLogger(__name__)
 
 _CANCEL_SECONDS = 30.0
-"""How long a cancelled job may take to let go of its tasks."""
+"""How long to wait until the tasks of a cancelled job have ended."""
 
 _MAX_CAUSE = 400
+_MAX_CAUSES = 20
 
 
 def finding_in(error: Exception) -> dict[str, Any] | None:
-    """What an executor found in the data, if that is what Spark's error carries."""
+    """The finding of an executor in the data, if Spark's error carries one."""
     _, marker, rest = str(error).partition(FINDING)
     if not marker:
         return None
@@ -31,10 +32,10 @@ def finding_in(error: Exception) -> dict[str, Any] | None:
 
 
 def short_cause(error: Exception) -> str:
-    """The line of a Spark error that says why; the whole stays reachable as `__cause__`.
+    """The line of a Spark error that says why it failed.
 
     Spark's texts hold a Python traceback of the worker, or an error class in brackets, or a Java cause, between
-    hundreds of lines of stack.
+    hundreds of lines of stack. The caller keeps the whole error as `__cause__`.
     """
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
     lines = [line.removeprefix(": ") for line in lines if "An error occurred while calling" not in line]
@@ -48,36 +49,36 @@ def short_cause(error: Exception) -> str:
         ]
         if ends:
             return ends[0][:_MAX_CAUSE]
-    # That a task failed to write is known; why it did stands further down.
+    # TASK_WRITE_FAILED says nothing new; its cause stands further down.
     telling = [line for line in lines if "[TASK_WRITE_FAILED]" not in line]
     classed = [line.strip() for line in telling if re.search(r"\[[A-Z][A-Z0-9_.]+\] ", line)]
     causes = [line.strip() for line in telling if line.strip().startswith("Caused by: ")]
     if not classed and not causes:
-        # Not in the text, perhaps among the JVM's exceptions behind it.
+        # The JVM's exceptions behind the error may say more than its text.
         causes = [text.strip().splitlines()[0] for text in _causes_of(error) if text.strip()]
         causes = [line for line in causes if "[TASK_WRITE_FAILED]" not in line]
     whole = [line.strip() for line in lines if not line.startswith(("\t", "    at"))]
-    found = classed[:1] or causes[-1:] or whole[:1]
-    return (found[0].removeprefix("Caused by: ") if found else type(error).__name__)[:_MAX_CAUSE]
+    best = classed[:1] or causes[-1:] or whole[:1]
+    return (best[0].removeprefix("Caused by: ") if best else type(error).__name__)[:_MAX_CAUSE]
 
 
 def _causes_of(error: Any) -> Iterator[str]:
-    """What the JVM's exceptions behind a Spark error say, where the session is a classic one, which has them."""
-    java, behind = getattr(error, "java_exception", None), getattr(error, "cause", None)
-    for _ in range(20):
-        if java is not None:
-            yield str(java.toString())
-            java = java.getCause()
-        elif isinstance(behind, Exception):
-            yield str(behind)
-            behind = getattr(behind, "cause", None)
+    """The texts of the JVM's exceptions behind an error of classic Spark."""
+    java_error, cause = getattr(error, "java_exception", None), getattr(error, "cause", None)
+    for _ in range(_MAX_CAUSES):
+        if java_error is not None:
+            yield str(java_error.toString())
+            java_error = java_error.getCause()
+        elif isinstance(cause, Exception):
+            yield str(cause)
+            cause = getattr(cause, "cause", None)
 
 
 @contextlib.contextmanager
 def write_job(session: Any, is_connect: bool, name: str) -> Iterator[None]:
-    """Name the jobs in Spark's UI; whatever ends this early also ends them, and waits until their tasks are gone.
+    """Name the block's jobs in Spark's UI. If the block fails, cancel them and wait until their tasks have ended.
 
-    The user's own description and group are given back. PySpark's own handling of Ctrl-C does not stop a job that it
+    The user's own description and group are restored. PySpark's handling of Ctrl-C does not stop a job that it
     waits for (seen with 4.2: its call to cancel is refused as reentrant), and a job that fails leaves tasks running.
     """
     if is_connect:
@@ -91,7 +92,7 @@ def write_job(session: Any, is_connect: bool, name: str) -> Iterator[None]:
             session.removeTag(name)
         return
     context = session.sparkContext
-    # Tasks are not interrupted: that can end a Python worker which already serves somebody else's task (seen with 4.2).
+    # Tasks are not interrupted: that can end a Python worker which already runs a task of another job (seen with 4.2).
     wanted = {
         "spark.jobGroup.id": name,
         "spark.job.description": "converter: write the cache",
@@ -112,7 +113,7 @@ def write_job(session: Any, is_connect: bool, name: str) -> Iterator[None]:
 
 
 def _wait_for_tasks(tracker: Any, group: str) -> None:
-    """Return when no task of the group's jobs is running any more, or after `_CANCEL_SECONDS`."""
+    """Wait until no task of the group's jobs is running, at most `_CANCEL_SECONDS`."""
     deadline = time.monotonic() + _CANCEL_SECONDS
     while time.monotonic() < deadline:
         if not any(info.numActiveTasks for info in stages_of(tracker, group)):

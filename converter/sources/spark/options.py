@@ -1,15 +1,36 @@
-"""What a user may choose of a write, checked before Spark is asked anything."""
+"""What a user may choose of a write: checked before Spark is asked anything, and part of the cache key."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from converter.schema import DeclaredShape
+
 DEFAULT_ROW_GROUP_BYTES = 8 << 20
-"""Small enough that a window of some 48 MB mixes several places of the dataset, large enough that
-decoding, not opening, is what costs: a guess, to be replaced by a measurement."""
+"""Small enough that a window of some 48 MB mixes several places of the dataset, large enough that decoding takes longer
+than opening: a guess, not measured."""
+
 WRITERS = ("auto", "executors", "spark")
 COMPRESSIONS = ("auto", "none", "lz4", "zstd", "snappy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """The options that enter the cache key, under the names of the fields: a new or renamed field makes other keys."""
+
+    float_dtype: str | None
+    shapes: Mapping[str, DeclaredShape]
+    row_group_bytes: int
+    compression: str
+    shuffle_rows_seed: int | None
+    writer: str
+
+    def for_key(self, *, is_kept: bool) -> dict[str, Any]:
+        """The options as plain values. Entries that are kept have keys of their own."""
+        shapes = {name: list(shape or ()) for name, shape in self.shapes.items()}
+        return asdict(self) | {"shapes": shapes} | ({"is_kept": True} if is_kept else {})
 
 
 def check_write_options(*, float_dtype: Any, row_group_bytes: Any, compression: Any, writer: Any, shapes: Any) -> None:

@@ -1,4 +1,4 @@
-"""A bar of a job's tasks, shown while somebody looks at a terminal or a notebook."""
+"""The progress of a Spark job's tasks, shown in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 from converter.errors import MissingDependencyError
 
 _SHOW_SECONDS = 0.5
-"""Between two looks at a job's tasks: a terminal and a notebook both follow that."""
+"""How often the tasks are counted: a terminal and a notebook both keep up with that."""
 
 
 def stages_of(tracker: Any, group: str) -> list[Any]:
-    """What Spark says of the stages of a group's jobs."""
+    """Spark's status of the stages of a group's jobs."""
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
     return [info for info in stages if info is not None]
@@ -34,9 +34,9 @@ def check_progress(progress: bool | None) -> None:
 
 @contextlib.contextmanager
 def progress_bar(session: Any, is_connect: bool, name: str, wanted: bool | None) -> Iterator[None]:
-    """Show how many tasks of `write_job` are done: a line on stderr, in a notebook one output that is updated.
+    """Show how many tasks of `write_job` are done: a line on stderr, or in a notebook one output that is updated.
 
-    With `wanted=None` only in a terminal or a notebook, and if tqdm is installed.
+    With `wanted=None` this happens only in a terminal or a notebook. It needs tqdm.
     """
     is_notebook = is_in_notebook()
     is_shown = (is_notebook or sys.stderr.isatty()) if wanted is None else wanted
@@ -54,14 +54,14 @@ def progress_bar(session: Any, is_connect: bool, name: str, wanted: bool | None)
         shown = None
         while not ended.wait(_SHOW_SECONDS):
             num_done, num_tasks = count()
-            # A line in a log need not say how late it is.
+            # In a log a line is printed only if the counts changed.
             if is_notebook or sys.stderr.isatty() or shown != (num_done, num_tasks):
                 shown = num_done, num_tasks
                 tasks = f"{num_done:,} of {num_tasks:,} tasks" if num_tasks else "planning"
                 show(text(f"Writing the cache: {tasks}"))
 
     with _counted_tasks(session, is_connect, name) as count, _NotebookLine() if is_notebook else _TextLine() as show:
-        # With the context of this thread, by which a notebook knows the cell that an output belongs to.
+        # In the context of this thread, which tells a notebook the cell that an output belongs to.
         watcher = threading.Thread(
             target=contextvars.copy_context().run, args=(watch,), name="converter-progress", daemon=True
         )
@@ -80,14 +80,14 @@ class _TextLine:
     def __init__(self) -> None:
         from tqdm import tqdm
 
-        # Its text is ours: its own would count tasks before there are any.
+        # Our text instead of tqdm's, which would count tasks before there are any.
         self._bar = tqdm(bar_format="{desc}", leave=False)
 
     def __call__(self, text: str) -> None:
         self._bar.set_description_str(text)
 
     def end(self, text: str) -> None:
-        """Nothing is left of it."""
+        """Do nothing: the line is erased when it is closed."""
 
     def __enter__(self) -> _TextLine:
         return self
@@ -112,7 +112,7 @@ class _NotebookLine:
             self._handle.update({"text/plain": text}, raw=True)
 
     def end(self, text: str) -> None:
-        """Say how it ended, if anything was said before."""
+        """Show the end, if anything was shown before."""
         if self._handle is not None:
             self(text)
 
@@ -125,14 +125,14 @@ class _NotebookLine:
 
 @contextlib.contextmanager
 def _counted_tasks(session: Any, is_connect: bool, name: str) -> Iterator[Callable[[], tuple[int, int]]]:
-    """A function that counts the tasks of `write_job`: how many are done, of how many; `(0, 0)` until Spark says."""
+    """A function that returns how many tasks of `write_job` are done, of how many; `(0, 0)` until Spark knows."""
     if not is_connect:
         tracker = session.sparkContext.statusTracker()
         most = (0, 0)
 
         def count() -> tuple[int, int]:
             nonlocal most
-            # A stage that an earlier job has done already is listed again, with nothing active and nothing done.
+            # A stage that an earlier job has already run is listed again, with nothing active and nothing done.
             infos = [info for info in stages_of(tracker, name) if info.numActiveTasks or info.numCompletedTasks]
             done, tasks = sum(info.numCompletedTasks for info in infos), sum(info.numTasks for info in infos)
             # Spark forgets old stages.
@@ -142,13 +142,13 @@ def _counted_tasks(session: Any, is_connect: bool, name: str) -> Iterator[Callab
         yield count
         return
     if not hasattr(session, "registerProgressHandler"):
-        # Spark 3.5 does not say.
+        # Spark Connect 3.5 reports no progress.
         yield lambda: (0, 0)
         return
     owner, counts = threading.get_ident(), dict[Any, tuple[int, int]]()
 
     def note(stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:  # noqa: ARG001 (Spark's names)
-        # It is told of all that the session does; each thread hears of its own.
+        # Spark calls this for all jobs of the session, in the thread that runs them.
         if stages and threading.get_ident() == owner:
             counts[operation_id] = (
                 sum(stage.num_completed_tasks for stage in stages),
@@ -163,6 +163,6 @@ def _counted_tasks(session: Any, is_connect: bool, name: str) -> Iterator[Callab
 
 
 def is_in_notebook() -> bool:
-    """Whether somebody looks at this process through a notebook."""
+    """Whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"

@@ -1,4 +1,4 @@
-"""What tasks report becomes a manifest, or an error with a column's name."""
+"""The reports of all tasks become a manifest, or an error that names the column."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ logger = logging.getLogger(__name__)
 
 
 def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> ConverterError:
-    """What an executor found in the data, as the error it is."""
+    """The error for what an executor found in the data."""
     name = str(finding["column"])
     quoted = f"`{name}`"
     if finding["kind"] == "null_element":
         column = next(column for column in columns if column.name == name)
-        no_size = " (an inner array that is null has no size to fill: drop such rows)" if column.ndim > 1 else ""
+        no_size = " (drop rows whose inner array is null: it has no size to fill)" if column.ndim > 1 else ""
         return NullValueError(
-            f"Column {name!r} has arrays with null elements, which no tensor can hold. Replace them before converting, "
-            f"e.g. {column.without_null_elements()}{no_size}.",
+            f"Column {name!r} has arrays with null elements, which a tensor cannot hold. Replace them before "
+            f"converting, e.g. {column.without_null_elements()}{no_size}.",
             column=name,
         )
     if finding["kind"] == "shape":
         return SourceError(
-            f"Column {name!r} has a row of {finding['found']}, where shapes= declares {finding['expected']}"
+            f"Column {name!r} has a row of {finding['found']}, but shapes= declares {finding['expected']}"
             + (f" (row {finding['row']} of its partition)" if "row" in finding else "")
             + ". Correct the shape, or the row.",
             column=name,
         )
     if finding["kind"] == "matrix":
         return UnsupportedTypeError(
-            f"Column {name!r} has matrices, whose shape Spark's own writer does not keep. Say writer='executors', or "
-            f"writer='spark' and shapes={{{name!r}: (rows, columns)}}.",
+            f"Column {name!r} has matrices, whose shape Spark's own writer does not keep. Pass writer='executors', or "
+            f"writer='spark' with shapes={{{name!r}: (rows, columns)}}.",
             column=name,
         )
     return UnsupportedTypeError(
-        f"Column {name!r} has a row whose inner arrays differ in length, which makes no tensor. Pad or cut them to one "
+        f"Column {name!r} has a row whose inner arrays differ in length, so it is no tensor. Pad or cut them to one "
         f"length before converting, or flatten them, e.g. F.flatten(F.col({quoted!r})).",
         column=name,
     )
@@ -61,7 +61,7 @@ def manifest_from(
     is_kept: bool,
     float_dtype: str | None,
 ) -> Manifest:
-    """What the executors wrote, as one dataset.
+    """The files that were written, as one dataset.
 
     Raises:
         SourceError: there are no rows.
@@ -122,7 +122,7 @@ def manifest_from(
 
 
 def _ends_of(files: Sequence[Mapping[str, Any]]) -> tuple[FileEnd, ...] | None:
-    """What readers would fetch first, if the writers told it of all files and it is not too many bytes."""
+    """The bytes that readers fetch first, if all reports have them and they are not too many."""
     ends, num_bytes = [], 0
     for report in files:
         if "end" not in report:
@@ -135,7 +135,7 @@ def _ends_of(files: Sequence[Mapping[str, Any]]) -> tuple[FileEnd, ...] | None:
 
 
 def _row_group_span(column: SparkColumn, spans: Sequence[Sequence[float]], *, num_row_groups: int) -> float | None:
-    """The average part of the column's whole range that a row group covers."""
+    """The share of the column's range that a row group covers, on average."""
     if column.kind != "scalar" or not spans:
         return None
     sums, least, most = zip(*spans, strict=True)
@@ -146,20 +146,20 @@ def _row_group_span(column: SparkColumn, spans: Sequence[Sequence[float]], *, nu
 def _common_shape(
     column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]], lengths: Sequence[int] | None
 ) -> tuple[int, ...] | None:
-    """The one shape of all rows, or None, with a warning that says where they differ."""
-    found = [
+    """The shape that all rows have; None, with a warning that names two rows, if they differ."""
+    shapes = [
         (report["shapes"][column.name], partition, report)
         for partition, report in reports
         if column.name in report["shapes"]
     ]
-    if not found:
+    if not shapes:
         return column.shape
-    first = found[0][0]
-    odd = next((item for item in found if item[0] is None or item[0] != first), None)
+    first = shapes[0][0]
+    odd = next((item for item in shapes if item[0] is None or item[0] != first), None)
     if odd is None:
         return tuple(first)
     if lengths is not None and not lengths[1]:
-        logger.warning("Column %r becomes ragged: all its arrays are empty. Is it filled?", column.name)
+        logger.warning("Column %r becomes ragged: all its arrays are empty. Check where it is filled.", column.name)
         return None
     logger.warning(
         "Column %r becomes ragged: its rows differ in shape%s. Declare shapes={%r: …} to refuse such rows.",
@@ -173,15 +173,16 @@ def _common_shape(
 def _where_rows_differ(
     name: str, reports: Sequence[tuple[int, Mapping[str, Any]]], partition: int, report: Mapping[str, Any]
 ) -> str:
+    """Two rows that differ, as part of a message."""
     if name not in report.get("extreme_rows", {}):
         row = report["odd_rows"].get(name)
         which = f"row {row} of partition {partition}" if row is not None else f"partition {partition}"
         return f", first seen at {which} ({report['name']})"
     least, most = report["extreme_rows"][name]
     if least == most:
-        return " with as many numbers each"
-    files = {number: found["name"] for number, found in reversed(reports)}
-    # Spark numbers rows so: the partition above, the row in the lower 33 bits.
+        return " but not in how many numbers they have"
+    files = {number: first["name"] for number, first in reversed(reports)}
+    # Spark's monotonically_increasing_id: the row in the lower 33 bits, the partition above them.
     shortest, longest = (
         f"row {place & (2**33 - 1)} of partition {place >> 33} ({files.get(place >> 33, 'a file')})"
         for place in (least, most)

@@ -1,4 +1,4 @@
-"""The write job: confs, partitions, reports."""
+"""The Spark job that writes the cache: its confs, its partitions, and the reports of its tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from converter.sources.spark.session import (
     changed_confs,
     collect_reports,
     count_scan_partitions,
-    has_adaptive_plan,
+    explain,
     stream_reports,
     travels_by_value,
 )
@@ -36,9 +36,10 @@ _MAX_UNFOLDED_MOMENTS = 64
 
 _SCAN_CONFS = ("spark.sql.parquet.columnarReaderBatchSize", "spark.sql.orc.columnarReaderBatchSize")
 _SCAN_ROWS = 64
-"""How many rows Spark's readers decode at once where rows may be wide. Of 4,096 rows of 10 kB each array is 40 MB, made
-anew and cleared, and the JVM collects garbage all the time: 20,000 such rows to HDFS take 1.7, 1.31, 1.29 and 1.24 s at
-4,096, 1,024, 256 and 64. Of short texts it makes no difference (2.2, 2.35, 2.39, 2.04 s); 41 numbers want 4,096."""
+"""How many rows Spark's readers decode at once if rows may be wide: large arrays keep the JVM collecting garbage.
+
+20,000 rows of 10 kB to HDFS take 1.7, 1.31, 1.29 and 1.24 s at 4,096 (Spark's default), 1,024, 256 and 64.
+Short texts do not care (2.2, 2.35, 2.39, 2.04 s); 41 numbers are best at 4,096."""
 
 
 def run_write(
@@ -53,7 +54,7 @@ def run_write(
     writer: str,
     progress: bool | None,
 ) -> list[tuple[int, dict[str, Any]]]:
-    """Run the write job; the reports of all files, in the order of partitions."""
+    """Run the write job and return the reports of all files, in the order of partitions."""
     selected = df.selectExpr(*(column.select(f"c{index}") for index, column in enumerate(columns)))
     if shuffle_rows_seed is not None:
         selected = _shuffled(selected, shuffle_rows_seed)
@@ -66,34 +67,21 @@ def run_write(
             write_job(session, is_connect, name),
             progress_bar(session, is_connect, name, progress),
         ):
-            way = choose_writer(writer, directory=directory, session=session, is_connect=is_connect)
-            if way == "executors":
+            chosen = choose_writer(writer, directory=directory, session=session, is_connect=is_connect)
+            if chosen == "executors":
                 reports = _write_with_executors(selected, columns, spec, session)
             else:
-                packed = way == "spark" and any(column.kind != "scalar" for column in columns)
+                packed = chosen == "spark" and any(column.kind != "scalar" for column in columns)
                 if is_connect and _version(session) < (4, 1):
-                    # Of two observations its server answers the outer one alone, and nested lists need both.
+                    # Its server answers only the outer one of two observations, and nested lists need both.
                     packed = packed and not any(column.kind == "tensor" and column.ndim > 1 for column in columns)
                 reports = write_with_spark(selected, columns, spec, directory=directory, packed=packed)
     except ConverterError:
         raise
-    except Exception as error:  # noqa: BLE001 (named below)
+    except Exception as error:  # noqa: BLE001 (translated below)
         finding = finding_in(error)
         if finding is None:
-            place = spec["directory"] if directory.is_local else directory.url
-            said = f"Spark could not write the cache into {place}: {directory.without_secrets(short_cause(error))}"
-            _, reason = probed.get(place_of(directory, session), ("", "")) if writer == "auto" else ("", "")
-            if reason:
-                # Neither side can: what to do is said of the one that needs no administrator.
-                package = {"abfs": "adlfs", "hdfs": "hdfs-native"}.get(
-                    directory.store["protocol"] if directory.store else ""
-                )
-                is_missing = package is not None and any(
-                    sign in reason for sign in ("ImportError", "ModuleNotFoundError")
-                )
-                remedy = f"Install {package} there" if is_missing else "Give storage_options= that may write there"
-                said += f". It was asked because {reason}. {remedy}: the executors are handed storage_options."
-            raise CacheError(said, path=place) from directory.harmless(error)
+            raise _write_error(error, directory, spec["directory"], session, writer) from directory.harmless(error)
         reports = [(0, {"finding": finding})]
     for _, report in reports:
         if "finding" in report:
@@ -101,31 +89,46 @@ def run_write(
     return sorted(reports, key=lambda item: (item[0], item[1].get("name", "")))
 
 
+def _write_error(error: Exception, directory: Storage, local_path: str, session: Any, writer: str) -> CacheError:
+    """Why Spark failed to write; if it was the second choice, also why the executors could not, and the remedy."""
+    path = local_path if directory.is_local else directory.url
+    message = f"Spark could not write the cache into {path}: {directory.without_secrets(short_cause(error))}"
+    _, reason = probed.get(place_of(directory, session), ("", "")) if writer == "auto" else ("", "")
+    if reason:
+        # The remedy for the executors, because it needs no administrator.
+        package = {"abfs": "adlfs", "hdfs": "hdfs-native"}.get(directory.store["protocol"] if directory.store else "")
+        is_missing = package is not None and any(name in reason for name in ("ImportError", "ModuleNotFoundError"))
+        remedy = f"Install {package} there" if is_missing else "Pass storage_options= that may write there"
+        message += f". Spark's own writer was used because {reason}. {remedy}: executors get storage_options."
+    return CacheError(message, path=path)
+
+
 def _write_with_executors(
     selected: Any, columns: Sequence[SparkColumn], spec: WriteSpec, session: Any
 ) -> list[tuple[int, dict[str, Any]]]:
-    """Let the tasks write; a tensor's moments, up to 100 kB a task and column, are merged before the driver holds them.
+    """Let the tasks write. The driver never holds the moments of all tasks: up to 100 kB for each task and tensor.
 
-    Those of few tasks are merged one after the other as they arrive here. Those of many would still lie in the JVM
-    together, so that a stage of Spark's merges them, which takes 0.1 s.
+    Moments of few tasks are merged here as they arrive. Those of many tasks would wait in the JVM together, so a
+    further stage of Spark merges them, which takes 0.1 s.
     """
     job = selected.mapInArrow(make_write_partition(spec), REPORT_SCHEMA)
-    confs, arrive = {}, collect_reports
+    confs, receive = {}, collect_reports
     num_tensors = sum(column.kind != "scalar" for column in columns)
     if num_tensors:
-        is_adaptive = has_adaptive_plan(selected)
+        # Spark changes such a plan while it runs, as it does when executors exchange rows.
+        is_adaptive = "AdaptiveSparkPlan" in explain(selected, "simple")
         num_tasks = None if is_adaptive else count_scan_partitions(selected)
         if num_tasks is not None and num_tasks * num_tensors <= _MAX_UNFOLDED_MOMENTS:
-            arrive = stream_reports
+            receive = stream_reports
         else:
             job = job.repartition(1).mapInArrow(fold_reports, REPORT_SCHEMA)
             if not is_adaptive:
-                # For our exchange alone Spark would plan and submit each stage as a job of its own, some 70 ms.
+                # Else Spark would submit each stage as a job of its own because of our exchange: some 70 ms.
                 confs = {"spark.sql.adaptive.enabled": "false"}
     totals: dict[str, Any] = {}
     reports = []
-    with changed_confs(session, confs), contextlib.closing(arrive(job)) as arrivals:
-        for partition, text in arrivals:
+    with changed_confs(session, confs), contextlib.closing(receive(job)) as received:
+        for partition, text in received:
             report = json.loads(text)
             totals = add_moments(totals, report.pop("moments", {}))
             reports.append((partition, report))
@@ -133,10 +136,10 @@ def _write_with_executors(
 
 
 def _shuffled(df: Any, seed: int) -> Any:
-    """The rows in a random order, the same for the same seed where the input's partitions and their order are the same.
+    """The rows in a random order: the same for one seed as long as the input's partitions and their order are the same.
 
-    Rows are spread over partitions by a random number and sorted by it there: together a uniform permutation,
-    without the sampling job that a global sort would run first.
+    Rows are spread over partitions by a random number and sorted by another one there: a uniform permutation,
+    without the sampling job of a global sort.
     """
     from pyspark.sql import functions as F
 
@@ -151,12 +154,11 @@ def _version(session: Any) -> tuple[int, ...]:
 
 
 def _batch_confs(columns: Sequence[SparkColumn], version: tuple[int, ...]) -> dict[str, str]:
-    """How much Spark may hand to Python at once: by default 10,000 rows, which for rows of 2 MB is 20 GB.
+    """How much Spark hands to Python at once; its default of 10,000 rows is 20 GB for rows of 2 MB.
 
-    Spark 4.2 can bound the bytes, but then it adds up the size of every column at each row: of 41 numbers that is
-    half the time of the whole write (2.5 s against 1.5 s for 2 M rows). Where the width of a row is known the rows
-    are bounded instead. Batches of 4 MB are the fastest for 41 columns (1.8, 1.5, 1.4, 1.4, 1.4 s at 1, 1.7, 5.5, 8
-    and 17 MB), and of a thousand columns a batch must still have thousands of rows.
+    Rows are bounded if their width is known: to bound bytes, Spark 4.2 adds up each row's columns (for 2 M rows of 41
+    numbers 2.5 s against 1.5 s). Batches of at least 4 MB are the fastest for 41 columns (1.8, 1.5, 1.4, 1.4, 1.4 s
+    at 1, 1.7, 5.5, 8 and 17 MB), and with a thousand columns a batch must still have thousands of rows.
     """
     records, num_bytes = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
     widths = [column.fixed_bytes for column in columns]
@@ -166,8 +168,8 @@ def _batch_confs(columns: Sequence[SparkColumn], version: tuple[int, ...]) -> di
         return {records: str(max(1, rows)), num_bytes: str(2**31 - 1)}
     confs = dict.fromkeys(_SCAN_CONFS, str(_SCAN_ROWS))
     if version >= (4, 2):
-        # 2 kB rows: 1.29, 1.27, 1.18 and 1.23 s at 0.5, 1, 2 and 4 MB.
+        # Rows of 2 kB: 1.29, 1.27, 1.18 and 1.23 s at 0.5, 1, 2 and 4 MB.
         return confs | {num_bytes: str(_BATCH_BYTES // 2)}
-    # Older versions bound rows alone; the executor puts small batches together again.
+    # Older versions bound only rows; the executor joins small batches again.
     is_narrow = all(column.kind == "scalar" and column.dtype != "bytes" for column in columns)
     return confs | {records: "256" if is_narrow else "64"}

@@ -1,4 +1,4 @@
-"""A Spark schema becomes columns to write: structs flattened, types checked, all that cannot be named at once.
+"""A Spark schema becomes columns to write: structs flattened, and a remedy for types without tensor form.
 
 Works on the schema's JSON, which classic Spark and Spark Connect give alike, so
 nothing here imports Spark.
@@ -16,38 +16,25 @@ import pyarrow as pa
 
 from converter.errors import SourceError
 from converter.schema import DeclaredShape, dtype_of, raise_unsupported, split_declared
+from converter.sources.types import arrow_type_of
 
 if TYPE_CHECKING:
     from converter.portable.records import ColumnSpec
 
-_ARROW_OF_SPARK: dict[str, pa.DataType] = {
-    "boolean": pa.bool_(),
-    "byte": pa.int8(),
-    "short": pa.int16(),
-    "integer": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
 _MOST_MEMBERS = 8
-"""Members of a struct that an error writes out."""
+"""How many members of a struct an error writes out."""
 
 _SQL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkColumn:
-    """A column to write: how to select it in Spark, and what the executors are told."""
+    """A column to write: how Spark selects it, and how the executors store it."""
 
     name: str
     path: tuple[str, ...]
     kind: str
-    """`scalar`, `tensor`, `vector`, `matrix`, or `bytes` that are numbers of a declared dtype and shape."""
+    """`scalar`, `tensor`, `vector`, `matrix`, or `bytes` (numbers of a declared dtype and shape)."""
 
     dtype: str
     ndim: int
@@ -70,13 +57,13 @@ class SparkColumn:
 
     @property
     def fixed_bytes(self) -> int | None:
-        """Bytes of one value in Arrow as Spark sends it; None where each row has its own."""
+        """Bytes of one value in Arrow as Spark sends it; None if rows differ."""
         if self.kind != "scalar" or self.dtype in ("str", "bytes"):
             return None
         return 8 if self.narrowed_from else np.dtype(self.dtype).itemsize
 
     def without_null_elements(self) -> str:
-        """Code that puts zeros in the place of null elements and keeps the column's type."""
+        """Code that replaces null elements by zeros and keeps the column's type."""
         names = [f"x{depth}" if self.ndim > 1 else "x" for depth in range(self.ndim)]
         code = f"F.coalesce({names[-1]}, F.lit(0).cast({_SQL_NAMES.get(self.element, self.element)!r}))"
         for inside, around in zip(
@@ -86,7 +73,7 @@ class SparkColumn:
         return code
 
     def spec(self) -> ColumnSpec:
-        """What the executors are told, in plain values."""
+        """What the executors need to know, as plain values."""
         shape = None if self.shape is None else list(self.shape)
         return {"name": self.name, "kind": self.kind, "dtype": self.dtype, "ndim": self.ndim, "shape": shape}
 
@@ -108,11 +95,11 @@ def plan_columns(
     unsupported: dict[str, tuple[str, str]] = {}
     columns: list[SparkColumn] = []
     for name, path, spark_type in _flatten(schema["fields"], ()):
-        found = _plan_column(name, path, spark_type, float_dtype, shapes)
-        if isinstance(found, SparkColumn):
-            columns.append(found)
+        planned = _plan_column(name, path, spark_type, float_dtype, shapes)
+        if isinstance(planned, SparkColumn):
+            columns.append(planned)
         else:
-            unsupported[name] = found
+            unsupported[name] = planned
     raise_unsupported(unsupported)
     names = [column.name for column in columns]
     counted = Counter(names if is_case_sensitive else map(str.casefold, names))
@@ -126,10 +113,10 @@ def plan_columns(
     for name in shapes:
         column = next((column for column in columns if column.name == name), None)
         if column is None or column.kind == "scalar":
-            what = "does not exist" if column is None else "is no array"
-            raise ValueError(f"shapes names the column {name!r}, which {what}. The columns are {names[:20]}.")
+            problem = "does not exist" if column is None else "is no array"
+            raise ValueError(f"shapes names the column {name!r}, which {problem}. The columns are {names[:20]}.")
         if column.kind != "bytes" and split_declared(name, shapes[name])[0] is not None:
-            raise ValueError(f"shapes: the arrays of {name!r} are {column.dtype}; say their shape alone.")
+            raise ValueError(f"shapes: the arrays of {name!r} are {column.dtype}; declare only their shape.")
     if not columns:
         raise SourceError("The DataFrame has no columns. Select at least one before converting.")
     return columns
@@ -148,7 +135,7 @@ def _flatten(fields: Sequence[Mapping[str, Any]], above: tuple[str, ...]) -> Ite
 def _plan_column(
     name: str, path: tuple[str, ...], spark_type: Any, float_dtype: str | None, shapes: Mapping[str, DeclaredShape]
 ) -> SparkColumn | tuple[str, str]:
-    """The column, or its type's name and what to write instead."""
+    """The column, or the name of its type and what to write instead."""
     kind, ndim, element = "scalar", 0, spark_type
     if isinstance(element, Mapping) and element["type"] == "udt":
         if str(element.get("class", "")).endswith(("ml.linalg.VectorUDT", "mllib.linalg.VectorUDT")):
@@ -161,7 +148,7 @@ def _plan_column(
         kind, ndim, element = "tensor", ndim + 1, element["elementType"]
     arrow = _arrow_type(element)
     dtype = None if arrow is None else dtype_of(arrow)
-    if dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
+    if arrow is None or dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
         return _type_name(spark_type), _remedy(path, element, ndim)
     narrowed_from = None
     if arrow == pa.float64() and float_dtype is not None:
@@ -187,17 +174,11 @@ def _plan_column(
 
 
 def _arrow_type(spark_type: Any) -> pa.DataType | None:
-    if not isinstance(spark_type, str):
-        return None
-    if spark_type.startswith("decimal"):
-        return pa.decimal128(38, 10)
-    if spark_type.startswith(("string", "char", "varchar")):
-        return pa.string()
-    return _ARROW_OF_SPARK.get(spark_type)
+    return arrow_type_of(spark_type) if isinstance(spark_type, str) else None
 
 
 def _type_name(spark_type: Any) -> str:
-    """A type as Spark's SQL writes it; a user's type by its class."""
+    """A type as Spark's SQL writes it; a user-defined type by its class."""
     if isinstance(spark_type, str):
         return _SQL_NAMES.get(spark_type, spark_type)
     if spark_type["type"] == "array":
@@ -210,12 +191,12 @@ def _type_name(spark_type: Any) -> str:
 
 
 def _quoted(path: Sequence[str]) -> str:
-    """A column's name as Spark's SQL takes it, whatever characters it has."""
+    """A column's name as Spark's SQL accepts it, whatever characters it has."""
     return ".".join("`" + part.replace("`", "``") + "`" for part in path)
 
 
 def _remedy(path: Sequence[str], element: Any, ndim: int) -> str:
-    """What to write instead of a column without tensor form: code that runs as it stands."""
+    """What to write instead of a column without tensor form: code that runs as it is."""
     kind = element if isinstance(element, str) else str(element["type"])
     column, sql = f"F.col({_quoted(path)!r})", _quoted(path)
     if ndim and kind == "struct":
@@ -227,8 +208,8 @@ def _remedy(path: Sequence[str], element: Any, ndim: int) -> str:
         return f"make numbers of its elements, e.g. F.transform({column}, lambda x: {_as_number('x', element)})"
     if kind == "map":
         arrays = {
-            f"{path[-1]}_{what}": _array_of(f"F.map_{what}({column})", element[f"{what[:-1]}Type"])
-            for what in ("keys", "values")
+            f"{path[-1]}_{part}": _array_of(f"F.map_{part}({column})", element[f"{part[:-1]}Type"])
+            for part in ("keys", "values")
         }
         key = "key" if element["keyType"] == "string" else 1
         return f"select the keys you need, as {column}[{key!r}], or make arrays, e.g. {_replaced(path, arrays)}"
@@ -259,7 +240,7 @@ _NUMBER_OF = {
 
 
 def _as_number(value: str, spark_type: Any) -> str:
-    """Code that makes a number of a value inside an array; the value itself where it is one."""
+    """Code that makes a number of a value inside an array; the value itself if it is a number."""
     arrow = _arrow_type(spark_type)
     dtype = None if arrow is None else dtype_of(arrow)
     if dtype is not None and dtype not in ("str", "bytes") and not dtype.startswith("datetime64"):
@@ -270,26 +251,26 @@ def _as_number(value: str, spark_type: Any) -> str:
 
 
 def _array_of(array: str, element: Any) -> str:
-    """Code for an array as one of numbers."""
+    """Code that makes an array of numbers."""
     number = _as_number("x", element)
     return array if number == "x" else f"F.transform({array}, lambda x: {number})"
 
 
 def _arrays_of_members(column: str, struct: Mapping[str, Any], ndim: int, prefix: str) -> dict[str, str]:
-    """Code for an array of each of the first members of an array of structs, by the name that it gets."""
-    found = {}
+    """Code that makes an array of each of the first members of an array of structs, by the name that it gets."""
+    arrays = {}
     for field in struct["fields"][:_MOST_MEMBERS]:
         name = str(field["name"])
         code = _as_number(f"x[{name!r}]", field["type"])
         for depth in range(ndim):
             inner = column if depth == ndim - 1 else f"y{depth}"
             code = f"F.transform({inner}, lambda {'x' if depth == 0 else f'y{depth - 1}'}: {code})"
-        found[f"{prefix}_{name}"] = code
-    return found
+        arrays[f"{prefix}_{name}"] = code
+    return arrays
 
 
 def _replaced(path: Sequence[str], arrays: Mapping[str, str]) -> str:
-    """Code for the DataFrame with these arrays in the place of a column."""
+    """Code that replaces a column of the DataFrame by these arrays."""
     added = ", ".join(f"{code}.alias({name!r})" for name, code in arrays.items())
     if len(path) == 1:
         return f"df.select('*', {added}).drop({path[0]!r})"

@@ -1,4 +1,7 @@
-"""What surrounds a Spark job: confs, description, progress, the cause of a failure; all of it given back afterwards."""
+"""What we read of a Spark session and set on it for a while: confs, plans, reports, and Spark's private parts.
+
+What is set is given back afterwards. Each private part of Spark that is used has one function, most of them here.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from converter import portable
 
 logger = logging.getLogger(__name__)
 _MAX_COMMAND_BYTES = 4096
-"""What classic Spark runs for a list's rows are 1.4 kB of pickled functions, all its own."""
+"""Classic Spark's own function over the rows of a list is 1.4 kB of pickle."""
 
 
 @contextlib.contextmanager
 def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Session confs changed for a while; one that the platform refuses stays as it is."""
+    """Set session confs for a while; one that the platform refuses stays as it is."""
     before: dict[str, str | None] = {}
     try:
         for name, value in wanted.items():
@@ -39,94 +42,8 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
                     session.conf.unset(name)
                 else:
                     session.conf.set(name, explicit)
-            except Exception as error:  # noqa: BLE001 (the others are still to be given back)
+            except Exception as error:  # noqa: BLE001 (the other confs must still be restored)
                 logger.warning("Could not give the conf %s back as it was: %s", name, error)
-
-
-def has_adaptive_plan(df: Any) -> bool:
-    """Whether Spark would change the plan while it runs, as it does where rows are exchanged between executors."""
-    return "AdaptiveSparkPlan" in explain(df, "simple")
-
-
-def count_scan_partitions(df: Any) -> int | None:
-    """How many tasks will run a classic DataFrame that exchanges no rows; None where only running it would tell."""
-    if not hasattr(df, "_jdf") or "Exchange" in explain(df, "simple"):
-        return None
-    try:
-        return int(df._jdf.queryExecution().toRdd().getNumPartitions())  # noqa: SLF001 (`df.rdd` starts Python's side)
-    except Exception as error:  # noqa: BLE001 (a shared cluster refuses; what is wrong with the plan the job will say)
-        logger.debug("Could not count the partitions beforehand: %s", error)
-        return None
-
-
-def collect_reports(job: Any) -> Generator[tuple[int, str], None, None]:
-    """What the tasks of a job say, once all of them have ended."""
-    for row in job.collect():
-        yield int(row["partition"]), row["report"]
-
-
-def stream_reports(job: Any) -> Generator[tuple[int, str], None, None]:
-    """What each task of a job on classic Spark says, as soon as it arrives, so that it need not be kept.
-
-    `collect` holds all of it, and `toLocalIterator` runs one task after the other. What `toPandas` does within can do
-    both: its JVM sends the batches of each task when it has ended, in 3.5 to 4.3 alike.
-    """
-    from pyspark import java_gateway, util
-    from pyspark.errors.exceptions.captured import unwrap_spark_exception
-
-    port, secret, server = job._jdf.collectAsArrowToPython()  # noqa: SLF001 (there is no public way)
-    # Spark 3.5 has it in the second place.
-    place: Any = util if hasattr(util, "local_connect_and_auth") else java_gateway
-    file, connection = place.local_connect_and_auth(port, secret)
-    # A write takes as long as it takes.
-    connection.settimeout(None)
-    with contextlib.closing(connection), contextlib.closing(file), pa.ipc.open_stream(file) as batches:
-        for batch in batches:
-            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
-        with unwrap_spark_exception():
-            # Why there are no more: raises what ended the job, if that was an error.
-            server.getResult()
-
-
-def count_local_lists(df: Any) -> int:
-    """How many inputs of a classic DataFrame are lists that `createDataFrame` sent to Spark.
-
-    Such a list lies in the driver's JVM for good, as an RDD. So does whatever else came as an RDD, whose rows may be
-    made anew, and otherwise, in each job: a list is told from it by the one function that Python runs on it, Spark's
-    own that changes nothing. That needs a look into fields that are not promised; any surprise counts as no list.
-    """
-    leaves = df._jdf.queryExecution().optimizedPlan().collectLeaves()  # noqa: SLF001 (there is no public way)
-    found = [leaves.apply(index) for index in range(leaves.size())]
-    return sum(_is_local_list(leaf.rdd(), df) for leaf in found if leaf.nodeName() == "LogicalRDD")
-
-
-def _is_local_list(rdd: Any, df: Any) -> bool:
-    from pyspark import serializers
-
-    names, python = [], None
-    while True:
-        names.append(rdd.getClass().getSimpleName())
-        if names[-1] == "PythonRDD":
-            python = rdd
-        if rdd.dependencies().size() != 1:
-            break
-        rdd = rdd.dependencies().apply(0).rdd()
-    if python is None or names != [*["MapPartitionsRDD"] * (len(names) - 2), "PythonRDD", "ParallelCollectionRDD"]:
-        return False
-    field = next(field for field in python.getClass().getDeclaredFields() if field.getName().endswith("func"))
-    field.setAccessible(True)
-    command = field.get(python).command()
-    if command.size() > _MAX_COMMAND_BYTES:
-        return False
-    # Pickled a moment ago by this very process, never read from storage.
-    bytes_of = df.sparkSession._jvm.scala.reflect.ClassTag.Byte()  # noqa: SLF001 (the same)
-    pickle: Any = serializers.CPickleSerializer()
-    function, *_ = pickle.loads(bytes(command.toArray(bytes_of)))
-    (inner,) = [cell.cell_contents for cell in function.__closure__]
-    return all(
-        one.__qualname__ == name and one.__module__.startswith("pyspark.")
-        for one, name in ((function, "RDD.map.<locals>.func"), (inner, "RDD._reserialize.<locals>.<lambda>"))
-    )
 
 
 def explain(df: Any, mode: str) -> str:
@@ -136,21 +53,163 @@ def explain(df: Any, mode: str) -> str:
     return text.getvalue()
 
 
+def java_frame(df: Any) -> Any:
+    """The JVM's object behind a classic DataFrame; None on Spark Connect.
+
+    Reaches into: pyspark.sql.DataFrame._jdf (pyspark 3.5 to 4.3).
+    Without it: plans cannot be looked at, so frames without a cache_key are written afresh and tasks are not counted.
+    """
+    return getattr(df, "_jdf", None)
+
+
+def java_packages(session: Any) -> Any:
+    """The JVM's packages by name (`.org.apache.hadoop…`); None on Spark Connect.
+
+    Reaches into: pyspark.sql.SparkSession._jvm (pyspark 4.2).
+    Without it: the JVM's user is not compared, so HDFS refuses the write instead, and lists count as no known input.
+    """
+    return getattr(session, "_jvm", None)
+
+
+def count_scan_partitions(df: Any) -> int | None:
+    """How many tasks will run a classic DataFrame that exchanges no rows; None if only running it would tell."""
+    frame = java_frame(df)
+    if frame is None or "Exchange" in explain(df, "simple"):
+        return None
+    try:
+        # Not `df.rdd`, which starts Python's side.
+        return int(frame.queryExecution().toRdd().getNumPartitions())
+    except Exception as error:  # noqa: BLE001 (a shared cluster refuses; the job itself will name what is wrong)
+        logger.debug("Could not count the partitions beforehand: %s", error)
+        return None
+
+
+def collect_reports(job: Any) -> Generator[tuple[int, str], None, None]:
+    """The reports of a job's tasks, once all tasks have ended."""
+    for row in job.collect():
+        yield int(row["partition"]), row["report"]
+
+
+def stream_reports(job: Any) -> Generator[tuple[int, str], None, None]:
+    """The reports of each task of a job on classic Spark as soon as the task has ended, so that none need be kept.
+
+    `collect` holds all reports, and `toLocalIterator` runs one task after the other. `toPandas` does better: its JVM
+    sends the batches of each task when the task has ended. (Writing float32[512] takes 0.39 of
+    `df.write.parquet`'s time with it, 0.46 with `collect`.)
+    """
+    opened = _open_arrow_stream(job)
+    if opened is None:
+        yield from collect_reports(job)
+        return
+    connection, file, server, unwrapped_errors = opened
+    # A write takes as long as it takes.
+    connection.settimeout(None)
+    with contextlib.closing(connection), contextlib.closing(file), pa.ipc.open_stream(file) as batches:
+        for batch in batches:
+            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+        with unwrapped_errors():
+            # Raises the error that ended the job, if there was one.
+            server.getResult()
+
+
+def _open_arrow_stream(job: Any) -> tuple[Any, Any, Any, Any] | None:
+    """Connection, file, server and error translation of a job whose Arrow batches the JVM sends as tasks end.
+
+    Reaches into: DataFrame._jdf.collectAsArrowToPython, pyspark.util.local_connect_and_auth (pyspark 3.5 to 4.3).
+    Without it: None, and reports are collected when all tasks have ended: 0.1 s slower, with more of the JVM's memory.
+    """
+    from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+
+    try:
+        from pyspark import java_gateway, util
+        from pyspark.errors.exceptions.captured import unwrap_spark_exception
+
+        # Spark 3.5 has it in the second place.
+        module: Any = util if hasattr(util, "local_connect_and_auth") else java_gateway
+        connect = module.local_connect_and_auth
+        # The job starts once its server has been connected to: until then nothing is lost by giving up.
+        port, secret, server = job._jdf.collectAsArrowToPython()  # noqa: SLF001
+        file, connection = connect(port, secret)
+    except (ImportError, AttributeError, TypeError, ValueError, Py4JError) as error:
+        if isinstance(error, Py4JJavaError):
+            raise
+        logger.debug("Spark does not stream what tasks report, so it is collected: %s", error)
+        return None
+    return connection, file, server, unwrap_spark_exception
+
+
+def count_local_lists(df: Any) -> int:
+    """How many inputs of a classic DataFrame are lists that `createDataFrame` sent to Spark.
+
+    Such a list stays in the driver's JVM as an RDD. Any other RDD may make its rows anew in each job. A list is told
+    apart by the one Python function that runs on it, which is Spark's own and changes nothing. Any surprise counts as
+    no list.
+    """
+    try:
+        leaves = java_frame(df).queryExecution().optimizedPlan().collectLeaves()
+        inputs = [leaves.apply(index) for index in range(leaves.size())]
+        return sum(_is_local_list(leaf.rdd(), df) for leaf in inputs if leaf.nodeName() == "LogicalRDD")
+    except Exception as error:  # noqa: BLE001 (doubt is never an error)
+        logger.debug("Could not tell whether the DataFrame's inputs are lists: %s", error)
+        return 0
+
+
+def _is_local_list(rdd: Any, df: Any) -> bool:
+    """Whether an RDD of the JVM is a parallelized list under Spark's own conversion of rows.
+
+    Reaches into: PythonRDD.func by setAccessible, and the names of functions in pyspark.RDD (pyspark 4.2).
+    Without it: False, so a DataFrame made from a list is written afresh each time.
+    """
+    from pyspark import serializers
+
+    names, python_rdd = [], None
+    while True:
+        names.append(rdd.getClass().getSimpleName())
+        if names[-1] == "PythonRDD":
+            python_rdd = rdd
+        if rdd.dependencies().size() != 1:
+            break
+        rdd = rdd.dependencies().apply(0).rdd()
+    if python_rdd is None or names != [*["MapPartitionsRDD"] * (len(names) - 2), "PythonRDD", "ParallelCollectionRDD"]:
+        return False
+    fields = [field for field in python_rdd.getClass().getDeclaredFields() if field.getName().endswith("func")]
+    if not fields:
+        return False
+    fields[0].setAccessible(True)
+    command = fields[0].get(python_rdd).command()
+    if command.size() > _MAX_COMMAND_BYTES:
+        return False
+    # Pickled a moment ago by this very process, never read from storage.
+    byte_tag = java_packages(df.sparkSession).scala.reflect.ClassTag.Byte()
+    pickle: Any = serializers.CPickleSerializer()
+    function, *_ = pickle.loads(bytes(command.toArray(byte_tag)))
+    (inner,) = [cell.cell_contents for cell in function.__closure__]
+    return all(
+        part.__qualname__ == name and part.__module__.startswith("pyspark.")
+        for part, name in ((function, "RDD.map.<locals>.func"), (inner, "RDD._reserialize.<locals>.<lambda>"))
+    )
+
+
 _by_value_lock = threading.Lock()
 _by_value_users = 0
 
 
 @contextlib.contextmanager
 def travels_by_value() -> Iterator[None]:
-    """Let `portable` be pickled by value, for the time of one call: registering is process-global."""
+    """Let `portable` be pickled by value during the block; the registration is process-global, so users are counted.
+
+    Reaches into: pyspark.cloudpickle.register_pickle_by_value (pyspark 3.5 to 4.3).
+    Without it: `portable` is pickled by its name, so executors need this package; `auto` else takes Spark's own writer.
+    """
     global _by_value_users
     from pyspark import cloudpickle as untyped_cloudpickle
 
     cloudpickle: Any = untyped_cloudpickle
-
+    register = getattr(cloudpickle, "register_pickle_by_value", lambda _: None)
+    unregister = getattr(cloudpickle, "unregister_pickle_by_value", lambda _: None)
     with _by_value_lock:
         if _by_value_users == 0:
-            cloudpickle.register_pickle_by_value(portable)
+            register(portable)
         _by_value_users += 1
     try:
         yield
@@ -158,4 +217,4 @@ def travels_by_value() -> Iterator[None]:
         with _by_value_lock:
             _by_value_users -= 1
             if _by_value_users == 0:
-                cloudpickle.unregister_pickle_by_value(portable)
+                unregister(portable)

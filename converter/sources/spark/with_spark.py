@@ -1,10 +1,9 @@
-"""The second way to write: Spark's own Parquet writer, with its own credentials and stores.
+"""The second way to write the cache: Spark's own Parquet writer, with its own credentials and stores.
 
-Taken when the executors cannot reach the store themselves, or have no pyarrow.
-Arrays are packed to BINARY on the way where the executors can (read four times as
-fast as lists), and stay lists where they cannot. What the first way learns while
-writing is observed in the same job here: lengths, and a digest of all rows. The
-layout is read from the footers, never assumed.
+Used when the executors cannot reach the store themselves, or have no pyarrow.
+Executors that can pack arrays to BINARY, which is read four times as fast as the
+lists that they stay otherwise. The same job observes what executors would report:
+lengths, and a digest of all rows. The layout is read from the footers, never assumed.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ _SPARK_TYPES = {
 _CODECS = {"auto": "zstd", "none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
 _FILE_NAME = re.compile(r"part-([0-9]{5,})-.*-c([0-9]{3,})\..*")
 
-# Times as whole microseconds, in every version (INT96 wraps beyond 1677 to 2262 for its readers); dates of any year as
-# they are (Spark 3.5 refuses those before 1582); and no platform's own re-sorting: the order of rows is promised.
+# Times as microseconds in every version (INT96 overflows for readers outside 1677 to 2262); dates of any year as they
+# are (Spark 3.5 refuses those before 1582); no V-Order, which re-sorts, because the order of rows is promised.
 WRITE_CONFS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -59,19 +58,19 @@ WRITE_CONFS = {
 def write_with_spark(
     selected: Any, columns: Sequence[SparkColumn], spec: Mapping[str, Any], *, directory: Storage, packed: bool
 ) -> list[tuple[int, dict[str, Any]]]:
-    """Write `selected` (columns `c0`, `c1`, …) as Parquet below `directory`; reports as the executors give them."""
+    """Write `selected` (columns `c0`, `c1`, …) as Parquet into `directory`; return reports as executors would."""
     from pyspark.sql import Observation, functions
 
     named = [(f"c{index}", column) for index, column in enumerate(columns)]
     for column in columns:
-        # The two sizes of a matrix are lost on the way to Spark's writer, and without Python so is the matrix.
+        # Spark's writer loses the two sizes of a matrix, and without Python the matrix itself.
         if column.kind == "matrix" and (column.shape is None or not packed):
             return [(0, {"finding": {"kind": "matrix", "column": column.name}})]
     observations = [Observation()]
     lists: list[tuple[str, SparkColumn]] = []
     if packed:
         lists = [(name, column) for name, column in named if column.kind == "tensor" and column.ndim > 1]
-        nested = [one for name, column in lists for one in _level_metrics(functions, column, name)]
+        nested = [metric for name, column in lists for metric in _level_metrics(functions, column, name)]
         if nested:
             observations.append(Observation())
             selected = selected.observe(observations[-1], *nested)
@@ -80,8 +79,8 @@ def write_with_spark(
         stored = selected.mapInArrow(make_pack_batches(spec["columns"]), schema)
     else:
         stored = selected.select(*(_plain(functions, column, name) for name, column in named))
-    # A row's hash includes its place, so the order of rows counts too. The place is a column of its own for a while:
-    # Spark 3.5 refuses to observe what is not deterministic.
+    # A row's hash includes its place, so the order of rows counts too. The place is a column until the write, because
+    # Spark 3.5 refuses to observe an expression that is not deterministic.
     names = [name for name, _ in named]
     stored = stored.withColumn("place", functions.monotonically_increasing_id())
     digest = functions.xxhash64("place", *_told_apart(functions, named, packed=packed), *names)
@@ -101,51 +100,54 @@ def write_with_spark(
     }
     observed_rows = stored.observe(observations[0], *metrics).select(*names)
     renamed = observed_rows.toDF(*(column.name for column in columns))
-    # The folder is this attempt's alone, so that appending to it is writing it.
+    # The folder belongs to this attempt alone; "append" because it may exist already.
     renamed.write.options(**options).mode("append").parquet(directory.spark_url)
     observed = {name: value for observation in observations for name, value in observation.get.items()}
     if not all(f"{name}_nulls" in observed for name, _ in named) or not all(
         f"{name}_least_0" in observed for name, _ in lists
     ):
         raise CacheError(
-            f"Spark {selected.sparkSession.version} wrote {directory.url} and did not answer what it observed on the "
-            "way, so its shapes are not known. Say writer='executors'.",
+            f"Spark {selected.sparkSession.version} wrote {directory.url} but did not return its observations, so "
+            "shapes are not known. Pass writer='executors'.",
             path=directory.url,
         )
+    summary = _summary(named, observed)
+    return [(0, summary)] if "finding" in summary else _reports(directory, summary)
+
+
+def _summary(named: Sequence[tuple[str, SparkColumn]], observed: Mapping[str, Any]) -> dict[str, Any]:
+    """What was observed of all rows as parts of a report, or as a finding."""
     shapes, extreme_rows, lengths = {}, {}, {}
     for name, column in named:
         if column.kind == "scalar":
             continue
         for kind in ("null_element", "jagged"):
             if observed.get(f"{name}_{kind}"):
-                return [(0, {"finding": {"kind": kind, "column": column.name}})]
+                return {"finding": {"kind": kind, "column": column.name}}
         shape = _observed_shape(column, name, observed)
-        if column.shape is not None and shape != "unknown":
+        if shape == "unknown":
+            continue
+        if column.shape is not None:
             declared = list(column.shape)
             fits = isinstance(shape, list) and int(np.prod(shape)) == _row_size(column)
             if not fits or (column.kind == "tensor" and column.ndim > 1 and shape != declared):
-                return [(0, {"finding": _wrong_shape(column, name, observed)})]
+                return {"finding": _wrong_shape(column, name, observed)}
             shape = declared
-        if shape != "unknown":
-            shapes[column.name] = shape
-            extreme_rows[column.name] = [observed[f"{name}_{bound}_place"] for bound in ("least", "most")]
-            if _has_no_numbers(column, name, observed):
-                lengths[column.name] = [0, 0]
-    nulls = {column.name: observed[f"{name}_nulls"] or 0 for name, column in named}
-    return _reports(
-        directory,
-        {
-            "nulls": nulls,
-            "shapes": shapes,
-            "extreme_rows": extreme_rows,
-            "lengths": lengths,
-            "digests": [f"{observed['digest'] or 0:x}"],
-        },
-    )
+        shapes[column.name] = shape
+        extreme_rows[column.name] = [observed[f"{name}_{bound}_place"] for bound in ("least", "most")]
+        if _has_no_numbers(column, name, observed):
+            lengths[column.name] = [0, 0]
+    return {
+        "nulls": {column.name: observed[f"{name}_nulls"] or 0 for name, column in named},
+        "shapes": shapes,
+        "extreme_rows": extreme_rows,
+        "lengths": lengths,
+        "digests": [f"{observed['digest'] or 0:x}"],
+    }
 
 
 def _plain(functions: Any, column: SparkColumn, name: str) -> Any:
-    """The column with its element type, as a list where it is a tensor: what Spark can do without Python."""
+    """The column with its element type, a tensor as a list: what Spark can do without Python."""
     value = functions.col(name)
     if column.kind == "vector":
         from pyspark.ml.functions import vector_to_array
@@ -156,37 +158,36 @@ def _plain(functions: Any, column: SparkColumn, name: str) -> Any:
         ndim = len(column.shape or ())
         header = np.zeros(header_bytes(ndim) // 4, "<i4")
         header[: ndim if len(header) else 0] = (column.shape or ())[: len(header)]
-        # As `portable.tensors.as_binary` packs them.
+        # The header that `portable.tensors.as_binary` writes.
         return functions.concat(functions.lit(bytearray(header.tobytes())), value).alias(name) if len(header) else value
     kind = _SPARK_TYPES[column.dtype]
     for _ in range(column.ndim):
         kind = f"array<{kind}>"
     if column.dtype == "datetime64[us]":
-        # Cast to a time without zone would go through the session's zone: the instant itself is what is stored.
+        # A cast to a time without zone would shift by the session's zone; the instant itself is stored.
         return value.alias(name)
     return value.cast(kind).alias(name)
 
 
 def _told_apart(functions: Any, named: Sequence[tuple[str, SparkColumn]], *, packed: bool) -> list[Any]:
-    """What a hash of the values passes over: which are null, and where the lists in lists end."""
-    found = []
+    """What a hash of the values ignores: which are null, and where inner lists end."""
+    hashed = []
     for name, column in named:
         level = functions.col(name)
-        found.append(level.isNull())
+        hashed.append(level.isNull())
         if column.kind not in ("scalar", "bytes") and not packed:
-            found.append(functions.size(level))
+            hashed.append(functions.size(level))
             for _ in range(column.ndim - 1):
-                found.append(functions.transform(level, functions.size))
+                hashed.append(functions.transform(level, functions.size))
                 level = functions.flatten(level)
-    return found
+    return hashed
 
 
 def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
-    """Fewest and most numbers of a packed row; of bytes that are numbers fewest and most of those."""
+    """Fewest and most numbers of a packed row; for a `bytes` column fewest and most bytes."""
     value = functions.col(name)
     header = header_bytes(len(column.shape) if column.shape is not None else column.ndim)
     sizes = functions.when(value.isNotNull(), functions.length(value) - header)
-    # A part of a number counts as well.
     itemsize = functions.lit(1 if column.kind == "bytes" else np.dtype(column.dtype).itemsize)
     return [
         (functions.min(sizes) / itemsize).cast("long").alias(f"{name}_least"),
@@ -195,7 +196,7 @@ def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
 
 
 def _extreme_places(functions: Any, column: SparkColumn, name: str, *, packed: bool) -> list[Any]:
-    """Where the rows with the fewest and with the most numbers stand."""
+    """The places of the rows with the fewest and with the most numbers."""
     value, place = functions.col(name), functions.col("place")
     if packed or column.kind == "bytes":
         size = functions.length(value)
@@ -203,7 +204,7 @@ def _extreme_places(functions: Any, column: SparkColumn, name: str, *, packed: b
         for _ in range(column.ndim - 1):
             value = functions.flatten(value)
         size = functions.size(value)
-    # The size of what is null would be -1.
+    # The size of null would be -1.
     size = functions.when(functions.col(name).isNotNull(), size)
     return [
         functions.min_by(place, size).alias(f"{name}_least_place"),
@@ -239,7 +240,7 @@ def _level_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
 
 
 def _observed_shape(column: SparkColumn, name: str, observed: Mapping[str, Any]) -> Any:
-    """The one shape of all rows as a list, None where they differ, `"unknown"` where all rows are null."""
+    """The shape of all rows as a list; None if rows differ; `"unknown"` if all rows are null."""
     if f"{name}_least_0" in observed:
         levels = [(observed[f"{name}_least_{depth}"], observed[f"{name}_most_{depth}"]) for depth in range(column.ndim)]
     else:
@@ -252,11 +253,11 @@ def _observed_shape(column: SparkColumn, name: str, observed: Mapping[str, Any])
 
 
 def _wrong_shape(column: SparkColumn, name: str, observed: Mapping[str, Any]) -> dict[str, Any]:
-    """The finding of a row that is not of its declared shape."""
+    """The finding of a row that does not have the declared shape."""
     declared = column.shape or ()
     if column.ndim > 1 and f"{name}_most_0" in observed:
-        found = tuple(observed[f"{name}_most_{depth}"] for depth in range(column.ndim))
-        return {"kind": "shape", "column": column.name, "found": f"shape {found}", "expected": f"shape {declared}"}
+        largest = tuple(observed[f"{name}_most_{depth}"] for depth in range(column.ndim))
+        return {"kind": "shape", "column": column.name, "found": f"shape {largest}", "expected": f"shape {declared}"}
     expected, unit = _row_size(column), "bytes" if column.kind == "bytes" else "numbers"
     keys = [f"{name}_{bound}{level}" for bound in ("least", "most") for level in ("", "_0")]
     sizes = [observed[key] for key in keys if key in observed]
@@ -265,19 +266,19 @@ def _wrong_shape(column: SparkColumn, name: str, observed: Mapping[str, Any]) ->
 
 
 def _row_size(column: SparkColumn) -> int:
-    """How many numbers a row of the declared shape has; of bytes that are numbers how many of those."""
+    """How many numbers a row of the declared shape has; for a `bytes` column how many bytes."""
     itemsize = np.dtype(column.dtype).itemsize if column.kind == "bytes" else 1
     return int(np.prod(column.shape or ())) * itemsize
 
 
 def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    """One report for each file that Spark wrote and that has rows, from its footer; the first has what was observed."""
-    found = [(match, info) for info in directory.list() if (match := _FILE_NAME.fullmatch(info.name))]
+    """A report for each file with rows, from its footer; the first also has what was observed."""
+    files = [(match, info) for info in directory.list() if (match := _FILE_NAME.fullmatch(info.name))]
     given_up = threading.Event()
     read = functools.partial(_footer, directory, given_up)
-    footers = at_once(read, [info for _, info in found], given_up=given_up)
+    footers = at_once(read, [info for _, info in files], given_up=given_up)
     reports = []
-    for (match, info), (footer, sums, crc) in zip(found, footers, strict=True):
+    for (match, info), (footer, sums, crc) in zip(files, footers, strict=True):
         report: dict[str, Any] = {
             "name": info.name,
             "bytes": info.num_bytes,
@@ -299,7 +300,7 @@ def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int,
 
 
 def _footer(directory: Storage, given_up: threading.Event, info: FileInfo) -> tuple[ParsedFooter, dict[str, Any], int]:
-    """A file's footer, what it says of the columns over all row groups, and its digest."""
+    """A file's footer, its sums over all row groups, and its digest."""
     path = posixpath.join(directory.url, info.name)
     try:
         with directory.open_parquet(info.name, info.num_bytes, given_up) as opened:
@@ -311,14 +312,14 @@ def _footer(directory: Storage, given_up: threading.Event, info: FileInfo) -> tu
     if footer.is_encrypted:
         raise CacheError(
             f"Spark encrypted columns of {path}, which cannot be read without its keys. Unset "
-            'spark.hadoop.parquet.crypto.factory.class, or choose writer="executors", which does not encrypt.',
+            "spark.hadoop.parquet.crypto.factory.class, or pass writer='executors', which does not encrypt.",
             path=path,
         )
     return footer, sums, zlib.crc32(end)
 
 
 def _sum_footer(footer: ParsedFooter, parquet: pq.ParquetFile) -> dict[str, Any]:
-    """As `portable.footers.sum_footer`, of a file that may be damaged."""
+    """`portable.footers.sum_footer` for a file that may be damaged."""
     spans: dict[str, list[float]] = {}
     column_bytes: dict[str, int] = {}
     schema = parquet.schema_arrow
@@ -327,14 +328,14 @@ def _sum_footer(footer: ParsedFooter, parquet: pq.ParquetFile) -> dict[str, Any]
         # A list's numbers lie below the column itself.
         name = column.path if not column.max_repetition_level else column.path.partition(".list.")[0]
         column_bytes[name] = sum(raw_bytes for _, raw_bytes, _ in footer.counts(leaf))
-        place = schema.get_field_index(name)
-        if column.max_repetition_level or place < 0 or column.physical_type in ("BYTE_ARRAY", "INT96"):
+        index = schema.get_field_index(name)
+        if column.max_repetition_level or index < 0 or column.physical_type in ("BYTE_ARRAY", "INT96"):
             continue
-        kind = schema.field(place).type
+        kind = schema.field(index).type
         for group in range(len(footer.row_group_rows)):
             bounds = footer.bounds(group, leaf, kind)
             if bounds is not None and not pa.types.is_fixed_size_binary(kind):
-                # Dates and times as the integers that they are stored as: Python's end with the year 9999.
-                values = [one.value if pa.types.is_temporal(kind) else one.as_py() for one in bounds]
+                # Dates and times as stored integers: Python's end with the year 9999.
+                values = [bound.value if pa.types.is_temporal(kind) else bound.as_py() for bound in bounds]
                 add_span(spans, name, *map(float, values))
     return {"spans": spans, "column_bytes": column_bytes}

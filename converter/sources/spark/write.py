@@ -1,8 +1,8 @@
-"""A Spark DataFrame becomes a manifest: its executors write the cache, the driver commits it.
+"""A DataFrame becomes a cache entry: described first, then reused if an entry provably holds its rows, else written.
 
 Works on classic Spark and on Spark Connect, because it uses `mapInArrow`, which
-both have, and nothing of the JVM. One pass over the data: no counting job, no
-sampling job, no `df.cache()`.
+both have, and needs nothing of the JVM. One pass over the data: no counting job,
+no sampling job, no `df.cache()`.
 
 The executors need pyarrow and numpy, not this package: the write function
 travels by value. Columns travel under names of ours (`c0`, `c1`, …), because
@@ -19,7 +19,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from converter.cache import entries, finding, roots
@@ -29,10 +29,11 @@ from converter.manifest import MAX_END_BYTES, Origin
 from converter.schema import DeclaredShape
 from converter.sources.spark import identity
 from converter.sources.spark.choose import find_other_user
+from converter.sources.spark.options import WriteOptions
 from converter.sources.spark.progress import check_progress
 from converter.sources.spark.reports import manifest_from
 from converter.sources.spark.run import run_write
-from converter.sources.spark.schema import plan_columns
+from converter.sources.spark.schema import SparkColumn, plan_columns
 from converter.storage.directory import Storage, StorageOptions
 
 if TYPE_CHECKING:
@@ -42,6 +43,46 @@ logger = logging.getLogger(__name__)
 
 FILE_BYTES = 512 << 20
 """A data file is closed once it is this large, so that a huge partition makes several files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What is to be written, and where: known before any entry is looked at."""
+
+    df: Any
+    columns: Sequence[SparkColumn]
+    root: Storage
+    options: WriteOptions
+    cache_key: str | None
+    is_kept: bool
+    progress: bool | None
+
+    @property
+    def application_id(self) -> str:
+        """Spark's name for the running application."""
+        return self.df.sparkSession.conf.get("spark.app.id", None) or "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Identity:
+    """What proves that an entry holds the rows of a request, and under which keys such an entry stands."""
+
+    version: identity.DeltaVersion | None
+    """The version of a Delta table that the DataFrame reads, if that is its identity."""
+
+    evidence: identity.Evidence | None
+    bucket: str
+    """Under which name `identity` remembers entries of this root, schema and options."""
+
+    kept_key: str
+    """The key with `delete_on_exit=False`."""
+
+    passing_key: str
+    key: str
+    """Which of the two keys a new entry gets."""
+
+    candidates: Sequence[str]
+    """Keys of entries that hold the rows, if they exist."""
 
 
 def write_dataframe(
@@ -63,131 +104,180 @@ def write_dataframe(
     """The entry of `df`: one that provably holds its rows, else a new one, written once."""
     _check_dataframe(df)
     check_progress(progress)
-    session = df.sparkSession
-    is_case_sensitive = session.conf.get("spark.sql.caseSensitive", None) == "true"
-    columns = plan_columns(
-        df.schema.jsonValue(), float_dtype=float_dtype, shapes=shapes or {}, is_case_sensitive=is_case_sensitive
+    options = WriteOptions(
+        float_dtype=float_dtype,
+        shapes=shapes or {},
+        row_group_bytes=row_group_bytes,
+        compression=compression,
+        shuffle_rows_seed=shuffle_rows_seed,
+        writer=writer,
     )
-    is_connect = type(session).__module__.startswith("pyspark.sql.connect")
-    chosen = roots.choose_cache_dir(
+    request = _Request(
+        df=df,
+        columns=plan_columns(
+            df.schema.jsonValue(),
+            float_dtype=float_dtype,
+            shapes=options.shapes,
+            is_case_sensitive=df.sparkSession.conf.get("spark.sql.caseSensitive", None) == "true",
+        ),
+        root=_open_root(df.sparkSession, cache_dir, storage_options, timeout_seconds, writer=writer),
+        options=options,
+        cache_key=cache_key,
+        is_kept=is_kept,
+        progress=progress,
+    )
+    identified = _identify(request, None if cache_key is not None else identity.find_delta_version(df))
+    try:
+        return _reuse(request, identified) or _write(request, identified)
+    except _TableChangedError:
+        logger.info("The Delta table had a new version while it was written, so it is written once more.")
+        identified = _identify(request, None)
+        return _reuse(request, identified) or _write(request, identified)
+
+
+def _is_connect(session: Any) -> bool:
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def _open_root(
+    session: Any, cache_dir: str | None, storage_options: StorageOptions | None, timeout_seconds: float, *, writer: str
+) -> Storage:
+    """The cache's root; refuses `writer="spark"` if the JVM is another user than the one who commits and deletes."""
+    chosen_dir = roots.choose_cache_dir(
         cache_dir,
         spark_conf=session.conf.get(roots.SPARK_CONF, None),
         master=session.conf.get("spark.master", None) or "unknown",
-        is_connect=is_connect,
+        is_connect=_is_connect(session),
     )
     if writer == "spark":
-        named = roots.open_parent(chosen, storage_options, timeout_seconds)
-        other = find_other_user(named, session)
-        if other is not None:
+        parent = roots.open_parent(chosen_dir, storage_options, timeout_seconds)
+        jvm_user = find_other_user(parent, session)
+        if jvm_user is not None:
             raise ValueError(
-                f"writer='spark' writes to {named.url} as {other!r}, the user of Spark's JVM, where cache_dir or "
-                f"storage_options name {named.user!r}. Say writer='executors', who are handed that name, or let the "
-                f"environment say HADOOP_USER_NAME={named.user} before Spark starts."
+                f"writer='spark' writes to {parent.url} as {jvm_user!r}, the user of Spark's JVM, but cache_dir or "
+                f"storage_options name {parent.user!r}. Pass writer='executors', which use that name, or set "
+                f"HADOOP_USER_NAME={parent.user} before Spark starts."
             )
-    root = roots.open_root(chosen, storage_options, timeout_seconds)
-    write_options = {
-        "float_dtype": float_dtype,
-        "shapes": {name: list(shape or ()) for name, shape in (shapes or {}).items()},
-        "row_group_bytes": row_group_bytes,
-        "compression": compression,
-        "shuffle_rows_seed": shuffle_rows_seed,
-        "writer": writer,
+    return roots.open_root(chosen_dir, storage_options, timeout_seconds)
+
+
+def _identify(request: _Request, version: identity.DeltaVersion | None) -> _Identity:
+    """What may prove that an entry holds the rows: the user's key, a table's version, else evidence of this process."""
+    name = None if request.cache_key is None else identity.named(request.cache_key)
+    if version is not None:
+        name = version.identity
+    schema = request.df.schema.json()
+    # Entries that are kept are never those of converters that delete at their end; these may read what is kept.
+    kept_key, passing_key = (
+        identity.entry_key(name, schema=schema, write_options=request.options.for_key(is_kept=is_kept))
+        for is_kept in (True, False)
+    )
+    key = kept_key if request.is_kept else passing_key
+    bucket = f"{request.root.url}/{key.partition('-')[2]}"
+    evidence = None
+    if name is not None:
+        candidates = [kept_key] if request.is_kept else [kept_key, passing_key]
+    else:
+        evidence = None if request.is_kept else identity.gather_evidence(request.df)
+        candidates = identity.recall(bucket, request.df, evidence)
+    return _Identity(
+        version=version,
+        evidence=evidence,
+        bucket=bucket,
+        kept_key=kept_key,
+        passing_key=passing_key,
+        key=key,
+        candidates=candidates,
+    )
+
+
+def _reuse(request: _Request, identified: _Identity) -> HeldEntry | None:
+    """The first candidate that exists and is whole."""
+    root = request.root
+    for candidate in identified.candidates:
+        # A kept entry is not this converter's to remove, even if it is damaged.
+        adopted = _adopt(root, candidate, may_remove=request.is_kept or candidate != identified.kept_key)
+        if adopted is not None:
+            note = ""
+            if adopted.manifest.is_kept and not request.is_kept:
+                note = " It was written with delete_on_exit=False, so delete() alone removes it."
+            logger.info("Reuse %s: it holds the same rows.%s", root.below(candidate).url, note)
+            return adopted
+    if request.cache_key is not None:
+        _log_other_entries(root, (identified.kept_key, identified.passing_key), request.cache_key)
+    return None
+
+
+def _write(request: _Request, identified: _Identity) -> HeldEntry:
+    """Write the rows into a new attempt and commit it."""
+    root, options, key = request.root, request.options, identified.key
+    for column in request.columns:
+        if column.narrowed_from:
+            logger.info("Column %r: %s becomes %s.", column.name, column.narrowed_from, column.dtype)
+    origin = _origin(request, identified)
+    attempt = entries.begin(root, key, application_id=request.application_id)
+    directory = root.below(key).below(attempt.data_directory)
+    spec: WriteSpec = {
+        "directory": root.below(key).path(attempt.data_directory),
+        "store": root.store,
+        "columns": [column.spec() for column in request.columns],
+        "row_group_bytes": options.row_group_bytes,
+        "file_bytes": FILE_BYTES,
+        "compression": "none" if options.compression == "auto" and root.is_local else options.compression,
+        # On a local disk a footer costs nothing to read.
+        "end_bytes": 0 if root.is_local else MAX_END_BYTES,
     }
-
-    def find_or_write(pinned: identity.DeltaVersion | None) -> HeldEntry:
-        named = None if cache_key is None else identity.named(cache_key)
-        if pinned is not None:
-            named = pinned.identity
-        schema = df.schema.json()
-        # What is to be kept is never shared with converters that delete at their end; those may read what is kept.
-        kept_key, passing_key = (
-            identity.entry_key(named, schema=schema, write_options=write_options | kept)
-            for kept in ({"is_kept": True}, {})
-        )
-        key = kept_key if is_kept else passing_key
-        evidence, bucket = None, f"{root.url}/{key.partition('-')[2]}"
-        if named is not None:
-            candidates = [kept_key] if is_kept else [kept_key, passing_key]
-        else:
-            evidence = None if is_kept else identity.gather_evidence(df)
-            candidates = identity.recall(bucket, df, evidence)
-        for candidate in candidates:
-            # What is kept is not this converter's to remove, also where it is damaged.
-            adopted = _adopt(root, candidate, may_remove=is_kept or candidate != kept_key)
-            if adopted is not None:
-                kept = " It was written with delete_on_exit=False, so delete() alone removes it."
-                logger.info(
-                    "Reuse %s: it holds the same rows.%s",
-                    root.below(candidate).url,
-                    kept if adopted.manifest.is_kept and not is_kept else "",
-                )
-                return adopted
-        if cache_key is not None:
-            _log_other_entries(root, (kept_key, passing_key), cache_key)
-        for column in columns:
-            if column.narrowed_from:
-                logger.info("Column %r: %s becomes %s.", column.name, column.narrowed_from, column.dtype)
-        application_id = session.conf.get("spark.app.id", None) or "unknown"
-        version = pinned
-        if cache_key is not None and (said := identity.find_delta_version(df)) is not None and said.is_fixed:
-            version = said
-        origin = Origin(
-            cache_key=cache_key,
-            created=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-            host=socket.gethostname(),
-            application_id=application_id,
-            user=_own_user(),
-            source="DataFrame" if version is None else version.source,
-        )
-        attempt = entries.begin(root, key, application_id=application_id)
-        spec: WriteSpec = {
-            "directory": root.below(key).path(attempt.data_directory),
-            "store": root.store,
-            "columns": [column.spec() for column in columns],
-            "row_group_bytes": row_group_bytes,
-            "file_bytes": FILE_BYTES,
-            "compression": "none" if compression == "auto" and root.is_local else compression,
-            # On a local disk a footer costs nothing to read.
-            "end_bytes": 0 if root.is_local else MAX_END_BYTES,
-        }
-        directory = root.below(key).below(attempt.data_directory)
-        try:
-            reports = run_write(
-                df,
-                columns,
-                spec,
-                directory=directory,
-                session=session,
-                is_connect=is_connect,
-                shuffle_rows_seed=shuffle_rows_seed,
-                writer=writer,
-                progress=progress,
-            )
-            manifest = manifest_from(
-                reports, columns, directory=attempt.data_directory, is_kept=is_kept, float_dtype=float_dtype
-            )
-            manifest = replace(manifest, origin=origin)
-            if pinned is not None and not pinned.is_fixed and identity.find_delta_version(df) != pinned:
-                raise _TableChangedError
-            entries.delete_unlisted(root, attempt, manifest)
-            entry = entries.commit(root, attempt, manifest)
-        except BaseException:
-            # Also on Ctrl-C: what was written has no manifest, and must not stay either.
-            try:
-                entries.abandon(root, attempt)
-            except (CacheError, OSError) as left:
-                # What failed first is what the user must hear.
-                logger.warning("Left for a later sweep: %s", left)
-            raise
-        identity.remember(bucket, df, evidence, key)
-        return entry
-
-    pinned = None if cache_key is not None else identity.find_delta_version(df)
     try:
-        return find_or_write(pinned)
-    except _TableChangedError:
-        logger.info("The Delta table had a new version while it was written, so it is written once more.")
-        return find_or_write(None)
+        reports = run_write(
+            request.df,
+            request.columns,
+            spec,
+            directory=directory,
+            session=request.df.sparkSession,
+            is_connect=_is_connect(request.df.sparkSession),
+            shuffle_rows_seed=options.shuffle_rows_seed,
+            writer=options.writer,
+            progress=request.progress,
+        )
+        manifest = manifest_from(
+            reports,
+            request.columns,
+            directory=attempt.data_directory,
+            is_kept=request.is_kept,
+            float_dtype=options.float_dtype,
+        )
+        version = identified.version
+        if version is not None and not version.is_fixed and identity.find_delta_version(request.df) != version:
+            raise _TableChangedError
+        entries.delete_unlisted(root, attempt, manifest)
+        entry = entries.commit(root, attempt, replace(manifest, origin=origin))
+    except BaseException:
+        # Also on Ctrl-C: files without a manifest must not stay.
+        try:
+            entries.abandon(root, attempt)
+        except (CacheError, OSError) as error:
+            # Only logged, because the first failure is what the user must see.
+            logger.warning("Left for a later sweep: %s", error)
+        raise
+    identity.remember(identified.bucket, request.df, identified.evidence, key)
+    return entry
+
+
+def _origin(request: _Request, identified: _Identity) -> Origin:
+    """Where the rows come from, for people who look at the manifest."""
+    version = identified.version
+    if request.cache_key is not None:
+        named_version = identity.find_delta_version(request.df)
+        # The newest version is not noted: it may be another one when the rows are read.
+        version = named_version if named_version is not None and named_version.is_fixed else None
+    return Origin(
+        cache_key=request.cache_key,
+        created=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        host=socket.gethostname(),
+        application_id=request.application_id,
+        user=_own_user(),
+        source="DataFrame" if version is None else version.source,
+    )
 
 
 class _TableChangedError(Exception):
@@ -195,26 +285,26 @@ class _TableChangedError(Exception):
 
 
 def _own_user() -> str:
-    """As whom this process runs; empty where the machine has no name for it."""
+    """The user of this process; empty if the machine has no name for it."""
     with contextlib.suppress(KeyError, OSError, ImportError):
         return getpass.getuser()
     return ""
 
 
 def _adopt(root: Storage, key: str, *, may_remove: bool = True) -> HeldEntry | None:
-    """A committed entry whose files are all there; a damaged one is removed, so that it is written again."""
-    left = "" if may_remove else " The damaged entry is kept (delete_on_exit=False) and stays."
+    """A committed entry whose files are all there. A damaged one is removed, so that it is written again."""
+    note = "" if may_remove else " The damaged entry is kept (delete_on_exit=False) and stays."
     try:
         adopted = entries.adopt(root, key)
     except CacheCorruptError as error:
-        logger.warning("Write again what is damaged: %s%s", error, left)
+        logger.warning("Write again what is damaged: %s%s", error, note)
         if may_remove:
             entries.discard(root, key)
         return None
     if adopted is None:
         return None
     if adopted.damage is not None:
-        logger.warning("Write again what is damaged: %s%s", adopted.damage, left)
+        logger.warning("Write again what is damaged: %s%s", adopted.damage, note)
         if may_remove:
             adopted.delete()
         else:
@@ -224,10 +314,9 @@ def _adopt(root: Storage, key: str, *, may_remove: bool = True) -> HeldEntry | N
 
 
 def _log_other_entries(root: Storage, keys: Sequence[str], cache_key: str) -> None:
-    """Say so when the key is known, but with another schema or other write options."""
-    named = keys[0].partition("-")[0]
-    found = [info.name for info in finding.list_entries(root, named)]
-    others = [name for name in found if name not in keys]
+    """Log that the user's key has entries, but with another schema or other write options."""
+    names = [info.name for info in finding.list_entries(root, keys[0].partition("-")[0])]
+    others = [name for name in names if name not in keys]
     if others:
         logger.info(
             "cache_key=%r is known with another schema or other write options (%d other entr%s); write a new one.",
@@ -235,7 +324,7 @@ def _log_other_entries(root: Storage, keys: Sequence[str], cache_key: str) -> No
             len(others),
             "y" if len(others) == 1 else "ies",
         )
-    elif found:
+    elif names:
         logger.info("cache_key=%r is known, but not kept at the end of its converter; write one that is.", cache_key)
 
 

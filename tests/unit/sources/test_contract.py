@@ -1,4 +1,4 @@
-"""All sources keep one contract; a new one is one file and one class here, as the toy shows."""
+"""All sources keep one contract. A new source is one file and one class here, as the toy shows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.unit.known_tables import KEY, write_batches
 
 
 def read_list(path: Path) -> tuple[Storage, Manifest]:
-    """The toy, and all that a source needs: a text file that names Parquet files beside it, one in a line."""
-    names = path.read_text().split()
+    """A toy, which is all that a source needs: a text file names Parquet files beside it, one in each line."""
+    names = path.read_text().splitlines()
     storage = open_storage(path.parent)
     return storage, manifest_of(storage, {name: {} for name in names})
 

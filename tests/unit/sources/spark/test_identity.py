@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from converter.sources.spark import identity
 from converter.sources.spark.identity import Evidence, entry_key
+from converter.sources.spark.options import WriteOptions
 from converter.sources.spark.session import changed_confs
+from tests.properties import examples
 
 options = st.dictionaries(
     st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=5), max_size=4
@@ -21,11 +23,13 @@ options = st.dictionaries(
 names = st.text(max_size=9)
 
 
+@examples(50)
 @given(names, names, options)
 def test_a_key_is_two_halves_of_lower_case_hex(name: str, schema: str, write_options: dict[str, Any]) -> None:
     assert re.fullmatch(r"[0-9a-f]{16}-[0-9a-f]{16}", entry_key(name, schema=schema, write_options=write_options))
 
 
+@examples(100)
 @given(st.lists(st.tuples(names, names, options), min_size=2, max_size=2))
 def test_keys_are_equal_exactly_where_everything_is(inputs: list[tuple[str, str, dict[str, Any]]]) -> None:
     one, other = (entry_key(name, schema=schema, write_options=found) for name, schema, found in inputs)
@@ -52,6 +56,7 @@ def test_schema_and_options_cannot_pass_for_each_other() -> None:
     assert len(found) == 3
 
 
+@examples(50)
 @given(names, options)
 def test_nobody_elses_identity_is_never_met_again(schema: str, write_options: dict[str, Any]) -> None:
     keys = [entry_key(None, schema=schema, write_options=write_options) for _ in range(3)]
@@ -65,6 +70,28 @@ def test_a_given_key_does_not_change_between_versions() -> None:
         entry_key("key:train", schema="{}", write_options={"float_dtype": "float32"})
         == "b79d3ac4aaf02d6f-681ef491cb2b242f"
     )
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_the_options_of_a_key_are_those_that_entries_were_written_under(is_kept: bool) -> None:
+    chosen = WriteOptions(
+        float_dtype=None,
+        shapes={"x": (2, 3), "raw": ("float32", (4,)), "ragged": None},
+        row_group_bytes=8 << 20,
+        compression="auto",
+        shuffle_rows_seed=None,
+        writer="executors",
+    )
+    # Under other names or forms nothing that users kept would be found again.
+    expected = {
+        "float_dtype": None,
+        "shapes": {"x": [2, 3], "raw": ["float32", (4,)], "ragged": []},
+        "row_group_bytes": 8 << 20,
+        "compression": "auto",
+        "shuffle_rows_seed": None,
+        "writer": "executors",
+    }
+    assert chosen.for_key(is_kept=is_kept) == expected | ({"is_kept": True} if is_kept else {})
 
 
 # Confs
@@ -173,7 +200,7 @@ class Frame:
 @pytest.fixture
 def evidence(monkeypatch: pytest.MonkeyPatch) -> Evidence:
     found = Evidence(plan="plan", semantic_hash=1, confs=(), inputs=(("a", 1, 2, 3),), is_racy=False)
-    monkeypatch.setattr(identity, "_known", {})
+    monkeypatch.setattr(identity, "_proofs", {})
     monkeypatch.setattr(identity, "_look_at", lambda paths, _: found.inputs if paths == ["a"] else ())
     monkeypatch.setattr(identity, "_confs_of", lambda _: found.confs)
     return found
@@ -215,10 +242,10 @@ def test_a_probe_that_fails_is_a_doubt_and_no_error(evidence: Evidence, monkeypa
 
 
 def test_only_so_many_frames_are_held(evidence: Evidence) -> None:
-    for number in range(identity._MAX_KNOWN + 5):
+    for number in range(identity._MAX_PROOFS + 5):
         identity.remember("bucket", Frame("a"), evidence, str(number))
     found = identity.recall("bucket", Frame("a"), evidence)
-    assert found == [str(number) for number in range(identity._MAX_KNOWN + 4, 4, -1)]
+    assert found == [str(number) for number in range(identity._MAX_PROOFS + 4, 4, -1)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is told of a Spark error: its own reason, not its hundreds of lines."""
+"""Spark's errors in one line, its jobs' progress, and the slower ways where its private parts are missing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark.cloudpickle
+import pyspark.util
 import pytest
+from py4j.protocol import Py4JError
 
 from converter import MissingDependencyError
-from converter.sources.spark import choose, progress
+from converter.sources.spark import choose, identity, progress, session
 from converter.sources.spark.jobs import finding_in, short_cause
 from converter.sources.spark.progress import check_progress, progress_bar
 from converter.storage.opening import open_storage
@@ -78,10 +81,10 @@ class Session:
 
 
 def test_executors_are_asked_again_where_something_else_is_to_be_tried() -> None:
-    session: Any = Session("app-1")
+    first: Any = Session("app-1")
     url = "abfss://data@lake.dfs.core.windows.net/cache/converter-v1/key/1"
 
-    def place(options: dict[str, Any], session: Any = session, url: str = url) -> tuple[str, ...]:
+    def place(options: dict[str, Any], session: Any = first, url: str = url) -> tuple[str, ...]:
         return choose.place_of(open_storage(url, options), session)
 
     wrong = place({"account_key": "d3Jvbmc="})
@@ -190,3 +193,58 @@ def test_without_tqdm_a_bar_that_was_asked_for_is_an_error_and_another_one_silen
     with progress_bar(None, False, "job", None):
         pass
     assert sys.stderr.getvalue() == ""
+
+
+class JobWithoutPrivateParts:
+    """A job of a Spark whose private parts are elsewhere: `_jdf` is not there, or cannot send batches."""
+
+    def __init__(self, frame: Any = None) -> None:
+        if frame is not None:
+            self._jdf = frame
+
+    def collect(self) -> list[dict[str, Any]]:
+        return [{"partition": 0, "report": "a"}, {"partition": 1, "report": "b"}]
+
+    def explain(self, mode: str) -> None:
+        print(mode)
+
+
+class FrameWithoutMethods:
+    def collectAsArrowToPython(self) -> Any:  # noqa: N802 (Spark's name)
+        raise Py4JError("Method collectAsArrowToPython([]) does not exist")
+
+
+@pytest.mark.parametrize("frame", [None, object(), FrameWithoutMethods()])
+def test_reports_are_collected_where_spark_cannot_stream_them(frame: Any) -> None:
+    job = JobWithoutPrivateParts(frame)
+    assert list(session.stream_reports(job)) == list(session.collect_reports(job)) == [(0, "a"), (1, "b")]
+
+
+def test_reports_are_collected_where_pyspark_cannot_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect_otherwise(port: int) -> None:
+        raise AssertionError(port)
+
+    monkeypatch.setattr(pyspark.util, "local_connect_and_auth", connect_otherwise)
+    job = JobWithoutPrivateParts(SimpleNamespace(collectAsArrowToPython=lambda: (1, "secret", None)))
+    assert list(session.stream_reports(job)) == [(0, "a"), (1, "b")]
+
+
+@pytest.mark.parametrize("frame", [None, object(), FrameWithoutMethods()])
+def test_what_cannot_be_seen_of_a_plan_is_a_doubt_and_no_error(frame: Any) -> None:
+    job = JobWithoutPrivateParts(frame)
+    assert session.count_scan_partitions(job) is None
+    assert session.count_local_lists(job) == 0
+    assert identity.find_delta_version(job) is None
+
+
+def test_without_registration_by_value_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(pyspark.cloudpickle, "register_pickle_by_value")
+    monkeypatch.delattr(pyspark.cloudpickle, "unregister_pickle_by_value")
+    with session.travels_by_value(), session.travels_by_value():
+        assert session._by_value_users == 2
+    assert session._by_value_users == 0
+
+
+def test_without_a_jvm_no_other_user_is_named() -> None:
+    directory: Any = SimpleNamespace(user="alice")
+    assert choose.find_other_user(directory, SimpleNamespace()) is None
