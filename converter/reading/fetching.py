@@ -1,4 +1,4 @@
-"""What lies behind a network is fetched ahead of those who decode it."""
+"""Remote files are fetched in threads of their own, ahead of the threads that decode."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from converter.storage.at_once import MAX_REQUESTS_AT_ONCE, Turn
 
 _MAX_FETCHERS = 64
 _MAX_REQUESTS = 128
-"""At once in one process (both are guesses); what may be on its way is bounded in bytes too, see `storage`."""
+"""At once in one process (both are guesses); `storage` bounds the bytes on their way as well."""
 
 
 class Fetcher(Protocol):
-    """Who fetches a piece of a plan, in a thread of ours."""
+    """Fetches pieces of a plan, in a thread of ours."""
 
     given_up: threading.Event
-    """Nobody waits for what is being fetched."""
+    """Set when the fetched bytes are no longer wanted."""
 
     def fetch(self, piece: Piece, turn: Turn, pool: ThreadPoolExecutor) -> Mapping[int, FetchedGroup]:
-        """What lies behind a network of a piece's row groups, by their numbers."""
+        """The bytes of a piece's remote row groups, by their numbers."""
 
 
 @contextlib.contextmanager
 def fetching(
     reader: Fetcher, pieces: Iterator[Piece], source: BatchSource
 ) -> Iterator[Iterator[tuple[Piece, Future[Mapping[int, FetchedGroup]] | None]]]:
-    """The pieces, each with what is being fetched of it, where the files lie behind a network.
+    """The pieces, each with its bytes on their way; None beside it where the files are local.
 
-    In threads of its own, so that the network is busy while the workers decode. Pieces ask in their order: what is
-    wanted first need not wait where a line takes no more.
+    The network is busy while the workers decode. Pieces make their requests in order, so that the piece that is
+    wanted first does not wait for a full line.
     """
     if source.storage.is_local:
         yield ((piece, None) for piece in pieces)
         return
-    # What is further ahead waits in line: a thousand small windows need not be a thousand threads.
+    # Later pieces wait in line: a thousand small windows must not be a thousand threads.
     fetchers_count = min(source.windows_ahead, _MAX_FETCHERS)
     requests_count = min(source.windows_ahead * MAX_REQUESTS_AT_ONCE, _MAX_REQUESTS)
     with (
@@ -67,10 +67,10 @@ def _submitted(
 
 
 _given_up: weakref.WeakSet[threading.Event] = weakref.WeakSet()
-"""Of all who fetch in this process."""
+"""The event of each reader that fetches in this process."""
 
 
 def give_up_fetching() -> None:
-    """Wait for no store any more, whoever has left an iterator unfinished: for the interpreter's end."""
+    """Cancel all fetching of this process, for the interpreter's end: an unfinished iterator must not delay it."""
     for given_up in list(_given_up):
         given_up.set()

@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 from converter.manifest import Manifest
 from converter.portable import moments
 from converter.reading.ahead import map_row_groups
+from converter.reading.data_files import DataFiles
 from converter.reading.decode import decode
-from converter.reading.looks import Footers, opened_file, read_columns
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import LENGTH_SUFFIX, VALID_SUFFIX
 from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
 from converter.reading.windows import open_files, read_runs
+from converter.scans.columns import read_columns
 from converter.scans.filters import (
     Filters,
     bounded_columns,
@@ -54,35 +55,29 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     comparisons = comparisons_of(filters, manifest, arrow_schema)
     expression = expression_of(filters, comparisons)
     names = named_columns(expression, comparisons, manifest.schema, arrow_schema)
+    files = DataFiles(storage, manifest, [manifest.schema[name] for name in names])
     may_pass_footer = None
+    may_pass = np.ones(manifest.num_row_groups, np.bool_)
     bounded = bounded_columns(filters, manifest, names)
-    if bounded:
-        if manifest.source_columns is None:
-            may_pass = rule_in_row_groups(expression, storage, manifest, bounded, arrow_schema)
-        else:
-            ruled_in = ruled_in_by_log(expression, comparisons, manifest, bounded, arrow_schema)
-            may_pass = ruled_in[manifest.row_group_file]
-            may_pass_footer = functools.partial(may_pass_by_footer, expression, manifest, bounded, arrow_schema)
-    else:
-        may_pass = np.ones(manifest.num_row_groups, np.bool_)
-
-    footers = Footers()
+    if bounded and manifest.source_columns is None:
+        may_pass = rule_in_row_groups(expression, files, bounded, arrow_schema)
+    elif bounded:
+        may_pass = ruled_in_by_log(expression, comparisons, manifest, bounded, arrow_schema)[manifest.row_group_file]
+        may_pass_footer = functools.partial(may_pass_by_footer, expression, files, bounded, arrow_schema)
 
     def mask_row_group(row_group: int, given_up: threading.Event) -> Mask:
         num_rows = int(manifest.row_group_rows[row_group])
-        already = None if manifest.selection is None else manifest.selection.mask(row_group, num_rows)
-        with opened_file(storage, manifest, row_group, given_up, footers=footers, names=names) as opened:
-            if may_pass_footer is not None and not may_pass_footer(row_group=row_group, opened=opened):
-                return np.zeros(num_rows, np.bool_)
-            table = read_columns(storage, manifest, row_group, names, opened)
+        if may_pass_footer is not None and not may_pass_footer(row_group=row_group, given_up=given_up):
+            return np.zeros(num_rows, np.bool_)
+        table = read_columns(files, row_group, given_up)
         try:
             mask = evaluate(expression, table)
         except pa.ArrowException as error:
             raise ValueError(f"filters: {say_filters(expression)} fails on row group {row_group}: {error}") from error
-        return mask if already is None else mask & already
+        return mask if manifest.selection is None else mask & manifest.selection.mask(row_group, num_rows)
 
-    looked_into = np.flatnonzero(may_pass & (manifest.live_rows > 0)).tolist()
-    masks = dict(zip(looked_into, map_row_groups(mask_row_group, looked_into), strict=True))
+    wanted = np.flatnonzero(may_pass & (manifest.live_rows > 0)).tolist()
+    masks = dict(zip(wanted, map_row_groups(mask_row_group, wanted), strict=True))
     return select_some(np.zeros(manifest.num_row_groups, np.int64), masks)
 
 
@@ -127,11 +122,11 @@ def split_by_key(
     storage: Storage, manifest: Manifest, field: Field, bounds: Sequence[float], *, seed: int
 ) -> list[Selection]:
     """The live rows, each in the part that the hash of its key falls into, so that no key is in two parts."""
-    footers = Footers()
+    files = DataFiles(storage, manifest, [field])
 
     def number_row_group(row_group: int, given_up: threading.Event) -> npt.NDArray[np.int64]:
-        with opened_file(storage, manifest, row_group, given_up, footers=footers, names=[field.name]) as opened:
-            column = read_columns(storage, manifest, row_group, [field.name], opened).column(0)
+        column = read_columns(files, row_group, given_up).column(0)
+        with files.file_of(row_group).named_errors(row_group):
             hashes = _hash_column(column, field, seed)
         # The upper 53 bits, so that as a float they are exact.
         fractions = (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from converter.manifest import Manifest
 from converter.places import SourceColumn
-from converter.reading.ahead import default_workers_count, read_ahead
+from converter.reading.ahead import map_row_groups
 from converter.reading.calendars import is_julian
-from converter.reading.looks import LookedAt, opened_file
-from converter.reading.stored import find_places
+from converter.reading.data_files import DataFiles
+from converter.reading.open_file import OpenFile
 from converter.scans.filters import (
     LEAST,
     MOST,
@@ -55,8 +55,10 @@ def find_arrow_schema(storage: Storage, manifest: Manifest) -> pa.Schema:
     """The columns as Arrow reads them from the dataset's files."""
     if manifest.source_columns is not None:
         return _arrow_schema_of(manifest)
-    with opened_file(storage, manifest, 0) as opened:
-        return opened.parquet.schema_arrow
+    files = DataFiles(storage, manifest, ())
+    file = files.file_of(0)
+    with file.named_errors(0):
+        return files.open(file).schema
 
 
 def _arrow_schema_of(manifest: Manifest) -> pa.Schema:
@@ -145,33 +147,37 @@ def _range(name: str, kind: pa.DataType, least: Any, most: Any, *, has_no_nulls:
 
 def may_pass_by_footer(
     expression: pc.Expression,
-    manifest: Manifest,
+    files: DataFiles,
     names: Sequence[str],
     arrow_schema: pa.Schema,
     *,
     row_group: int,
-    opened: LookedAt,
+    given_up: threading.Event,
 ) -> bool:
     """Whether a row of a row group may pass, by the least and largest values in the footer of its file."""
-    index = manifest.row_group_in_file(row_group)
-    known = _said_by_footer(opened, manifest, names, index) if index >= 0 else None
-    return known is None or bool(_may_pass(expression, arrow_schema, [known])[0])
+    index = files.manifest.row_group_in_file(row_group)
+    file = files.file_of(row_group)
+    with file.named_errors(row_group):
+        guarantee = _footer_guarantee(files.open(file, given_up), names, index) if index >= 0 else None
+    return guarantee is None or bool(_may_pass(expression, arrow_schema, [guarantee])[0])
 
 
-def _said_by_footer(opened: LookedAt, manifest: Manifest, names: Sequence[str], index: int) -> pc.Expression | None:
-    """What the footer of a file says of the columns' values in a row group; None if nothing."""
-    known, (parquet, footer) = [], opened
-    for name, place in find_places(manifest, names, parquet.schema_arrow).items():
-        if place is None or is_julian(parquet.metadata, place):
+def _footer_guarantee(opened: OpenFile, names: Sequence[str], index: int) -> pc.Expression | None:
+    """What a file's footer says about the columns' values in a row group; None if nothing."""
+    source_columns, guarantees = opened.file.manifest.source_columns, []
+    for name in names:
+        place = opened.places[name]
+        if place is None or is_julian(opened.metadata, place):
             continue
         kind = place.field.type
-        if manifest.source_columns is not None and kind != manifest.source_columns[name].arrow_type:
+        if source_columns is not None and kind != source_columns[name].arrow_type:
             continue
-        bounds, null_count = footer.bounds(index, place.leaf, kind), footer.chunk(index, place.leaf).null_count
+        bounds = opened.footer.bounds(index, place.leaf, kind)
+        null_count = opened.footer.chunk(index, place.leaf).null_count
         # Spark 4.2 takes NaN for the largest number, and nothing is at most NaN.
         if bounds is not None and null_count is not None and not any(map(is_nan_value, bounds)):
-            known.append(_range(name, kind, *bounds, has_no_nulls=null_count == 0))
-    return functools.reduce(operator.and_, known) if known else None
+            guarantees.append(_range(name, kind, *bounds, has_no_nulls=null_count == 0))
+    return functools.reduce(operator.and_, guarantees) if guarantees else None
 
 
 def _may_pass(expression: pc.Expression, arrow_schema: pa.Schema, guarantees: Sequence[pc.Expression]) -> Mask:
@@ -195,21 +201,22 @@ def _may_pass(expression: pc.Expression, arrow_schema: pa.Schema, guarantees: Se
 
 
 def rule_in_row_groups(
-    expression: pc.Expression, storage: Storage, manifest: Manifest, names: Sequence[str], arrow_schema: pa.Schema
+    expression: pc.Expression, files: DataFiles, names: Sequence[str], arrow_schema: pa.Schema
 ) -> Mask:
     """For each row group whether a row of it may pass, by the least and largest values in its file's footer."""
-    may_pass, given_up = np.ones(manifest.num_row_groups, np.bool_), threading.Event()
+    manifest = files.manifest
+    may_pass = np.ones(manifest.num_row_groups, np.bool_)
 
-    def look(file: int) -> None:
-        groups = np.flatnonzero(manifest.row_group_file == file)
-        with opened_file(storage, manifest, int(groups[0]), given_up) as opened:
-            said = [_said_by_footer(opened, manifest, names, index) for index in range(len(groups))]
-        may_pass[groups] = _may_pass(
-            expression, arrow_schema, [pc.scalar(True) if one is None else one for one in said]
-        )
+    def look(first: int, given_up: threading.Event) -> None:
+        file = files.file_of(first)
+        groups = np.flatnonzero(manifest.row_group_file == file.number)
+        with file.named_errors(first):
+            opened = files.open(file, given_up)
+            guarantees = [_footer_guarantee(opened, names, index) for index in range(len(groups))]
+        known = [pc.scalar(True) if guarantee is None else guarantee for guarantee in guarantees]
+        may_pass[groups] = _may_pass(expression, arrow_schema, known)
 
-    files = iter(np.unique(manifest.row_group_file).tolist())
-    threads = default_workers_count()
-    for _ in read_ahead(look, files, workers_count=threads, ahead=4 * threads, given_up=given_up):
+    first_groups = np.unique(manifest.row_group_file, return_index=True)[1]
+    for _ in map_row_groups(look, first_groups.tolist()):
         pass
     return may_pass

@@ -246,7 +246,9 @@ def windows_of(made: Any) -> tuple[int, list[list[Part]]]:
 
         def parts(number: int) -> list[Part]:
             file = int(manifest.row_group_file[number])
-            return [(manifest.file_names[file], *part) for part in files._ranges(number, files._open_file(file))]
+            return [
+                (manifest.file_names[file], *part) for part in files.ranges(number, files.open(files.file_of(number)))
+            ]
 
         return source.workers_count, [
             [part for number in piece.row_groups.tolist() for part in parts(number)]
@@ -443,7 +445,7 @@ class Counted:
         data: set[Part] = set()
         wanted, started, is_adjacent = 0, 0, True
         for number in range(manifest.num_row_groups):
-            file = files._open_file(int(manifest.row_group_file[number]))
+            file = files.open(files.file_of(number))
             ranges: list[Range] = sorted(file.ranges(file.row_groups(manifest.row_group_in_file(number))))
             size = sum(end - start for start, end in ranges)
             wanted, started = wanted + size, started + -(-size // MAX_REQUEST_BYTES)

@@ -419,7 +419,7 @@ def test_a_file_of_one_shape_is_read_beside_others(nulls: bool) -> None:
     found = ragged_values(decode(pa.chunked_array([packed]), field, fill=0, stored=said).values, field)
     assert [row.tolist() for row in found.split()][:2] == [row.tolist() for row in rows]
     for wrong in (None, pa.field("x", packed.type), said.with_metadata({portable_tensors.SHAPE_METADATA: "[2, 2]"})):
-        with pytest.raises(pa.ArrowInvalid, match="'x' has rows whose shape the file does not say"):
+        with pytest.raises(pa.ArrowInvalid, match="'x' has rows whose shape is not in its metadata"):
             decode(pa.chunked_array([packed]), field, fill=0, stored=wrong)
 
 

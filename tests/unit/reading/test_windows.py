@@ -343,7 +343,7 @@ def test_a_file_that_was_cut_is_named(small: DatasetConverter, cache_dir: Path, 
     path = data_files(cache_dir)[0]
     data = path.read_bytes()
     path.write_bytes(data[:keep])
-    said = rf"{path.name} has {len(data[:keep])} bytes instead of {len(data)}: it was changed or cut"
+    said = rf"{path.name} has {len(data[:keep])} bytes, expected {len(data)}: it was changed or cut"
     with pytest.raises(SourceChangedError, match=said) as raised:
         first_batch(small)
     assert raised.value.path == f"file://{path}"
