@@ -208,7 +208,15 @@ class DataFiles:
                 if opening is None:
                     own = self._opening[file.number] = futures.Future()
             if opening is None:
-                return self._open_for_all(file, own, given_up)
+                try:
+                    own.set_result(self._open_alone(file, given_up))
+                except BaseException as error:
+                    own.set_exception(error if isinstance(error, Exception) else GivenUpError("interrupted"))
+                    raise
+                finally:
+                    with self._lock:
+                        del self._opening[file.number]
+                return own.result()
             while not opening.done():
                 if given_up is not None and given_up.is_set():
                     raise GivenUpError(f"The read of {file.path} was cancelled")
@@ -216,24 +224,6 @@ class DataFiles:
             # A thread that was cancelled says nothing about the file.
             with contextlib.suppress(GivenUpError):
                 return opening.result()
-
-    def _open_for_all(
-        self, file: DataFile, opening: futures.Future[OpenFile], given_up: threading.Event | None
-    ) -> OpenFile:
-        error: BaseException | None = None
-        try:
-            opened = self._open_alone(file, given_up)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            with self._lock:
-                self._opening.pop(file.number, None)
-            if error is None:
-                opening.set_result(opened)
-            else:
-                opening.set_exception(error if isinstance(error, Exception) else GivenUpError("interrupted"))
-        return opened
 
     def _open_alone(self, file: DataFile, given_up: threading.Event | None) -> OpenFile:
         identity = self.storage.identity(file.name)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
 
 from converter.plan import Piece
 from converter.reading.row_groups import FetchedGroup
@@ -19,24 +18,18 @@ _MAX_REQUESTS = 128
 """At once in one process (both are guesses); `storage` bounds the bytes on their way as well."""
 
 
-class Fetcher(Protocol):
-    """Fetches pieces of a plan, in a thread of ours."""
-
-    given_up: threading.Event
-    """Set when the fetched bytes are no longer wanted."""
-
-    def fetch(self, piece: Piece, turn: Turn, pool: ThreadPoolExecutor) -> Mapping[int, FetchedGroup]:
-        """The bytes of a piece's remote row groups, by their numbers."""
+Fetch = Callable[[Piece, Turn, ThreadPoolExecutor], Mapping[int, FetchedGroup]]
+"""Fetches the bytes of a piece's remote row groups, by their numbers."""
 
 
 @contextlib.contextmanager
 def fetching(
-    reader: Fetcher, pieces: Iterator[Piece], source: BatchSource
+    fetch: Fetch, pieces: Iterator[Piece], source: BatchSource, given_up: threading.Event
 ) -> Iterator[Iterator[tuple[Piece, Future[Mapping[int, FetchedGroup]] | None]]]:
     """The pieces, each with its bytes on their way; None beside it where the files are local.
 
     The network is busy while the workers decode. Pieces make their requests in order, so that the piece that is
-    wanted first does not wait for a full line.
+    wanted first does not wait for a full line. The end sets `given_up`.
     """
     if source.storage.is_local:
         yield ((piece, None) for piece in pieces)
@@ -48,22 +41,22 @@ def fetching(
         ThreadPoolExecutor(fetchers_count, thread_name_prefix="converter-fetch") as fetchers,
         ThreadPoolExecutor(requests_count, thread_name_prefix="converter-fetch") as requests,
     ):
-        _given_up.add(reader.given_up)
+        _given_up.add(given_up)
         try:
-            yield _submitted(fetchers, requests, reader, pieces)
+            yield _submitted(fetchers, requests, fetch, pieces)
         finally:
-            reader.given_up.set()
+            given_up.set()
             for pool in (fetchers, requests):
                 pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _submitted(
-    fetchers: ThreadPoolExecutor, requests: ThreadPoolExecutor, reader: Fetcher, pieces: Iterator[Piece]
+    fetchers: ThreadPoolExecutor, requests: ThreadPoolExecutor, fetch: Fetch, pieces: Iterator[Piece]
 ) -> Iterator[tuple[Piece, Future[Mapping[int, FetchedGroup]]]]:
     turn = None
     for piece in pieces:
         turn = Turn(turn)
-        yield piece, fetchers.submit(reader.fetch, piece, turn, requests)
+        yield piece, fetchers.submit(fetch, piece, turn, requests)
 
 
 _given_up: weakref.WeakSet[threading.Event] = weakref.WeakSet()

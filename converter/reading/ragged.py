@@ -92,17 +92,7 @@ class RaggedRows:
         if ndim == 1:
             padded[np.arange(longest[0]) < self.shapes] = self.values
             return padded, self.shapes[:, 0]
-        if self.lengths is not None:
-            padded.reshape(-1)[self._places(ndim)] = self.values
-            return padded, self.shapes
-        owner = np.repeat(np.arange(num_rows), np.diff(self.offsets))
-        left = np.arange(len(owner)) - self.offsets[:-1][owner]
-        place, stride = np.zeros(len(owner), np.int64), 1
-        for axis in range(ndim - 1, -1, -1):
-            left, index = np.divmod(left, self.shapes[:, axis][owner])
-            place += index * stride
-            stride *= longest[axis]
-        padded.reshape(num_rows, stride)[owner, place] = self.values
+        padded.reshape(-1)[self._places(ndim)] = self.values
         return padded, self.shapes
 
     def pad_inner_lengths(self) -> npt.NDArray[np.int64]:

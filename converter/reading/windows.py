@@ -55,7 +55,7 @@ def open_files(source: BatchSource, processes_count: int = 1) -> DataFiles:
         cache = open_local_cache(source.local_cache_dir, content, source.local_cache_bytes)
     else:
         logger.warning(
-            "local_cache_dir is not used: %s does not tell when its files were written, so copies could be out of date.",
+            "local_cache_dir is not used: %s does not tell when its files were written, so copies could be stale.",
             source.storage.url,
         )
     return DataFiles(
@@ -85,7 +85,7 @@ def read_runs(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: r
         few = -(-source.window_rows // (_FIRST_PART * source.batch_size)) * source.batch_size
         pieces = plan.first_pieces(pieces, few)
     num_rows = min(wanted.stop * plan.batch_size, plan.num_rows) - wanted.start * plan.batch_size
-    with fetching(reader, pieces, source) as items:
+    with fetching(reader.fetch, pieces, source, reader.given_up) as items:
         windows = read_ahead(
             reader.read,
             items,
@@ -110,15 +110,12 @@ class _WindowReader:
         if files.room.most_bytes is None:
             files.room.most_bytes = memory_bound(source, plan)
 
-    def fetch(
-        self, piece: Piece, turn: Turn | None = None, pool: ThreadPoolExecutor | None = None
-    ) -> Mapping[int, FetchedGroup]:
+    def fetch(self, piece: Piece, turn: Turn, pool: ThreadPoolExecutor) -> Mapping[int, FetchedGroup]:
         """The bytes of a piece's remote row groups, by their numbers."""
         try:
             return self._files.fetch(piece.row_groups.tolist(), self.given_up, turn, pool)
         finally:
-            if turn is not None:
-                turn.end()
+            turn.end()
 
     def read(self, item: tuple[Piece, Future[Mapping[int, FetchedGroup]] | None]) -> Columns:
         """The piece's rows, in order, in memory of their own."""
