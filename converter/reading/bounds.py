@@ -111,11 +111,11 @@ def _most_in_a_window(source: BatchSource, amounts: npt.NDArray[np.int64], plan:
         return int(np.add.reduceat(amounts[order], plan.window_starts[:-1]).max())
     # Each epoch cuts its windows from another order. At worst a window has the row groups that are densest in it,
     # lacks one row to be full, and then gets the largest of all.
-    amounts, rows = amounts[order], source.manifest.live_rows[order]
-    densest = np.argsort(-amounts / rows, kind="stable")
+    ordered, rows = amounts[order], source.manifest.live_rows[order]
+    densest = np.argsort(-ordered / rows, kind="stable")
     before = np.cumsum(rows[densest]) - rows[densest]
     share = np.clip((source.window_rows - 1 - before) / rows[densest], 0, 1)
-    most = int((amounts[densest] * share).sum()) + int(amounts.max())
+    most = int((ordered[densest] * share).sum()) + int(ordered.max())
     if source.window_groups is not None:
-        most = min(most, int(np.sort(amounts)[-source.window_groups :].sum()))
-    return min(most, int(amounts.sum()))
+        most = min(most, int(np.sort(ordered)[-source.window_groups :].sum()))
+    return min(most, int(ordered.sum()))

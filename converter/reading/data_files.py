@@ -74,7 +74,7 @@ class DataFiles:
         """Raise SourceChangedError if a mapped file was written into before the rows of these groups were copied."""
         if self.manifest.source_columns is None or not self.storage.is_local:
             return
-        for opened in {group.file.file.number: group.file for group in groups}.values():
+        for opened in {group.opened.file.number: group.opened for group in groups}.values():
             # A mapping keeps the content of a file that was removed.
             with contextlib.suppress(FileNotFoundError):
                 if self.storage.identity(opened.file.name) != opened.identity:
@@ -85,8 +85,8 @@ class DataFiles:
         with file.named_errors(number):
             if fetched is None:
                 return RowGroup(self, number, self.open(file), None)
-            fetched.file.check_heads(self.manifest.row_group_in_file(number), fetched.parts)
-            row_group = RowGroup(self, number, fetched.file, fetched.parts)
+            fetched.opened.check_heads(self.manifest.row_group_in_file(number), fetched.parts)
+            row_group = RowGroup(self, number, fetched.opened, fetched.parts)
             if fetched.is_copy:
                 # Later, when strings are made of a damaged text, it is too late to fetch it again.
                 row_group.validate()

@@ -152,10 +152,10 @@ def is_list(kind: pa.DataType) -> bool:
 def _decode_objects(array: pa.Array, field: Field, fill: Any) -> pa.Array:
     empty: Any = "" if field.dtype == "str" else b""
     # One type for all files of a window.
-    array = pc.cast(array, pa.large_string() if field.dtype == "str" else pa.large_binary())
+    objects = pc.cast(array, pa.large_string() if field.dtype == "str" else pa.large_binary())
     if field.dtype == "str":
-        _check_text(array, field)
-    return array if not array.null_count else pc.fill_null(array, fill or empty)
+        _check_text(objects, field)
+    return objects if not objects.null_count else pc.fill_null(objects, fill or empty)
 
 
 def _check_text(array: pa.Array, field: Field) -> None:
@@ -180,14 +180,13 @@ def _check_text(array: pa.Array, field: Field) -> None:
 
 
 def _decode_ragged_bytes(array: pa.Array, field: Field, stored: pa.Field | None) -> pa.Array:
-    if pa.types.is_fixed_size_binary(array.type) and field.ragged_ndim > 1:
-        array = _with_shapes(array, field, stored)
-    # Files whose rows all have one shape store them with a fixed width.
-    array = pc.cast(array, pa.large_binary())
-    array = array if not array.null_count else pc.fill_null(array, b"")
+    # Files whose rows all have one shape store them with a fixed width, and the shape in the metadata.
+    has_one_shape = pa.types.is_fixed_size_binary(array.type) and field.ragged_ndim > 1
+    rows = pc.cast(_with_shapes(array, field, stored) if has_one_shape else array, pa.large_binary())
+    rows = pc.fill_null(rows, b"") if rows.null_count else rows
     # Checked here, because later the file is no longer known.
-    find_rows(array, field)
-    return array
+    find_rows(rows, field)
+    return rows
 
 
 def _decode_ragged_lists(array: pa.Array, field: Field, fill: Any, valid: npt.NDArray[np.bool_] | None) -> Decoded:
@@ -259,10 +258,10 @@ def _numbers(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
     if pa.types.is_boolean(array.type):
         return np.asarray(pc.cast(pc.fill_null(array, False), pa.uint8())).view(np.bool_)
     stored = field.stored_dtype
-    array = _cast(array, field)
-    if not len(array):
+    cast = _cast(array, field)
+    if not len(cast):
         return np.empty(0, stored)
-    numbers: Array = np.frombuffer(array.buffers()[1], stored, len(array), array.offset * stored.itemsize)
+    numbers: Array = np.frombuffer(cast.buffers()[1], stored, len(cast), cast.offset * stored.itemsize)
     return numbers
 
 
@@ -272,16 +271,16 @@ def _cast(array: pa.Array, field: Field) -> pa.Array:
     if array.type == wanted:
         return array
     if pa.types.is_decimal(array.type):
-        array = _doubles_of(array)
+        return pc.cast(_doubles_of(array), wanted, safe=False)
     if pa.types.is_timestamp(array.type) and array.type.unit == "ns":
         # Arrow's own cast rounds times before 1970 up.
         return pa.array(np.frombuffer(array.buffers()[1], np.int64, len(array), array.offset * 8) // 1000)
     if field.dtype == "datetime64[us]" and pa.types.is_date32(array.type):
         # Files from before the column was widened from days to times.
-        array = pc.cast(array, pa.timestamp("us"))
+        return pc.cast(array, pa.timestamp("us")).view(wanted)
     if field.dtype == "datetime64[us]" and pa.types.is_timestamp(array.type) and array.type.unit != "us":
         try:
-            array = pc.cast(array, pa.timestamp("us", array.type.tz))
+            return pc.cast(array, pa.timestamp("us", array.type.tz)).view(wanted)
         except pa.ArrowInvalid as error:
             raise SourceError(
                 f"Column {field.name!r} has times that microseconds cannot hold ({error}). Leave it out with "
@@ -316,14 +315,14 @@ def _doubles_of(array: pa.Array) -> pa.Array:
     kind = array.type
     if kind.bit_width > _DECIMAL_BITS or not 0 <= kind.scale <= _EXACT_POWER:
         return pc.cast(pc.cast(array, pa.string()), pa.float64())
-    array = pc.cast(array, pa.decimal128(kind.precision, kind.scale))
-    halves = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
+    decimals = pc.cast(array, pa.decimal128(kind.precision, kind.scale))
+    halves = np.frombuffer(decimals.buffers()[1], np.int64)[2 * decimals.offset : 2 * (decimals.offset + len(decimals))]
     lower, upper = halves[::2], halves[1::2]
     # Both the number and the power of ten are exact as doubles, so only the division rounds.
     doubles = lower / 10.0**kind.scale
     is_exact = (upper == lower >> 63) & (np.abs(lower) <= _EXACT_NUMBER)
     if not is_exact.all():
-        rest = array.filter(pa.array(~is_exact))
+        rest = decimals.filter(pa.array(~is_exact))
         doubles[~is_exact] = pc.fill_null(pc.cast(pc.cast(rest, pa.string()), pa.float64()), 0)
     return pa.array(doubles)
 

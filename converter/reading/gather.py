@@ -75,11 +75,11 @@ def _take(values: Array, rows: npt.NDArray[np.integer[Any]]) -> Array:
     num_bytes = values.dtype.itemsize * math.prod(values.shape[1:])
     if not num_bytes or not len(rows):
         return np.empty((len(rows), *values.shape[1:]), values.dtype)
-    if not values.flags.aligned:
-        # A view of a mapped file; Arrow expects aligned numbers.
-        values = np.concatenate([values], out=new_array(values.shape, values.dtype))
+    # Arrow expects aligned numbers, which views of a mapped file need not be.
+    is_aligned = values.flags.aligned
+    aligned = values if is_aligned else np.concatenate([values], out=new_array(values.shape, values.dtype))
     kind = _UNSIGNED.get(num_bytes) or pa.binary(num_bytes)
-    column = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    column = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(aligned)])
     taken = pc.take(column, pa.array(rows), boundscheck=False)
     numbers: Array = np.frombuffer(taken.buffers()[1], values.dtype, count=len(rows) * math.prod(values.shape[1:]))
     return numbers.reshape(len(rows), *values.shape[1:])
@@ -92,26 +92,26 @@ def new_array(shape: tuple[int, ...], dtype: Any) -> Array:
     of earlier windows. NumPy maps large arrays anew each time, and the first touch of each page costs more than the
     copy: 275 against 145 ms for a million rows of 2 kB.
     """
-    dtype = np.dtype(dtype)
-    num_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    kind = np.dtype(dtype)
+    num_bytes = kind.itemsize * int(np.prod(shape, dtype=np.int64))
     if num_bytes >= memory.LARGE_BYTES and memory.IS_SUPPORTED:
-        return memory.blocks.new_array(shape, dtype)
+        return memory.blocks.new_array(shape, kind)
     if num_bytes < _POOLED_BYTES or pa.default_memory_pool().backend_name != "mimalloc":
-        return np.empty(shape, dtype)
-    return np.frombuffer(pa.allocate_buffer(num_bytes), dtype).reshape(shape)
+        return np.empty(shape, kind)
+    return np.frombuffer(pa.allocate_buffer(num_bytes), kind).reshape(shape)
 
 
 def _gather_wide(parts: Sequence[Array], rows: npt.NDArray[np.integer[Any]]) -> Array:
     """Copy wide rows straight from the arrays they lie in, without joining those first."""
     wanted = new_array((len(rows), *parts[0].shape[1:]), parts[0].dtype)
     num_bytes = wanted.dtype.itemsize * math.prod(wanted.shape[1:])
-    parts = [part for part in parts if len(part)]
-    bases = [part.ctypes.data for part in parts]
-    ends = [base + len(part) * num_bytes for base, part in zip(bases, parts, strict=True)]
-    lowest = min(zip(bases, range(len(parts)), strict=True))[1]
+    filled = [part for part in parts if len(part)]
+    bases = [part.ctypes.data for part in filled]
+    ends = [base + len(part) * num_bytes for base, part in zip(bases, filled, strict=True)]
+    lowest = min(zip(bases, range(len(filled)), strict=True))[1]
     places = np.concatenate([base - bases[lowest] + np.arange(len(part)) * num_bytes
-                             for base, part in zip(bases, parts, strict=True)])  # fmt: skip
-    everywhere = _rows_at_every_byte(parts[lowest][:1], max(ends) - bases[lowest] - num_bytes + 1, num_bytes)
+                             for base, part in zip(bases, filled, strict=True)])  # fmt: skip
+    everywhere = _rows_at_every_byte(filled[lowest][:1], max(ends) - bases[lowest] - num_bytes + 1, num_bytes)
     if everywhere is None:
         return _take(joined(parts), rows)
     target, taken = wanted.reshape(-1).view(np.uint8).reshape(len(rows), num_bytes), places[rows]
@@ -155,8 +155,8 @@ def gather_stack(
     wanted = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
     if wanted * _FEW < num_rows:
         # The first batches of an epoch must not wait for a whole window.
-        groups = [[gather(parts, rows) for parts in zip(*groups, strict=True)]]
-        num_rows, rows = wanted, slice(0, wanted)
+        taken = [[gather(parts, rows) for parts in zip(*groups, strict=True)]]
+        return gather_stack(taken, wanted, slice(0, wanted), num_columns, dtype)
     window = new_array((num_rows, num_columns), dtype)
     # Odd, or the numbers of a row would share few cache lines.
     block_rows = (_BLOCK_NUMBERS // num_columns) | 1

@@ -256,10 +256,10 @@ def _plain_path(directory: str) -> str:
 
 def open_local_root(directory: str) -> str:
     """Our own subdirectory of a user's directory, made and marked if it is missing."""
-    directory = _plain_path(directory)
-    if not directory or "://" in directory:
+    path = _plain_path(directory)
+    if not path or "://" in path:
         raise ValueError(f"local_cache_dir must be a folder of this machine, got {directory!r}.")
-    root = os.path.join(os.path.abspath(os.path.expanduser(directory)), DIRECTORY)
+    root = os.path.join(os.path.abspath(os.path.expanduser(path)), DIRECTORY)
     owner = os.path.join(root, _OWNER)
     try:
         os.makedirs(root, exist_ok=True)

@@ -89,7 +89,7 @@ class OpenFile:
     def row_groups(self, index: int) -> list[int]:
         """The file's row groups that one of the manifest stands for: itself, or all with rows for -1."""
         rows = self.footer.row_group_rows
-        return [index] if index >= 0 else [index for index, num_rows in enumerate(rows) if num_rows]
+        return [index] if index >= 0 else [number for number, num_rows in enumerate(rows) if num_rows]
 
     def ranges(self, indices: Sequence[int]) -> list[Range]:
         """Where the wanted columns of row groups lie. Raises ValueError if the footer points outside the file."""
@@ -108,11 +108,11 @@ class OpenFile:
 
     def plain_values(self, name: str, chunk: Chunk, fetched: Fetched | None) -> list[Array] | None:
         """A plain column's values in a row group; None where Arrow must decode them."""
-        buffer = self.buffer
-        if fetched is not None:
-            buffer = fetched.slice(chunk.start, chunk.end)
-            chunk = chunk._replace(start=0, end=chunk.end - chunk.start)
-        return self.plain[name].values(buffer, chunk, verify_checksums=self.verify_checksums)
+        if fetched is None:
+            return self.plain[name].values(self.buffer, chunk, verify_checksums=self.verify_checksums)
+        in_memory = chunk._replace(start=0, end=chunk.end - chunk.start)
+        part = fetched.slice(chunk.start, chunk.end)
+        return self.plain[name].values(part, in_memory, verify_checksums=self.verify_checksums)
 
     def read(self, indices: Sequence[int], places: Sequence[Place], fetched: Fetched | None) -> list[pa.ChunkedArray]:
         """These columns of row groups, decoded by Arrow."""

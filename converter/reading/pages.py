@@ -147,14 +147,14 @@ class PlainColumn:
 
         A null or an empty list has levels but no value.
         """
-        place = 0
+        offset = 0
         if self.has_repetitions:
             if repetition_encoding != RLE or num_values % self.row_values:
                 return False
-            place = _end_of_levels(page, 0)
-            if place > levels:
+            offset = _end_of_levels(page, 0)
+            if offset > levels:
                 return False
-            levels_read = (page.slice(_SIZE_BYTES, place - _SIZE_BYTES).to_pybytes(), num_values)
+            levels_read = (page.slice(_SIZE_BYTES, offset - _SIZE_BYTES).to_pybytes(), num_values)
             is_regular = self.regular.get(levels_read)
             if is_regular is None:
                 if len(self.regular) == _KEPT_LEVELS:
@@ -163,10 +163,10 @@ class PlainColumn:
             if not is_regular:
                 return False
         if self.has_definitions:
-            if definition_encoding != RLE or place + _SIZE_BYTES > levels:
+            if definition_encoding != RLE or offset + _SIZE_BYTES > levels:
                 return False
-            place = _end_of_levels(page, place)
-        return place == levels
+            offset = _end_of_levels(page, offset)
+        return offset == levels
 
 
 def find_plain_column(metadata: pq.FileMetaData, place: Place, field: Field) -> PlainColumn | None:
@@ -216,9 +216,9 @@ def _file_dtype(field: Field, stored: pa.DataType) -> np.dtype[Any] | None:
     return np.dtype(_FILE_DTYPES[stored])
 
 
-def _end_of_levels(page: pa.Buffer, place: int) -> int:
-    """Where the levels that begin at `place` with their own size end."""
-    return place + _SIZE_BYTES + int.from_bytes(page.slice(place, _SIZE_BYTES).to_pybytes(), "little")
+def _end_of_levels(page: pa.Buffer, offset: int) -> int:
+    """Where the levels that begin at `offset` with their own size end."""
+    return offset + _SIZE_BYTES + int.from_bytes(page.slice(offset, _SIZE_BYTES).to_pybytes(), "little")
 
 
 def _is_regular(levels: bytes, row_values: int, num_values: int) -> bool:
@@ -249,25 +249,25 @@ def _decode_runs(
     Stops after the last value, or with `only_first` at the first run that ends with a row. None if a row begins in
     the wrong place, or no end is found soon.
     """
-    place, done = start, 0
+    offset, done = start, 0
     for _ in range(_MAX_PERIOD_RUNS):
         try:
-            header, place = read_varint(levels, place)
+            header, offset = read_varint(levels, offset)
         except IndexError:
             return None
         count = header >> 1
         if header & 1:
-            bits = np.unpackbits(np.frombuffer(levels[place : place + count], np.uint8), bitorder="little")
+            bits = np.unpackbits(np.frombuffer(levels[offset : offset + count], np.uint8), bitorder="little")
             # The last group of eight may be longer than the values.
-            bits, place = bits[: num_values - done], place + count
+            bits, offset = bits[: num_values - done], offset + count
             starts, count = np.flatnonzero(bits == 0) + done, len(bits)
             wanted = np.arange(-(-done // row_values) * row_values, done + count, row_values)
             if not np.array_equal(starts, wanted):
                 return None
         else:
-            if place >= len(levels) or levels[place] > 1 or done + count > num_values:
+            if offset >= len(levels) or levels[offset] > 1 or done + count > num_values:
                 return None
-            value, place = levels[place], place + 1
+            value, offset = levels[offset], offset + 1
             begun = -(-(done + count) // row_values) - -(-done // row_values)
             if begun != (0 if value else count):
                 return None
@@ -275,7 +275,7 @@ def _decode_runs(
             return None
         done += count
         if done == num_values or (only_first and done % row_values == 0):
-            return place - start, done
+            return offset - start, done
     return None
 
 

@@ -30,7 +30,7 @@ MAX_KEPT_CHUNKS = 1 << 15
 class FetchedGroup:
     """The bytes of a remote row group's wanted columns, and its file."""
 
-    file: OpenFile
+    opened: OpenFile
     parts: Fetched
     is_copy: bool = False
     """Whether the bytes come from this host's disk."""
@@ -39,14 +39,14 @@ class FetchedGroup:
 class RowGroup:
     """The wanted columns of a row group."""
 
-    def __init__(self, files: DataFiles, number: int, file: OpenFile, fetched: Fetched | None) -> None:
-        self._files, self._number, self.file, self._fetched = files, number, file, fetched
+    def __init__(self, files: DataFiles, number: int, opened: OpenFile, fetched: Fetched | None) -> None:
+        self._files, self._number, self.opened, self._fetched = files, number, opened, fetched
         self.num_rows = int(files.manifest.row_group_rows[number])
-        self._indices = file.row_groups(files.manifest.row_group_in_file(number))
-        num_rows = file.footer.rows_of(self._indices)
+        self._indices = opened.row_groups(files.manifest.row_group_in_file(number))
+        num_rows = opened.footer.rows_of(self._indices)
         if num_rows != self.num_rows:
-            raise file.file.rows_changed(number, num_rows)
-        self._plain = [file.plain_chunks(index, files) for index in self._indices]
+            raise opened.file.rows_changed(number, num_rows)
+        self._plain = [opened.plain_chunks(index, files) for index in self._indices]
         self._decoded: dict[str, Decoded] = {}
         self._decode([name for name in files.fields if any(name not in chunks for chunks in self._plain)])
 
@@ -55,7 +55,7 @@ class RowGroup:
 
         Read-only, and of memory that may be the mapped file's.
         """
-        with self.file.file.named_errors(self._number):
+        with self.opened.file.named_errors(self._number):
             parts = None if name in self._decoded else self._plain_parts(name)
             if parts is None:
                 if name not in self._decoded:
@@ -78,12 +78,12 @@ class RowGroup:
             if chunk is None or isinstance(chunk, list):
                 values = chunk
             else:
-                values = self.file.plain_values(name, chunk, self._fetched)
+                values = self.opened.plain_values(name, chunk, self._fetched)
             if values is None:
                 return None
             is_view = isinstance(chunk, Chunk) and chunk.codec is None and len(values) == 1
             # Fetched bytes are released with this row group.
-            if is_view and self._fetched is None and not self.file.verify_checksums:
+            if is_view and self._fetched is None and not self.opened.verify_checksums:
                 chunks[name] = values
             parts += values
         return parts
@@ -103,7 +103,7 @@ class RowGroup:
 
     def validate(self) -> None:
         """Raise ReadError if what Arrow decoded contradicts itself."""
-        with self.file.file.named_errors(self._number):
+        with self.opened.file.named_errors(self._number):
             for decoded in self._decoded.values():
                 if isinstance(decoded.values, pa.Array):
                     decoded.values.validate(full=True)
@@ -111,15 +111,15 @@ class RowGroup:
     def _decode(self, names: Sequence[str]) -> None:
         if not names:
             return
-        files, places = self._files, self.file.places
+        files, places = self._files, self.opened.places
         # Three times: its pages, the columns as the file has them, and as they are wanted.
         files.room.look(3 * int(files.manifest.row_group_bytes[self._number]))
         stored = {name: place for name in names if (place := places[name]) is not None}
-        columns = dict(zip(stored, self.file.read(self._indices, list(stored.values()), self._fetched), strict=True))
+        columns = dict(zip(stored, self.opened.read(self._indices, list(stored.values()), self._fetched), strict=True))
         for name in names:
             field, place = files.fields[name], stored.get(name)
             if place is None:
-                columns[name] = constant_column(self.file.file, name, self.num_rows)
+                columns[name] = constant_column(self.opened.file, name, self.num_rows)
             decoded = decode(
                 columns[name],
                 field,

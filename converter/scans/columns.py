@@ -25,7 +25,7 @@ def read_columns(files: DataFiles, row_group: int, given_up: threading.Event | N
     with file.named_errors(row_group):
         opened, parts = files.open(file, given_up), None
         if fetched is not None:
-            opened, parts = fetched.file, fetched.parts
+            opened, parts = fetched.opened, fetched.parts
             opened.check_heads(index, parts)
         indices = opened.row_groups(index)
         if (rows_in_file := opened.footer.rows_of(indices)) != num_rows:

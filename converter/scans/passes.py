@@ -49,15 +49,15 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     Raises:
         ValueError, TypeError: the filters are not understood, name no column, or do not fit its type.
     """
-    filters = list_values(filters)
+    listed = list_values(filters)
     arrow_schema = find_arrow_schema(storage, manifest)
-    comparisons = comparisons_of(filters, manifest, arrow_schema)
-    expression = expression_of(filters, comparisons)
+    comparisons = comparisons_of(listed, manifest, arrow_schema)
+    expression = expression_of(listed, comparisons)
     names = named_columns(expression, comparisons, manifest.schema, arrow_schema)
     files = DataFiles(storage, manifest, [manifest.schema[name] for name in names])
     may_pass_footer = None
     may_pass = np.ones(manifest.num_row_groups, np.bool_)
-    bounded = bounded_columns(filters, manifest, names)
+    bounded = bounded_columns(listed, manifest, names)
     if bounded and manifest.source_columns is None:
         may_pass = rule_in_row_groups(expression, files, bounded, arrow_schema)
     elif bounded:

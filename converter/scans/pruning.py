@@ -93,15 +93,15 @@ def ruled_in_by_log(
 def _log_guarantee(columns: Mapping[str, SourceColumn], file: int) -> pc.Expression:
     """What the manifest knows about the columns' values in a file."""
 
-    def known(values: pa.Array | None) -> pa.Scalar | None:
+    def value_in(values: pa.Array | None) -> pa.Scalar | None:
         return None if values is None or not values[file].is_valid else values[file]
 
     guarantees = []
     for name, column in columns.items():
         if column.values is None:
-            null_count = known(column.null_counts)
+            null_count = value_in(column.null_counts)
             has_no_nulls = null_count is not None and null_count.as_py() == 0
-            guarantees.append(_range(name, known(column.least), known(column.most), has_no_nulls=has_no_nulls))
+            guarantees.append(_range(name, value_in(column.least), value_in(column.most), has_no_nulls=has_no_nulls))
         else:
             # As one value, not as a range: only then Arrow rules it out for `!=`.
             value = column.values[file].value
@@ -207,8 +207,8 @@ def rule_in_row_groups(
         with file.named_errors(first):
             opened = files.open(file, given_up)
             guarantees = [_footer_guarantee(opened, names, index) for index in range(len(groups))]
-        known = [pc.scalar(True) if guarantee is None else guarantee for guarantee in guarantees]
-        may_pass[groups] = _may_pass(expression, arrow_schema, known)
+        stated = [pc.scalar(True) if guarantee is None else guarantee for guarantee in guarantees]
+        may_pass[groups] = _may_pass(expression, arrow_schema, stated)
 
     first_groups = np.unique(manifest.row_group_file, return_index=True)[1]
     for _ in map_row_groups(look, first_groups.tolist()):

@@ -116,7 +116,7 @@ def _attoseconds_of(value: Any) -> int:
     if isinstance(value, np.datetime64):
         unit, step = np.datetime_data(value)
         if unit not in _ATTOSECONDS:
-            value, unit, step = value.astype("datetime64[D]"), "D", 1
+            return _attoseconds_of(value.astype("datetime64[D]"))
         return int(value.astype(np.int64)) * step * _ATTOSECONDS[unit]
     if not isinstance(value, dt.datetime):
         return int((value - _EPOCH.date()).days) * _ATTOSECONDS["D"]
@@ -159,7 +159,7 @@ def _scaled(number: Any, scale: int) -> Any:
 
 def is_nan_value(value: Any) -> bool:
     """Whether a value of Python, NumPy or Arrow is NaN."""
-    value = value.as_py() if isinstance(value, (pa.FloatScalar, pa.DoubleScalar, pa.HalfFloatScalar)) else value
-    return (
-        value.is_nan() if isinstance(value, Decimal) else isinstance(value, (float, np.floating)) and math.isnan(value)
-    )
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    number = value.as_py() if isinstance(value, (pa.FloatScalar, pa.DoubleScalar, pa.HalfFloatScalar)) else value
+    return isinstance(number, (float, np.floating)) and math.isnan(number)

@@ -239,7 +239,7 @@ def test_an_error_of_the_consumer_leaves_no_thread(converter: DatasetConverter) 
     assert not reader_threads()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.long("starts processes"))])
 def test_two_iterations_at_once_do_not_disturb_each_other(converter: DatasetConverter, num_workers: int) -> None:
     with converter.make_torch_dataloader(
         batch_size=100, columns=["id", "vector"], num_workers=num_workers, shuffle=True, shuffle_window_rows=WINDOW
@@ -255,7 +255,9 @@ def test_two_iterations_at_once_do_not_disturb_each_other(converter: DatasetConv
 # Epochs
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch", "torch with processes"])
+@pytest.mark.parametrize(
+    "framework", ["numpy", "torch", pytest.param("torch with processes", marks=pytest.mark.long("starts processes"))]
+)
 def test_an_iteration_that_ends_moves_on_and_one_left_early_does_not(
     converter: DatasetConverter, framework: str
 ) -> None:
@@ -287,7 +289,7 @@ def test_a_bad_epoch_names_itself(converter: DatasetConverter, epoch: Any, kind:
             make().set_epoch(epoch)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.long("starts processes"))])
 def test_two_epochs_of_one_iteration_are_two_iterations(converter: DatasetConverter, num_workers: int) -> None:
     options: dict[str, Any] = {"batch_size": 100, "columns": ["id"], "shuffle": True, "shuffle_window_rows": WINDOW}
     with (

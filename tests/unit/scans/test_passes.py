@@ -47,8 +47,14 @@ FILTER: list[Any] = [("group", "not in", [3, 4]), ("id", "<", 95)]
 LEFT = [row for row in range(95) if row % 10 not in (3, 4)]
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch", "processes"])
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("shuffle", "framework"),
+    [
+        *itertools.product([False, True], ["numpy", "torch"]),
+        pytest.param(False, "processes", marks=pytest.mark.long("starts processes; shuffled rows show as much")),
+        (True, "processes"),
+    ],
+)
 def test_shards_and_states_of_a_part_are_exact(numbers: DatasetConverter, shuffle: bool, framework: str) -> None:
     part = numbers.where(FILTER)
     options: dict[str, Any] = {"shuffle": shuffle, "shuffle_window_rows": 20, "batch_size": 6, "columns": ["id"]}
