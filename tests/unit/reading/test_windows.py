@@ -31,7 +31,6 @@ from converter.errors import (
 )
 from converter.loading.options import LoaderOptions
 from converter.scans.passes import scan_statistics
-from converter.schema import Schema
 from tests.unit.known_tables import (
     ALL,
     ID,
@@ -65,13 +64,6 @@ def converter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetConve
 def with_nulls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetConverter]:
     """Every column but the id has nulls, and one is ragged."""
     with write_converter(tmp_path_factory.mktemp("nulls"), NULLABLE, PARTITIONS, row_group_bytes=16_000) as found:
-        yield found
-
-
-@pytest.fixture
-def small(cache_dir: Path) -> Iterator[DatasetConverter]:
-    """One that a test may harm."""
-    with write_converter(cache_dir, (ID, TENSORS[0]), [[range(100)], [range(100, 200)]], row_group_bytes=1000) as found:
         yield found
 
 
@@ -325,70 +317,6 @@ def test_a_loader_is_closed_after_its_block(converter: DatasetConverter, framewo
 
 
 # Files that are not what was written
-
-
-def first_batch(converter: DatasetConverter) -> Any:
-    return next(iter(converter.make_batch_reader(batch_size=200)))
-
-
-def test_a_file_that_is_gone_is_named(small: DatasetConverter, cache_dir: Path) -> None:
-    path = data_files(cache_dir)[1]
-    path.unlink()
-    with pytest.raises(SourceChangedError, match=rf"{path.name} is not there\. Was the converter deleted") as raised:
-        first_batch(small)
-    assert raised.value.path == f"file://{path}"
-    assert not reader_threads()
-
-
-@pytest.mark.parametrize("keep", [-1, 100, 0])
-def test_a_file_that_was_cut_is_named(small: DatasetConverter, cache_dir: Path, keep: int) -> None:
-    path = data_files(cache_dir)[0]
-    data = path.read_bytes()
-    path.write_bytes(data[:keep])
-    said = rf"{path.name} has {len(data[:keep])} bytes, expected {len(data)}: it was changed or cut"
-    with pytest.raises(SourceChangedError, match=said) as raised:
-        first_batch(small)
-    assert raised.value.path == f"file://{path}"
-
-
-def test_a_file_with_a_damaged_footer_is_named(small: DatasetConverter, cache_dir: Path) -> None:
-    path = data_files(cache_dir)[1]
-    data = path.read_bytes()
-    path.write_bytes(data[:-60] + bytes(byte ^ 0xFF for byte in data[-60:-8]) + data[-8:])
-    with pytest.raises(SourceChangedError, match=rf"{path.name} has another footer than it was written with") as raised:
-        first_batch(small)
-    assert raised.value.path == f"file://{path}"
-
-
-def test_a_footer_with_a_damaged_name_is_named(small: DatasetConverter, cache_dir: Path) -> None:
-    path = data_files(cache_dir)[0]
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b"vector", b"\x89ector"))
-    with pytest.raises(SourceChangedError, match=rf"{path.name} has another footer than it was written with"):
-        first_batch(small)
-
-
-def test_a_footer_that_cannot_be_decoded_is_named(small: DatasetConverter, cache_dir: Path) -> None:
-    # As it is where nobody took the footer's digest.
-    path = data_files(cache_dir)[1]
-    data = path.read_bytes()
-    path.write_bytes(data[:-60] + bytes(byte ^ 0xFF for byte in data[-60:-8]) + data[-8:])
-    bare = borrow_files(small._storage, dataclasses.replace(small._manifest, file_footers=None))
-    with pytest.raises(ReadError, match=rf"Row group 0 of .*{path.name} cannot be decoded: ") as raised:
-        first_batch(bare)
-    assert raised.value.path == f"file://{path}"
-    assert raised.value.row_group == 0
-
-
-@pytest.mark.parametrize("shape", [(2,), (4,)])
-def test_rows_of_another_shape_than_the_manifest_says_cannot_be_decoded(
-    small: DatasetConverter, shape: tuple[int, ...]
-) -> None:
-    fields = (small.schema["id"], dataclasses.replace(small.schema["vector"], shape=shape))
-    manifest = dataclasses.replace(small._manifest, schema=Schema(fields))
-    other = borrow_files(small._storage, manifest)
-    with pytest.raises(ReadError, match=r"Row group 0 of .* cannot be decoded: "):
-        first_batch(other)
 
 
 def test_an_error_of_a_worker_process_keeps_its_class(small: DatasetConverter, cache_dir: Path) -> None:
