@@ -15,7 +15,7 @@ Nulls = Literal["raise", "mask"] | Mapping[str, Any]
 
 def null_element_error(field: Field, *, is_masked: bool) -> NullValueError:
     """The error for arrays with null elements that no policy covers."""
-    why = ", although the files' footers that were read show none" if is_masked else ", and nulls='raise'"
+    why = ", although the footers that were read did not show any" if is_masked else ", and nulls='raise'"
     or_mask = "" if is_masked else f"nulls='mask' (adds {field.name + '__element_valid'!r}) or "
     return NullValueError(
         f"Column {field.name!r} has arrays with null elements{why}. Replace them in Spark, leave the column out with "

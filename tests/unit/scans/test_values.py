@@ -32,7 +32,16 @@ def test_a_day_is_compared_with_a_day(known: DatasetConverter, value: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("precision", "scale"), [(1, 1), (12, 9), (18, 4), (18, 9), (38, 0), (38, 10), (38, 18), (38, 38)]
+    ("precision", "scale"),
+    [
+        (18, 9),
+        (38, 0),
+        (38, 38),
+        *(
+            pytest.param(*decimal, marks=pytest.mark.long("the same with other numbers of digits"))
+            for decimal in [(1, 1), (12, 9), (18, 4), (38, 10), (38, 18)]
+        ),
+    ],
 )
 def test_decimals_are_compared_with_the_doubles_that_they_are_in_a_batch(
     tmp_path: Path, precision: int, scale: int
