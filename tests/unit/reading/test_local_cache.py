@@ -424,16 +424,9 @@ def kill_before_the_rename(directory: Path, fingerprint: str) -> Path:
     return part
 
 
-def leave_half_piece(directory: Path, fingerprint: str) -> Path:
-    """What `kill_before_the_rename` leaves, without another interpreter."""
-    folder = Path(LocalCache(str(directory), fingerprint, None)._folder)
-    part = folder / f".{'0' * 32}-100.part"
-    part.write_bytes(bytes(100))
-    return part
-
-
 def test_a_half_piece_of_a_process_that_was_killed_is_swept(tmp_path: Path) -> None:
-    part = leave_half_piece(tmp_path, ONE)
+    part = Path(LocalCache(str(tmp_path), ONE, None)._folder) / f".{'0' * 32}-100.part"
+    part.write_bytes(bytes(100))
     assert sweep(tmp_path, dry_run=True).num_bytes == 100
     assert part.exists()
     assert sweep(tmp_path).num_bytes == 100
@@ -449,8 +442,7 @@ def test_a_half_piece_of_a_process_that_was_killed_is_never_used_and_makes_room(
     assert not part.exists()
     # And one that comes after this process has counted.
     other = Fetch(b"2" * 50)
-    assert part.name.endswith("-100.part")
-    part = leave_half_piece(tmp_path, TWO)
+    part = kill_before_the_rename(tmp_path, TWO)
     assert get(held, other, "rows-1-0123456789abcdef") == get(held, other, "rows-1-0123456789abcdef") == [b"2" * 50]
     assert other.count == 1
     assert not part.exists()
