@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 
 import pyarrow as pa
@@ -85,7 +85,7 @@ class DataFiles:
         with file.named_errors(number):
             if fetched is None:
                 return RowGroup(self, number, self.open(file), None)
-            fetched.opened.check_heads(self.manifest.row_group_in_file(number), fetched.parts)
+            fetched.opened.check_heads(number, fetched.parts)
             row_group = RowGroup(self, number, fetched.opened, fetched.parts)
             if fetched.is_copy:
                 # Later, when strings are made of a damaged text, it is too late to fetch it again.
@@ -165,7 +165,7 @@ class DataFiles:
             self._check_stamps([number], given_up)
             # Before other processes read them.
             with file.named_errors(number):
-                opened.check_heads(self.manifest.row_group_in_file(number), as_fetched(parts))
+                opened.check_heads(number, as_fetched(parts))
             return parts
 
         parts, is_copy = cache.get(name, [stop - start for start, stop in ranges], fetch, given_up, anew=anew)
@@ -174,7 +174,7 @@ class DataFiles:
     def ranges(self, number: int, opened: OpenFile) -> list[Range]:
         """The requests that fetch a row group's wanted columns."""
         with opened.file.named_errors(number):
-            return merge_ranges(opened.ranges(opened.row_groups(self.manifest.row_group_in_file(number))))
+            return merge_ranges(opened.ranges(opened.row_groups(number)))
 
     def _fetch_part(self, number: int, part: Range, given_up: threading.Event | None) -> Data:
         file = self.file_of(number)
@@ -199,6 +199,13 @@ class DataFiles:
             return part
 
         return pa.PythonFile(PartialFile(file.num_bytes, fetch), mode="r")
+
+    @contextlib.contextmanager
+    def opened(self, number: int, given_up: threading.Event | None = None) -> Iterator[OpenFile]:
+        """The open file of a row group; errors inside name both."""
+        file = self.file_of(number)
+        with file.named_errors(number):
+            yield self.open(file, given_up)
 
     def open(self, file: DataFile, given_up: threading.Event | None = None) -> OpenFile:
         """The file, checked and open. Threads that ask at the same time share one opening, or its error."""

@@ -55,13 +55,14 @@ class OpenFile:
                 if plain_column is not None:
                     self.plain[name] = plain_column
 
-    def check_heads(self, index: int, fetched: Fetched) -> None:
-        """Raise SourceChangedError if the columns of a row group do not begin as the manifest says.
+    def check_heads(self, number: int, fetched: Fetched) -> None:
+        """Raise SourceChangedError if the columns of the dataset's row group do not begin as the manifest says.
 
         A column's first page begins with its own checksum, so this notices a file that replaced this one.
         """
         if self._stored is None:
             return
+        index = self.file.manifest.row_group_in_file(number)
         for leaf in self._leaves:
             chunk = self.footer.chunk(index, leaf)
             start, num_bytes = head_of(chunk.data_page_offset, chunk.stored_bytes)
@@ -86,10 +87,19 @@ class OpenFile:
                 self._chunks[index] = chunks
         return chunks
 
-    def row_groups(self, index: int) -> list[int]:
-        """The file's row groups that one of the manifest stands for: itself, or all with rows for -1."""
+    def row_groups(self, number: int) -> list[int]:
+        """The row groups of this file that the dataset's row group consists of: one, or all that have rows.
+
+        Raises:
+            SourceChangedError: they have other rows than the manifest says.
+        """
+        index = self.file.manifest.row_group_in_file(number)
         rows = self.footer.row_group_rows
-        return [index] if index >= 0 else [number for number, num_rows in enumerate(rows) if num_rows]
+        indices = [index] if index >= 0 else [at for at, num_rows in enumerate(rows) if num_rows]
+        num_rows = self.footer.rows_of(indices)
+        if num_rows != self.file.manifest.row_group_rows[number]:
+            raise self.file.rows_changed(number, num_rows)
+        return indices
 
     def ranges(self, indices: Sequence[int]) -> list[Range]:
         """Where the wanted columns of row groups lie. Raises ValueError if the footer points outside the file."""

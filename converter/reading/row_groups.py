@@ -42,10 +42,7 @@ class RowGroup:
     def __init__(self, files: DataFiles, number: int, opened: OpenFile, fetched: Fetched | None) -> None:
         self._files, self._number, self.opened, self._fetched = files, number, opened, fetched
         self.num_rows = int(files.manifest.row_group_rows[number])
-        self._indices = opened.row_groups(files.manifest.row_group_in_file(number))
-        num_rows = opened.footer.rows_of(self._indices)
-        if num_rows != self.num_rows:
-            raise opened.file.rows_changed(number, num_rows)
+        self._indices = opened.row_groups(number)
         self._plain = [opened.plain_chunks(index, files) for index in self._indices]
         self._decoded: dict[str, Decoded] = {}
         self._decode([name for name in files.fields if any(name not in chunks for chunks in self._plain)])

@@ -20,21 +20,19 @@ def read_columns(files: DataFiles, row_group: int, given_up: threading.Event | N
         ReadError: they cannot be fetched or decoded.
     """
     manifest, file = files.manifest, files.file_of(row_group)
-    index, num_rows = manifest.row_group_in_file(row_group), int(manifest.row_group_rows[row_group])
     fetched = None if files.storage.is_local else files.fetch([row_group], given_up)[row_group]
     with file.named_errors(row_group):
         opened, parts = files.open(file, given_up), None
         if fetched is not None:
             opened, parts = fetched.opened, fetched.parts
-            opened.check_heads(index, parts)
-        indices = opened.row_groups(index)
-        if (rows_in_file := opened.footer.rows_of(indices)) != num_rows:
-            raise file.rows_changed(row_group, rows_in_file)
+            opened.check_heads(row_group, parts)
         stored = {name: place for name, place in opened.places.items() if place is not None}
-        columns = dict(zip(stored, opened.read(indices, list(stored.values()), parts), strict=True))
+        columns = dict(
+            zip(stored, opened.read(opened.row_groups(row_group), list(stored.values()), parts), strict=True)
+        )
         for name in files.fields:
             if name not in columns:
-                columns[name] = constant_column(file, name, num_rows)
+                columns[name] = constant_column(file, name, int(manifest.row_group_rows[row_group]))
             if manifest.source_columns is not None:
                 columns[name] = signed(floor_times(columns[name]), name).cast(manifest.source_columns[name].arrow_type)
         return pa.table({name: columns[name] for name in files.fields})

@@ -54,10 +54,8 @@ def find_arrow_schema(storage: Storage, manifest: Manifest) -> pa.Schema:
     """The columns as Arrow reads them from the dataset's files."""
     if manifest.source_columns is not None:
         return _arrow_schema_of(manifest)
-    files = DataFiles(storage, manifest, ())
-    file = files.file_of(0)
-    with file.named_errors(0):
-        return files.open(file).schema
+    with DataFiles(storage, manifest, ()).opened(0) as opened:
+        return opened.schema
 
 
 def _arrow_schema_of(manifest: Manifest) -> pa.Schema:
@@ -149,9 +147,10 @@ def may_pass_by_footer(
 ) -> bool:
     """Whether a row of a row group may pass, by the least and largest values in the footer of its file."""
     index = files.manifest.row_group_in_file(row_group)
-    file = files.file_of(row_group)
-    with file.named_errors(row_group):
-        guarantee = _footer_guarantee(files.open(file, given_up), names, index) if index >= 0 else None
+    if index < 0:
+        return True
+    with files.opened(row_group, given_up) as opened:
+        guarantee = _footer_guarantee(opened, names, index)
     return guarantee is None or bool(_may_pass(expression, arrow_schema, [guarantee])[0])
 
 
@@ -202,10 +201,8 @@ def rule_in_row_groups(
     may_pass = np.ones(manifest.num_row_groups, np.bool_)
 
     def look(first: int, given_up: threading.Event) -> None:
-        file = files.file_of(first)
-        groups = np.flatnonzero(manifest.row_group_file == file.number)
-        with file.named_errors(first):
-            opened = files.open(file, given_up)
+        groups = np.flatnonzero(manifest.row_group_file == manifest.row_group_file[first])
+        with files.opened(first, given_up) as opened:
             guarantees = [_footer_guarantee(opened, names, index) for index in range(len(groups))]
         stated = [pc.scalar(True) if guarantee is None else guarantee for guarantee in guarantees]
         may_pass[groups] = _may_pass(expression, arrow_schema, stated)

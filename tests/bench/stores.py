@@ -245,10 +245,8 @@ def windows_of(made: Any) -> tuple[int, list[list[Part]]]:
         files, manifest = open_files(source), source.manifest
 
         def parts(number: int) -> list[Part]:
-            file = int(manifest.row_group_file[number])
-            return [
-                (manifest.file_names[file], *part) for part in files.ranges(number, files.open(files.file_of(number)))
-            ]
+            file = files.file_of(number)
+            return [(file.name, *part) for part in files.ranges(number, files.open(file))]
 
         return source.workers_count, [
             [part for number in piece.row_groups.tolist() for part in parts(number)]
@@ -446,7 +444,7 @@ class Counted:
         wanted, started, is_adjacent = 0, 0, True
         for number in range(manifest.num_row_groups):
             file = files.open(files.file_of(number))
-            ranges: list[Range] = sorted(file.ranges(file.row_groups(manifest.row_group_in_file(number))))
+            ranges: list[Range] = sorted(file.ranges(file.row_groups(number)))
             size = sum(end - start for start, end in ranges)
             wanted, started = wanted + size, started + -(-size // MAX_REQUEST_BYTES)
             is_adjacent = is_adjacent and ranges[-1][1] - ranges[0][0] == size
