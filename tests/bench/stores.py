@@ -242,7 +242,7 @@ def windows_of(made: Any) -> tuple[int, list[list[Part]]]:
     """How many threads read windows, and the requests of each window of the first shuffled epoch."""
     with made.make_batch_reader(batch_size=BATCH_SIZE, shuffle=True) as reader:
         source = reader._epochs.source
-        files, manifest = open_files(source), source.manifest
+        files = open_files(source)
 
         def parts(number: int) -> list[Part]:
             file = files.file_of(number)
