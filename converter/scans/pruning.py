@@ -92,7 +92,8 @@ def _log_guarantee(columns: Mapping[str, SourceColumn], file: int) -> pc.Express
     """What the manifest knows about the columns' values in a file."""
 
     def value_in(values: pa.Array | None) -> pa.Scalar | None:
-        return None if values is None or not values[file].is_valid else values[file]
+        value = None if values is None else values[file]
+        return value if value is not None and value.is_valid else None
 
     guarantees = []
     for name, column in columns.items():
