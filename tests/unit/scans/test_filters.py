@@ -33,6 +33,7 @@ from tests.unit.scans.tables import (
     VALUES,
     passes,
     rows_of,
+    rows_selected,
     rows_that,
     write_table,
 )
@@ -68,7 +69,7 @@ def test_every_operator_works_on_every_kind_of_value(known: DatasetConverter, na
     present = sorted({value for value in VALUES[name] if value is not None and value == value})
     value: Any = [present[0], present[len(present) // 2]] if "in" in how else present[len(present) // 2]
     expected = [row for row in range(NUM_ROWS) if passes(row, [(name, how, value)])]
-    found = rows_that(known, [(name, how, value)])
+    found = rows_selected(known, [(name, how, value)])
     if how == "not in":
         # Nulls have a test of their own.
         found = [row for row in found if VALUES[name][row] is not None]
@@ -217,10 +218,10 @@ def test_a_column_is_found_whatever_its_name(oddly_named: DatasetConverter, name
         pc.field(name) > first + 30,
         [(name, "in", range(first + 31, first + 90))],
     ):
-        assert rows_that(oddly_named, filters) == list(range(31, 40))
+        assert rows_selected(oddly_named, filters) == list(range(31, 40))
     other = NAMES[NAMES.index(name) - 1]
     both = [(name, ">", first + 30), (other, "<", 100 * NAMES.index(other) + 35)]
-    assert rows_that(oddly_named, both) == list(range(31, 35))
+    assert rows_selected(oddly_named, both) == list(range(31, 35))
     by_key = oddly_named.split({"one": 0.5, "two": 0.5}, by=name, seed=4)
     reference = hash_numbers(np.arange(first, first + 40), 4) >> np.uint64(63)
     assert rows_of(by_key["two"]) == np.flatnonzero(reference).tolist()

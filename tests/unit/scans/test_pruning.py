@@ -272,12 +272,12 @@ def test_filters_leave_the_rows_of_sparks_rule_whatever_statistics_say(tmp_path:
     num_found = 0
     with ODD_LAYOUTS[layout](tmp_path, table) as converter:
         ids = ids_of(converter)
-        for _ in range(25):
+        for _ in range(15):
             filters = random_filters(chance, columns)
             expected = [row for row in range(60) if passes(row, filters, columns)]
             assert sorted(ids[rows_selected(converter, filters)]) == expected, filters
             num_found += 0 < len(expected) < 60
-    assert num_found > 8
+    assert num_found > 4
 
 
 @pytest.mark.parametrize("layout", FEW_LAYOUTS)
