@@ -1,5 +1,5 @@
-"""How rows are fetched, decoded, gathered and cut into batches.
+"""How rows are fetched, decoded, gathered and cut into batches: every row is copied once, without a loop over rows.
 
-From the bottom up: one column of one row group (`decode`), one file (`data_files`), one window of rows (`windows`).
-Every row is copied once, without a loop over rows.
+From the bottom up: one file (`checks`, `open_file`, `data_files`), one column of one row group (`decode`, `row_groups`;
+columns of lists become tensors in `decode` and `pages`), one window of rows (`gather`, `windows`), batches (`runs`).
 """

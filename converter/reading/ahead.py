@@ -1,4 +1,4 @@
-"""Threads that work ahead of use, in order, and end with their generator."""
+"""Threads that compute items ahead of use, in order, and end with their generator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def read_ahead(
     ahead: int,
     given_up: threading.Event | None = None,
 ) -> Iterator[Output]:
-    """Yield `function` of each item in order, computed by threads; at most `ahead` of them are not yet yielded."""
+    """Yield `function` of each item in order, computed by threads; at most `ahead` of them wait.
+
+    The end sets `given_up`, however it comes.
+    """
     with ThreadPoolExecutor(workers_count, thread_name_prefix="converter-read") as pool:
         pending: deque[Future[Output]] = deque()
         try:
@@ -39,7 +42,7 @@ def read_ahead(
             while pending:
                 yield result_of(pending.popleft())
         finally:
-            # Also when the consumer breaks, raises or forgets us: what has not begun never will.
+            # Also when the consumer breaks, raises or drops the generator: what has not begun never will.
             for future in pending:
                 future.cancel()
             if given_up is not None:
@@ -47,7 +50,7 @@ def read_ahead(
 
 
 def map_row_groups(function: Callable[[int, threading.Event], Output], row_groups: Iterable[int]) -> Iterator[Output]:
-    """What `function` says of each, told when nobody waits for it any more."""
+    """Yield `function` of each row group, in order; its event is set once the results are no longer wanted."""
     threads, given_up = default_workers_count(), threading.Event()
     return read_ahead(
         lambda row_group: function(row_group, given_up),

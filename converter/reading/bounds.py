@@ -1,4 +1,4 @@
-"""How many bytes reading takes: of an epoch's columns, and of memory at most."""
+"""How many bytes reading takes: the columns of an epoch, and the most memory at one time."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from converter.reading.gather import WIDE_BYTES
 from converter.reading.source import BatchSource
 
 _BASE_BYTES = 64 << 20
-"""What threads, their allocators and a file's footer take whatever the data are: measured 20 to 45 MB."""
+"""Threads, their allocators and a file's footer, whatever the data: measured 20 to 45 MB."""
 
 _VARIABLE_COPIES, _PLAIN_COPIES = 3, 2
-"""How often the rows of a window exist while it is read, beside the result: strings and ragged rows, and plain numbers.
+"""Copies of a window while it is read, beside the result: of strings and ragged rows, and of plain numbers.
 
 Windows of 46 MiB of text took 294 MiB of Arrow's pool, with two threads.
 """
 
 _INDEX_BYTES = 3 * 8
-"""Of each row of a window that is permuted: the random number, its place, and the place taken."""
+"""For each row of a permuted window: the random number, its place, and the place taken."""
 
 
 def bytes_decoded(source: BatchSource, num_rows: int) -> int:
-    """Bytes of the wanted columns of so many rows, as the files have them."""
+    """Bytes of the wanted columns in `num_rows` rows, as the files have them."""
     manifest = source.manifest
-    found = 0.0
+    num_bytes = 0.0
     for field in source.fields:
-        known = manifest.statistics.get(field.name)
+        statistics = manifest.statistics.get(field.name)
         if field.shape is not None and source.has_element_mask(field.name):
-            found += num_rows * math.prod(field.shape)
+            num_bytes += num_rows * math.prod(field.shape)
         if field.shape is not None and not field.is_object:
-            found += num_rows * field.stored_dtype.itemsize * math.prod(field.shape)
-        elif known is not None and known.num_bytes is not None:
-            found += known.num_bytes * num_rows / manifest.num_rows
+            num_bytes += num_rows * field.stored_dtype.itemsize * math.prod(field.shape)
+        elif statistics is not None and statistics.num_bytes is not None:
+            num_bytes += statistics.num_bytes * num_rows / manifest.num_rows
         else:
-            found += int(manifest.row_group_bytes.sum()) * num_rows / manifest.num_rows
+            num_bytes += int(manifest.row_group_bytes.sum()) * num_rows / manifest.num_rows
     if source.row_index is not None:
-        found += num_rows * 8
-    return int(found)
+        num_bytes += num_rows * 8
+    return int(num_bytes)
 
 
 def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
-    """The most bytes that reading takes in any epoch, without mapped files and batches that the caller keeps.
+    """The most bytes that reading takes in any epoch, besides mapped files and batches that the caller keeps.
 
     `plan` is the plan of any epoch. `memory.Room` makes readers keep to the bound.
     """
@@ -60,14 +60,14 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     batch_bytes = math.ceil(window_bytes / window_rows) * source.batch_size
     num_windows = len(plan.window_starts) - 1
     workers_count = min(source.workers_count, num_windows)
-    # Those read ahead and the one in use, which at first is the last one of the previous epoch.
+    # Windows read ahead, and the one in use, which at first is the last of the previous epoch.
     in_flight = min(source.windows_ahead, num_windows) + 1
     if is_variable:
         in_work = _VARIABLE_COPIES * window_bytes
     elif _is_plain(source):
         in_work = _most_gathered(source, window_rows)
     else:
-        # As Arrow decodes them (a float32 may be a double in the file), and one row group's pages.
+        # The columns as Arrow decodes them (a float32 may be a double in the file), and one row group's pages.
         in_work = max(window_bytes, min(file_bytes, 2 * window_bytes))
         in_work += min(int(source.manifest.row_group_bytes.max()), 2 * window_bytes)
     if source.shuffle is not None:
@@ -75,7 +75,7 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     peak = _BASE_BYTES + in_flight * window_bytes + workers_count * in_work
     peak += int((SPARE - 1) * in_flight * window_bytes) + (4 if is_variable else 2) * batch_bytes
     if not source.storage.is_local:
-        # What was fetched, and the client's own copy of it.
+        # Fetched bytes, and the client's own copy of them.
         peak += 2 * workers_count * window_bytes
     if source.transform is not None:
         peak += 2 * (source.prefetch_batches or 2 * source.workers_count) * batch_bytes
@@ -83,7 +83,7 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
 
 
 def _is_plain(source: BatchSource) -> bool:
-    """Whether the wanted columns lie in mapped files as they are: ours, not compressed, without nulls."""
+    """Whether the wanted columns are views of mapped files: ours, not compressed, without nulls."""
     manifest = source.manifest
     return (
         source.storage.is_local
@@ -105,17 +105,17 @@ def _most_gathered(source: BatchSource, window_rows: int) -> int:
 
 
 def _most_in_a_window(source: BatchSource, amounts: npt.NDArray[np.int64], plan: EpochPlan) -> int:
-    """The most of something, given for each row group, that a window has in any epoch."""
+    """The largest sum over a window, in any epoch, of an amount that is given for each row group."""
     order = plan.group_order
     if source.shuffle is None:
         return int(np.add.reduceat(amounts[order], plan.window_starts[:-1]).max())
-    # Each epoch cuts its windows from another order. At worst a window has the row groups with most for each row,
-    # lacks one row to be full, and then gets the row group with most of all.
-    amounts, rows = amounts[order], source.manifest.live_rows[order]
-    densest = np.argsort(-amounts / rows, kind="stable")
+    # Each epoch cuts its windows from another order. At worst a window has the row groups that are densest in it,
+    # lacks one row to be full, and then gets the largest of all.
+    ordered, rows = amounts[order], source.manifest.live_rows[order]
+    densest = np.argsort(-ordered / rows, kind="stable")
     before = np.cumsum(rows[densest]) - rows[densest]
     share = np.clip((source.window_rows - 1 - before) / rows[densest], 0, 1)
-    most = int((amounts[densest] * share).sum()) + int(amounts.max())
+    most = int((ordered[densest] * share).sum()) + int(ordered.max())
     if source.window_groups is not None:
-        most = min(most, int(np.sort(amounts)[-source.window_groups :].sum()))
-    return min(most, int(amounts.sum()))
+        most = min(most, int(np.sort(ordered)[-source.window_groups :].sum()))
+    return min(most, int(ordered.sum()))

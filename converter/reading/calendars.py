@@ -1,4 +1,4 @@
-"""Old dates and fine times as today's calendar and microseconds count them."""
+"""Old dates in today's calendar, and nanoseconds as microseconds."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from converter.places import Place
 _DATETIME_NOTE, _INT96_NOTE = b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"
 _SPARK_VERSION = b"org.apache.spark.version"
 _FIRST_SAME_TIME = dt.datetime(1900, 1, 1)  # noqa: DTZ001 (of UTC, as Arrow counts)
-"""From here on both calendars, and all offsets of time zones, are the same."""
+"""Both calendars, and the offsets of all time zones, agree from here on."""
 
 
 def is_julian(metadata: pq.FileMetaData, place: Place) -> bool:
-    """Whether a file counts old dates or times of a column by the Julian calendar, as Spark 2 and its LEGACY mode do.
+    """Whether a file counts a column's old dates or times by the Julian calendar, as Spark 2 and its LEGACY mode do.
 
-    What it notes of that: `DataSourceUtils.datetimeRebaseSpec` in Spark's sources.
+    The marks in the footer are those of `DataSourceUtils.datetimeRebaseSpec` in Spark's sources.
     """
     kind, stored = place.field.type, metadata.schema.column(place.leaf)
     is_int96 = stored.physical_type == "INT96"
     if not (pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and (kind.tz or is_int96))):
         return False
-    noted = metadata.metadata or {}
-    return (_INT96_NOTE if is_int96 else _DATETIME_NOTE) in noted or noted.get(_SPARK_VERSION, b"").startswith(b"2.")
+    notes = metadata.metadata or {}
+    return (_INT96_NOTE if is_int96 else _DATETIME_NOTE) in notes or notes.get(_SPARK_VERSION, b"").startswith(b"2.")
 
 
 def in_todays_calendar(column: pa.ChunkedArray, metadata: pq.FileMetaData, place: Place) -> pa.ChunkedArray:
-    """A column whose old dates are counted as today, where its file counts them in the Julian calendar."""
+    """The column with old dates counted by today's calendar, where its file counts them by the Julian one."""
     if not is_julian(metadata, place):
         return column
     if pa.types.is_date(column.type):
@@ -41,8 +41,8 @@ def in_todays_calendar(column: pa.ChunkedArray, metadata: pq.FileMetaData, place
     if pc.any(pc.less(floor_times(column).cast(pa.timestamp("us")), pa.scalar(_FIRST_SAME_TIME))).as_py():
         name = place.field.name
         raise SourceError(
-            f"Column {name!r} has times before 1900 which Spark wrote by the calendar of its LEGACY mode; here they "
-            "would be others. Leave it out with columns=…, or read it with Spark and convert the DataFrame.",
+            f"Column {name!r} has times before 1900 in the calendar of Spark's LEGACY mode, which cannot be read here. "
+            "Leave it out with columns=…, or read it with Spark and convert the DataFrame.",
             column=name,
         )
     return column
@@ -54,10 +54,10 @@ _FIRST_GREGORIAN_DAY = -141_427
 
 
 def gregorian_days(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Dates that were counted by the Julian calendar before 1582-10-15, as Spark once did, by the one of today.
+    """Dates counted by the Julian calendar before 1582-10-15, as the same year, month and day of today's calendar.
 
-    The same year, month and day; a 29th of February that today's calendar does not have is the day behind. By E. G.
-    Richards, "Calendars" (2012), in the Explanatory Supplement to the Astronomical Almanac.
+    A 29th of February that today's calendar lacks becomes the next day. By E. G. Richards, "Calendars" (2012), in the
+    Explanatory Supplement to the Astronomical Almanac.
     """
     chunks = []
     for chunk in column.chunks:
@@ -74,12 +74,12 @@ def gregorian_days(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def floor_times(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Times of nanoseconds as the microseconds that they arrive as, nulls kept; any other column as it is."""
+    """Times in nanoseconds as the microseconds of a batch, nulls kept; any other column unchanged."""
     if not pa.types.is_timestamp(column.type) or column.type.unit != "ns":
         return column
     kind = pa.timestamp("us", column.type.tz)
     # Arrow's own cast refuses to round.
     numbers = [np.asarray(pc.fill_null(chunk.view(pa.int64()), 0)) // 1000 for chunk in column.chunks]
     masks = [np.asarray(pc.is_null(chunk)) for chunk in column.chunks]
-    floored = [pa.array(one, mask=mask).view(kind) for one, mask in zip(numbers, masks, strict=True)]
+    floored = [pa.array(chunk, mask=mask).view(kind) for chunk, mask in zip(numbers, masks, strict=True)]
     return pa.chunked_array(floored, kind)

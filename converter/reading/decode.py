@@ -1,12 +1,7 @@
-"""Arrow → NumPy: types, nulls, stacks; pure functions on one window's columns.
+"""Arrow to NumPy: one column of one row group becomes numbers; columns of lists become tensors here.
 
-A column is decoded without a copy where Arrow's memory already is what NumPy
-wants, and copied exactly once: gathered, in the order of the plan, into memory
-that belongs to the caller from then on. No Python loop runs over rows.
-
-Strings, bytes and rows of varying length stay Arrow arrays until a batch is cut
-from them: Arrow gathers them outside the GIL, and objects are made for the rows
-of one batch only.
+Pure functions. Numbers are views of Arrow's memory where possible; `gather` copies them once. Strings, bytes and
+ragged rows stay Arrow arrays until a batch is cut from them: Arrow gathers them outside the GIL.
 """
 
 from __future__ import annotations
@@ -27,39 +22,38 @@ from converter.reading.gather import Array, new_array
 from converter.reading.ragged import RaggedRows, find_rows, ragged_values
 from converter.schema import Field
 
-# What is transposed at once when columns become rows: 2.5 MB of floats, and as much for where each goes.
 _DECIMAL_BITS = 128
 _EXACT_NUMBER, _EXACT_POWER = 2**53, 22
-"""Whole numbers, and powers of ten, up to these are doubles."""
+"""Whole numbers and powers of ten up to these are exact as doubles."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Decoded:
-    """One column of one row group: numbers of shape `(rows, *shape)`, or an Arrow array; and where it is not null."""
+    """One column of one row group: numbers `(rows, *shape)` or an Arrow array, and where it is not null."""
 
     values: Array | pa.Array
     valid: npt.NDArray[np.bool_] | None
-    """Which rows are not null; None where all of them are not."""
+    """Which rows are not null; None if no row is null."""
 
     element_valid: npt.NDArray[np.bool_] | None = None
-    """Which elements are not null: `(rows, *shape)`, or of ragged rows one after the other. None where none is."""
+    """Which elements are not null: `(rows, *shape)`, or flat for ragged rows. None if no element is null."""
 
     row_sizes: npt.NDArray[np.int64] | None = None
-    """Of ragged rows with null elements how many elements each has."""
+    """How many elements each row has, for ragged rows with null elements."""
 
     def rows_with_null_elements(self) -> npt.NDArray[np.bool_] | None:
-        """For each row that is not null whether an element of it is; None where there is no such element."""
+        """Which rows are not null but have a null element; None if there is no null element."""
         if self.element_valid is None:
             return None
         if self.row_sizes is None:
-            found = ~self.element_valid.reshape(len(self.values), -1).all(axis=1)
+            has_null = ~self.element_valid.reshape(len(self.values), -1).all(axis=1)
         else:
             owner = np.repeat(np.arange(len(self.row_sizes)), self.row_sizes)
-            found = np.bincount(owner[~self.element_valid], minlength=len(self.row_sizes)) > 0
-        return np.asarray(found if self.valid is None else found & self.valid)
+            has_null = np.bincount(owner[~self.element_valid], minlength=len(self.row_sizes)) > 0
+        return np.asarray(has_null if self.valid is None else has_null & self.valid)
 
     def element_mask(self, field: Field) -> Array | pa.Array:
-        """Where elements are not null, like the values: `(rows, *shape)`, or of ragged rows an Arrow array."""
+        """Where elements are not null: `(rows, *shape)`, or an Arrow array for ragged rows."""
         if field.shape is None:
             rows = ragged_values(self.values, field)
             is_there = np.ones(len(rows.values), np.bool_) if self.element_valid is None else self.element_valid
@@ -74,32 +68,32 @@ class Decoded:
 def decode(
     column: pa.ChunkedArray, field: Field, *, fill: Any, stored: pa.Field | None = None, is_foreign: bool = False
 ) -> Decoded:
-    """A row group's column as numbers (or, for objects and ragged rows, as Arrow), nulls replaced by `fill`.
+    """A row group's column as numbers (as Arrow for objects and ragged rows), nulls replaced by `fill`.
 
-    The numbers may be a read-only view of Arrow's memory. `stored` is how the file itself describes the column. Where
-    somebody else wrote it, bytes are the numbers alone, unless the file notes otherwise.
+    The numbers may be a read-only view of Arrow's memory. `stored` is the column's field in the file. In foreign files
+    bytes hold the numbers alone, unless the field's metadata says otherwise.
     """
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     array = _typed(array, field)
-    noted = (stored.metadata if stored is not None else None) or {}
-    dtype = noted.get(DTYPE_METADATA.encode(), field.dtype.encode()).decode()
+    metadata = (stored.metadata if stored is not None else None) or {}
+    dtype = metadata.get(DTYPE_METADATA.encode(), field.dtype.encode()).decode()
     if dtype != field.dtype:
-        raise pa.ArrowInvalid(f"column {field.name!r} holds numbers of {dtype} where {field.dtype} was expected")
+        raise pa.ArrowInvalid(f"column {field.name!r} holds numbers of {dtype}, expected {field.dtype}")
     valid = None if not array.null_count else np.asarray(pc.is_valid(array))
     if field.is_object:
         return Decoded(values=_decode_objects(array, field, fill), valid=valid)
     if field.shape is None:
-        if _is_list(array.type):
+        if is_list(array.type):
             return _decode_ragged_lists(array, field, fill, valid)
         return Decoded(values=_decode_ragged_bytes(array, field, stored), valid=valid)
-    if _is_list(array.type) and (element_valid := _valid_elements(array, field)) is not None:
+    if is_list(array.type) and (element_valid := _valid_elements(array, field)) is not None:
         values = np.zeros((len(array), *field.shape), field.stored_dtype)
         values[element_valid] = _flat_numbers(_flat_list(array, field).drop_null(), field)
         np.copyto(values, np.asarray(fill, values.dtype), where=~element_valid)
         return Decoded(values=values, valid=valid, element_valid=element_valid)
-    is_raw = is_foreign and DTYPE_METADATA.encode() not in noted
+    is_raw = is_foreign and DTYPE_METADATA.encode() not in metadata
     values = _numbers(array, field, is_raw=is_raw)
     if valid is not None:
         values = values.copy() if not values.flags.writeable else values
@@ -108,14 +102,14 @@ def decode(
 
 
 def _typed(array: pa.Array, field: Field) -> pa.Array:
-    """The array; lists without any value, for which pandas has a type of their own, as lists of numbers.
+    """The array, after a check of its type; lists of nulls alone, as pandas writes empty lists, as lists of numbers.
 
     Raises:
-        pyarrow.ArrowInvalid: it holds values of another kind than the field's: Arrow would cast text to numbers.
+        pyarrow.ArrowInvalid: the values are of another kind than the field's. Arrow itself would cast text to numbers.
     """
     types, kind = pa.types, array.type
     inner, depth = kind, 0
-    while _is_list(inner):
+    while is_list(inner):
         inner, depth = inner.value_type, depth + 1
     if depth and types.is_null(inner) and not field.is_object:
         empty = pa.from_numpy_dtype(field.stored_dtype)
@@ -136,7 +130,7 @@ def _typed(array: pa.Array, field: Field) -> pa.Array:
     if field.is_object:
         is_right = (is_bytes or is_text) and field.shape == ()
     elif field.ndim and not is_bytes:
-        # One list of all numbers is given its shape by whoever declared it.
+        # One list of all numbers gets the declared shape.
         is_right = is_right and depth in ({1, field.ndim} if field.shape is not None else {field.ndim})
     elif field.ndim:
         is_right = True
@@ -146,25 +140,26 @@ def _typed(array: pa.Array, field: Field) -> pa.Array:
         shape = (
             "" if field.shape == () else " of rows that differ" if field.shape is None else f" of shape {field.shape}"
         )
-        raise pa.ArrowInvalid(f"column {field.name!r} holds {kind} where {field.dtype}{shape} was expected")
+        raise pa.ArrowInvalid(f"column {field.name!r} holds {kind}, expected {field.dtype}{shape}")
     return array
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether rows of this type are lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _decode_objects(array: pa.Array, field: Field, fill: Any) -> pa.Array:
     empty: Any = "" if field.dtype == "str" else b""
-    # One type for all files of a window, whatever their writers took.
-    array = pc.cast(array, pa.large_string() if field.dtype == "str" else pa.large_binary())
+    # One type for all files of a window.
+    objects = pc.cast(array, pa.large_string() if field.dtype == "str" else pa.large_binary())
     if field.dtype == "str":
-        _check_text(array, field)
-    return array if not array.null_count else pc.fill_null(array, fill or empty)
+        _check_text(objects, field)
+    return objects if not objects.null_count else pc.fill_null(objects, fill or empty)
 
 
 def _check_text(array: pa.Array, field: Field) -> None:
-    """Raise ArrowInvalid where text is no UTF-8: later, when strings are made of it, its file is no longer known."""
+    """Raise ArrowInvalid if text is not UTF-8: when strings are made, its file is no longer known."""
     if not len(array):
         return
     _, offsets, data = array.buffers()
@@ -174,7 +169,7 @@ def _check_text(array: pa.Array, field: Field) -> None:
     else:
         raw = np.frombuffer(data, np.uint8, stop - start, start)
         whole = raw[: len(raw) // 8 * 8].view(np.uint64)
-        # Of ASCII alone every cut is text, and most text is: a tenth of the time that it takes to look at each.
+        # Most text is ASCII, which is valid however it is cut: a tenth of the time of validating each text.
         highest = int(np.bitwise_or.reduce(whole)) if len(whole) else 0
         is_ascii = not highest & 0x8080808080808080 and not (raw[len(whole) * 8 :] & 0x80).any()
     if not is_ascii:
@@ -185,18 +180,17 @@ def _check_text(array: pa.Array, field: Field) -> None:
 
 
 def _decode_ragged_bytes(array: pa.Array, field: Field, stored: pa.Field | None) -> pa.Array:
-    if pa.types.is_fixed_size_binary(array.type) and field.ragged_ndim > 1:
-        array = _with_shapes(array, field, stored)
-    # Files whose rows agreed are stored with a fixed width; beside others they are rows like any.
-    array = pc.cast(array, pa.large_binary())
-    array = array if not array.null_count else pc.fill_null(array, b"")
-    # When batches are cut from them, their file is no longer known.
-    find_rows(array, field)
-    return array
+    # Files whose rows all have one shape store them with a fixed width, and the shape in the metadata.
+    has_one_shape = pa.types.is_fixed_size_binary(array.type) and field.ragged_ndim > 1
+    rows = pc.cast(_with_shapes(array, field, stored) if has_one_shape else array, pa.large_binary())
+    rows = pc.fill_null(rows, b"") if rows.null_count else rows
+    # Checked here, because later the file is no longer known.
+    find_rows(rows, field)
+    return rows
 
 
 def _decode_ragged_lists(array: pa.Array, field: Field, fill: Any, valid: npt.NDArray[np.bool_] | None) -> Decoded:
-    """Lists that differ in length as Arrow's large lists (`is_jagged`), or as bytes, which are gathered faster."""
+    """Ragged lists as Arrow's large lists (`is_jagged`), or as bytes, which are gathered faster."""
     level, lengths = array, []
     for depth in range(field.ragged_ndim):
         if depth and level.null_count:
@@ -219,7 +213,7 @@ def _decode_ragged_lists(array: pa.Array, field: Field, fill: Any, valid: npt.ND
     rows = RaggedRows.of_lists(values, lengths)
     if field.ragged_ndim > 1 and not field.is_jagged and not rows.is_block.all():
         raise SourceError(
-            f"Column {field.name!r} has a row whose inner lists differ in length, where none was counted.",
+            f"Column {field.name!r} has a row whose inner lists differ in length, which its statistics exclude.",
             column=field.name,
         )
     return Decoded(
@@ -231,13 +225,13 @@ def _decode_ragged_lists(array: pa.Array, field: Field, fill: Any, valid: npt.ND
 
 
 def _with_shapes(array: pa.Array, field: Field, stored: pa.Field | None) -> pa.Array:
-    """Rows of one file that all have the shape which the file names, as rows that say their own."""
-    said = (stored.metadata or {}).get(SHAPE_METADATA.encode()) if stored is not None else None
-    shape = tuple(json.loads(said)) if said is not None else ()
+    """Rows of the one shape that the file's metadata names, as bytes that each begin with their shape."""
+    stored_shape = (stored.metadata or {}).get(SHAPE_METADATA.encode()) if stored is not None else None
+    shape = tuple(json.loads(stored_shape)) if stored_shape is not None else ()
     present = array.drop_null() if array.null_count else array
     row_numbers = int(np.prod(shape))
     if len(shape) != field.ragged_ndim or row_numbers * field.stored_dtype.itemsize != array.type.byte_width:
-        raise pa.ArrowInvalid(f"column {field.name!r} has rows whose shape the file does not say")
+        raise pa.ArrowInvalid(f"column {field.name!r} has rows whose shape is not in its metadata")
     valid = None if not array.null_count else np.asarray(pc.is_valid(array))
     values = _fixed_width_bytes(present).view(field.stored_dtype.newbyteorder("<"))
     sizes = np.full(len(array), row_numbers) if valid is None else valid * row_numbers
@@ -251,7 +245,7 @@ def _fixed_width_bytes(array: pa.Array) -> Array:
 
 
 def _numbers(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
-    """The numbers of an Arrow array without a copy, whatever stands in the places of nulls."""
+    """The numbers of an Arrow array without a copy; nulls are arbitrary numbers."""
     shape = field.shape or ()
     if pa.types.is_fixed_size_binary(array.type):
         if array.type.byte_width != math.prod(shape) * field.stored_dtype.itemsize:
@@ -264,32 +258,32 @@ def _numbers(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
     if pa.types.is_boolean(array.type):
         return np.asarray(pc.cast(pc.fill_null(array, False), pa.uint8())).view(np.bool_)
     stored = field.stored_dtype
-    array = _cast(array, field)
-    if not len(array):
+    cast = _cast(array, field)
+    if not len(cast):
         return np.empty(0, stored)
-    numbers: Array = np.frombuffer(array.buffers()[1], stored, len(array), array.offset * stored.itemsize)
+    numbers: Array = np.frombuffer(cast.buffers()[1], stored, len(cast), cast.offset * stored.itemsize)
     return numbers
 
 
 def _cast(array: pa.Array, field: Field) -> pa.Array:
-    """The array in the type that the field's dtype has; a no-op for what this package wrote."""
+    """The array in the type of the field's dtype; a no-op for files of this package."""
     wanted = pa.from_numpy_dtype(field.stored_dtype)
     if array.type == wanted:
         return array
     if pa.types.is_decimal(array.type):
-        array = _doubles_of(array)
+        return pc.cast(_doubles_of(array), wanted, safe=False)
     if pa.types.is_timestamp(array.type) and array.type.unit == "ns":
         # Arrow's own cast rounds times before 1970 up.
         return pa.array(np.frombuffer(array.buffers()[1], np.int64, len(array), array.offset * 8) // 1000)
     if field.dtype == "datetime64[us]" and pa.types.is_date32(array.type):
-        # Days of before the column was widened.
-        array = pc.cast(array, pa.timestamp("us"))
+        # Files from before the column was widened from days to times.
+        return pc.cast(array, pa.timestamp("us")).view(wanted)
     if field.dtype == "datetime64[us]" and pa.types.is_timestamp(array.type) and array.type.unit != "us":
         try:
-            array = pc.cast(array, pa.timestamp("us", array.type.tz))
+            return pc.cast(array, pa.timestamp("us", array.type.tz)).view(wanted)
         except pa.ArrowInvalid as error:
             raise SourceError(
-                f"Column {field.name!r} has times that microseconds cannot count ({error}). Leave it out with "
+                f"Column {field.name!r} has times that microseconds cannot hold ({error}). Leave it out with "
                 "columns=…, or replace them with Spark, and convert the DataFrame.",
                 column=field.name,
             ) from error
@@ -299,7 +293,7 @@ def _cast(array: pa.Array, field: Field) -> pa.Array:
 
 
 def signed(array: Any, name: str) -> Any:
-    """Unsigned numbers of 64 bits as int64; any other column as it is.
+    """Unsigned numbers of 64 bits as int64; any other column unchanged.
 
     Raises:
         SourceError: a number is larger than int64 holds.
@@ -317,18 +311,18 @@ def signed(array: Any, name: str) -> Any:
 
 
 def _doubles_of(array: pa.Array) -> pa.Array:
-    """The doubles nearest to decimals, as Spark takes them; Arrow's own cast often takes the one beside it."""
+    """The doubles nearest to decimals, as in Spark; Arrow's own cast is often off by one double."""
     kind = array.type
     if kind.bit_width > _DECIMAL_BITS or not 0 <= kind.scale <= _EXACT_POWER:
         return pc.cast(pc.cast(array, pa.string()), pa.float64())
-    array = pc.cast(array, pa.decimal128(kind.precision, kind.scale))
-    halves = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
+    decimals = pc.cast(array, pa.decimal128(kind.precision, kind.scale))
+    halves = np.frombuffer(decimals.buffers()[1], np.int64)[2 * decimals.offset : 2 * (decimals.offset + len(decimals))]
     lower, upper = halves[::2], halves[1::2]
-    # A whole number that a double holds, by a power of ten that is one: the division rounds, and nothing else does.
+    # Both the number and the power of ten are exact as doubles, so only the division rounds.
     doubles = lower / 10.0**kind.scale
     is_exact = (upper == lower >> 63) & (np.abs(lower) <= _EXACT_NUMBER)
     if not is_exact.all():
-        rest = array.filter(pa.array(~is_exact))
+        rest = decimals.filter(pa.array(~is_exact))
         doubles[~is_exact] = pc.fill_null(pc.cast(pc.cast(rest, pa.string()), pa.float64()), 0)
     return pa.array(doubles)
 
@@ -342,7 +336,7 @@ def _flat_numbers(array: pa.Array, field: Field) -> Array:
 
 
 def _variable_rows(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
-    """Rows of one shape that are stored as BINARY or lists; a null row takes its place as zeros."""
+    """Rows of one shape that are stored as BINARY or lists; null rows are zeros."""
     shape = field.shape or ()
     row_numbers = int(np.prod(shape))
     if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or pa.types.is_binary_view(array.type):
@@ -362,7 +356,7 @@ def _variable_rows(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
 
 
 def _rows_of_bytes(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
-    """The numbers of rows that all have the field's shape: their bytes alone, or behind what says the shape."""
+    """The numbers of rows that must all have the field's shape; unless raw, bytes begin with their shape."""
     shape = field.shape or ()
     row_bytes = math.prod(shape) * field.stored_dtype.itemsize
     if is_raw:
@@ -370,8 +364,8 @@ def _rows_of_bytes(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
         strange = {lengths["min"], lengths["max"]} - {None, row_bytes}
         if strange:
             raise SourceError(
-                f"Column {field.name!r} has a row of {strange.pop()} bytes, where {field.dtype} of shape {shape} takes "
-                f"{row_bytes}. Say another shape or dtype with shapes=…, or leave it out there and take its bytes.",
+                f"Column {field.name!r} has a row of {strange.pop()} bytes, expected {row_bytes} for {field.dtype} of "
+                f"shape {shape}. Pass another shape or dtype with shapes=…, or leave it out there to get the bytes.",
                 column=field.name,
             )
         if not len(array) or not row_bytes:
@@ -387,18 +381,17 @@ def _rows_of_bytes(array: pa.Array, field: Field, *, is_raw: bool) -> Array:
 
 
 def _flat_list(array: pa.Array, field: Field) -> pa.Array:
-    """The numbers of lists that must all have the field's shape, without those of lists that are null."""
+    """The numbers of lists that must all have the field's shape; null lists have none."""
     level = array
     for size in _list_sizes(array.type, field):
         if pa.types.is_fixed_size_list(level.type):
-            found = {level.type.list_size}
+            lengths = {level.type.list_size}
         else:
-            lengths = pc.min_max(pc.list_value_length(level)).as_py()
-            found = {lengths["min"], lengths["max"]} - {None}
-        if found - {size}:
+            lengths = set(pc.min_max(pc.list_value_length(level)).as_py().values()) - {None}
+        if lengths - {size}:
             raise SourceError(
-                f"Column {field.name!r} has a row of {(found - {size}).pop()} values where {size} were expected. Say "
-                f"shapes={{{field.name!r}: None}} where the converter is made: its rows then may differ.",
+                f"Column {field.name!r} has a row of {(lengths - {size}).pop()} values, expected {size}. Pass "
+                f"shapes={{{field.name!r}: None}} when the converter is made: its rows may then differ.",
                 column=field.name,
             )
         level = level.flatten()
@@ -408,12 +401,12 @@ def _flat_list(array: pa.Array, field: Field) -> pa.Array:
 def _list_sizes(kind: pa.DataType, field: Field) -> tuple[int, ...]:
     """How long the lists of each level must be."""
     shape = field.shape or ()
-    # One list of all numbers is given its shape by whoever declared it.
+    # One list of all numbers gets the declared shape.
     return shape if pa.types.is_nested(kind.value_type) else (math.prod(shape),)
 
 
 def _valid_elements(array: pa.Array, field: Field) -> npt.NDArray[np.bool_] | None:
-    """Which elements of lists of the field's shape are not null: `(rows, *shape)`; None where all are but null rows."""
+    """Which elements of lists of the field's shape are not null: `(rows, *shape)`; None if only whole rows are null."""
     levels = [array]
     for _ in _list_sizes(array.type, field):
         levels.append(levels[-1].flatten())
@@ -422,7 +415,7 @@ def _valid_elements(array: pa.Array, field: Field) -> npt.NDArray[np.bool_] | No
     _flat_list(array, field)
     present = np.ones(len(array), np.bool_)
     for level, size in zip(levels, (*_list_sizes(array.type, field), 1), strict=True):
-        # What is within a list that is null is not there, and takes its place all the same.
+        # The elements of a null list are not stored, but have their place in the mask.
         present[present] = np.asarray(pc.is_valid(level))
         present = np.repeat(present, size)
     return present.reshape(len(array), *(field.shape or ()))

@@ -1,19 +1,17 @@
-"""What was fetched, kept on this host's own disk: shared by its processes, bounded, complete or absent.
+"""Copies of fetched bytes on this host's own disk: shared by its processes, bounded, complete or absent.
 
     <local_cache_dir>/converter-local-v1/.owner                     ownership marker
-    <local_cache_dir>/converter-local-v1/.used                      bytes used or promised; locked while one decides
-    <local_cache_dir>/converter-local-v1/<fingerprint>/.held        locked by whoever reads these rows
-    <local_cache_dir>/converter-local-v1/<fingerprint>/.lock-<n>    locked while a piece is fetched, by one
+    <local_cache_dir>/converter-local-v1/.used                      bytes used or reserved; locked while one decides
+    <local_cache_dir>/converter-local-v1/<fingerprint>/.held        locked by each process that reads these rows
+    <local_cache_dir>/converter-local-v1/<fingerprint>/.lock-<n>    locked by the process that fetches a piece
     <local_cache_dir>/converter-local-v1/<fingerprint>/<piece>      the wanted columns of a row group, or a footer
 
-A piece appears by a rename, whole. What does not fit is fetched again each time:
-nothing of the rows that are being read makes room, because in the next epoch it
-would be wanted again. Rows that nobody holds make room, the oldest first. Locks are
-the kernel's, so a process that is killed leaves none.
+A piece appears whole, by a rename. Pieces that do not fit are fetched each time: rows in use never make room, because
+the next epoch wants them again. Unused rows make room, the oldest first. Locks are the kernel's, so a killed process
+leaves none.
 
-All processes count together. Bytes are promised before they are written, by a half
-piece with their number in its name, so that a listing finds what the counter says;
-it may say more, after a deletion, and nothing is refused before a listing.
+All processes share one counter. Bytes are reserved before they are written, by a half piece with their number in its
+name, which a listing counts too. After a deletion the counter may be too high, so a listing comes before any refusal.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -48,12 +47,10 @@ _OWNER_BYTES = b'{"package": "spark-tensor-converter", "format_version": 1}\n'
 _USED = ".used"
 _USED_NUM_BYTES = 21
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
-_PART = re.compile(r"\.[0-9a-f]{32}(?:-(\d+))?\.part")
-"""Without a number of bytes it is of an older version of this package."""
-
+_PART = re.compile(r"\.[0-9a-f]{32}-(\d+)\.part")
 _OURS = re.compile(rf"\.held|\.lock-\d+|{_PART.pattern}|(rows|footer)-\d+-[0-9a-f]{{16}}")
 _FREE_SHARE = 0.9
-"""Of what is free on the disk, where nobody says how much may be used."""
+"""The share of the free disk that may be used, unless the user sets a limit."""
 
 _NUM_LOCKS = 64
 _LOOK_SECONDS = 0.05
@@ -85,10 +82,10 @@ class LocalCache:
             except (FileExistsError, FileNotFoundError):
                 if os.path.lexists(self._folder) and not os.path.isdir(self._folder):
                     raise
-                # Whoever makes room removed the folder while it was made, or before the file was.
+                # Another process made room and removed the folder before the file was there.
                 continue
             fcntl.flock(held, fcntl.LOCK_SH)
-            # Whoever made room in between has removed the folder with the file.
+            # Another process may have made room in between and removed the folder with the file.
             if _is_at(held, path):
                 return held
             os.close(held)
@@ -102,26 +99,26 @@ class LocalCache:
         *,
         anew: bool = False,
     ) -> tuple[list[pa.Buffer], bool]:
-        """A piece's parts, of these sizes: from the disk, else from `fetch`, and then kept; whether from the disk.
+        """A piece's parts, of these sizes, and whether they come from the disk; else from `fetch`, and then kept.
 
-        What is on the disk is not believed where it is fetched `anew`, and gives way if it is another.
+        With `anew` they are fetched, and replace the piece on the disk if it differs.
         """
-        found = self._read(name, sizes)
-        if found is not None and not anew:
-            return found, True
+        kept = self._read(name, sizes)
+        if kept is not None and not anew:
+            return kept, True
         with self._fetching(name, given_up):
-            found = self._read(name, sizes)
-            if found is not None and not anew:
-                return found, True
+            kept = self._read(name, sizes)
+            if kept is not None and not anew:
+                return kept, True
             fetched = fetch()
             parts = [part if isinstance(part, pa.Buffer) else pa.py_buffer(part) for part in fetched]
-            if found is not None and parts != found:
+            if kept is not None and parts != kept:
                 logger.warning("%s was damaged, and is fetched again.", os.path.join(self._folder, name))
-                # Another user's may be theirs to remove: then it stays.
+                # A piece of another user may not be ours to remove: then it stays.
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(self._folder, name))
-                    found = None
-            if found is None and [part.size for part in parts] == list(sizes):
+                    kept = None
+            if kept is None and [part.size for part in parts] == list(sizes):
                 self._keep(name, fetched)
             return parts, False
 
@@ -132,22 +129,19 @@ class LocalCache:
                     return None
                 whole = mapped.read_buffer()
         except OSError:
-            # Not there, or out of reach with its folder: then it is fetched.
+            # It is absent, or cannot be read: then it is fetched.
             return None
-        found, start = [], 0
-        for size in sizes:
-            found.append(whole.slice(start, size))
-            start += size
-        return found
+        starts = itertools.accumulate(sizes, initial=0)
+        return [whole.slice(start, size) for start, size in zip(starts, sizes, strict=False)]
 
     @contextlib.contextmanager
     def _fetching(self, name: str, given_up: threading.Event | None) -> Iterator[None]:
-        """Be the one on this host who fetches a piece."""
+        """Hold the lock of a piece: one process of this host fetches it."""
         number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _NUM_LOCKS
         try:
             lock = os.open(os.path.join(self._folder, f".lock-{number}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            # Full of files, or the folder is gone: then each fetches for itself.
+            # The disk is full, or the folder is gone: then each process fetches for itself.
             self._say_full(f"{error.strerror or error}")
             yield
             return
@@ -158,7 +152,7 @@ class LocalCache:
                     break
                 except BlockingIOError:
                     if given_up is not None and given_up.is_set():
-                        raise GivenUpError(f"{name} is not wanted any more") from None
+                        raise GivenUpError(f"The read of {name} was cancelled") from None
                     time.sleep(_LOOK_SECONDS)
             yield
         finally:
@@ -176,10 +170,10 @@ class LocalCache:
             with file:
                 file.writelines(parts)
                 file.flush()
-                # A network's filesystem says at a close what it could not write: before the piece has its name.
+                # A network filesystem reports failed writes at a close: it must come before the piece has its name.
                 os.close(os.dup(file.fileno()))
-                # Nobody lists meanwhile, who would perhaps see neither name. And before its own lock ends: without
-                # it, this is the half piece of a process that was killed.
+                # Locked, or a listing could miss both names; and before the file's own lock ends, because without it
+                # this is the half piece of a killed process.
                 with _locked(self.root, fcntl.LOCK_SH):
                     os.rename(aside, os.path.join(self._folder, name))
         except OSError as error:
@@ -191,7 +185,7 @@ class LocalCache:
                 os.unlink(aside)
 
     def _reserve(self, aside: str, num_bytes: int) -> BinaryIO | None:
-        """The half piece, empty and locked, and its bytes counted; None where there is no room for them."""
+        """The half piece, empty and locked, its bytes counted; None if there is no room for them."""
         with _locked(self.root, fcntl.LOCK_EX) as counter:
             used = _read_used(counter) if self._has_listed else None
             self._has_listed = True
@@ -206,7 +200,7 @@ class LocalCache:
                 _write_used(counter, used)
                 self._say_full(f"{limit} bytes are used")
                 return None
-            # Counted first: who is killed in between leaves a number that is too high, which the next listing mends.
+            # Counted first: a process killed in between leaves a counter that is too high, which a listing corrects.
             _write_used(counter, used + num_bytes)
             file = open(aside, "xb")  # noqa: SIM115 (it outlives this lock)
             try:
@@ -228,7 +222,7 @@ class LocalCache:
 
 
 def open_local_cache(directory: str, fingerprint: str, max_bytes: int | None) -> LocalCache | None:
-    """The pieces of a dataset on this host; None, and a warning, where the disk is full already.
+    """The pieces of a dataset on this host; None, with a warning, if the disk is full.
 
     Raises:
         CacheNotOwnedError, CacheError: as `LocalCache`.
@@ -261,11 +255,11 @@ def _plain_path(directory: str) -> str:
 
 
 def open_local_root(directory: str) -> str:
-    """Our own subdirectory of a user's directory, made and marked where it is missing."""
-    directory = _plain_path(directory)
-    if not directory or "://" in directory:
+    """Our own subdirectory of a user's directory, made and marked if it is missing."""
+    path = _plain_path(directory)
+    if not path or "://" in path:
         raise ValueError(f"local_cache_dir must be a folder of this machine, got {directory!r}.")
-    root = os.path.join(os.path.abspath(os.path.expanduser(directory)), DIRECTORY)
+    root = os.path.join(os.path.abspath(os.path.expanduser(path)), DIRECTORY)
     owner = os.path.join(root, _OWNER)
     try:
         os.makedirs(root, exist_ok=True)
@@ -296,7 +290,7 @@ def find_local_root(directory: str) -> str | None:
 
 
 def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = False) -> tuple[int, int]:
-    """Remove rows that no process holds: all, or the oldest until so many bytes are free; files and bytes removed."""
+    """Remove unused rows: all, or the oldest until `least_bytes` are free. Returns how many files and bytes."""
     num_files = num_bytes = 0
     folders = []
     for entry in _entries(root):
@@ -306,12 +300,12 @@ def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = 
     for _, folder in sorted(folders):
         if least_bytes is not None and num_bytes >= least_bytes:
             break
-        # Another user's is theirs to remove.
+        # Rows in use stay, and so do those of another user.
         with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError):
             held = os.open(os.path.join(folder, ".held"), os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Under the lock, so that nobody begins to hold what goes: who opens it next looks whether it is there.
+                # Under the lock no process begins to use the folder: `_hold` checks that its file is still there.
                 for piece in _entries(folder):
                     if not _OURS.fullmatch(piece.name):
                         continue
@@ -320,7 +314,7 @@ def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = 
                     if not dry_run:
                         os.unlink(piece.path)
                 if not dry_run:
-                    # Unless a stranger's file stands there.
+                    # It fails if a file that is not ours lies there.
                     with contextlib.suppress(OSError):
                         os.rmdir(folder)
             finally:
@@ -330,15 +324,15 @@ def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = 
 
 @contextlib.contextmanager
 def _locked(root: str, kind: int) -> Iterator[int]:
-    """The counter's file, locked among all processes of this host: for a decision or a rename, never for data."""
+    """The counter's file, locked among all processes of this host; held for a decision or a rename, not for I/O."""
     path = os.path.join(root, _USED)
     while True:
         try:
-            # Another user's may be opened, and not created, where the folder is sticky.
+            # In a sticky folder another user's file may be opened, but not created.
             counter = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             counter = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-            # Whoever may write into the root may count.
+            # Every user that may write into the root may count.
             with contextlib.suppress(OSError):
                 os.fchmod(counter, os.stat(root).st_mode & 0o666)
         try:
@@ -351,22 +345,22 @@ def _locked(root: str, kind: int) -> Iterator[int]:
 
 
 def _is_at(file: int, path: str) -> bool:
-    """Whether an open file still has its name: somebody may have removed it with its folder."""
+    """Whether an open file still has its name: another process may have removed it with its folder."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file), os.stat(path))
     return False
 
 
 def _unlock(file: int) -> None:
-    # Not by closing it alone: a process that was forked meanwhile has it open too.
+    # Closing it alone is not enough: a process that was forked meanwhile has it open too.
     fcntl.flock(file, fcntl.LOCK_UN)
     os.close(file)
 
 
 def _read_used(counter: int) -> int | None:
-    """None where it was never written, or is damaged."""
-    found = os.pread(counter, _USED_NUM_BYTES + 1, 0)
-    return int(found) if re.fullmatch(rb"\d{20}\n", found) else None
+    """The counter; None if it was never written, or is damaged."""
+    text = os.pread(counter, _USED_NUM_BYTES + 1, 0)
+    return int(text) if re.fullmatch(rb"\d{20}\n", text) else None
 
 
 def _write_used(counter: int, used: int) -> None:
@@ -374,26 +368,26 @@ def _write_used(counter: int, used: int) -> None:
 
 
 def _list_used(root: str) -> int:
-    """Bytes that are used or promised, found anew, by who holds the counter; half pieces of the dead go."""
-    found = len(_OWNER_BYTES) + _USED_NUM_BYTES
+    """Bytes used or reserved, by a listing under the counter's lock; removes half pieces of dead processes."""
+    used = len(_OWNER_BYTES) + _USED_NUM_BYTES
     for folder in _entries(root):
         if folder.is_dir(follow_symlinks=False):
             for piece in _entries(folder.path):
                 part = _PART.fullmatch(piece.name)
                 try:
                     if part is None:
-                        found += piece.stat(follow_symlinks=False).st_size
+                        used += piece.stat(follow_symlinks=False).st_size
                     elif not _remove_if_abandoned(piece.path):
-                        found += int(part[1] or 0)
+                        used += int(part[1])
                 except FileNotFoundError:
-                    # Somebody swept, or let go of it.
+                    # Another process removed it meanwhile.
                     continue
-    return found
+    return used
 
 
 def _remove_if_abandoned(part: str) -> bool:
-    """Whether this half piece was of a process that is no more."""
-    # Another user's is counted, and theirs to remove.
+    """Remove a half piece if its process is dead; whether it was removed."""
+    # One of another user stays, and counts.
     with contextlib.suppress(BlockingIOError, PermissionError):
         file = os.open(part, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -406,7 +400,7 @@ def _remove_if_abandoned(part: str) -> bool:
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """What lies there, before any of it is changed; nothing where the folder is gone."""
+    """The entries of a folder, listed before any is changed; none if the folder is gone."""
     with contextlib.suppress(FileNotFoundError):
         return list(os.scandir(folder))
     return []

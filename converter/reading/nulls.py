@@ -1,4 +1,4 @@
-"""What a null becomes."""
+"""What a null becomes: an error, a mask or a fill value."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Nulls = Literal["raise", "mask"] | Mapping[str, Any]
 
 
 def null_element_error(field: Field, *, is_masked: bool) -> NullValueError:
-    """What to say of arrays with null elements that no policy covers."""
-    said = ", which the footers that were read did not show" if is_masked else ", and nulls='raise'"
+    """The error for arrays with null elements that no policy covers."""
+    why = ", although the footers that were read did not show any" if is_masked else ", and nulls='raise'"
     or_mask = "" if is_masked else f"nulls='mask' (adds {field.name + '__element_valid'!r}) or "
     return NullValueError(
-        f"Column {field.name!r} has arrays with null elements{said}. Replace them in Spark, leave the column out with "
+        f"Column {field.name!r} has arrays with null elements{why}. Replace them in Spark, leave the column out with "
         f"columns=…, or pass {or_mask}nulls={{{field.name!r}: 0}}.",
         column=field.name,
     )
 
 
 def check_fill(field: Field, value: Any) -> Any:
-    """The value that stands in for a null, in the field's own dtype.
+    """The fill value for nulls of a column, in the column's own dtype.
 
     Raises:
         ValueError: it does not fit the column; the message names both.
@@ -50,7 +50,7 @@ def check_fill(field: Field, value: Any) -> Any:
             is_same = given.dtype.kind in "biuf" and bool((cast.astype(object) == given.astype(object)).all())
             if given.dtype.kind not in "biuf" or (field.stored_dtype.kind != "f" and not is_same):
                 raise wrong
-        # Of rows that differ in shape one number for each null element.
+        # Ragged rows take one number, for each null element.
         np.broadcast_to(cast, field.shape or ())
     except (OverflowError, TypeError, ValueError) as error:
         raise wrong from error
@@ -58,27 +58,27 @@ def check_fill(field: Field, value: Any) -> Any:
 
 
 def has_fill(nulls: Nulls, field: Field) -> bool:
-    """Whether a policy says what stands for a null row: of rows that differ in shape no number can."""
+    """Whether a policy fills null rows of a column: a null ragged row has no length to fill."""
     return fills_elements(nulls, field) and (field.shape is not None or field.is_object)
 
 
 def fills_elements(nulls: Nulls, field: Field) -> bool:
-    """Whether a policy says what stands for a null element."""
+    """Whether a policy fills null elements of a column."""
     return not isinstance(nulls, str) and field.name in nulls
 
 
 def null_error(field: Field, *, count: int | None = None, nulls: Nulls = "raise") -> NullValueError:
-    """What to say of null rows that no policy covers."""
-    name, found = field.name, "nulls" if count is None else f"{count} null{'s' if count > 1 else ''}"
+    """The error for null rows that no policy covers."""
+    name, nulls_held = field.name, "nulls" if count is None else f"{count} null{'s' if count > 1 else ''}"
     fill: Any = {"str": "", "bytes": b""}.get(field.dtype, "1970-01-01" if field.dtype.startswith("datetime64") else 0)
     or_fill = "" if field.shape is None else f" or nulls={{{name!r}: {fill!r}}}"
     why = (
-        "for which no number can stand, as its rows differ in length"
+        "which no number can fill, as its rows differ in length"
         if fills_elements(nulls, field)
         else "and nulls='raise'"
     )
     return NullValueError(
-        f"Column {name!r} holds {found}, {why}. Fill or drop them in Spark, leave the column out with "
-        f"columns=…, or say nulls='mask' (adds {name + '__valid'!r}){or_fill}.",
+        f"Column {name!r} holds {nulls_held}, {why}. Fill or drop them in Spark, leave the column out with "
+        f"columns=…, or pass nulls='mask' (adds {name + '__valid'!r}){or_fill}.",
         column=name,
     )

@@ -1,4 +1,4 @@
-"""Rows that differ in shape."""
+"""Rows that differ in shape: from lists or bytes, padded, split, and back to Arrow."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class RaggedRows:
     """Where each row's numbers begin, and where the last one's end."""
 
     shapes: npt.NDArray[np.int64]
-    """Each row's shape: `(rows, ndim)`; zeros for a null row. Of lists that differ in length the longest counts."""
+    """Each row's shape: `(rows, ndim)`; zeros for a null row. The longest of its lists counts on each level."""
 
     lengths: tuple[npt.NDArray[np.int64], ...] | None = None
-    """How long the lists of each level are, of all rows one after the other; None where each row is one block."""
+    """The lengths of the lists on each level, row after row; None if each row is one block."""
 
     @classmethod
     def of_lists(cls, values: Array, lengths: Sequence[npt.NDArray[np.int64]]) -> RaggedRows:
-        """Rows of nested lists, by the lengths of the lists on each level."""
+        """Rows of nested lists, from the lengths of the lists on each level."""
         num_rows, counts = len(lengths[0]), np.ones(len(lengths[0]), np.int64)
         shapes = np.zeros((num_rows, len(lengths)), np.int64)
         for axis, sizes in enumerate(lengths):
@@ -50,28 +50,28 @@ class RaggedRows:
 
     @property
     def is_block(self) -> npt.NDArray[np.bool_]:
-        """For each row whether all of its lists of one level have one length, so that it is an array."""
-        found: npt.NDArray[np.bool_] = np.diff(self.offsets) == self.shapes.prod(axis=1)
-        return found
+        """For each row whether its lists on each level have one length, so that it is an array."""
+        is_block: npt.NDArray[np.bool_] = np.diff(self.offsets) == self.shapes.prod(axis=1)
+        return is_block
 
     def level_lengths(self) -> list[npt.NDArray[np.int64]]:
-        """How long the lists of each level are, of all rows one after the other."""
+        """The lengths of the lists on each level, row after row."""
         if self.lengths is not None:
             return list(self.lengths)
-        found, repeats = [], np.ones(len(self.shapes), np.int64)
+        lengths, repeats = [], np.ones(len(self.shapes), np.int64)
         for sizes in self.shapes.T:
-            # A row's size along the axis, as often as the row has such parts.
-            found.append(np.repeat(sizes, repeats))
+            # A row's size along the axis, as often as the row has lists on it.
+            lengths.append(np.repeat(sizes, repeats))
             repeats = repeats * sizes
-        return found
+        return lengths
 
     def to_arrow(self, *, is_jagged: bool) -> pa.Array:
         """The rows as they wait to be gathered; `ragged_values` is the inverse."""
         if is_jagged:
-            found = pa.array(self.values.view(np.uint8) if self.values.dtype == np.bool_ else self.values)
+            rows = pa.array(self.values.view(np.uint8) if self.values.dtype == np.bool_ else self.values)
             for sizes in reversed(self.level_lengths()):
-                found = pa.LargeListArray.from_arrays(pa.array(_offsets_of(sizes)), found)
-            return found
+                rows = pa.LargeListArray.from_arrays(pa.array(_offsets_of(sizes)), rows)
+            return rows
         sizes = np.diff(self.offsets)
         has_shapes = self.shapes.shape[1] > 1
         values = np.ascontiguousarray(self.values, self.values.dtype.newbyteorder("<"))
@@ -80,9 +80,7 @@ class RaggedRows:
         return pc.cast(packed, pa.large_binary())
 
     def pad(self) -> tuple[Array, npt.NDArray[np.int64]]:
-        """The rows as `(rows, *longest)`, zeros where a row has no number; and their sizes.
-
-        Sizes are `(rows,)` where rows have one dimension, else `(rows, ndim)`.
+        """The rows as `(rows, *longest)`, padded with zeros; and their sizes, `(rows,)` or `(rows, ndim)`.
 
         >>> rows = RaggedRows(values=np.array([1, 2, 3]), offsets=np.array([0, 1, 3]), shapes=np.array([[1], [2]]))
         >>> rows.pad()[0].tolist()
@@ -94,17 +92,7 @@ class RaggedRows:
         if ndim == 1:
             padded[np.arange(longest[0]) < self.shapes] = self.values
             return padded, self.shapes[:, 0]
-        if self.lengths is not None:
-            padded.reshape(-1)[self._places(ndim)] = self.values
-            return padded, self.shapes
-        owner = np.repeat(np.arange(num_rows), np.diff(self.offsets))
-        left = np.arange(len(owner)) - self.offsets[:-1][owner]
-        place, stride = np.zeros(len(owner), np.int64), 1
-        for axis in range(ndim - 1, -1, -1):
-            left, index = np.divmod(left, self.shapes[:, axis][owner])
-            place += index * stride
-            stride *= longest[axis]
-        padded.reshape(num_rows, stride)[owner, place] = self.values
+        padded.reshape(-1)[self._places(ndim)] = self.values
         return padded, self.shapes
 
     def pad_inner_lengths(self) -> npt.NDArray[np.int64]:
@@ -121,11 +109,11 @@ class RaggedRows:
 
     def _longest(self) -> list[int]:
         num_rows, ndim = self.shapes.shape
-        found: list[int] = self.shapes.max(axis=0).tolist() if num_rows else [0] * ndim
-        return found
+        longest: list[int] = self.shapes.max(axis=0).tolist() if num_rows else [0] * ndim
+        return longest
 
     def _places(self, depth: int) -> npt.NDArray[np.int64]:
-        """Where the parts that are so many levels deep stand among the padded ones."""
+        """Where the parts at a level of nesting stand in the padded array."""
         places = np.arange(len(self.shapes))
         for sizes, longest in zip(self.level_lengths()[:depth], self._longest(), strict=False):
             within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -133,7 +121,7 @@ class RaggedRows:
         return places
 
     def split(self) -> npt.NDArray[np.object_]:
-        """Each row as an array of its own shape; where its inner lists differ, as an object array of arrays."""
+        """Each row as an array of its own shape; if its inner lists differ, as an object array of arrays."""
         rows = _objects(self.values, self.offsets)
         if self.shapes.shape[1] == 1:
             return rows
@@ -153,15 +141,15 @@ def _offsets_of(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _objects(values: Array, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.object_]:
-    """The stretches of an array, as objects."""
-    found = np.empty(len(offsets) - 1, object)
-    if len(found):
-        found[:] = np.split(values, offsets[1:-1])
-    return found
+    """The slices of an array between offsets, as objects."""
+    objects = np.empty(len(offsets) - 1, object)
+    if len(objects):
+        objects[:] = np.split(values, offsets[1:-1])
+    return objects
 
 
 def ragged_values(array: pa.Array, field: Field) -> RaggedRows:
-    """Rows that differ in shape, from lists, or from bytes: numbers, and before those of several dimensions the shape.
+    """Ragged rows from lists, or from bytes: numbers, preceded by the shape if rows have several dimensions.
 
     Raises:
         ValueError: the bytes are not what their writer would have written.
@@ -195,7 +183,7 @@ def _values_of_lists(array: pa.Array, field: Field) -> RaggedRows:
 def find_rows(
     array: pa.Array, field: Field
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64] | None, Array]:
-    """Where the numbers of rows that are bytes begin, their shapes, where what says the shapes stands, and all bytes.
+    """For rows that are bytes: offsets of their numbers, their shapes, where the shapes are stored, and all bytes.
 
     Raises:
         ValueError: they are not what their writer would have written.

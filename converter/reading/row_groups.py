@@ -1,4 +1,4 @@
-"""One row group's wanted columns, decoded once each."""
+"""One row group of an open file: its wanted columns, each decoded once."""
 
 from __future__ import annotations
 
@@ -10,90 +10,85 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from converter.reading.checks import named_read_errors, rows_changed
 from converter.reading.decode import Decoded, decode
 from converter.reading.gather import Array
 from converter.reading.nulls import fills_elements, has_fill, null_element_error, null_error
+from converter.reading.open_file import OpenFile
 from converter.reading.pages import Chunk
 from converter.reading.stored import constant_column
 from converter.schema import Field
 from converter.storage.ranges import Fetched
 
 if TYPE_CHECKING:
-    from converter.reading.data_files import DataFiles, OpenFile
-
+    from converter.reading.data_files import DataFiles
 
 MAX_KEPT_CHUNKS = 1 << 15
-"""Of all open files: some 10 MB. Finding them anew takes 10 µs each."""
+"""Over all open files: some 10 MB. Finding one anew takes 10 µs."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedGroup:
-    """What lies behind a network of a row group, and the file that it is part of."""
+    """The bytes of a remote row group's wanted columns, and its file."""
 
-    file: OpenFile
+    opened: OpenFile
     parts: Fetched
     is_copy: bool = False
-    """Whether this host had kept them."""
+    """Whether the bytes come from this host's disk."""
 
 
 class RowGroup:
     """The wanted columns of a row group."""
 
-    def __init__(self, files: DataFiles, number: int, file: OpenFile, fetched: Fetched | None) -> None:
-        self._files, self._number, self.file, self._fetched = files, number, file, fetched
+    def __init__(self, files: DataFiles, number: int, opened: OpenFile, fetched: Fetched | None) -> None:
+        self._files, self._number, self.opened, self._fetched = files, number, opened, fetched
         self.num_rows = int(files.manifest.row_group_rows[number])
-        self._indices = file.row_groups(files.manifest.row_group_in_file(number))
-        num_rows = file.footer.rows_of(self._indices)
-        if num_rows != self.num_rows:
-            raise rows_changed(files.storage, files.manifest, number, num_rows)
-        self._plain = [file.plain_chunks(index, files) for index in self._indices]
+        self._indices = opened.row_groups(number)
+        self._plain = [opened.plain_chunks(index, files) for index in self._indices]
         self._decoded: dict[str, Decoded] = {}
-        self._decode([name for name in files.fields if any(name not in plain for plain in self._plain)])
+        self._decode([name for name in files.fields if any(name not in chunks for chunks in self._plain)])
 
     def parts(self, name: str) -> list[Any]:
         """A column's values in the arrays that they lie in, in order: numbers `(rows, *shape)`, or one Arrow array.
 
         Read-only, and of memory that may be the mapped file's.
         """
-        with named_read_errors(self._files.storage, self._files.manifest, self._number):
-            found = None if name in self._decoded else self._plain_parts(name)
-            if found is None:
+        with self.opened.file.named_errors(self._number):
+            parts = None if name in self._decoded else self._plain_parts(name)
+            if parts is None:
                 if name not in self._decoded:
                     self._decode([name])
-                    # Known from now on: the next one who asks lets Arrow decode it together with the others.
-                    for plain in self._plain:
-                        plain.pop(name, None)
-                found = [self._decoded[name].values]
-            num_rows = sum(map(len, found))
+                    # In the next epoch Arrow decodes it together with the others.
+                    for chunks in self._plain:
+                        chunks.pop(name, None)
+                parts = [self._decoded[name].values]
+            num_rows = sum(map(len, parts))
             if num_rows != self.num_rows:
-                # Whoever gathers rows relies on it.
-                raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows instead of {self.num_rows}")
-        return found
+                # `gather` relies on it.
+                raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows, expected {self.num_rows}")
+        return parts
 
     def _plain_parts(self, name: str) -> list[Array] | None:
         """A column's values as they lie in the pages; None where Arrow must decode them."""
         parts: list[Array] = []
-        for plain in self._plain:
-            known = plain.get(name)
-            found = (
-                known
-                if known is None or isinstance(known, list)
-                else (self.file.plain_values(name, known, self._fetched))
-            )
-            if found is None:
+        for chunks in self._plain:
+            chunk = chunks.get(name)
+            if chunk is None or isinstance(chunk, list):
+                values = chunk
+            else:
+                values = self.opened.plain_values(name, chunk, self._fetched)
+            if values is None:
                 return None
-            is_view = isinstance(known, Chunk) and known.codec is None and len(found) == 1
-            # What was fetched is let go of with this row group.
-            if is_view and self._fetched is None and not self.file.verify_checksums:
-                plain[name] = found
-            parts += found
+            is_view = isinstance(chunk, Chunk) and chunk.codec is None and len(values) == 1
+            # Fetched bytes are released with this row group.
+            if is_view and self._fetched is None and not self.opened.verify_checksums:
+                chunks[name] = values
+            parts += values
         return parts
 
     def mask(self, name: str) -> npt.NDArray[np.bool_]:
         """Where a column is not null, once its values were asked for."""
-        found = self._decoded[name].valid if name in self._decoded else None
-        return np.ones(self.num_rows, np.bool_) if found is None else found
+        valid = self._decoded[name].valid if name in self._decoded else None
+        return np.ones(self.num_rows, np.bool_) if valid is None else valid
 
     def element_mask(self, name: str) -> Any:
         """Where a column's elements are not null, as `Decoded.element_mask`, once its values were asked for."""
@@ -105,7 +100,7 @@ class RowGroup:
 
     def validate(self) -> None:
         """Raise ReadError if what Arrow decoded contradicts itself."""
-        with named_read_errors(self._files.storage, self._files.manifest, self._number):
+        with self.opened.file.named_errors(self._number):
             for decoded in self._decoded.values():
                 if isinstance(decoded.values, pa.Array):
                     decoded.values.validate(full=True)
@@ -113,15 +108,15 @@ class RowGroup:
     def _decode(self, names: Sequence[str]) -> None:
         if not names:
             return
-        files, places = self._files, self.file.places
-        # Its pages, as they are in the file, and as they are wanted.
+        files, places = self._files, self.opened.places
+        # Three times: its pages, the columns as the file has them, and as they are wanted.
         files.room.look(3 * int(files.manifest.row_group_bytes[self._number]))
         stored = {name: place for name in names if (place := places[name]) is not None}
-        columns = dict(zip(stored, self.file.read(self._indices, list(stored.values()), self._fetched), strict=True))
+        columns = dict(zip(stored, self.opened.read(self._indices, list(stored.values()), self._fetched), strict=True))
         for name in names:
             field, place = files.fields[name], stored.get(name)
             if place is None:
-                columns[name] = constant_column(files.manifest, name, self.file.number, self.num_rows)
+                columns[name] = constant_column(self.opened.file, name, self.num_rows)
             decoded = decode(
                 columns[name],
                 field,

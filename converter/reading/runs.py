@@ -1,4 +1,4 @@
-"""Runs of batches, and how windows are cut into them."""
+"""Windows are cut into runs: whole batches that lie one after the other in the same memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from converter.reading.gather import Array
 VALID_SUFFIX = "__valid"
 LENGTH_SUFFIX = "__length"
 NOT_PADDED = VALID_SUFFIX
-"""What every batch has with `uneven="pad"`: False for a row that another shard reads too."""
+"""The column that `uneven="pad"` adds to every batch: False for a row that another shard reads too."""
 
 Columns = dict[str, Array | pa.Array]
 """Columns of the same rows: numbers, or an Arrow array of strings, bytes or ragged rows."""
@@ -35,7 +35,7 @@ class Run:
 
 
 def mark_padding(run: Run, plan: EpochPlan) -> Run:
-    """The run with a column that tells the rows that are this shard's own."""
+    """The run with the column `NOT_PADDED`."""
     first_row = run.first_batch * run.batch_size
     is_own = np.arange(first_row, first_row + run.num_rows) < plan.num_rows - plan.num_padded
     return replace(run, columns={**run.columns, NOT_PADDED: is_own})

@@ -1,4 +1,4 @@
-"""What a loader reads: which columns of which rows, in which order, windows and batches."""
+"""What a loader reads, as a value: which columns of which rows, in which order, windows and batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ELEMENT_VALID_SUFFIX = "__element_valid"
 INNER_LENGTH_SUFFIX = "__inner_length"
 
 Transform = Callable[..., Mapping[str, Any]]
-"""A user's function of a whole batch, and if it takes a second argument, of a random generator."""
+"""A user's function of a whole batch, and optionally of a random generator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +49,17 @@ class BatchSource:
     window_groups: int | None
     workers_count: int
     is_shard_found: bool = False
-    """Whether the user did not say which shard this is."""
+    """Whether the shard was detected, not given by the user."""
 
     seed: int = 0
     row_index: str | None = None
-    """The key of each row's number in the dataset, if that is wanted."""
+    """The key under which batches hold each row's number in the dataset; None for none."""
 
     transform: Transform | None = None
     prefetch_batches: int | None = None
     verify_checksums: bool = False
     local_cache_dir: str | None = None
-    """Where what was fetched is kept on this host."""
+    """Where this host keeps copies of what was fetched."""
 
     local_cache_bytes: int | None = None
 
@@ -76,11 +76,11 @@ class BatchSource:
         return field is not None and (field.is_object or field.shape is None)
 
     def has_mask(self, names: Sequence[str]) -> bool:
-        """Whether every batch has a mask of these columns: where the dataset may have a null in one of them."""
+        """Whether every batch has a mask of these columns: the dataset may have a null in one of them."""
         return self.nulls == "mask" and any(self.manifest.schema[name].has_nulls for name in names)
 
     def has_element_mask(self, name: str) -> bool:
-        """Whether every batch has a mask of this column's elements: where one of them may be null."""
+        """Whether every batch has a mask of this column's elements: one of them may be null."""
         field = self.manifest.schema.get(name)
         return self.nulls == "mask" and field is not None and field.has_null_elements
 
@@ -94,14 +94,14 @@ class BatchSource:
         return replace(field, name=name, dtype="bool", has_nulls=False, has_null_elements=False)
 
     def padded(self, name: str, rows: RaggedRows) -> dict[str, Array]:
-        """What `ragged="pad"` makes of rows, by the names of a batch; of a mask nothing else is said."""
+        """The columns that `ragged="pad"` makes of ragged rows; a mask has no lengths of its own."""
         values, lengths = rows.pad()
         if name not in self.names:
             return {name: values}
-        found = {name: values, name + LENGTH_SUFFIX: lengths}
+        columns = {name: values, name + LENGTH_SUFFIX: lengths}
         if self.manifest.schema[name].is_jagged:
-            found[name + INNER_LENGTH_SUFFIX] = rows.pad_inner_lengths()
-        return found
+            columns[name + INNER_LENGTH_SUFFIX] = rows.pad_inner_lengths()
+        return columns
 
     def plan(self, epoch: int, past: Past = ()) -> EpochPlan:
         """This process's share of one epoch, or of what `past` has left of it."""
@@ -123,7 +123,7 @@ class BatchSource:
         return self.plan(0).num_batches
 
     def state(self, epoch: int) -> State:
-        """The state of a run that has done nothing of an epoch."""
+        """The state at the beginning of an epoch."""
         return State(
             fingerprint=self.manifest.live_fingerprint,
             shuffle=self.shuffle is not None,
@@ -138,7 +138,7 @@ class BatchSource:
 
     @property
     def windows_ahead(self) -> int:
-        """Windows that are being read or wait to be used."""
+        """How many windows are being read or wait to be used."""
         if self.prefetch_batches is None:
             return self.workers_count + 1
         return max(1, math.ceil(self.prefetch_batches * self.batch_size / self.window_rows))

@@ -1,12 +1,10 @@
-"""What is decoded together, permuted, and cut into exact batches.
+"""Windows of row groups are decoded together, permuted, and cut into exact batches.
 
-Reader threads take the windows of a plan one by one, decode their columns and
-gather each column once, in the plan's order; batches are slices of that. So the
-work per batch is slicing, and everything else happens outside the GIL, ahead of
-use, in threads that end with the generator that uses them, however it ends.
+Reader threads take the windows of a plan one by one, decode their columns and gather each column once, in the plan's
+order. Batches are slices of that, so the work per batch is slicing; everything else happens ahead of use, outside the
+GIL, in threads that end with the generator.
 
-A batch that spans two windows is put together from both; every other batch
-shares memory with its window, and nobody else writes to that.
+A batch that spans two windows is joined from both; every other batch shares memory with its window alone.
 """
 
 from __future__ import annotations
@@ -38,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PART = 8
 _LOOK_BYTES = 8 << 20
-"""How much a thread allocates between two looks at the memory; a look takes 10 µs."""
+"""How much a thread allocates between two checks of the memory; a check takes 10 µs."""
 
 
 def open_files(source: BatchSource, processes_count: int = 1) -> DataFiles:
-    """The data files for `read_runs`: what keeps them over epochs need not map them anew, a third of the reading.
+    """The data files for `read_runs`. Keep them over epochs: mapping them anew is a third of the reading.
 
-    `processes_count` are those that read this shard together.
+    `processes_count` processes read this shard together.
     """
     source.storage.share_line(source.shard.count * processes_count)
     cache, manifest = None, source.manifest
@@ -52,13 +50,12 @@ def open_files(source: BatchSource, processes_count: int = 1) -> DataFiles:
     if source.local_cache_dir is None or source.storage.is_local:
         pass
     elif is_ours_or_of_a_log or (manifest.file_stamps is not None and manifest.file_stamps.all()):
-        # With the place: what is known of files, their footers, may be the same in two.
+        # With the URL: datasets in two places may have the same footers.
         content = f"{source.storage.url} {manifest.fingerprint}"
         cache = open_local_cache(source.local_cache_dir, content, source.local_cache_bytes)
     else:
         logger.warning(
-            "%s does not say when its files were written, so that what is kept could be of older ones: "
-            "local_cache_dir is not used.",
+            "local_cache_dir is not used: %s does not tell when its files were written, so copies could be stale.",
             source.storage.url,
         )
     return DataFiles(
@@ -76,19 +73,19 @@ def read_runs(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: r
 
     Raises:
         NullValueError: a column with `nulls="raise"` holds one.
-        SourceChangedError: a file is gone, or is another one than it was.
+        SourceChangedError: a file is gone, or is not what the manifest says.
         ReadError: a row group cannot be decoded.
     """
     wanted = range(plan.num_batches) if batches is None else batches
     reader = _WindowReader(source, plan, files)
     pieces = plan.pieces(wanted.start, wanted.stop)
     if batches is None and source.storage.is_local:
-        # Whole batches of about an eighth of a window: some 6 MB are there at once, 48 MB take a tenth of a second.
-        # Behind a network the window's row groups would be fetched twice for it.
+        # The first part is an eighth of a window, so that the first batch is quick: 48 MB take a tenth of a second.
+        # A remote window would be fetched twice for it.
         few = -(-source.window_rows // (_FIRST_PART * source.batch_size)) * source.batch_size
         pieces = plan.first_pieces(pieces, few)
     num_rows = min(wanted.stop * plan.batch_size, plan.num_rows) - wanted.start * plan.batch_size
-    with fetching(reader, pieces, source) as items:
+    with fetching(reader.fetch, pieces, source, reader.given_up) as items:
         windows = read_ahead(
             reader.read,
             items,
@@ -106,29 +103,26 @@ class _WindowReader:
     def __init__(self, source: BatchSource, plan: EpochPlan, files: DataFiles) -> None:
         self._source, self._plan, self._files = source, plan, files
         self.given_up = threading.Event()
-        """Nobody waits for what is being fetched."""
+        """Set when the fetched bytes are no longer wanted."""
 
         rows = source.manifest.row_group_rows
         self._first_rows = np.cumsum(rows) - rows
         if files.room.most_bytes is None:
             files.room.most_bytes = memory_bound(source, plan)
 
-    def fetch(
-        self, piece: Piece, turn: Turn | None = None, pool: ThreadPoolExecutor | None = None
-    ) -> Mapping[int, FetchedGroup]:
-        """What lies behind a network of a piece's row groups."""
+    def fetch(self, piece: Piece, turn: Turn, pool: ThreadPoolExecutor) -> Mapping[int, FetchedGroup]:
+        """The bytes of a piece's remote row groups, by their numbers."""
         try:
             return self._files.fetch(piece.row_groups.tolist(), self.given_up, turn, pool)
         finally:
-            if turn is not None:
-                turn.end()
+            turn.end()
 
     def read(self, item: tuple[Piece, Future[Mapping[int, FetchedGroup]] | None]) -> Columns:
         """The piece's rows, in order, in memory of their own."""
         piece, fetching = item
         if fetching is None:
             return self._read(piece, None)
-        # What could not be fetched says nothing of this host's copies.
+        # A failed fetch does not mean that this host's copies are damaged.
         fetched = result_of(fetching)
         try:
             return self._read(piece, fetched)
@@ -141,7 +135,7 @@ class _WindowReader:
     def _fetch_again(
         self, fetched: Mapping[int, FetchedGroup], error: ReadError | SourceError
     ) -> Mapping[int, FetchedGroup] | None:
-        """The same with the store's own bytes, where this host's copies may be to blame and the store is there."""
+        """The same with the store's own bytes; None if this host's copies are not to blame, or the store is away."""
         copies = [number for number, group in fetched.items() if group.is_copy]
         is_expected = isinstance(error, NullValueError) and any(
             field.name == error.column and field.has_nulls for field in self._source.fields
@@ -159,7 +153,7 @@ class _WindowReader:
             try:
                 columns = self._gather(piece, groups)
             except pa.ArrowException:
-                # Offsets of texts that a flipped bit has spoiled, say: whose they are is looked for now.
+                # For example damaged offsets of texts: this names their row group.
                 for group in groups:
                     group.validate()
                 raise
@@ -174,7 +168,8 @@ class _WindowReader:
         stacks = {stack.name: stack for stack in source.stacks}
         columns: Columns = {}
         unseen_bytes = 0
-        # Column by column: what is undone for one is let go of before the next, and stays in the cache meanwhile.
+        # Column by column: pages that were decompressed for one are released before the next, whose pages then land in
+        # memory that is still in the processor's cache.
         for name in source.names:
             members = stacks[name].columns if name in stacks else (name,)
             unseen_bytes += self._column_bytes(members, groups)
@@ -196,13 +191,13 @@ class _WindowReader:
             if source.has_element_mask(name):
                 columns[name + ELEMENT_VALID_SUFFIX] = gather([group.element_mask(name) for group in groups], rows)
         if source.row_index is not None:
-            columns[source.row_index] = gather([self._row_numbers(int(one)) for one in piece.row_groups], rows)
+            columns[source.row_index] = gather([self._row_numbers(int(group)) for group in piece.row_groups], rows)
         return columns
 
     def _column_bytes(self, members: Sequence[str], groups: Sequence[RowGroup]) -> int:
-        """What gathering columns takes of Arrow's pool: twice their bytes; four times for strings and ragged rows.
+        """Bytes of Arrow's pool that gathering columns takes: twice theirs; four times for strings and ragged rows.
 
-        Wide rows take it once, for pages that were compressed: the result is of `memory.blocks`.
+        Wide rows take theirs once, for compressed pages: the result is in `memory.blocks`.
         """
         fields = [self._source.manifest.schema[member] for member in members]
         if any(self._source.is_variable(member) for member in members):
@@ -216,7 +211,7 @@ class _WindowReader:
         rows = self._positions_of(piece)
         if isinstance(rows, slice) or self._source.manifest.row_group_rows[piece.row_groups].sum() >= 1 << 31:
             return rows
-        # At half the size they leave more of the cache to the columns.
+        # At half the size they leave more of the processor's cache to the columns.
         return rows.astype(np.int32)
 
     def _positions_of(self, piece: Piece) -> Any:
@@ -234,8 +229,8 @@ class _WindowReader:
             return rows
         live = []
         for row_group, start in zip(piece.row_groups.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True):
-            found = manifest.selection.live_rows(row_group)
-            live.append(start + (np.arange(manifest.row_group_rows[row_group]) if found is None else found))
+            rows_left = manifest.selection.live_rows(row_group)
+            live.append(start + (np.arange(manifest.row_group_rows[row_group]) if rows_left is None else rows_left))
         return np.concatenate(live)[rows]
 
     def _row_numbers(self, row_group: int) -> Array:

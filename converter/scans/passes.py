@@ -1,4 +1,4 @@
-"""One pass: rows of a filter, of a split, statistics."""
+"""One pass over the rows: the selection of a filter or of a split, or statistics."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 from converter.manifest import Manifest
 from converter.portable import moments
 from converter.reading.ahead import map_row_groups
+from converter.reading.data_files import DataFiles
 from converter.reading.decode import decode
-from converter.reading.looks import Footers, opened_file, read_columns
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import LENGTH_SUFFIX, VALID_SUFFIX
 from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
 from converter.reading.windows import open_files, read_runs
+from converter.scans.columns import read_columns
 from converter.scans.filters import (
     Filters,
     bounded_columns,
@@ -41,55 +42,48 @@ from converter.storage.directory import Storage
 
 
 def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> Selection:
-    """The rows that `filters` leave of a dataset's live rows; one pass over the columns that they name.
+    """The live rows that pass `filters`, by one pass over the filtered columns.
 
-    A row group that the minimum and maximum in its file's footer rule out is not read. A comparison with null keeps
-    nothing, and NaN equals NaN and is above every other number, as in Spark; in an expression Arrow's rules hold.
+    Row groups that Parquet statistics exclude are not read. What a comparison means is told in `filters`.
 
     Raises:
         ValueError, TypeError: the filters are not understood, name no column, or do not fit its type.
     """
-    filters = list_values(filters)
+    listed = list_values(filters)
     arrow_schema = find_arrow_schema(storage, manifest)
-    comparisons = comparisons_of(filters, manifest, arrow_schema)
-    expression = expression_of(filters, comparisons)
+    comparisons = comparisons_of(listed, manifest, arrow_schema)
+    expression = expression_of(listed, comparisons)
     names = named_columns(expression, comparisons, manifest.schema, arrow_schema)
+    files = DataFiles(storage, manifest, [manifest.schema[name] for name in names])
     may_pass_footer = None
-    bounded = bounded_columns(filters, manifest, names)
-    if bounded:
-        if manifest.source_columns is None:
-            may_pass = rule_in_row_groups(expression, storage, manifest, bounded, arrow_schema)
-        else:
-            ruled_in = ruled_in_by_log(expression, comparisons, manifest, bounded, arrow_schema)
-            may_pass = ruled_in[manifest.row_group_file]
-            may_pass_footer = functools.partial(may_pass_by_footer, expression, manifest, bounded, arrow_schema)
-    else:
-        may_pass = np.ones(manifest.num_row_groups, np.bool_)
-
-    footers = Footers()
+    may_pass = np.ones(manifest.num_row_groups, np.bool_)
+    bounded = bounded_columns(listed, manifest, names)
+    if bounded and manifest.source_columns is None:
+        may_pass = rule_in_row_groups(expression, files, bounded, arrow_schema)
+    elif bounded:
+        may_pass = ruled_in_by_log(expression, comparisons, manifest, bounded, arrow_schema)[manifest.row_group_file]
+        may_pass_footer = functools.partial(may_pass_by_footer, expression, files, bounded, arrow_schema)
 
     def mask_row_group(row_group: int, given_up: threading.Event) -> Mask:
         num_rows = int(manifest.row_group_rows[row_group])
-        already = None if manifest.selection is None else manifest.selection.mask(row_group, num_rows)
-        with opened_file(storage, manifest, row_group, given_up, footers=footers, names=names) as opened:
-            if may_pass_footer is not None and not may_pass_footer(row_group=row_group, opened=opened):
-                return np.zeros(num_rows, np.bool_)
-            table = read_columns(storage, manifest, row_group, names, opened)
+        if may_pass_footer is not None and not may_pass_footer(row_group=row_group, given_up=given_up):
+            return np.zeros(num_rows, np.bool_)
+        table = read_columns(files, row_group, given_up)
         try:
             mask = evaluate(expression, table)
         except pa.ArrowException as error:
             raise ValueError(f"filters: {say_filters(expression)} fails on row group {row_group}: {error}") from error
-        return mask if already is None else mask & already
+        return mask if manifest.selection is None else mask & manifest.selection.mask(row_group, num_rows)
 
-    looked_into = np.flatnonzero(may_pass & (manifest.live_rows > 0)).tolist()
-    masks = dict(zip(looked_into, map_row_groups(mask_row_group, looked_into), strict=True))
+    wanted = np.flatnonzero(may_pass & (manifest.live_rows > 0)).tolist()
+    masks = dict(zip(wanted, map_row_groups(mask_row_group, wanted), strict=True))
     return select_some(np.zeros(manifest.num_row_groups, np.int64), masks)
 
 
 def split(
     storage: Storage, manifest: Manifest, bounds: Sequence[float], *, by: str | None, seed: int
 ) -> list[Selection]:
-    """The live rows in parts that end at the fractions `bounds`; with `by`, the rows of one key are in one part.
+    """The live rows in parts that end at the fractions `bounds`; with `by`, all rows of a key are in one part.
 
     Raises:
         ValueError: `by` is no column of keys.
@@ -105,7 +99,7 @@ def split(
 
 
 def split_by_rows(manifest: Manifest, bounds: Sequence[float], *, seed: int) -> list[Selection]:
-    """The live rows, each in one of the parts that end at the fractions `bounds`; how many is exact to a row."""
+    """The live rows in parts that end at the fractions `bounds`; sizes are exact to a row."""
     num_rows = manifest.num_live_rows
     ends = [0, *(math.floor(num_rows * bound + 0.5) for bound in bounds), num_rows]
     left: npt.NDArray[np.int64] = np.diff(ends).astype(np.int64)
@@ -126,12 +120,12 @@ def split_by_rows(manifest: Manifest, bounds: Sequence[float], *, seed: int) -> 
 def split_by_key(
     storage: Storage, manifest: Manifest, field: Field, bounds: Sequence[float], *, seed: int
 ) -> list[Selection]:
-    """The live rows, each in the part that the hash of its key falls into, so that no key is in two parts."""
-    footers = Footers()
+    """The live rows, each in the part that the hash of its key falls into."""
+    files = DataFiles(storage, manifest, [field])
 
     def number_row_group(row_group: int, given_up: threading.Event) -> npt.NDArray[np.int64]:
-        with opened_file(storage, manifest, row_group, given_up, footers=footers, names=[field.name]) as opened:
-            column = read_columns(storage, manifest, row_group, [field.name], opened).column(0)
+        column = read_columns(files, row_group, given_up).column(0)
+        with files.file_of(row_group).named_errors(row_group):
             hashes = _hash_column(column, field, seed)
         # The upper 53 bits, so that as a float they are exact.
         fractions = (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53
@@ -165,7 +159,7 @@ def _hash_column(column: pa.ChunkedArray, field: Field, seed: int) -> npt.NDArra
 
 
 def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
-    """Exact statistics of the columns of `source`, by one pass over all rows; for datasets whose writer took none."""
+    """Exact statistics of the columns of `source`, by one pass over all rows, for datasets without them."""
     opened: dict[str, Any] = {}
     opened_odd: dict[str, Any] = {}
     lengths: dict[str, tuple[int, int]] = {}
@@ -174,7 +168,7 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
     for run in read_runs(source, source.plan(0), open_files(source)):
         for field in source.fields:
             column = run.columns[field.name]
-            # Only of a column with nulls is this its mask; else it may be a user's column of that name.
+            # In a column without nulls this name may be a user's column.
             valid = run.columns[field.name + VALID_SUFFIX] if field.has_nulls else None
             if valid is not None:
                 null_counts[field.name] += int(len(valid) - valid.sum())
@@ -200,7 +194,7 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
                 else:
                     mask = (mask if valid is None else mask[valid]).reshape(len(values), -1)
                     is_whole = mask.all(axis=1)
-                    # Of rows with a null the elements do not correspond.
+                    # Rows with a null have no complete elements: their numbers are counted alone.
                     odd = values[~is_whole].reshape(-1, mask.shape[1])[mask[~is_whole]]
                     parts = [(opened, width, values[is_whole]), (opened_odd, 1, odd)]
             for into, part_width, part in parts:
@@ -208,26 +202,26 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
                 if len(numbers) or into is opened:
                     counted = into.setdefault(field.name, moments.new_moments(part_width))
                     moments.add_values(counted, numbers.reshape(-1, part_width), scratch)
-    found = {}
+    statistics = {}
     for field in source.fields:
         shortest, longest = lengths.get(field.name, (None, None))
         closed = moments.close_moments(opened[field.name]) if field.name in opened else None
         if closed is not None and field.name in opened_odd:
             odd_closed = moments.close_moments(opened_odd[field.name])
             closed = moments.merge_moments(moments.flatten_moments(closed), odd_closed)
-        found[field.name] = ColumnStatistics(
+        statistics[field.name] = ColumnStatistics(
             field=field, null_count=null_counts[field.name], shortest=shortest, longest=longest, closed=closed
         )
-    return found
+    return statistics
 
 
 def scan_all_statistics(schema: Schema, source_of: Callable[[Sequence[str]], BatchSource]) -> StatisticsByColumn:
     """Exact statistics of all columns; `source_of` gives all rows of some of them."""
-    # A column that is called like another one's mask or lengths is read in a pass of its own.
+    # A column whose name could be another column's mask or lengths is read in a pass of its own.
     suffixes = (VALID_SUFFIX, ELEMENT_VALID_SUFFIX, LENGTH_SUFFIX, INNER_LENGTH_SUFFIX)
     later = [name for name in schema.names if name.endswith(suffixes)]
-    found: dict[str, ColumnStatistics] = {}
+    statistics: dict[str, ColumnStatistics] = {}
     for part in ([name for name in schema.names if name not in later], *([name] for name in later)):
         if part:
-            found |= scan_statistics(source_of(part))
-    return StatisticsByColumn((name, found[name]) for name in schema.names)
+            statistics |= scan_statistics(source_of(part))
+    return StatisticsByColumn((name, statistics[name]) for name in schema.names)

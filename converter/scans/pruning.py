@@ -1,12 +1,11 @@
-"""Which files and row groups need not be read."""
+"""A filter becomes skipped files and row groups: by the table's log, and by the statistics in Parquet footers."""
 
 from __future__ import annotations
 
 import functools
 import operator
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +13,10 @@ import pyarrow.compute as pc
 
 from converter.manifest import Manifest
 from converter.places import SourceColumn
-from converter.reading.ahead import default_workers_count, read_ahead
+from converter.reading.ahead import map_row_groups
 from converter.reading.calendars import is_julian
-from converter.reading.looks import LookedAt, opened_file
-from converter.reading.stored import find_places
+from converter.reading.data_files import DataFiles
+from converter.reading.open_file import OpenFile
 from converter.scans.filters import (
     LEAST,
     MOST,
@@ -36,7 +35,7 @@ from converter.storage.directory import Storage
 
 
 def rule_in_files(filters: Filters, manifest: Manifest) -> Mask:
-    """For each file whether a row of it may pass, by what its table says of it; none is opened.
+    """For each file whether a row of it may pass, by the table's log; no file is opened.
 
     Raises:
         ValueError, TypeError: as `resolve_filters`.
@@ -55,12 +54,12 @@ def find_arrow_schema(storage: Storage, manifest: Manifest) -> pa.Schema:
     """The columns as Arrow reads them from the dataset's files."""
     if manifest.source_columns is not None:
         return _arrow_schema_of(manifest)
-    with opened_file(storage, manifest, 0) as opened:
-        return opened.parquet.schema_arrow
+    with DataFiles(storage, manifest, ()).opened(0) as opened:
+        return opened.schema
 
 
 def _arrow_schema_of(manifest: Manifest) -> pa.Schema:
-    """The columns of files that somebody else wrote, which the manifest knows."""
+    """The columns of a dataset of foreign files, by its manifest."""
     assert manifest.source_columns is not None
     return pa.schema([(name, manifest.source_columns[name].arrow_type) for name in manifest.schema.names])
 
@@ -72,144 +71,144 @@ def ruled_in_by_log(
     names: Sequence[str],
     arrow_schema: pa.Schema,
 ) -> Mask:
-    """For each file whether a row of it may pass, by what is known of it without opening it."""
+    """For each file whether a row of it may pass, by what the manifest knows about it."""
     if comparisons:
-        # All files at once: 0.1 s for 100,000, where Arrow takes 3.5 s to weigh an expression for each.
+        # All files at once: 0.1 s for 100,000; with an expression for each file Arrow takes 3.5 s.
         groups = [
-            functools.reduce(operator.and_, [_ruled_in_by_bounds(one, manifest) for one in group])
+            functools.reduce(operator.and_, [_ruled_in_by_bounds(comparison, manifest) for comparison in group])
             for group in comparisons
         ]
-        found: Mask = functools.reduce(operator.or_, groups)
-        return found
+        ruled_in: Mask = functools.reduce(operator.or_, groups)
+        return ruled_in
     columns = {name: manifest.source_columns[name] for name in names} if manifest.source_columns is not None else {}
-    ranges = {
-        name: [
-            [None] * len(manifest.file_names) if known is None else [one if one.is_valid else None for one in known]
-            for known in (column.least, column.most, column.null_counts, _decoded_values(column))
-        ]
-        for name, column in columns.items()
-    }
-    guarantees = []
     live = np.unique(manifest.row_group_file[manifest.live_rows > 0])
-    for file in live.tolist():
-        known = []
-        for name, (least, most, null_counts, values) in ranges.items():
-            if columns[name].values is not None:
-                # Said as one value, and not as a range: only then Arrow also knows what is unequal to it.
-                known.append(pc.field(name).is_null() if values[file] is None else pc.field(name) == values[file])
-            else:
-                null_count = null_counts[file]
-                has_no_nulls = null_count is not None and null_count.as_py() == 0
-                kind = columns[name].arrow_type
-                known.append(_range(name, kind, least[file], most[file], has_no_nulls=has_no_nulls))
-        guarantees.append(functools.reduce(operator.and_, known))
+    guarantees = [_log_guarantee(columns, file) for file in live.tolist()]
     may_pass = np.zeros(len(manifest.file_names), np.bool_)
     may_pass[live] = _may_pass(expression, arrow_schema, guarantees)
     return may_pass
 
 
+def _log_guarantee(columns: Mapping[str, SourceColumn], file: int) -> pc.Expression:
+    """What the manifest knows about the columns' values in a file."""
+
+    def value_in(values: pa.Array | None) -> pa.Scalar | None:
+        value = None if values is None else values[file]
+        return value if value is not None and value.is_valid else None
+
+    guarantees = []
+    for name, column in columns.items():
+        if column.values is None:
+            null_count = value_in(column.null_counts)
+            has_no_nulls = null_count is not None and null_count.as_py() == 0
+            guarantees.append(_range(name, value_in(column.least), value_in(column.most), has_no_nulls=has_no_nulls))
+        else:
+            # As one value, not as a range: only then Arrow rules it out for `!=`.
+            value = column.values[file].value
+            guarantees.append(pc.field(name) == value if value.is_valid else pc.field(name).is_null())
+    return functools.reduce(operator.and_, guarantees)
+
+
 def _ruled_in_by_bounds(comparison: Comparison, manifest: Manifest) -> Mask:
-    """For each file whether a value of one column may compare so."""
+    """For each file whether a value of one column may pass a comparison."""
     assert manifest.source_columns is not None
     column = manifest.source_columns[comparison.name]
     if column.values is not None:
-        # One value in each file: the comparison itself is asked, of each that there is, and of null.
+        # One value in each file: the comparison itself is evaluated for each distinct value, and for null.
         values = pa.concat_arrays([column.values.dictionary, pa.nulls(1, column.values.dictionary.type)])
         passes = evaluate(comparison.keeps, pa.table({comparison.name: values.cast(column.arrow_type)}))
-        found: Mask = passes[np.asarray(pc.fill_null(column.values.indices, len(values) - 1))]
-        return found
+        ruled_in: Mask = passes[np.asarray(pc.fill_null(column.values.indices, len(values) - 1))]
+        return ruled_in
     if comparison.may_keep is None or column.least is None or column.most is None:
         return np.ones(len(manifest.file_names), np.bool_)
     try:
         answers = project(comparison.may_keep, pa.table({LEAST: column.least, MOST: column.most}))
     except pa.ArrowException:
-        # What the bounds cannot say the rows do.
+        # Bounds that cannot be compared rule nothing out.
         return np.ones(len(manifest.file_names), np.bool_)
     return np.asarray(pc.fill_null(answers, True)).astype(np.bool_, copy=False)
 
 
-def _decoded_values(column: SourceColumn) -> pa.Array | None:
-    return None if column.values is None else column.values.dictionary_decode()
-
-
-def _range(name: str, kind: pa.DataType, least: Any, most: Any, *, has_no_nulls: bool) -> pc.Expression:
-    """What values from `least` to `most` can be; None: not known."""
+def _range(name: str, least: pa.Scalar | None, most: pa.Scalar | None, *, has_no_nulls: bool) -> pc.Expression:
+    """That a column's values are from `least` to `most`; true if either is not known."""
     if least is None or most is None:
         return pc.scalar(True)
     field = pc.field(name)
-    # Of Arrow where it comes from there: Python has no days before the year 1 or after 9999.
-    bounds = [one if isinstance(one, pa.Scalar) else pa.scalar(one, kind) for one in (least, most)]
-    between = (field >= bounds[0]) & (field <= bounds[1])
+    between = (field >= least) & (field <= most)
     return between if has_no_nulls else between | field.is_null()
 
 
 def may_pass_by_footer(
     expression: pc.Expression,
-    manifest: Manifest,
+    files: DataFiles,
     names: Sequence[str],
     arrow_schema: pa.Schema,
     *,
     row_group: int,
-    opened: LookedAt,
+    given_up: threading.Event,
 ) -> bool:
     """Whether a row of a row group may pass, by the least and largest values in the footer of its file."""
-    index = manifest.row_group_in_file(row_group)
-    known = _said_by_footer(opened, manifest, names, index) if index >= 0 else None
-    return known is None or bool(_may_pass(expression, arrow_schema, [known])[0])
+    index = files.manifest.row_group_in_file(row_group)
+    if index < 0:
+        return True
+    with files.opened(row_group, given_up) as opened:
+        guarantee = _footer_guarantee(opened, names, index)
+    return guarantee is None or bool(_may_pass(expression, arrow_schema, [guarantee])[0])
 
 
-def _said_by_footer(opened: LookedAt, manifest: Manifest, names: Sequence[str], index: int) -> pc.Expression | None:
-    """What the footer of a file says of the columns' values in a row group; None if nothing."""
-    known, (parquet, footer) = [], opened
-    for name, place in find_places(manifest, names, parquet.schema_arrow).items():
-        if place is None or is_julian(parquet.metadata, place):
+def _footer_guarantee(opened: OpenFile, names: Sequence[str], index: int) -> pc.Expression | None:
+    """What a file's footer says about the columns' values in a row group; None if nothing."""
+    source_columns, guarantees = opened.file.manifest.source_columns, []
+    for name in names:
+        place = opened.places[name]
+        if place is None or is_julian(opened.metadata, place):
             continue
         kind = place.field.type
-        if manifest.source_columns is not None and kind != manifest.source_columns[name].arrow_type:
+        if source_columns is not None and kind != source_columns[name].arrow_type:
             continue
-        bounds, null_count = footer.bounds(index, place.leaf, kind), footer.chunk(index, place.leaf).null_count
+        bounds = opened.footer.bounds(index, place.leaf, kind)
+        null_count = opened.footer.chunk(index, place.leaf).null_count
         # Spark 4.2 takes NaN for the largest number, and nothing is at most NaN.
         if bounds is not None and null_count is not None and not any(map(is_nan_value, bounds)):
-            known.append(_range(name, kind, *bounds, has_no_nulls=null_count == 0))
-    return functools.reduce(operator.and_, known) if known else None
+            guarantees.append(_range(name, *bounds, has_no_nulls=null_count == 0))
+    return functools.reduce(operator.and_, guarantees) if guarantees else None
 
 
 def _may_pass(expression: pc.Expression, arrow_schema: pa.Schema, guarantees: Sequence[pc.Expression]) -> Mask:
-    """For each guarantee whether a row of which it holds may pass."""
+    """For each guarantee whether a row for which it holds may pass."""
     # Imported late: it brings pandas, where that is installed.
     import pyarrow.dataset as ds
 
     form, nowhere = ds.ParquetFileFormat(), pa.fs.LocalFileSystem()
-    # Nothing is opened: a fragment here is a name for what is known of it.
+    # Nothing is opened: a fragment here only gives its guarantee a name.
     fragments = [
-        form.make_fragment(str(number), nowhere, partition_expression=known) for number, known in enumerate(guarantees)
+        form.make_fragment(str(number), nowhere, partition_expression=guarantee)
+        for number, guarantee in enumerate(guarantees)
     ]
     dataset = ds.FileSystemDataset(fragments, arrow_schema, form, nowhere)
     may_pass = np.zeros(len(guarantees), np.bool_)
     try:
         may_pass[[int(fragment.path) for fragment in dataset.get_fragments(filter=expression)]] = True
     except pa.ArrowException:
-        # What the least and largest values cannot decide, the rows do.
+        # Guarantees that cannot be compared rule nothing out.
         may_pass[:] = True
     return may_pass
 
 
 def rule_in_row_groups(
-    expression: pc.Expression, storage: Storage, manifest: Manifest, names: Sequence[str], arrow_schema: pa.Schema
+    expression: pc.Expression, files: DataFiles, names: Sequence[str], arrow_schema: pa.Schema
 ) -> Mask:
     """For each row group whether a row of it may pass, by the least and largest values in its file's footer."""
-    may_pass, given_up = np.ones(manifest.num_row_groups, np.bool_), threading.Event()
+    manifest = files.manifest
+    may_pass = np.ones(manifest.num_row_groups, np.bool_)
 
-    def look(file: int) -> None:
-        groups = np.flatnonzero(manifest.row_group_file == file)
-        with opened_file(storage, manifest, int(groups[0]), given_up) as opened:
-            said = [_said_by_footer(opened, manifest, names, index) for index in range(len(groups))]
-        may_pass[groups] = _may_pass(
-            expression, arrow_schema, [pc.scalar(True) if one is None else one for one in said]
-        )
+    def look(first: int, given_up: threading.Event) -> None:
+        groups = np.flatnonzero(manifest.row_group_file == manifest.row_group_file[first])
+        with files.opened(first, given_up) as opened:
+            guarantees = [_footer_guarantee(opened, names, index) for index in range(len(groups))]
+        stated = [pc.scalar(True) if guarantee is None else guarantee for guarantee in guarantees]
+        may_pass[groups] = _may_pass(expression, arrow_schema, stated)
 
-    files = iter(np.unique(manifest.row_group_file).tolist())
-    threads = default_workers_count()
-    for _ in read_ahead(look, files, workers_count=threads, ahead=4 * threads, given_up=given_up):
+    first_groups = np.unique(manifest.row_group_file, return_index=True)[1]
+    for _ in map_row_groups(look, first_groups.tolist()):
         pass
     return may_pass

@@ -1,11 +1,15 @@
-"""A value as a column of a type could hold it."""
+"""A filter's value in the type of its column, so that comparisons are exact, as Spark's are.
+
+Why attoseconds and fractions: NumPy's times are finer than a column's, and a float is no decimal; Arrow would round
+or refuse them.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -27,7 +31,7 @@ def is_many(value: Any) -> bool:
 
 
 def decimals_of(value: float, scale: int) -> tuple[Decimal, Decimal]:
-    """The least and the largest decimal to which a double is the nearest; where there is none, the least is larger."""
+    """The least and the largest decimal whose nearest double this is; if there is none, the least is larger."""
     exact = Fraction(value)
     below, above = math.nextafter(value, -math.inf), math.nextafter(value, math.inf)
     step_down = exact - Fraction(below) if math.isfinite(below) else Fraction(above) - exact
@@ -36,25 +40,25 @@ def decimals_of(value: float, scale: int) -> tuple[Decimal, Decimal]:
     first, last = (exact - step_down / 2) * unit, (exact + step_up / 2) * unit
     least, most = math.ceil(first), math.floor(last)
     if struct.unpack("<q", struct.pack("<d", value))[0] % 2:
-        # What lies in the middle of two doubles becomes the even one.
+        # The middle between two doubles becomes the even one.
         least, most = least + (least == first), most - (most == last)
     return _decimal(least, scale), _decimal(most, scale)
 
 
 def _decimal(number: int, scale: int) -> Decimal:
-    """So many of the last digit; without the rounding of Decimal's arithmetic."""
+    """A decimal by its digits, without the rounding of Decimal's arithmetic."""
     return Decimal((int(number < 0), Decimal(abs(number)).as_tuple().digits, -scale))
 
 
 def value_of(value: pa.Scalar) -> Any:
-    """What an array is made of: nanoseconds are no datetime, days and times may lie beyond Python's."""
+    """A value to make an array of; the count for days and times, which may be finer or further than Python's."""
     return value.value if pa.types.is_temporal(value.type) else value.as_py()
 
 
 def plain_value(value: Any) -> Any:
-    """A value of Python's where there is one for it; times of NumPy's and Arrow's may be finer, or reach further."""
+    """A value of NumPy or Arrow as Python's, None for null; days and times stay, as they may be finer or further."""
     if isinstance(value, (np.datetime64, dt.datetime)):
-        # Of "not a time", pandas' own among them, nothing is equal to itself.
+        # NaT of NumPy and pandas is not equal to itself.
         return value if value == value else None  # noqa: PLR0124
     if isinstance(value, np.generic):
         return value.item()
@@ -69,23 +73,27 @@ def plain_value(value: Any) -> Any:
 
 
 def fitting(sign: str, kind: pa.DataType, values: list[Any]) -> tuple[str, list[Any]]:
-    """The same comparison with values that the column could hold, where there is one."""
-    are_numbers = all(isinstance(one, (int, float, Decimal)) and not isinstance(one, bool) for one in values)
-    if pa.types.is_integer(kind) and values and are_numbers:
+    """The same comparison with values that the column can hold; unchanged if the types do not correspond."""
+    if pa.types.is_integer(kind) and values and are_numbers(values):
         return _fitting_integers(sign, kind, values)
-    if pa.types.is_decimal(kind) and values and are_numbers:
-        # Of a number's own type Arrow would take the digits, which may be more than there can be.
+    if pa.types.is_decimal(kind) and values and are_numbers(values):
+        # Arrow would give each number a type of its own digits, which may be too many to compare.
         most = 10**kind.precision - 1
-        sign, held = _fitting_whole(sign, -most, most, [_scaled(one, kind.scale) for one in values])
-        return sign, [pa.scalar(_decimal(one, kind.scale), kind) for one in held]
+        held_sign, held = _fitting_whole(sign, -most, most, [_scaled(value, kind.scale) for value in values])
+        return held_sign, [pa.scalar(_decimal(number, kind.scale), kind) for number in held]
     if (pa.types.is_timestamp(kind) or pa.types.is_date(kind)) and values and all(map(_is_time, values)):
         is_day = pa.types.is_date(kind)
         unit = _ATTOSECONDS["D" if is_day else kind.unit]
-        sign, held = _fitting_integers(
-            sign, pa.int32() if is_day else pa.int64(), [_count(one, unit) for one in values]
-        )
-        return sign, [pa.scalar(one, pa.date32()).cast(kind) if is_day else pa.scalar(one, kind) for one in held]
+        counts = [_count(value, unit) for value in values]
+        held_sign, held = _fitting_integers(sign, pa.int32() if is_day else pa.int64(), counts)
+        stored = pa.date32() if is_day else kind
+        return held_sign, [pa.scalar(count, stored).cast(kind) for count in held]
     return sign, values
+
+
+def are_numbers(values: Sequence[Any]) -> bool:
+    """Whether all values are numbers, booleans not among them."""
+    return all(isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) for value in values)
 
 
 def _is_time(value: Any) -> bool:
@@ -95,24 +103,24 @@ def _is_time(value: Any) -> bool:
 
 
 def _count(value: Any, unit: int) -> int | Fraction:
-    """How many units of so many attoseconds lie between 1970 and a time."""
-    found = _attoseconds_of(value)
-    return Fraction(found, unit) if found % unit else found // unit
+    """The time since 1970 in units of `unit` attoseconds."""
+    since = _attoseconds_of(value)
+    return Fraction(since, unit) if since % unit else since // unit
 
 
 def _attoseconds_of(value: Any) -> int:
-    """The time since 1970, in the finest unit there is; a time without zone is UTC, as in a batch."""
+    """The time since 1970 in NumPy's finest unit; a time without zone is UTC, as in a batch."""
     if isinstance(value, pa.Scalar):
         unit = value.type.unit if pa.types.is_timestamp(value.type) else "D"
         return int((value if unit != "D" else value.cast(pa.date32())).value) * _ATTOSECONDS[unit]
     if isinstance(value, np.datetime64):
         unit, step = np.datetime_data(value)
         if unit not in _ATTOSECONDS:
-            value, unit, step = value.astype("datetime64[D]"), "D", 1
+            return _attoseconds_of(value.astype("datetime64[D]"))
         return int(value.astype(np.int64)) * step * _ATTOSECONDS[unit]
     if not isinstance(value, dt.datetime):
         return int((value - _EPOCH.date()).days) * _ATTOSECONDS["D"]
-    # Without the arithmetic of pandas, whose times are some that know nanoseconds and do not reach far.
+    # By Python's arithmetic: pandas' times are datetimes as well, but their differences do not reach far.
     since = dt.datetime.combine(value.date(), value.time()) - _EPOCH - (value.utcoffset() or dt.timedelta(0))
     microseconds = since // dt.timedelta(microseconds=1)
     return microseconds * _ATTOSECONDS["us"] + int(getattr(value, "nanosecond", 0)) * _ATTOSECONDS["ns"]
@@ -124,8 +132,8 @@ def _fitting_integers(sign: str, kind: pa.DataType, values: list[Any]) -> tuple[
 
 
 def _fitting_whole(sign: str, least: int, most: int, values: list[Any]) -> tuple[str, list[Any]]:
-    """What any numbers mean to whole ones between two: made floats, large ones would be others."""
-    held = [int(one) for one in values if _is_finite(one) and int(one) == one and least <= one <= most]
+    """A comparison of whole numbers between `least` and `most` with any numbers; as floats large ones would change."""
+    held = [int(value) for value in values if _is_finite(value) and int(value) == value and least <= value <= most]
     if sign in ("in", "not in") or held:
         return sign, held
     value = values[0]
@@ -151,7 +159,7 @@ def _scaled(number: Any, scale: int) -> Any:
 
 def is_nan_value(value: Any) -> bool:
     """Whether a value of Python, NumPy or Arrow is NaN."""
-    value = value.as_py() if isinstance(value, (pa.FloatScalar, pa.DoubleScalar, pa.HalfFloatScalar)) else value
-    return (
-        value.is_nan() if isinstance(value, Decimal) else isinstance(value, (float, np.floating)) and math.isnan(value)
-    )
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    number = value.as_py() if isinstance(value, (pa.FloatScalar, pa.DoubleScalar, pa.HalfFloatScalar)) else value
+    return isinstance(number, (float, np.floating)) and math.isnan(number)

@@ -242,11 +242,11 @@ def windows_of(made: Any) -> tuple[int, list[list[Part]]]:
     """How many threads read windows, and the requests of each window of the first shuffled epoch."""
     with made.make_batch_reader(batch_size=BATCH_SIZE, shuffle=True) as reader:
         source = reader._epochs.source
-        files, manifest = open_files(source), source.manifest
+        files = open_files(source)
 
         def parts(number: int) -> list[Part]:
-            file = int(manifest.row_group_file[number])
-            return [(manifest.file_names[file], *part) for part in files._ranges(number, files._open_file(file))]
+            file = files.file_of(number)
+            return [(file.name, *part) for part in files.ranges(number, files.open(file))]
 
         return source.workers_count, [
             [part for number in piece.row_groups.tolist() for part in parts(number)]
@@ -443,8 +443,8 @@ class Counted:
         data: set[Part] = set()
         wanted, started, is_adjacent = 0, 0, True
         for number in range(manifest.num_row_groups):
-            file = files._open_file(int(manifest.row_group_file[number]))
-            ranges: list[Range] = sorted(file.ranges(file.row_groups(manifest.row_group_in_file(number))))
+            file = files.open(files.file_of(number))
+            ranges: list[Range] = sorted(file.ranges(file.row_groups(number)))
             size = sum(end - start for start, end in ranges)
             wanted, started = wanted + size, started + -(-size // MAX_REQUEST_BYTES)
             is_adjacent = is_adjacent and ranges[-1][1] - ranges[0][0] == size

@@ -900,15 +900,15 @@ def test_a_file_that_was_written_again_is_noticed_though_its_footer_is_the_same(
             assert len(list(reader)) == 3
             put_table(storage, "b.parquet", [4, 7, 6])
             # The reader's footers and connections are of before.
-            with pytest.raises(SourceChangedError, match=r"b\.parquet was written again since it was looked at"):
+            with pytest.raises(SourceChangedError, match=r"b\.parquet was written again after the converter was made"):
                 list(reader)
         for look in (rows_of, lambda one: one.where([("id", ">", 0)]), lambda one: one.statistics):
-            with pytest.raises(SourceChangedError, match=r"b\.parquet was written again since it was looked at"):
+            with pytest.raises(SourceChangedError, match=r"b\.parquet was written again after the converter was made"):
                 look(made)
         # What this host keeps is of the rows that were looked at.
         assert rows_of(made, **kept) == [1, 2, 3, 4, 5, 6]
         copy = run_python(rows_elsewhere, pickle.dumps(made).hex(), made._storage.options)
-        assert copy.endswith("b.parquet was written again since it was looked at. Make the converter again.")
+        assert copy.endswith("b.parquet was written again after the converter was made. Make the converter again.")
     with make_parquet_converter(place.url, storage_options=place.options) as made:
         assert rows_of(made) == [1, 2, 3, 4, 7, 6]
 

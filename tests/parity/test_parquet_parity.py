@@ -343,7 +343,7 @@ def test_bytes_that_do_not_fit_their_shape_are_named(tmp_path: Path) -> None:
     with (
         make_parquet_converter(tmp_path, shapes={"image": (2, 4)}, columns=["image", "y"]) as converter,
         converter.make_batch_reader() as reader,
-        pytest.raises(SourceError, match=r"'image' has a row of 7 bytes, where uint8 of shape \(2, 4\) takes 8"),
+        pytest.raises(SourceError, match=r"'image' has a row of 7 bytes, expected 8 for uint8 of shape \(2, 4\)"),
     ):
         list(reader)
     for shapes, text in (
@@ -946,7 +946,7 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path, is_longer: bool) -> None
         assert read(converter)["id"].tolist() == [1, 2, 3, 1, 2, 3]
         write(path, {"id": range(1000) if is_longer else [1, 2, 4]})
         assert (path.stat().st_size != before) == is_longer
-        said = "bytes instead of" if is_longer else "another footer than it was written with"
+        said = "bytes, expected" if is_longer else "another footer than it was written with"
         for look in (read, lambda one: one.where([("id", ">", 0)]), lambda one: one.split({"a": 1.0}, by="id")):
             with pytest.raises(SourceChangedError, match=rf"y\.parquet has .*{said}.*Make the converter again"):
                 look(converter)

@@ -192,7 +192,13 @@ def used_bytes(root: Path) -> int:
     return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("fingerprints", [[ONE, ONE, ONE], [ONE, TWO, TWO]], ids=["of-one-job", "of-two-jobs"])
+@pytest.mark.parametrize(
+    "fingerprints",
+    [
+        pytest.param([ONE, ONE, ONE], id="of-one-job", marks=pytest.mark.long("starts three more interpreters")),
+        pytest.param([ONE, TWO], id="of-two-jobs"),
+    ],
+)
 def test_processes_count_their_bytes_together(tmp_path: Path, fingerprints: list[str]) -> None:
     limit = 2_000_000
     keepers = [
@@ -419,7 +425,8 @@ def kill_before_the_rename(directory: Path, fingerprint: str) -> Path:
 
 
 def test_a_half_piece_of_a_process_that_was_killed_is_swept(tmp_path: Path) -> None:
-    part = kill_before_the_rename(tmp_path, ONE)
+    part = Path(LocalCache(str(tmp_path), ONE, None)._folder) / f".{'0' * 32}-100.part"
+    part.write_bytes(bytes(100))
     assert sweep(tmp_path, dry_run=True).num_bytes == 100
     assert part.exists()
     assert sweep(tmp_path).num_bytes == 100
@@ -439,19 +446,6 @@ def test_a_half_piece_of_a_process_that_was_killed_is_never_used_and_makes_room(
     assert get(held, other, "rows-1-0123456789abcdef") == get(held, other, "rows-1-0123456789abcdef") == [b"2" * 50]
     assert other.count == 1
     assert not part.exists()
-
-
-def test_a_half_piece_of_an_older_version_makes_room_and_is_swept(tmp_path: Path) -> None:
-    cache = LocalCache(str(tmp_path), ONE, 100 + MARKERS)
-    folder = Path(cache._folder)
-    (folder / f".{'0' * 32}.part").write_bytes(bytes(90))
-    assert get(cache, Fetch(bytes(60))) == [bytes(60)]
-    assert names(tmp_path) == [PIECE]
-    assert not list(folder.glob("*.part"))
-    (folder / f".{'1' * 32}.part").write_bytes(b"half")
-    del cache
-    sweep(str(tmp_path))
-    assert not folder.exists()
 
 
 def test_who_shares_a_folder_shares_its_counter(tmp_path: Path) -> None:

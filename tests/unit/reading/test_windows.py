@@ -31,7 +31,6 @@ from converter.errors import (
 )
 from converter.loading.options import LoaderOptions
 from converter.scans.passes import scan_statistics
-from converter.schema import Schema
 from tests.unit.known_tables import (
     ALL,
     ID,
@@ -68,13 +67,6 @@ def with_nulls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetConv
         yield found
 
 
-@pytest.fixture
-def small(cache_dir: Path) -> Iterator[DatasetConverter]:
-    """One that a test may harm."""
-    with write_converter(cache_dir, (ID, TENSORS[0]), [[range(100)], [range(100, 200)]], row_group_bytes=1000) as found:
-        yield found
-
-
 def data_files(cache_dir: Path) -> list[Path]:
     return sorted(cache_dir.rglob("*.parquet"))
 
@@ -90,7 +82,7 @@ def reader_threads() -> list[str]:
 # Exact rows, in order
 
 
-@pytest.mark.parametrize("workers_count", [1, 2, 4])
+@pytest.mark.parametrize("workers_count", [1, 4])
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 400, 1003, 5000])
 def test_every_batch_has_exactly_its_rows(converter: DatasetConverter, batch_size: int, workers_count: int) -> None:
     names = [column.name for column in PLAIN] if batch_size > 1 else ["id", "text", "vector"]
@@ -239,7 +231,7 @@ def test_an_error_of_the_consumer_leaves_no_thread(converter: DatasetConverter) 
     assert not reader_threads()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.long("starts processes"))])
 def test_two_iterations_at_once_do_not_disturb_each_other(converter: DatasetConverter, num_workers: int) -> None:
     with converter.make_torch_dataloader(
         batch_size=100, columns=["id", "vector"], num_workers=num_workers, shuffle=True, shuffle_window_rows=WINDOW
@@ -255,7 +247,9 @@ def test_two_iterations_at_once_do_not_disturb_each_other(converter: DatasetConv
 # Epochs
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch", "torch with processes"])
+@pytest.mark.parametrize(
+    "framework", ["numpy", "torch", pytest.param("torch with processes", marks=pytest.mark.long("starts processes"))]
+)
 def test_an_iteration_that_ends_moves_on_and_one_left_early_does_not(
     converter: DatasetConverter, framework: str
 ) -> None:
@@ -287,7 +281,7 @@ def test_a_bad_epoch_names_itself(converter: DatasetConverter, epoch: Any, kind:
             make().set_epoch(epoch)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.long("starts processes"))])
 def test_two_epochs_of_one_iteration_are_two_iterations(converter: DatasetConverter, num_workers: int) -> None:
     options: dict[str, Any] = {"batch_size": 100, "columns": ["id"], "shuffle": True, "shuffle_window_rows": WINDOW}
     with (
@@ -323,70 +317,6 @@ def test_a_loader_is_closed_after_its_block(converter: DatasetConverter, framewo
 
 
 # Files that are not what was written
-
-
-def first_batch(converter: DatasetConverter) -> Any:
-    return next(iter(converter.make_batch_reader(batch_size=200)))
-
-
-def test_a_file_that_is_gone_is_named(small: DatasetConverter, cache_dir: Path) -> None:
-    path = data_files(cache_dir)[1]
-    path.unlink()
-    with pytest.raises(SourceChangedError, match=rf"{path.name} is not there\. Was the converter deleted") as raised:
-        first_batch(small)
-    assert raised.value.path == f"file://{path}"
-    assert not reader_threads()
-
-
-@pytest.mark.parametrize("keep", [-1, 100, 0])
-def test_a_file_that_was_cut_is_named(small: DatasetConverter, cache_dir: Path, keep: int) -> None:
-    path = data_files(cache_dir)[0]
-    data = path.read_bytes()
-    path.write_bytes(data[:keep])
-    said = rf"{path.name} has {len(data[:keep])} bytes instead of {len(data)}: it was changed or cut"
-    with pytest.raises(SourceChangedError, match=said) as raised:
-        first_batch(small)
-    assert raised.value.path == f"file://{path}"
-
-
-def test_a_file_with_a_damaged_footer_is_named(small: DatasetConverter, cache_dir: Path) -> None:
-    path = data_files(cache_dir)[1]
-    data = path.read_bytes()
-    path.write_bytes(data[:-60] + bytes(byte ^ 0xFF for byte in data[-60:-8]) + data[-8:])
-    with pytest.raises(SourceChangedError, match=rf"{path.name} has another footer than it was written with") as raised:
-        first_batch(small)
-    assert raised.value.path == f"file://{path}"
-
-
-def test_a_footer_with_a_damaged_name_is_named(small: DatasetConverter, cache_dir: Path) -> None:
-    path = data_files(cache_dir)[0]
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b"vector", b"\x89ector"))
-    with pytest.raises(SourceChangedError, match=rf"{path.name} has another footer than it was written with"):
-        first_batch(small)
-
-
-def test_a_footer_that_cannot_be_decoded_is_named(small: DatasetConverter, cache_dir: Path) -> None:
-    # As it is where nobody took the footer's digest.
-    path = data_files(cache_dir)[1]
-    data = path.read_bytes()
-    path.write_bytes(data[:-60] + bytes(byte ^ 0xFF for byte in data[-60:-8]) + data[-8:])
-    bare = borrow_files(small._storage, dataclasses.replace(small._manifest, file_footers=None))
-    with pytest.raises(ReadError, match=rf"Row group 0 of .*{path.name} cannot be decoded: ") as raised:
-        first_batch(bare)
-    assert raised.value.path == f"file://{path}"
-    assert raised.value.row_group == 0
-
-
-@pytest.mark.parametrize("shape", [(2,), (4,)])
-def test_rows_of_another_shape_than_the_manifest_says_cannot_be_decoded(
-    small: DatasetConverter, shape: tuple[int, ...]
-) -> None:
-    fields = (small.schema["id"], dataclasses.replace(small.schema["vector"], shape=shape))
-    manifest = dataclasses.replace(small._manifest, schema=Schema(fields))
-    other = borrow_files(small._storage, manifest)
-    with pytest.raises(ReadError, match=r"Row group 0 of .* cannot be decoded: "):
-        first_batch(other)
 
 
 def test_an_error_of_a_worker_process_keeps_its_class(small: DatasetConverter, cache_dir: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_file_without_a_column_that_the_log_counts_no_null_of_is_named(tmp_pat
     pq.write_table(pa.table({"other": [1, 2]}), tmp_path / "t" / "a.parquet")
     stats = {"numRecords": 2, "nullCount": {"id": 0}}
     path = write_log(tmp_path / "t", {"id": "long", "other": "long"}, [{"path": "a.parquet", "stats": stats}])
-    with pytest.raises(SourceChangedError, match=r"a\.parquet has no column 'id', of which the table's log says"):
+    with pytest.raises(SourceChangedError, match=r"a\.parquet has no column 'id', although the table's log says"):
         rows_of(make_delta_converter(path), nulls=nulls)
 
 

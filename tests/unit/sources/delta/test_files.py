@@ -76,7 +76,7 @@ def swap_for_others(file: Path, ids: Any) -> None:
         (lambda file: file.write_bytes(file.read_bytes() + b"x"), "has .* bytes"),
         (lambda file: file.write_bytes(file.read_bytes()[:-1]), "has .* bytes"),
         (lambda file: pq.write_table(pa.table({"id": range(1000)}), file), "has .* bytes"),
-        (lambda file: swap_for_others(file, range(4)), "has 4 rows instead of 10"),
+        (lambda file: swap_for_others(file, range(4)), "has 4 rows, expected 10"),
     ],
 )
 def test_a_data_file_that_is_another_one_is_named(tmp_path: Path, swap: Any, said: str) -> None:
@@ -230,7 +230,7 @@ def test_files_without_statistics_are_read(tmp_path: Path) -> None:
 def test_a_log_that_counts_wrongly_is_noticed(tmp_path: Path) -> None:
     path = five_files(tmp_path / "table")
     change_commit(path, 1, lambda action: action.get("add", {}).update({"stats": '{"numRecords": 11}'}))
-    with pytest.raises(SourceChangedError, match=r"has 10 rows instead of 11"):
+    with pytest.raises(SourceChangedError, match=r"has 10 rows, expected 11"):
         rows_of(make_delta_converter(path))
 
 

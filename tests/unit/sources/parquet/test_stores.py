@@ -40,7 +40,7 @@ def test_what_a_host_keeps_is_of_the_file_that_was_looked_at(tmp_path: Path) -> 
             assert read(after, local_cache_dir=tmp_path)["id"].tolist() == [1, 4, 5]
             assert read(after)["id"].tolist() == [1, 4, 5]
         assert read(before, local_cache_dir=tmp_path)["id"].tolist() == [1, 2, 5]
-        with pytest.raises(SourceChangedError, match=r"a\.parquet was written again since it was looked at"):
+        with pytest.raises(SourceChangedError, match=r"a\.parquet was written again after the converter was made"):
             read(before)
 
 
@@ -203,7 +203,7 @@ def test_a_file_that_was_written_again_is_noticed_though_its_footer_is_the_same(
     assert len(file.read_bytes()) == len(content_before)
     for look in (read, lambda one: one.where([("id", ">", 0)]), lambda one: one.statistics):
         for one in (converter, pickle.loads(pickled)):
-            with pytest.raises(SourceChangedError, match=r"a\.parquet was written again since it was looked at"):
+            with pytest.raises(SourceChangedError, match=r"a\.parquet was written again after the converter was made"):
                 look(one)
     file.write_bytes(content_before)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))

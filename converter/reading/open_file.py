@@ -1,0 +1,135 @@
+"""One file of a dataset while it is open: where it holds the wanted columns, and their bytes."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from converter.places import Place
+from converter.portable.footers import head_of
+from converter.reading.calendars import is_julian
+from converter.reading.checks import DataFile
+from converter.reading.gather import Array
+from converter.reading.pages import Chunk, PlainColumn, find_plain_column
+from converter.reading.stored import find_places, read_places
+from converter.storage.ranges import Fetched, Range
+
+if TYPE_CHECKING:
+    from converter.reading.data_files import DataFiles
+
+
+class OpenFile:
+    """A data file whose footer was read once; on a local disk it is mapped into memory."""
+
+    def __init__(
+        self, files: DataFiles, file: DataFile, given_up: threading.Event | None = None, *, anew: bool = False
+    ) -> None:
+        self.file, self.identity = file, file.storage.identity(file.name)
+        self.verify_checksums = files.verify_checksums
+        self.buffer: pa.Buffer | None = None
+        self._stored = file.stored_footer()
+        if self._stored is not None:
+            self.metadata, self.footer, _ = self._stored
+            self.schema = self.metadata.schema.to_arrow_schema()
+        else:
+            with files.open_footer(file, given_up, anew=anew) as opened:
+                self.footer = file.check(opened)
+                # For a mapped file this is the mapping itself.
+                self.buffer = opened.read_buffer() if self.identity is not None else None
+                parquet = pq.ParquetFile(opened if self.buffer is None else pa.BufferReader(self.buffer))
+                self.metadata, self.schema = parquet.metadata, parquet.schema_arrow
+            file.check_bounds(self.metadata, self.footer, self.schema)
+        self.places = find_places(file.manifest, list(files.fields), self.schema)
+        self._leaves = [leaf for place in self.places.values() if place is not None for leaf in place.leaves]
+        self.footer.keep(self._leaves)
+        self._chunks: dict[int, dict[str, Chunk | list[Array]]] = {}
+        self.plain: dict[str, PlainColumn] = {}
+        for name, place in self.places.items():
+            if place is not None and not is_julian(self.metadata, place):
+                plain_column = find_plain_column(self.metadata, place, files.fields[name])
+                if plain_column is not None:
+                    self.plain[name] = plain_column
+
+    def check_heads(self, number: int, fetched: Fetched) -> None:
+        """Raise SourceChangedError if the columns of the dataset's row group do not begin as the manifest says.
+
+        A column's first page begins with its own checksum, so this notices a file that replaced this one.
+        """
+        if self._stored is None:
+            return
+        index = self.file.manifest.row_group_in_file(number)
+        for leaf in self._leaves:
+            chunk = self.footer.chunk(index, leaf)
+            start, num_bytes = head_of(chunk.data_page_offset, chunk.stored_bytes)
+            if zlib.crc32(fetched.slice(start, start + num_bytes)) != self._stored.heads[index, leaf]:
+                raise self.file.changed("holds other rows than were written there: it was replaced, or is damaged")
+
+    @property
+    def num_kept_chunks(self) -> int:
+        """How many column chunks have their place remembered."""
+        return len(self._chunks) * len(self.plain)
+
+    def plain_chunks(self, index: int, files: DataFiles) -> dict[str, Chunk | list[Array]]:
+        """The columns of a row group that may be plain: where they lie, or once they were read, their views."""
+        chunks = self._chunks.get(index)
+        if chunks is None:
+            chunks = {}
+            for name, column in self.plain.items():
+                chunk = column.find_chunk(self.footer.chunk(index, column.leaf), self.footer.row_group_rows[index])
+                if chunk is not None:
+                    chunks[name] = chunk
+            if files.may_keep_chunks():
+                self._chunks[index] = chunks
+        return chunks
+
+    def row_groups(self, number: int) -> list[int]:
+        """The row groups of this file that the dataset's row group consists of: one, or all that have rows.
+
+        Raises:
+            SourceChangedError: they have other rows than the manifest says.
+        """
+        index = self.file.manifest.row_group_in_file(number)
+        rows = self.footer.row_group_rows
+        indices = [index] if index >= 0 else [at for at, num_rows in enumerate(rows) if num_rows]
+        num_rows = self.footer.rows_of(indices)
+        if num_rows != self.file.manifest.row_group_rows[number]:
+            raise self.file.rows_changed(number, num_rows)
+        return indices
+
+    def ranges(self, indices: Sequence[int]) -> list[Range]:
+        """Where the wanted columns of row groups lie. Raises ValueError if the footer points outside the file."""
+        ranges, num_bytes = [], self.file.num_bytes
+        for index in indices:
+            for leaf in self._leaves:
+                chunk = self.footer.chunk(index, leaf)
+                start = chunk.data_page_offset
+                if chunk.dictionary_page_offset:
+                    start = min(start, chunk.dictionary_page_offset)
+                stop = start + chunk.stored_bytes
+                if not 0 <= start <= stop <= num_bytes:
+                    raise ValueError(f"its footer places a column at bytes {start} to {stop} of {num_bytes}")
+                ranges.append((start, stop))
+        return ranges
+
+    def plain_values(self, name: str, chunk: Chunk, fetched: Fetched | None) -> list[Array] | None:
+        """A plain column's values in a row group; None where Arrow must decode them."""
+        if fetched is None:
+            return self.plain[name].values(self.buffer, chunk, verify_checksums=self.verify_checksums)
+        in_memory = chunk._replace(start=0, end=chunk.end - chunk.start)
+        part = fetched.slice(chunk.start, chunk.end)
+        return self.plain[name].values(part, in_memory, verify_checksums=self.verify_checksums)
+
+    def read(self, indices: Sequence[int], places: Sequence[Place], fetched: Fetched | None) -> list[pa.ChunkedArray]:
+        """These columns of row groups, decoded by Arrow."""
+        parquet = pq.ParquetFile(
+            pa.BufferReader(self.buffer) if fetched is None else self.file.open_partial(fetched),
+            metadata=self.metadata,
+            page_checksum_verification=self.verify_checksums,
+            coerce_int96_timestamp_unit="us",
+        )
+        return read_places(parquet, indices, places)

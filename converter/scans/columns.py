@@ -1,0 +1,38 @@
+"""Columns of one row group as an Arrow table: what a pass looks at."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+
+from converter.reading.calendars import floor_times
+from converter.reading.data_files import DataFiles
+from converter.reading.decode import signed
+from converter.reading.stored import constant_column
+
+
+def read_columns(files: DataFiles, row_group: int, given_up: threading.Event | None = None) -> pa.Table:
+    """The columns `files.fields` of a row group, in the types that the dataset gives them.
+
+    Raises:
+        SourceChangedError: the file is gone, or is not what the manifest says.
+        ReadError: they cannot be fetched or decoded.
+    """
+    manifest, file = files.manifest, files.file_of(row_group)
+    fetched = None if files.storage.is_local else files.fetch([row_group], given_up)[row_group]
+    with file.named_errors(row_group):
+        opened, parts = files.open(file, given_up), None
+        if fetched is not None:
+            opened, parts = fetched.opened, fetched.parts
+            opened.check_heads(row_group, parts)
+        stored = {name: place for name, place in opened.places.items() if place is not None}
+        columns = dict(
+            zip(stored, opened.read(opened.row_groups(row_group), list(stored.values()), parts), strict=True)
+        )
+        for name in files.fields:
+            if name not in columns:
+                columns[name] = constant_column(file, name, int(manifest.row_group_rows[row_group]))
+            if manifest.source_columns is not None:
+                columns[name] = signed(floor_times(columns[name]), name).cast(manifest.source_columns[name].arrow_type)
+        return pa.table({name: columns[name] for name in files.fields})

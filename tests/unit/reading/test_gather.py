@@ -1,0 +1,124 @@
+"""Gathered rows are the wanted rows, in the plan's order, in memory of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converter.reading.decode import decode
+from converter.reading.gather import gather, gather_stack
+from converter.reading.ragged import ragged_values
+from tests.properties import examples
+from tests.unit.known_tables import RAGGED, TENSORS, Column
+from tests.unit.reading.forms import NUMBERS, OBJECTS, as_stored, assert_same, stored
+
+# Gathering
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> tuple[list[list[int]], Any]:
+    """Row ids of several parts, and which of their rows are wanted: a slice, or a permutation of them or of a few."""
+    sizes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any))
+    stops = np.cumsum(sizes)
+    parts = [list(range(stop - size, stop)) for size, stop in zip(sizes, stops.tolist(), strict=True)]
+    total = sum(sizes)
+    if draw(st.booleans()):
+        start = draw(st.integers(0, total - 1))
+        return parts, slice(start, draw(st.integers(start + 1, total)))
+    rows = draw(st.permutations(range(total)))
+    return parts, np.array(rows[: draw(st.integers(1, total))], np.int64)
+
+
+def wanted(parts: list[list[int]], rows: Any) -> list[int]:
+    return np.array([row for part in parts for row in part])[rows].tolist()
+
+
+@given(windows(), st.sampled_from([*NUMBERS, *TENSORS]))
+@examples(150)
+def test_gathered_numbers_are_the_wanted_rows_in_memory_of_their_own(window: Any, column: Column) -> None:
+    parts, rows = window
+    values = [as_stored(column.values(part)) for part in parts]
+    found = gather(values, rows)
+    assert_same(found, as_stored(column.values(wanted(parts, rows))))
+    assert found.flags.writeable
+    assert not any(np.shares_memory(found, part) for part in values)
+
+
+@given(windows(), st.sampled_from([*OBJECTS, RAGGED]))
+@examples(100)
+def test_gathered_objects_and_ragged_rows_are_the_wanted_ones(window: Any, column: Column) -> None:
+    parts, rows = window
+    if column is RAGGED:
+        arrays = [
+            decode(pa.chunked_array([stored(column, "binary", part)]), column.field, fill=0).values for part in parts
+        ]
+        found = ragged_values(gather(arrays, rows), column.field)
+        expected = column.values(wanted(parts, rows))
+        assert_same(found.values, np.concatenate(expected).astype(column.dtype))
+        assert_same(np.diff(found.offsets), np.array([len(row) for row in expected]))
+        return
+    found = gather([column.arrow(part) for part in parts], rows)
+    assert isinstance(found, pa.Array)
+    assert found.to_pylist() == column.values(wanted(parts, rows))
+
+
+@given(windows(), st.lists(st.sampled_from(NUMBERS[:8]), min_size=1, max_size=6), st.sampled_from(["f4", "f8"]))
+@examples(100)
+def test_a_gathered_stack_is_numpys_stack_of_the_wanted_rows(window: Any, columns: list[Column], dtype: str) -> None:
+    parts, rows = window
+    groups = [[column.values(part) for column in columns] for part in parts]
+    found = gather_stack(iter(groups), sum(map(len, parts)), rows, len(columns), dtype)
+    ids = wanted(parts, rows)
+    assert_same(found, np.stack([column.values(ids).astype(dtype) for column in columns], axis=1))
+    assert found.flags.writeable
+
+
+def test_a_stack_larger_than_a_block_is_whole() -> None:
+    columns = NUMBERS[2:5]
+    parts = [list(range(9000)), list(range(9000, 9001)), list(range(9001, 20_000))]
+    groups = [[column.values(part) for column in columns] for part in parts]
+    rows = np.random.default_rng(0).permutation(20_000)
+    expected = np.stack([column.values(range(20_000)).astype("f8") for column in columns], axis=1)
+    assert_same(gather_stack(groups, 20_000, rows, len(columns), "f8"), expected[rows])
+    assert_same(gather_stack(groups, 20_000, slice(0, 20_000), len(columns), "f8"), expected)
+    assert_same(gather_stack(groups, 20_000, slice(8999, 9002), len(columns), "f8"), expected[8999:9002])
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=2, max_size=6).filter(any),
+    width=st.sampled_from([64, 65, 200]),
+    dtype=st.sampled_from(["float32", "int64", "float64"]),
+    data=st.data(),
+)
+def test_wide_rows_are_gathered_from_wherever_they_lie(
+    sizes: list[int], width: int, dtype: str, data: st.DataObject
+) -> None:
+    generator = np.random.default_rng(0)
+    parts: list[Any] = []
+    for size in sizes:
+        # Anywhere in memory, and at any byte: as in a mapped file.
+        offset = data.draw(st.integers(0, 9))
+        raw = generator.integers(0, 256, offset + size * width * np.dtype(dtype).itemsize, dtype=np.uint8)
+        parts.append(raw[offset:].view(dtype).reshape(size, width))
+    order = data.draw(st.permutations(range(len(parts))))
+    parts = [parts[index] for index in order]
+    whole = np.concatenate(parts)
+    rows = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=300)), np.int64)
+    found = gather(parts, rows)
+    assert found.dtype == np.dtype(dtype)
+    assert found.flags.writeable
+    assert found.view(np.uint8).tobytes() == whole[rows].view(np.uint8).tobytes()
+    assert not any(np.shares_memory(found, part) for part in parts)
+
+
+def test_wide_rows_are_gathered_without_a_view_of_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [np.arange(start, start + 700).reshape(7, 100) for start in (0, 5000)]
+    rows = np.array([13, 0, 7, 7])
+    expected = np.concatenate(parts)[rows]
+    monkeypatch.delattr(np.lib.stride_tricks, "as_strided")
+    assert_same(gather(parts, rows), expected)
