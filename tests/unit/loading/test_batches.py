@@ -305,7 +305,7 @@ def ragged(batch: Batch) -> Batch:
 WRONG: list[tuple[Any, type[Exception], str]] = [
     (fewer, ValueError, "transform returned column 'id' with 8 rows; the batch has 9 rows"),
     (more, ValueError, "transform returned column 'x' with 10 rows; the batch has 9 rows"),
-    (ragged, ValueError, "transform returned column 'x' as rows that differ in shape, which make no array"),
+    (ragged, ValueError, "transform returned column 'x' as rows of different shapes, which make no array"),
     (lambda batch: batch["id"], TypeError, "transform must return a dict of column name to .*, got ndarray"),
     (lambda _: None, TypeError, "transform must return a dict .*, got NoneType"),
     (lambda batch: [batch], TypeError, "transform must return a dict .*, got list"),
@@ -630,7 +630,7 @@ def test_a_provider_of_tokens_that_cannot_be_sent_is_refused_by_name(converter: 
         lake = open_storage("abfss://data@lake.dfs.core.windows.net/a", {"credential": provider})
         return borrow_files(lake, converter._manifest)
 
-    said = r"storage_options\['credential'\] cannot be sent .* top of a module, give an object of azure-identity"
+    said = r"storage_options\['credential'\] cannot be sent .* top of a module, pass an object of azure-identity"
     with pytest.raises(TypeError, match=said):
         make(on_azure(lambda: "token"), "processes", None, multiprocessing_context="spawn")
     make(on_azure(lambda: "token"), "processes", None, multiprocessing_context="fork")
