@@ -1,7 +1,7 @@
 """Batches of NumPy arrays: runs of rows are cut to the batch size, then the user's transform is applied.
 
-A run is what one window yields (`reading/windows.py`). Without a transform, cutting is slicing. With one, reader threads
-call it ahead of use, and its batches keep their order.
+A run is what one window yields (`reading/windows.py`). Without a transform, cutting is slicing. With one, reader
+threads call it ahead of use, and its batches keep their order.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class LoaderOptions:
             drop_last=self.drop_last,
             shuffle=None,
             shard=shard,
-            # Shuffled reading is training, which needs equal steps; reading in order is evaluation, which needs all rows.
+            # Shuffled reading is training: ranks need equal steps. Ordered reading is evaluation: no row may be lost.
             uneven=self.uneven or ("drop" if self.shuffle else "keep"),
             window_rows=1,
             window_groups=DEFAULT_WINDOW_GROUPS if self.shuffle_window_rows is None else None,

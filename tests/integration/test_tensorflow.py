@@ -645,7 +645,7 @@ def test_a_column_that_is_text_only_in_part_is_refused(vectors: DatasetConverter
         text[3] = odd
         return {"text": text}
 
-    with pytest.raises(TypeError, match="column 'text' as object, which TensorFlow has no tensors for"):
+    with pytest.raises(TypeError, match="column 'text' as object, which has no TensorFlow type"):
         vectors.make_tf_dataset(batch_size=10, transform=transform)
 
 
