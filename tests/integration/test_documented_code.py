@@ -98,7 +98,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Datas
         converter.delete()
 
 
-@pytest.mark.parametrize("block", blocks())
+@pytest.mark.parametrize("block", list(blocks()))
 def test_a_block_of_code_runs(
     block: str, names: dict[str, Any], data: Path, made: list[DatasetConverter], tmp_path: Path
 ) -> None:

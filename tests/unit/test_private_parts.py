@@ -21,14 +21,34 @@ import converter
 PACKAGE = Path(converter.__file__).parent
 
 REACHES = {
-    "frameworks.tensorflow.dataset._freeze_parents_garbage": "Python",
     "frameworks.tensorflow.dataset.TFDataset._inputs": "TensorFlow",
+    "frameworks.tensorflow.dataset._freeze_parents_garbage": "CPython",
+    "frameworks.tensorflow.iterator.EagerIterator": "TensorFlow",
     "frameworks.tensorflow.iterator._find_eager_tensor": "TensorFlow",
     "frameworks.tensorflow.iterator._find_owned_iterator": "TensorFlow",
-    "frameworks.tensorflow.iterator.EagerIterator": "TensorFlow",
     "frameworks.tensorflow.saving.DatasetState._copy_trackable_to_cpu": "TensorFlow",
-    "frameworks.torch.loader._is_starting_process": "Python",
     "frameworks.torch.loader.TorchDataLoader._end_workers": "torch",
+    "frameworks.torch.loader._is_starting_process": "CPython",
+    "holding.is_in_thread_pool": "CPython",
+    "holding.register_before_thread_pools": "CPython",
+    "portable.filesystems._keep_whole_paths": "hdfs-native",
+    "portable.filesystems._name_hadoop_user": "hdfs-native",
+    "portable.filesystems._set_azure_retries": "azure-storage-blob",
+    "portable.filesystems.mark_closed": "fsspec",
+    "portable.filesystems.unsent_bytes": "fsspec",
+    "portable.parquet_file._stop_writer": "pyarrow",
+    "portable.redaction._held_in": "azure-identity",
+    "portable.tasks._freeze_garbage_collector": "CPython",
+    "reading.gather._rows_at_every_byte": "NumPy",
+    "reading.stored._read_tops": "pyarrow",
+    "sources.spark.identity._find_delta_version": "Spark",
+    "sources.spark.session._is_local_list": "pyspark",
+    "sources.spark.session._open_arrow_stream": "pyspark",
+    "sources.spark.session.java_frame": "pyspark",
+    "sources.spark.session.java_packages": "pyspark",
+    "sources.spark.session.travels_by_value": "pyspark",
+    "storage.azure._default_place_of_spark": "pyspark",
+    "storage.hdfs._keep_garbage_of_parents": "CPython",
 }
 """Every function and class that reaches into another library, and which one. A new reach is entered here."""
 
@@ -52,7 +72,7 @@ OVERRIDDEN = frozenset({"_copy_trackable_to_cpu", "_element_spec", "_inputs", "_
 DOCUMENTED = frozenset({"_asdict", "_fields", "_make", "_replace"})
 """Of named tuples."""
 
-PRIVATE_MODULES = re.compile(r"^(tensorflow\.python|concurrent\.futures\.thread|.*\._)")
+PRIVATE_MODULES = re.compile(r"^(tensorflow\.python|.*\._)")
 
 _ACCESSORS = frozenset({"getattr", "setattr", "hasattr", "delattr"})
 

@@ -45,7 +45,7 @@ _CLOSE_SECONDS = 60.0
 def _freeze_parents_garbage() -> None:
     """Keep a forked child from collecting its parent's objects.
 
-    Reaches into: gc.freeze, for the whole process (Python 3.10 to 3.13).
+    Reaches into: gc.freeze, for the whole process (CPython 3.10 to 3.13).
     Without it: a child that collects an iterator of tf.data waits for ever, for threads that only its parent has.
     """
     gc.freeze()

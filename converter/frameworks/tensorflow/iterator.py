@@ -125,10 +125,7 @@ class CountedIterator:
                     batch = next(self._batches)
         except tf.errors.OpError as error:
             _raise_with_cause(self._of, error)
-        self.used += 1
-        begun = self._of.note_use(self.used)
-        if self.used == 1:
-            self.begin = begun
+        _count(self, self._of)
         return batch
 
 
@@ -217,16 +214,12 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
             return super().get_next()
         with self._in_turn:
             if self.used:
-                return self._counted(self._given())
-            with self._of.first_use():
-                return self._counted(self._given())
-
-    def _counted(self, batch: Any) -> Any:
-        self.used += 1
-        begun = self._of.note_use(self.used)
-        if self.used == 1:
-            self.begin = begun
-        return batch
+                batch = self._given()
+            else:
+                with self._of.first_use():
+                    batch = self._given()
+            _count(self, self._of)
+            return batch
 
     def _given(self) -> Any:
         if self._has_ended:
@@ -269,6 +262,13 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
             raise StopIteration from None
         except tf.errors.OpError as error:
             _raise_with_cause(self._of, error)
+
+
+def _count(iterator: EagerIterator | CountedIterator, dataset: TFDataset) -> None:
+    iterator.used += 1
+    begun = dataset.note_use(iterator.used)
+    if iterator.used == 1:
+        iterator.begin = begun
 
 
 def _raise_with_cause(dataset: TFDataset, error: Exception) -> NoReturn:

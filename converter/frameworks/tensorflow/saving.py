@@ -72,7 +72,8 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     from converter.frameworks.tensorflow import DatasetStateCallback
 
     with converter.make_tf_dataset(batch_size=2, features="x", labels="y") as dataset:
-        keras_model.fit(dataset, callbacks=[DatasetStateCallback(dataset, f"{directory}/state.json")], verbose=0)
+        saving = DatasetStateCallback(dataset, f"{directory}/state.json")
+        keras_model.fit(dataset, shuffle=False, callbacks=[saving])
         with open(f"{directory}/state.json") as file:
             dataset.load_state_dict(json.load(file))
     ```

@@ -367,7 +367,7 @@ def _batches_in(source: BatchSource, plan: EpochPlan, files: DataFiles, batches:
 def _is_starting_process() -> bool:
     """Whether an object that is pickled now goes to a process that multiprocessing starts.
 
-    Reaches into: multiprocessing.context.get_spawning_popen, undocumented (Python 3.10 to 3.13).
+    Reaches into: multiprocessing.context.get_spawning_popen, undocumented (CPython 3.10 to 3.13).
     Without it: no credentials go along, and started workers take those of their environment.
     """
     get_spawning_popen = getattr(multiprocessing.context, "get_spawning_popen", lambda: None)

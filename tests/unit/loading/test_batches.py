@@ -22,6 +22,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from converter import DatasetConverter
 from converter.dataset import borrow_files
+from converter.frameworks.torch import loader as torch_loader
 from converter.storage.opening import open_storage
 from tests.unit.known_tables import ID, SCALARS, TENSORS, Column, assert_batch, write_converter
 
@@ -652,6 +653,23 @@ def test_what_can_be_sent_is_not_refused(converter: DatasetConverter) -> None:
 
 def scaled_by_two(batch: Batch) -> Batch:
     return {"id": batch["id"] * 2}
+
+
+def test_without_torchs_private_parts_processes_end_with_their_iterator(converter: DatasetConverter) -> None:
+    with make(converter, "torch", None, columns=["id"]) as loader:
+        loader._end_workers(object())
+        assert ids_of(loader) == list(range(NUM_ROWS))
+
+
+def test_credentials_go_along_only_while_a_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not torch_loader._is_starting_process()
+    multiprocessing.context.set_spawning_popen(object())
+    try:
+        assert torch_loader._is_starting_process()
+        monkeypatch.delattr(multiprocessing.context, "get_spawning_popen")
+        assert not torch_loader._is_starting_process()
+    finally:
+        multiprocessing.context.set_spawning_popen(None)
 
 
 def test_making_a_loader_does_not_settle_how_processes_start(
