@@ -46,6 +46,15 @@ def blocks() -> Iterator[Any]:
                 yield pytest.param(block, id=f"{name}-{number}")
 
 
+INPUTS = keras.Input((4,), name="x")
+
+
+def keras_model(inputs: Any) -> Any:
+    model = keras.Model(inputs, keras.layers.Dense(1)(INPUTS))
+    model.compile(loss="mse")
+    return model
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the blocks call `/data`: rides as Parquet files by year, and as a Delta table of 4 versions."""
@@ -67,12 +76,9 @@ def names(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     rows = spark.range(2100).select(
         x.alias("x"), y, y.alias("label"), (F.col("id") % 90).alias("age"), F.lit("DE").alias("country")
     )
-    inputs = keras.Input((4,), name="x")
-    keras_model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    keras_model.compile(loss="mse")
     with make_spark_converter(rows, cache_dir=tmp_path_factory.mktemp("cache")) as converter:
         yield {
-            "df": df, "spark": spark, "converter": converter, "keras_model": keras_model,
+            "df": df, "spark": spark, "converter": converter,
             "model": torch.nn.Linear(4, 2), "np": np, "tf": tf, "torch": torch, "json": json, "key": "secret",
             "image": "x",
         }  # fmt: skip
@@ -108,7 +114,7 @@ def test_a_block_of_code_runs(
     code = code.replace('{"account_key": key}', "{}")
     namespace = names | {name: getattr(package, name) for name in package.__all__} | {"directory": str(tmp_path)}
     if "model.fit(" in code:
-        namespace["model"] = names["keras_model"]
+        namespace |= {"model": keras_model({"x": INPUTS}), "keras_model": keras_model(INPUTS)}
     exec(compile(code, "block", "exec"), namespace)
     for name in ("loader", "dataset"):
         if name in namespace:

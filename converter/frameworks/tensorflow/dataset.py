@@ -153,8 +153,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self.is_prefetched = prefetch is not None
         self._inner = self._build(prefetch)
         options = self.options_alone = tf.data.Options()
-        # There is nothing to tune or rewrite, and trying costs 8 ms per epoch, at times 150. A dataset that is made from
-        # this one may need both, so only our own loop has these options.
+        # There is nothing to tune or rewrite, and trying costs 8 ms per epoch, at times 150. A dataset made from this
+        # one may need both, so only our own loop has these options.
         options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
         self.alone = self._inner.with_options(options)
         """The same batches for a loop over this dataset itself."""

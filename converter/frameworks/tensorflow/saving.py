@@ -22,7 +22,7 @@ class DatasetState(tf.train.experimental.PythonState):  # type: ignore[misc]
     from converter.frameworks.tensorflow import DatasetState
 
     with converter.make_tf_dataset(batch_size=2) as dataset:
-        checkpoint = tf.train.Checkpoint(model=keras_model, data=DatasetState(dataset))
+        checkpoint = tf.train.Checkpoint(data=DatasetState(dataset))  # beside model=… and optimizer=…
         next(iter(dataset))
         saved = checkpoint.save(f"{directory}/model")  # calls `serialize`; `restore` calls `deserialize`
         checkpoint.restore(saved)
