@@ -37,8 +37,6 @@ class Mutation:
         path = root / "converter" / self.module
         text = path.read_text()
         if text.count(self.old) != 1:
-            raise ValueError(
-                f"{self.label}: {self.old!r} stands {text.count(self.old)} times in {path}, expected once."
-            )
+            raise ValueError(f"{self.label}: {self.old!r} stands {text.count(self.old)} times in {path}, expected once.")
         if write:
             path.write_text(text.replace(self.old, self.new))

@@ -97,9 +97,7 @@ def first_failure(copy: Path, arguments: list[str]) -> str:
         return ""
     match = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*)?(?: - .*)?$", done.stdout, re.MULTILINE)
     if match is None:
-        raise SystemExit(
-            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-        )
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return f"`{match[1].removeprefix('tests/')}`"
 
 
