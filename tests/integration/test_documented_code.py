@@ -46,11 +46,10 @@ def blocks() -> Iterator[Any]:
                 yield pytest.param(block, id=f"{name}-{number}")
 
 
-INPUTS = keras.Input((4,), name="x")
-
-
-def keras_model(inputs: Any) -> Any:
-    model = keras.Model(inputs, keras.layers.Dense(1)(INPUTS))
+def keras_model(*, by_name: bool) -> Any:
+    """A model of the column `x`: as a dict of one, or alone."""
+    inputs = keras.Input((4,), name="x")
+    model = keras.Model({"x": inputs} if by_name else inputs, keras.layers.Dense(1)(inputs))
     model.compile(loss="mse")
     return model
 
@@ -80,7 +79,6 @@ def names(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield {
             "df": df, "spark": spark, "converter": converter,
             "model": torch.nn.Linear(4, 2), "np": np, "tf": tf, "torch": torch, "json": json, "key": "secret",
-            "image": "x",
         }  # fmt: skip
 
 
@@ -114,7 +112,7 @@ def test_a_block_of_code_runs(
     code = code.replace('{"account_key": key}', "{}")
     namespace = names | {name: getattr(package, name) for name in package.__all__} | {"directory": str(tmp_path)}
     if "model.fit(" in code:
-        namespace |= {"model": keras_model({"x": INPUTS}), "keras_model": keras_model(INPUTS)}
+        namespace |= {"model": keras_model(by_name=True), "keras_model": keras_model(by_name=False)}
     exec(compile(code, "block", "exec"), namespace)
     for name in ("loader", "dataset"):
         if name in namespace:
