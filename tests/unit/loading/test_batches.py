@@ -396,7 +396,7 @@ def scaled(batch: Batch, *, factor: int) -> Batch:
     ],
     ids=["object", "method", "method with generator", "partial", "star", "default"],
 )
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["numpy", "torch"])
 def test_any_callable_of_a_batch_will_do(converter: DatasetConverter, way: str, transform: Any) -> None:
     with make(converter, way, transform, columns=["id"], batch_size=50) as loader:
         assert ids_of(loader) == list(range(0, 3 * NUM_ROWS, 3))
@@ -458,7 +458,7 @@ def test_random_numbers_go_on_where_a_run_is_resumed(converter: DatasetConverter
         for batch in loader:
             batches.append((batch["id"].tolist(), batch["noise"].tolist()))
             states.append(loader.state_dict())
-    for step in (1, STEPS, 17) if way == "processes" else range(len(states)):
+    for step in (1, 17) if way == "processes" else range(len(states)):
         with make(pickle.loads(pickle.dumps(converter)), way, noisy, **options) as fresh:
             fresh.load_state_dict(states[step])
             found = [(batch["id"].tolist(), batch["noise"].tolist()) for batch in fresh]
