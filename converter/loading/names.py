@@ -106,7 +106,7 @@ def _resolve_stack(manifest: Manifest, name: str, members: Sequence[str]) -> Sta
     rounded = sorted(member for member in members if not _is_exact(manifest, member, exact))
     if rounded:
         logger.info(
-            "Stack %r is %s, which rounds integers beyond %d; these columns may hold such: %s",
+            "Stack %r makes %s of columns whose integers may be beyond %d, and rounds such integers: %s",
             name, float_dtype, exact, ", ".join(rounded),
         )  # fmt: skip
     return Stack(name=name, columns=tuple(members), dtype=float_dtype)

@@ -1092,7 +1092,7 @@ def test_a_stack_says_which_integers_may_be_rounded(tmp_path: Path, caplog: pyte
     converter = make_parquet_converter(tmp_path)
     with caplog.at_level("INFO", logger="converter"):
         converter.make_batch_reader(stack={"s": ["i", "wide", "y"]})
-    assert "Stack 's' is float32, which rounds integers beyond 16777216" in caplog.text
+    assert "Stack 's' makes float32 of columns whose integers may be beyond 16777216" in caplog.text
     for stack in ({3: ["i"]}, {"s": [1]}, {"": ["i"]}):
         with pytest.raises(TypeError, match="stack: "):
             converter.make_batch_reader(stack=stack)
