@@ -62,7 +62,7 @@ class TestTensorFlowsOwnIterator(TestTensorFlow):
             for used in range(1, 10):
                 next(batches)
                 assert dataset.state_dict() == dataset.state_dict(used)
-            assert list(batches) == []
+            assert len(list(batches)) == 1
             assert dataset.state_dict()["epoch"] == 1
 
     def test_a_function_that_uses_batches_by_itself_says_so(self, converter: DatasetConverter) -> None:
