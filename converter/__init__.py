@@ -1,15 +1,16 @@
-"""Turns a Spark DataFrame into tensors.
+"""Turns a Spark DataFrame, Parquet files or a Delta table into batches of tensors.
 
-    from converter import make_spark_converter
+```python
+from converter import make_spark_converter
 
-    with make_spark_converter(df) as converter:
-        with converter.make_torch_dataloader(batch_size=1024, shuffle=True) as loader:
-            for batch in loader:
-                ...
+with make_spark_converter(df) as converter:
+    with converter.make_torch_dataloader(batch_size=1024, shuffle=True) as loader:
+        for batch in loader:
+            ...
+```
 
-A source says what the rows are, a cache makes them durable, a plan says which
-rows and in what order, a reader says how they are fetched, a framework says as
-what they arrive. Importing this loads no Spark, torch or TensorFlow.
+A source says what the rows are, a cache makes them durable, a plan says which rows and in what order, a reader says how
+they are fetched, a framework says as what they arrive. Importing this loads no Spark, torch or TensorFlow.
 """
 
 from importlib import metadata as _metadata
@@ -37,6 +38,8 @@ try:
     __version__ = _metadata.version("spark-tensor-converter")
 except _metadata.PackageNotFoundError:  # A checkout that was never installed.
     __version__ = "0+unknown"
+
+__docformat__ = "google"
 
 __all__ = [
     "CacheCorruptError",

@@ -1,42 +1,32 @@
-"""The public face: a dataset that hands its rows out as tensors. What it does is a line or three that call a room.
+"""`DatasetConverter`, the object that users hold: rows on disk, handed out as tensors. Each method calls a room below.
 
-Long, because four methods show the same twenty arguments in `help()` and in editors, and explain each of them once.
+Long, because four methods repeat the arguments of a loader for `help()` and editors; one of them explains them all.
 """
 
 from __future__ import annotations
 
-import contextlib
 import html
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from converter.arguments import (
-    check_flag,
-    check_fractions,
-    check_integer,
-)
+from converter.arguments import check_integer
 from converter.cache import leases
-from converter.errors import SourceError
 from converter.frameworks.numpy import BatchReader
 from converter.holding import Holding, holdings
-from converter.loading.batches import numpy_batches
-from converter.loading.epochs import as_generator
-from converter.loading.forecast import LoaderPlan, check_steps, describe_plan, say_steps, suggest_mixing
-from converter.loading.names import only_named
+from converter.loading.batches import first_batch
+from converter.loading.forecast import LoaderPlan, check_steps, describe_plan, log_uneven_shards, suggest_mixing
 from converter.loading.options import LoaderOptions
 from converter.manifest import Manifest
 from converter.reading.gather import Array
 from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged
-from converter.reading.runs import NOT_PADDED
 from converter.reading.source import BatchSource, Transform
-from converter.reading.windows import open_files
-from converter.scans.filters import Filters, say_filters
-from converter.scans.passes import resolve_filters, scan_all_statistics, split
+from converter.scans.filters import Filters
+from converter.scans.parts import select_rows, split_rows
+from converter.scans.passes import scan_all_statistics
 from converter.schema import Schema
 from converter.state import Uneven
 from converter.statistics import ColumnStatistics, StatisticsByColumn
@@ -47,14 +37,20 @@ if TYPE_CHECKING:
     from converter.frameworks.torch.loader import TorchDataLoader
 
 
-logger = logging.getLogger(__name__)
-
-
 class DatasetConverter:
-    """Rows on disk, handed out as tensors.
+    """Rows on disk, handed out as batches of tensors.
 
-    Made by `make_spark_converter`, not by hand. `len()` is the number of rows. As a context manager it
-    removes the cached files at the end. It can be pickled: a copy reads, and never deletes.
+    `make_spark_converter`, `make_parquet_converter`, `make_delta_converter` and `open_converter` make one. `len()` is
+    the number of rows. It can be pickled: the copy reads the same files, and deletes nothing.
+
+    ```python
+    with make_spark_converter(df) as converter:  # the end of the block removes the cached files
+        print(len(converter), converter.schema, converter.url)
+        print(converter.columns, converter.fingerprint, converter.version, converter.cache_key)
+        with converter.make_torch_dataloader(batch_size=1024, shuffle=True) as loader:
+            for batch in loader:
+                ...
+    ```
     """
 
     def __init__(self, *, storage: Storage, manifest: Manifest, holding: Holding, is_owner: bool) -> None:
@@ -64,11 +60,7 @@ class DatasetConverter:
         self._is_owner = is_owner
         self._state = ""
         self._has_suggested = False
-        is_known = manifest.selection is None and all(
-            field.is_object or (field.name in manifest.statistics and manifest.statistics[field.name].closed)
-            for field in manifest.schema
-        )
-        self._statistics = StatisticsByColumn(manifest.statistics) if is_known else None
+        self._statistics = _written_statistics(manifest)
         if is_owner:
             holdings.add(holding)
 
@@ -91,8 +83,9 @@ class DatasetConverter:
     def head(self, n: int = 5) -> dict[str, Array]:
         """The first `n` rows in the dataset's order (all rows if there are fewer), as NumPy arrays.
 
-        Reads only the row groups that hold them, whatever shard this process is. A column that has nulls also gives
-        `<name>__valid`, with zeros where a value is missing; rows of different lengths are an object array of arrays.
+        Arrays have shape `(n, *field.shape)`. Reads only the row groups that hold these rows, whatever shard this
+        process is. A column with nulls also gives `<name>__valid`, and zeros where a value is missing. Rows of
+        different lengths are an object array of arrays.
 
         ```python
         converter.head(3)["label"]  # array([0, 4, 1])
@@ -103,25 +96,27 @@ class DatasetConverter:
             ValueError, TypeError: `n` is not a whole number of at least 1.
         """
         num_rows = min(check_integer("n", n, least=1), len(self))
+        # A larger window would decode more row groups.
         options = LoaderOptions(
-            batch_size=num_rows,
-            # A window of more row groups would be decoded whole.
-            shuffle_window_rows=num_rows,
-            nulls="mask",
-            ragged="nested",
-            cur_shard=0,
-            shard_count=1,
+            batch_size=num_rows, shuffle_window_rows=num_rows, nulls="mask", ragged="nested", cur_shard=0, shard_count=1
         )
-        source = self._source(options)
-        batches = as_generator(numpy_batches(source, source.plan(0), open_files(source), range(1)))
-        with contextlib.closing(batches):
-            return next(batches)
+        return first_batch(self._source(options))
 
     @property
     def statistics(self) -> Mapping[str, ColumnStatistics]:
-        """For each column nulls, NaNs, minimum, maximum, mean, spread; of tensors also element by element.
+        """Statistics of each column: nulls, NaNs, minimum, maximum, mean, standard deviation.
 
-        Taken while writing; where Spark's own writer wrote, by one pass over the rows at first use.
+        They are computed while rows are written. Otherwise (Parquet files, Delta tables, `where`, `split`, Spark's own
+        writer) the first use makes one pass over the rows.
+
+        ```python
+        age = converter.statistics["age"]
+        print(age.null_count, age.min, age.max, age.mean, age.std)
+        ```
+
+        Raises:
+            CacheError: the converter was deleted before a pass could be made.
+            ReadError: the pass could not read a file.
         """
         if self._statistics is None:
             self._statistics = scan_all_statistics(self.schema, self._whole)
@@ -134,21 +129,21 @@ class DatasetConverter:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the rows in order: equal where another write gave the same rows in the same layout."""
+        """A digest of the rows and their order. Equal digests mean the same rows in the same layout."""
         return self._manifest.live_fingerprint
 
     @property
     def version(self) -> int | None:
-        """The version of the Delta table that is read, as it was found when the converter was made; None elsewhere."""
+        """The version of the Delta table that is read; None for other sources."""
         return self._manifest.version
 
     @property
     def cache_key(self) -> str | None:
-        """The name that the cache entry was given; None where it has none, and for files that are not ours."""
+        """The `cache_key` that the cache entry was written with; None without one."""
         return None if self._manifest.origin is None else self._manifest.origin.cache_key
 
     def _whole(self, columns: Sequence[str]) -> BatchSource:
-        """All rows of these columns, for a pass of our own, whatever shard this process is."""
+        """All rows of these columns, whatever shard this process is."""
         return self._source(
             LoaderOptions(batch_size=1 << 16, columns=columns, nulls="mask", ragged="pad", cur_shard=0, shard_count=1)
         )
@@ -160,8 +155,8 @@ class DatasetConverter:
 
     def _repr_html_(self) -> str:
         origin = self._manifest.origin
-        said = "" if origin is None else f"<p>{html.escape(origin.summary)}</p>"
-        return f"<p>{html.escape(repr(self))}</p>{said}{self.schema._repr_html_()}"
+        written = "" if origin is None else f"<p>{html.escape(origin.summary)}</p>"
+        return f"<p>{html.escape(repr(self))}</p>{written}{self.schema._repr_html_()}"
 
     def __enter__(self) -> DatasetConverter:
         return self
@@ -173,10 +168,18 @@ class DatasetConverter:
             self._close(delete=self._holding.delete_on_exit and self._is_owner)
 
     def delete(self) -> None:
-        """Remove the cache entry: at once if nobody else uses it, else when the last one lets go.
+        """Remove the cache entry: now if no other process uses it, else when the last one closes it.
 
-        Where it raises, it can be called again; else it does nothing the second time, and nothing in a copy that came
-        to another process.
+        Your own files (Parquet, Delta) are never removed. Calling it again does nothing, unless the first call raised.
+        In a copy that was pickled to another process it only closes the copy.
+
+        ```python
+        converter = make_spark_converter(df)
+        converter.delete()
+        ```
+
+        Raises:
+            CacheError, OSError: the store could not be reached; call it again later, or run `sweep`.
         """
         self._close(delete=True)
 
@@ -215,74 +218,78 @@ class DatasetConverter:
         device: Any = None,
         pin_memory: bool | None = None,
     ) -> TorchDataLoader:
-        """A real `torch.utils.data.DataLoader` over the rows, and a context manager that closes it.
+        """A real `torch.utils.data.DataLoader` over the rows. Leaving its `with` block ends its threads and processes.
 
         A batch is a `dict` of tensors of shape `(batch_size, *field.shape)`; the last batch of an epoch may be
-        shorter. `len()` is exact before the first row is read. `state_dict()` and `load_state_dict()` resume with the
-        very next row, also with another number of shards.
+        shorter. Dates are int32 days and times int64 microseconds since 1970 (UTC); strings and bytes are lists.
+        `len()` is exact before the first row is read. `state_dict()` and `load_state_dict()` resume with the very next
+        row, also with another number of shards.
+
+        ```python
+        with converter.make_torch_dataloader(batch_size=256, shuffle=True, seed=7, columns=["x", "y"]) as loader:
+            for batch in loader:
+                loss = model(batch["x"]).mean()
+        ```
 
         Args:
             batch_size: rows of a batch.
-            num_epochs: epochs of one iteration; None for ever.
+            num_epochs: epochs of one iteration; None for endless.
             columns: names of columns and stacks, in the order of the batch's keys; None for all.
-            stack: `{"x": ["f0", "f1"]}` makes of scalar columns one tensor `(rows, 2)`. They do not arrive alone as
-                well, unless `columns` names them. One dtype is kept, a mix becomes the converter's `float_dtype`.
-            filters: read only the rows for which they hold: tuples `(column, operator, value)` in a list (all of them
-                must hold), a list of such lists (one of them must), or a `pyarrow.compute` expression. One pass over
-                the columns that they name counts the rows first; `where` does that once for many loaders, and says how
-                values are compared.
-            shuffle: permute row groups across the dataset, then rows across a window; another order in each epoch,
-                the same for the same seed and rows.
-            seed: which order.
+            stack: `{"x": ["f0", "f1"]}` makes one tensor `(rows, 2)` of two scalar columns. They do not arrive alone
+                as well, unless `columns` names them. Columns of one dtype keep it; mixed ones become `float_dtype`.
+            filters: read only the rows that pass: a list of tuples `(column, operator, value)` (all must hold), a list
+                of such lists (one of them must hold), or a `pyarrow.compute` expression. One pass over the filtered
+                columns counts the rows first. `where` does that once for many loaders, and explains how values are
+                compared.
+            shuffle: permute row groups across the dataset, then rows across a window. Each epoch has another order;
+                the same seed and rows give the same order.
+            seed: the seed of the order and of the generators that `transform` gets.
             shuffle_window_rows: rows that are mixed together; None for about 48 MB of them, `"all"` for a uniform
-                permutation of all rows, which are then in memory at once. If the data are sorted by what the model
-                must learn, batches vary more than after a perfect shuffle: 11 times as much with the default window,
-                2 M rows and batches of 1,024 (tests/bench/RESULTS.md has other windows and their speeds). Then write
-                with `shuffle_rows_seed=…`: the default window is as good as a perfect shuffle.
-            cur_shard: which part of `shard_count` this process reads. Both or none: then they are found in
-                torch.distributed, or the environment of torchrun, Horovod, MPI or Slurm, again until the first
-                iteration begins; `cur_shard=0, shard_count=1` reads all rows.
+                permutation of all rows, which needs memory for all of them. If the rows are sorted by what the model
+                learns, batches vary more than after a perfect shuffle: 11 times as much with the default window, 2 M
+                rows and batches of 1,024 (tests/bench/RESULTS.md). Write such rows with `shuffle_rows_seed=…`: then
+                the default window is as good as a perfect shuffle.
+            cur_shard: which of `shard_count` parts this process reads, from 0. Pass both or neither. Without them the
+                rank is found in torch.distributed, or in the environment of torchrun, Horovod, MPI or Slurm, when the
+                first iteration begins. `cur_shard=0, shard_count=1` reads all rows.
             shard_count: how many parts there are: the number of processes that train together.
             uneven: what to do if the rows cannot be divided evenly among the shards. `"drop"`: all shards get equally
-                many rows (other rows are dropped in each epoch). `"pad"`: all get as many as the largest shard (adds a
-                boolean column `"__valid"`, False for a row that another shard reads too). `"keep"`: each row comes
-                once, and some shards may take one more batch. None: `"drop"` with `shuffle=True`, else `"keep"`, so
-                that evaluation and prediction lose no row.
+                many rows; each epoch drops other rows. `"pad"`: all get as many as the largest shard, and a boolean
+                column `"__valid"` is False for a row that another shard reads too. `"keep"`: each row comes once, and
+                some shards may take one more batch. None: `"drop"` with `shuffle=True`, else `"keep"`, so that
+                evaluation and prediction lose no row.
             drop_last: leave out a last batch that is shorter than the others.
-            transform: your function of a whole batch as `dict[str, numpy.ndarray]`, which returns one: columns may
-                come, go and change shape, the number of rows may not. Where it takes a second argument, that is a
-                `numpy.random.Generator` seeded by seed, epoch and batch. It runs in the reader threads; where it
-                holds the GIL, say `num_workers`.
-            with_row_index: add a column of this name with each row's number in the dataset, for writing predictions
-                back.
-            nulls: `"raise"`; `"mask"`, which adds `<name>__valid` for columns that have nulls, and zeros in their
-                places; or `{column: fill value}`. Of arrays in files of yours whose elements may be null (Parquet's
-                footers count null elements, null rows and empty rows together), the mask of the rows has
-                `<name>__element_valid` beside it, of the values' shape, False for all elements of a null row. A fill
-                value fills elements and null rows; of rows of different shapes it is one number, and fills elements
-                alone.
-            ragged: for rows of different shapes: `"raise"`; `"pad"` with zeros, which adds `<name>__length` (the number
-                of values, or of nested arrays the sizes, `(rows, ndim)`); or `"nested"`, a jagged tensor, whose rows
-                may differ in their first size alone. Inner lists of one row may differ in length in files of yours:
-                `"pad"` then adds `<name>__inner_length` as well, how many values each innermost list has
-                (`(rows, *longest[:-1])`), and sizes are those of the longest; `"nested"` is an error for torch, a
-                RaggedTensor of TensorFlow, and an object array of arrays in NumPy.
-            workers_count: reader threads; None for one a core, up to four.
-            prefetch_batches: batches that are read (and transformed) ahead of use; None for one window a thread, and
-                with a transform two batches a thread. The order does not depend on it.
-            verify_checksums: check every page that is read against the checksum that was written with it, and raise
-                ReadError where a bit was flipped. Reading then takes one and a half to two times as long. Files that
-                others wrote may have no checksums; then nothing is checked.
-            local_cache_dir: a directory on this machine's disk, where what was fetched from a network is kept for
-                later epochs and for other processes on this machine. Bounded: what does not fit is fetched each time;
-                rows that no process reads any more make room. `sweep` empties it.
-            local_cache_bytes: how much of that disk may be used, by all processes together; None for nine tenths of
-                what is free.
-            num_workers: processes, as torch means it. Threads are faster, unless code of yours holds the GIL.
-            persistent_workers: keep those processes from one iteration to the next.
-            multiprocessing_context: how they are started: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's way.
-            device: where batches are to arrive, e.g. `"cuda"`: copied ahead of use, asynchronously.
-            pin_memory: copy through page-locked memory; None for yes where `device` is a GPU.
+            transform: your function of a whole batch (`dict[str, numpy.ndarray]`) that returns one. It may add, remove
+                and reshape columns; the number of rows must stay. A second argument gets a `numpy.random.Generator`
+                seeded by seed, epoch and batch. It runs in the reader threads; if it holds the GIL, set `num_workers`.
+            with_row_index: add a column of this name with each row's number in the dataset (int64), so that
+                predictions can be joined to rows.
+            nulls: `"raise"`; `"mask"`: adds a boolean `<name>__valid` for each column that has nulls, and puts zeros
+                in their places; or `{column: fill value}`. Arrays whose elements may be null (in Parquet files of
+                yours) also get `<name>__element_valid` in the values' shape, False for all elements of a null row. A
+                fill value fills elements and null rows; for rows of different shapes it is one number, and fills
+                elements only.
+            ragged: for rows of different shapes: `"raise"`; `"pad"`: zeros at the end, and `<name>__length` holds each
+                row's size (`(rows,)`, for nested arrays `(rows, ndim)`); or `"nested"`: a jagged tensor, whose rows
+                may differ in their first size only. If inner lists of one row differ in length (in Parquet files of
+                yours), `"pad"` adds `<name>__inner_length` (`(rows, *longest[:-1])`); `"nested"` is an error for torch,
+                a RaggedTensor for TensorFlow, and an object array of arrays for NumPy.
+            workers_count: reader threads; None for one per core, at most four.
+            prefetch_batches: batches that are read (and transformed) ahead of use; None for one window per thread,
+                with a transform two batches per thread. It does not change the order.
+            verify_checksums: check each page against its checksum, and raise ReadError if a bit was flipped. Reading
+                then takes 1.5 to 2 times as long. Files without checksums are not checked.
+            local_cache_dir: a directory on this machine's disk that keeps fetched row groups for later epochs and for
+                other processes on this machine. What does not fit is fetched each time; row groups that no process
+                reads any more make room. `sweep` empties it.
+            local_cache_bytes: how much of that disk all processes together may use; None for nine tenths of the free
+                space.
+            num_workers: worker processes, as in torch. Threads are faster, unless your `transform` holds the GIL.
+            persistent_workers: keep the worker processes from one iteration to the next.
+            multiprocessing_context: how worker processes start: `"fork"`, `"spawn"` or `"forkserver"`; None for
+                Python's default.
+            device: where batches are to be, e.g. `"cuda"`. They are copied ahead of use, asynchronously.
+            pin_memory: copy through page-locked memory; None for yes if `device` is a GPU.
 
         Raises:
             CacheError: the converter was deleted.
@@ -296,12 +303,6 @@ class DatasetConverter:
         options = LoaderOptions.of(locals())
         source = self._source(options)
         check_steps(source, options.num_epochs)
-        check_integer("num_workers", num_workers, least=0)
-        check_flag("persistent_workers", persistent_workers)
-        if persistent_workers and not num_workers:
-            raise ValueError("persistent_workers=True needs num_workers above 0.")
-        if pin_memory is not None:
-            check_flag("pin_memory", pin_memory)
         from converter.frameworks.torch.loader import TorchDataLoader
 
         return TorchDataLoader(
@@ -314,7 +315,7 @@ class DatasetConverter:
             pin_memory=pin_memory,
         )
 
-    def make_tf_dataset(  # noqa: D417 (the others are described once)
+    def make_tf_dataset(  # noqa: D417 (make_torch_dataloader describes the others)
         self,
         *,
         batch_size: int = 32,
@@ -343,56 +344,51 @@ class DatasetConverter:
         local_cache_dir: str | os.PathLike[str] | None = None,
         local_cache_bytes: int | None = None,
     ) -> TFDataset:
-        """A real `tf.data.Dataset` of the same rows in the same order, and a context manager that closes it.
+        """A real `tf.data.Dataset` of the same rows in the same order. Leaving its `with` block ends its threads.
 
         An element is a `dict` of tensors by column name; with `labels` it is `(features, labels)`, with `weights`
         `(features, labels, weights)`, as Keras takes them. The cardinality is exact, so Keras needs no
-        `steps_per_epoch`. Each iteration is an epoch (`num_epochs` of them), shuffled anew; one that is left early
-        repeats, a peek by Keras, say. Strings and bytes arrive as `tf.string`, dates and times as int32 days and
-        int64 microseconds, `ragged="nested"` as `tf.RaggedTensor`.
+        `steps_per_epoch`. Each iteration takes `num_epochs` epochs, each in another order. An iteration that stops
+        early, as when Keras peeks at a batch, starts over. Strings and bytes are `tf.string`, dates int32 days, times
+        int64 microseconds, and `ragged="nested"` gives a `tf.RaggedTensor`.
 
-        The arguments that are not named here, and the errors, are those of `make_torch_dataloader`.
+        Arguments that are not described here, and the other errors, are those of `make_torch_dataloader`.
 
         ```python
-        with converter.make_tf_dataset(batch_size=256, shuffle=True, labels="y") as dataset:
-            model.fit(dataset, epochs=3, shuffle=False)  # Shuffled already; Keras would warn.
+        with converter.make_tf_dataset(batch_size=256, shuffle=True, features="x", labels="y") as dataset:
+            keras_model.fit(dataset, epochs=3, shuffle=False)  # Shuffled already; Keras would warn.
         ```
 
-        A `tf.distribute` strategy divides each batch among its replicas, so there `batch_size` is the global one, and
-        it reads a few batches ahead, so an iteration over so few that is left early may not repeat.
-        Every worker of MultiWorkerMirroredStrategy reads its own part of the rows, as TF_CONFIG says, or `cur_shard`
-        and `shard_count` do. There take `distribute_datasets_from_function`: `experimental_distribute_dataset` cuts
-        each worker's batches once more, into as many steps as there are workers, and its cardinality does not say so;
-        a loop over it has all the rows. With `cur_shard=0, shard_count=1` it is right as well: every worker reads all
-        rows, and takes its part of each batch. (Keras 3 itself cannot `fit` with several workers: keras-team/keras
-        issue 20585.)
+        **Strategies.** A `tf.distribute` strategy divides each batch among its replicas, so `batch_size` is the global
+        one. It reads a few batches ahead: if it stops early within them, the next iteration may not start over.
+
+        **Several workers.** Each worker of MultiWorkerMirroredStrategy reads its own part of the rows (from TF_CONFIG,
+        or `cur_shard` and `shard_count`). Use `distribute_datasets_from_function`. `experimental_distribute_dataset`
+        would cut each worker's batches again, into as many steps as there are workers, which the cardinality does not
+        show; with `cur_shard=0, shard_count=1` it is right: every worker reads all rows and takes its part of each
+        batch. Keras 3 itself cannot `fit` with several workers (keras-team/keras issue 20585).
 
         Args:
             batch_size: rows of a batch.
-            num_epochs: epochs of one iteration; None for ever.
-            features: the columns that the model is given: a list for a `dict`, one name for a bare tensor; None for
-                all that neither `labels` nor `weights` names. If given, without `columns` and `transform`, only the
-                columns that features, labels and weights name are read.
-            labels: likewise, what it is to learn.
-            weights: the column of the samples' weights.
-            drop_last: leave out a last batch that is shorter than the others; the others then have a static shape.
-            transform: as for the torch loader; it is applied to a first batch when the dataset is made, because
+            num_epochs: epochs of one iteration; None for endless.
+            features: the columns that the model gets: a list for a `dict`, one name for a bare tensor; None for all
+                that `labels` and `weights` do not name. With `features`, and without `columns` and `transform`, only
+                the columns of features, labels and weights are read.
+            labels: the columns that the model learns, given like `features`.
+            weights: the column of sample weights.
+            drop_last: leave out a last batch that is shorter than the others; then batches have a static shape.
+            transform: as in `make_torch_dataloader`. It is called for one batch when the dataset is made, because
                 TensorFlow must know dtypes and shapes beforehand.
-            prefetch: batches that TensorFlow keeps ahead, beside the windows that reader threads do. They count as
-                used, for `state_dict()` and for whether an epoch has ended.
+            prefetch: batches that TensorFlow keeps ahead, beside the windows that reader threads keep. They count as
+                used, in `state_dict()` and at the end of an epoch.
 
         Raises:
             MissingDependencyError: TensorFlow is not installed.
             ValueError, TypeError: an argument is wrong; the message names it.
         """
-        options = LoaderOptions.of(locals())
-        if features is not None and columns is None and transform is None:
-            named = only_named(self.schema, stack, (features, labels, weights), (with_row_index, NOT_PADDED))
-            options = replace(options, **named)
+        options = LoaderOptions.of(locals()).narrowed_to(self.schema, features, labels, weights)
         source = self._source(options)
         check_steps(source, options.num_epochs)
-        if prefetch is not None:
-            check_integer("prefetch", prefetch, least=1)
         from converter.frameworks.tensorflow.dataset import TFDataset
 
         return TFDataset(
@@ -431,8 +427,16 @@ class DatasetConverter:
     ) -> BatchReader:
         """The same rows in the same order as `dict[str, numpy.ndarray]`; no framework needed.
 
-        Arguments and errors are those of `make_torch_dataloader`. Dates and times arrive as
-        `datetime64[D]` and `datetime64[us]` (UTC), strings and bytes as object arrays.
+        Arrays have shape `(rows, *field.shape)`. Dates and times are `datetime64[D]` and `datetime64[us]` (UTC),
+        strings and bytes object arrays. Arguments and errors are those of `make_torch_dataloader`.
+
+        ```python
+        with converter.make_batch_reader(batch_size=256, columns=["x", "y"]) as reader:
+            means = [batch["x"].mean() for batch in reader]
+        ```
+
+        Raises:
+            ValueError, TypeError: an argument is wrong; the message names it.
         """
         options = LoaderOptions.of(locals())
         source = self._source(options)
@@ -466,64 +470,74 @@ class DatasetConverter:
     ) -> LoaderPlan:
         """What a loader with these arguments would do, without reading a row: steps, rows, window, bytes, memory.
 
-        With `filters` the counts are unknown; those of a converter from `where` are known.
+        Arguments and errors are those of `make_torch_dataloader`. With `filters` the counts are None, because only a
+        pass over the rows can tell them; a converter from `where` has made that pass.
+
+        ```python
+        plan = converter.plan(batch_size=256, shuffle=True, cur_shard=0, shard_count=4)
+        print(plan.steps_per_epoch, plan.peak_memory_bytes)
+        ```
+
+        Raises:
+            ValueError, TypeError: an argument is wrong; the message names it.
         """
         options = LoaderOptions.of(locals())
-        source = self._source(replace(options, filters=None))
+        source = self._source(options, runs_filters=False)
         return describe_plan(source, num_epochs=options.num_epochs, is_filtered=filters is not None)
 
     def where(self, filters: Filters) -> DatasetConverter:
-        """A converter of the rows for which `filters` hold, on the same files; one pass over the columns they name.
+        """A converter of the rows that pass `filters`, on the same files. Closing it deletes nothing.
 
-        Its rows are counted, so its loaders know their length; it can be pickled to the ranks of a training, who then
-        need no pass of their own. Closing it deletes nothing.
+        One pass over the filtered columns counts the rows; row groups that Parquet statistics exclude are skipped. So
+        its loaders know their length. It can be pickled to the ranks of a training, which then need no pass.
+
+        ```python
+        adults = converter.where([("age", ">=", 18), ("country", "in", ["DE", "FR"])])
+        print(len(adults))
+        ```
 
         Args:
-            filters: as `make_torch_dataloader` takes them. Tuples follow Spark: NaN equals NaN and is greater than any
-                other number, `-0.0` equals `0.0`, and a comparison with null is never true, so `not in` a list that
-                holds None keeps nothing. Arrow evaluates an expression by its own rules, where NaN is neither equal
-                to, less nor greater than any number. Columns are compared as they are stored (in a cache, doubles are
-                stored as the `float_dtype`). A number is rounded to float32 before it is compared with a float32
-                column; Spark compares doubles. Statistics of files do not tell of NaN: `x > 5` skips row groups if
-                `x <= inf` is asked for as well.
+            filters: as in `make_torch_dataloader`. Tuples follow Spark: NaN equals NaN and is greater than any other
+                number, `-0.0` equals `0.0`, and a comparison with null is never true, so `not in` a list with None
+                keeps nothing. A `pyarrow.compute` expression follows Arrow: NaN is neither equal to, less nor greater
+                than any number. Columns are compared as stored (a cache stores doubles as `float_dtype`), and a number
+                is rounded to float32 before it is compared with a float32 column, where Spark compares doubles.
+                Statistics do not tell of NaN, so `x > 5` skips row groups only together with `x <= inf`.
 
         Raises:
+            CacheError: the converter was deleted.
             SourceError: no row passes.
             ValueError, TypeError: the filters are not understood, or do not fit the columns.
         """
         self._check_open()
-        return self._part(self._where(filters))
+        return self._part(select_rows(self._storage, self._manifest, filters))
 
     def split(
         self, fractions: Mapping[str, float], *, by: str | None = None, seed: int = 0
     ) -> dict[str, DatasetConverter]:
-        """Converters of disjoint parts of the rows, on the same files: `split({"train": 0.9, "val": 0.1})`.
+        """Converters of disjoint parts of the rows, on the same files. Closing them deletes nothing.
+
+        ```python
+        parts = converter.split({"train": 0.9, "val": 0.1}, seed=7)
+        with parts["train"].make_torch_dataloader(batch_size=256, shuffle=True) as loader:
+            ...
+        ```
 
         Args:
-            fractions: how much each part is to have, above 0 and together at most 1.
-            by: a column of keys (whole numbers, booleans, dates, times, strings or bytes): rows of one key are in one
-                part, on every machine and in every version the same one. The parts' sizes are then as the keys fall.
-                None: rows by themselves, at random, in sizes that are exact to a row.
-            seed: another one splits otherwise.
+            fractions: the part of the rows that each name gets: above 0, together at most 1.
+            by: a column of keys (integers, booleans, dates, times, strings or bytes). All rows of a key are in one
+                part, which depends on key and seed alone, so a part's size is only roughly its fraction. None: rows
+                are chosen at random, and sizes are exact to a row.
+            seed: another seed gives another split.
 
         Raises:
+            CacheError: the converter was deleted.
             SourceError: a part would be empty.
             ValueError, TypeError: an argument is wrong; the message names it.
         """
         self._check_open()
-        bounds = check_fractions(fractions)
-        check_integer("seed", seed, least=0)
-        parts = dict(zip(fractions, split(self._storage, self._manifest, bounds, by=by, seed=seed), strict=True))
-        for name, selection in parts.items():
-            if not selection.num_rows:
-                raise SourceError(f"The part {name!r} of {len(self)} rows would be empty. Give it a larger fraction.")
-        return {name: self._part(replace(self._manifest, selection=one)) for name, one in parts.items()}
-
-    def _where(self, filters: Filters) -> Manifest:
-        found = resolve_filters(self._storage, self._manifest, filters)
-        if not found.num_rows:
-            raise SourceError(f"No row of {self.url} passes the filters {say_filters(filters)}.")
-        return replace(self._manifest, selection=found)
+        parts = split_rows(self._storage, self._manifest, fractions, by=by, seed=seed)
+        return {name: self._part(manifest) for name, manifest in parts.items()}
 
     def _part(self, manifest: Manifest) -> DatasetConverter:
         return DatasetConverter(storage=self._storage, manifest=manifest, holding=self._holding, is_owner=False)
@@ -531,21 +545,27 @@ class DatasetConverter:
     def _check_open(self) -> None:
         self._holding.check(self.url, self._state)
 
-    def _source(self, options: LoaderOptions) -> BatchSource:
-        """What a loader reads. Every argument is checked before the filters' pass begins."""
+    def _source(self, options: LoaderOptions, *, runs_filters: bool = True) -> BatchSource:
         self._check_open()
-        source = options.make_source(self._storage, self._manifest)
-        if options.filters is not None:
-            source = options.of_rows(source, self._where(options.filters))
+        source = options.make_source(self._storage, self._manifest, runs_filters=runs_filters)
         if options.shuffle and not self._has_suggested:
             self._has_suggested = suggest_mixing(source)
-        say_steps(source)
+        log_uneven_shards(source)
         return source
 
 
 def borrow_files(storage: Storage, manifest: Manifest, host: str | None = None) -> DatasetConverter:
-    """The converter of files that somebody else holds; `host` is where it was pickled."""
+    """The converter of files that another process holds; `host` is where it was pickled."""
     if storage.is_local and host not in (None, leases.this_host()):
         # Another machine may have its own copy of the files, written at another time.
         manifest = replace(manifest, file_stamps=None)
     return DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=False)
+
+
+def _written_statistics(manifest: Manifest) -> StatisticsByColumn | None:
+    """The statistics that the writers took; None if they are not complete, or not of these rows alone."""
+    is_complete = manifest.selection is None and all(
+        field.is_object or (field.name in manifest.statistics and manifest.statistics[field.name].closed)
+        for field in manifest.schema
+    )
+    return StatisticsByColumn(manifest.statistics) if is_complete else None

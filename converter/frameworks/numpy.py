@@ -1,16 +1,7 @@
-"""Batches as NumPy arrays; no framework needed.
-
-What every framework shares stands here: the epochs' rule, the state of a run, and
-the user's transform.
-
-An iteration that runs to its end moves on to the next epoch, one that is left
-early does not, so ranks cannot drift apart; `set_epoch` says it outright. A state
-counts the batches that were handed over, not those that are read ahead.
-"""
+"""Batches as `dict[str, numpy.ndarray]`; no framework needed."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -20,14 +11,24 @@ from converter.loading.epochs import Epochs
 from converter.plan import EpochPlan
 from converter.reading.source import BatchSource
 
-logger = logging.getLogger(__name__)
+__all__ = ["BatchReader"]
 
 
 class BatchReader:
-    """An iterable of `dict[str, numpy.ndarray]` of exactly `batch_size` rows (the last of an epoch may be shorter).
+    """An iterable of `dict[str, numpy.ndarray]`, each of `batch_size` rows (the last of an epoch may have fewer).
 
-    Arrays have shape `(rows, *field.shape)`, belong to the caller, and are writable. Strings, bytes and,
-    with `ragged="nested"`, rows of varying length arrive as object arrays.
+    `DatasetConverter.make_batch_reader` makes one. Arrays have shape `(rows, *field.shape)`, belong to the caller, and
+    are writable. Strings, bytes and, with `ragged="nested"`, rows of different lengths are object arrays.
+
+    ```python
+    with converter.make_batch_reader(batch_size=2, columns=["x"]) as reader:
+        reader.set_epoch(3)
+        for batch in reader:
+            saved = reader.state_dict()  # JSON
+            break
+        reader.load_state_dict(saved)
+        print(reader.remaining, "of", len(reader))
+    ```
     """
 
     def __init__(self, source: BatchSource, num_epochs: int | None) -> None:
@@ -38,9 +39,10 @@ class BatchReader:
 
     @property
     def remaining(self) -> int:
-        """The batches of the next iteration: fewer than `len()` after `load_state_dict`.
+        """Batches of the next iteration: fewer than `len()` after `load_state_dict`; the `total=` of a tqdm bar.
 
-        `tqdm(reader, total=reader.remaining)` shows a bar that ends where the iteration does.
+        Raises:
+            TypeError: `num_epochs=None`, so there is no last batch.
         """
         return self._epochs.remaining
 
@@ -59,19 +61,25 @@ class BatchReader:
         self._epochs.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration begin with this epoch."""
+        """Let the next iteration begin with this epoch, counted from 0.
+
+        Raises:
+            ValueError, TypeError: `epoch` is not a whole number of at least 0.
+        """
         self._epochs.set_next(epoch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where this reader stands, as a handful of integers: after the last batch that was received.
+        """The position after the last batch that you received, as a few integers that JSON can hold.
 
-        The same on all ranks that take equal steps, so one of them may save it. It can be loaded where the number of
-        shards, the batch size, the columns or the workers are others, and continues with the next row that nobody
-        has read; it belongs to these rows, this seed, shuffle, window and `uneven`.
+        All ranks that take equal steps have the same state, so one of them may save it. Another loader may load it
+        with another number of shards, batch size, columns or workers, and continues with the next unread row. Rows,
+        seed, shuffle, window and `uneven` must be the same.
 
         Args:
-            batches: the state as it will be after so many batches of the iteration: for those who read ahead of what
-                they use.
+            batches: the state after so many batches of the iteration instead, for code that reads ahead of use.
+
+        Raises:
+            ValueError, TypeError: `batches` is no whole number, or more than one iteration has.
         """
         return self._epochs.state_dict(batches)
 

@@ -1,1 +1,1 @@
-"""What every loader is, whatever it hands out: its options, its epochs and their state, its batches as NumPy's."""
+"""What all loaders share: options, epochs and their state, NumPy batches, and what a loader will cost."""

@@ -1,11 +1,15 @@
-"""Runs as NumPy batches, and the user's transform."""
+"""Batches of NumPy arrays: runs of rows are cut to the batch size, then the user's transform is applied.
+
+A run is what one window yields (`reading/windows.py`). Without a transform, cutting is slicing. With one, reader
+threads call it ahead of use, and its batches keep their order.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,15 +23,15 @@ from converter.reading.data_files import DataFiles
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import Run
 from converter.reading.source import BatchSource, Transform
-from converter.reading.windows import read_runs
+from converter.reading.windows import open_files, read_runs
 
 Batch = dict[str, npt.NDArray[Any]]
 
 
 def numpy_batches(
     source: BatchSource, plan: EpochPlan, files: DataFiles, batches: range | None = None
-) -> Iterator[Batch]:
-    """The plan's batches, or those numbered in `batches`, as NumPy arrays, transformed if the user wants that."""
+) -> Generator[Batch, None, None]:
+    """Yield the plan's batches, or those numbered in `batches`, as NumPy arrays, after the user's transform."""
     with contextlib.closing(as_generator(read_runs(source, plan, files, batches))) as runs:
         if source.transform is None:
             for run in runs:
@@ -38,25 +42,31 @@ def numpy_batches(
         threads = source.workers_count
         ahead = source.prefetch_batches or 2 * threads
         transformed = read_ahead(transform, numbered, workers_count=threads, ahead=ahead)
-        with contextlib.closing(as_generator(transformed)) as found:
-            yield from found
+        with contextlib.closing(as_generator(transformed)) as transformed_batches:
+            yield from transformed_batches
+
+
+def first_batch(source: BatchSource, files: DataFiles | None = None) -> Batch:
+    """The first batch of epoch 0; reads only the row groups that hold it."""
+    with contextlib.closing(numpy_batches(source, source.plan(0), files or open_files(source), range(1))) as batches:
+        return next(batches)
 
 
 def times_as_integers(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A transform's dates as int32 days and times as int64 microseconds, for who has no other tensors of them.
+    """Dates as int32 days and times as int64 microseconds, for frameworks that have no type for them.
 
     Raises:
         ValueError: a time is NaT.
     """
     if np.isnat(column).any():
-        raise ValueError("transform returned NaT, for which there is no tensor; fill or drop it.")
+        raise ValueError("transform returned NaT, which has no tensor form. Fill or drop it in transform.")
     if column.dtype == np.dtype("datetime64[D]"):
         return column.astype("int64").astype("int32")
     return column.astype("datetime64[us]").view("int64")
 
 
 def cut_batches(source: BatchSource, run: Run) -> Iterator[Batch]:
-    """Cut a run into batches of NumPy arrays."""
+    """Yield a run's batches as NumPy arrays."""
     for start in range(0, run.num_rows, run.batch_size):
         yield _cut_batch(source, run, start)
 
@@ -70,7 +80,7 @@ def _cut_batch(source: BatchSource, run: Run, start: int) -> Batch:
 
 
 def takes_generator(transform: Transform) -> bool:
-    """Whether a transform takes a random generator beside the batch.
+    """Whether a transform has a second argument, for a random generator.
 
     Raises:
         TypeError: it takes neither one nor two arguments.
@@ -78,17 +88,15 @@ def takes_generator(transform: Transform) -> bool:
     try:
         parameters = list(inspect.signature(transform).parameters.values())
     except ValueError:
-        # Written in C, it does not say.
+        # A function written in C may have no signature.
         return False
-    required = [one for one in parameters if one.default is one.empty and one.kind in _POSITIONAL]
-    takes_batch = any(one.kind in (*_POSITIONAL, one.VAR_POSITIONAL) for one in parameters)
-    if (
-        not takes_batch
-        or len(required) > 2
-        or any(one.kind is one.KEYWORD_ONLY and one.default is one.empty for one in parameters)
-    ):
+    without_default = [parameter for parameter in parameters if parameter.default is parameter.empty]
+    required = [parameter for parameter in without_default if parameter.kind in _POSITIONAL]
+    takes_batch = any(parameter.kind in (*_POSITIONAL, parameter.VAR_POSITIONAL) for parameter in parameters)
+    needs_keyword = any(parameter.kind is parameter.KEYWORD_ONLY for parameter in without_default)
+    if not takes_batch or needs_keyword or len(required) > 2:
         raise TypeError(
-            "transform must take a batch (dict[str, numpy.ndarray]), and if it wants one a numpy.random.Generator; "
+            "transform must take a batch (dict[str, numpy.ndarray]) and, optionally, a numpy.random.Generator; "
             f"{transform!r} takes {len(required)} arguments."
         )
     return len(required) == 2
@@ -98,7 +106,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class _Transform:
-    """The user's function, applied to one batch after the other by several threads."""
+    """The user's function, called for one batch at a time by several threads."""
 
     def __init__(self, source: BatchSource, plan: EpochPlan) -> None:
         assert source.transform is not None
@@ -116,26 +124,26 @@ class _Transform:
         return _check_transformed(self._transform(batch, self._generator(run.first_batch + number)), num_rows)
 
     def _generator(self, batch: int) -> np.random.Generator:
-        """Of (seed, epoch, batch); a batch is named by its first row's position, so that ranks differ."""
+        """The generator of (seed, epoch, batch). The first row's position stands for the batch, so ranks differ."""
         seed = self._source.seed
         name = f"transform/{seed}/{self._plan.epoch}/{self._plan.first_position(batch)}"
         key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
         return np.random.Generator(np.random.Philox(key=key))
 
 
-def _check_transformed(found: Any, num_rows: int) -> Batch:
-    """What a transform gave back, as columns of one length."""
-    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise TypeError(f"transform must return a dict of column name to numpy.ndarray, got {type(found).__name__}.")
-    if not found:
+def _check_transformed(returned: Any, num_rows: int) -> Batch:
+    """What a transform returned, checked: a dict of arrays with `num_rows` rows."""
+    if not isinstance(returned, Mapping) or not all(isinstance(name, str) for name in returned):
+        raise TypeError(f"transform must return a dict of column name to numpy.ndarray, got {type(returned).__name__}.")
+    if not returned:
         raise ValueError("transform returned no columns; a batch needs at least one.")
     batch: Batch = {}
-    for name, column in found.items():
+    for name, column in returned.items():
         try:
             array = np.asarray(column)
         except ValueError as error:
             raise ValueError(
-                f"transform returned column {name!r} as rows that differ in shape, which make no array: {error}"
+                f"transform returned column {name!r} as rows of different shapes, which make no array: {error}"
             ) from error
         if array.ndim == 0 or len(array) != num_rows:
             rows = "a single value" if array.ndim == 0 else f"{len(array)} rows"

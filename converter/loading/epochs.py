@@ -1,4 +1,9 @@
-"""Which epoch comes next, how far it is, how it is resumed."""
+"""Which epoch comes next, how many batches of it were handed over, and how a state of that is saved and loaded.
+
+An iteration that runs to its end moves the loader to the next epoch. One that stops early does not, so ranks cannot
+drift apart; `set_epoch` names the epoch outright. A state counts the batches that were handed over, not those that
+were read ahead.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from typing import Any
 
 from converter.arguments import check_integer
 from converter.errors import ConverterError
-from converter.loading.forecast import check_steps, say_steps
+from converter.loading.forecast import check_steps, log_uneven_shards
 from converter.plan import EpochPlan
 from converter.positions import remaining_positions
 from converter.reading.data_files import DataFiles
@@ -28,17 +33,17 @@ BatchesOf = Callable[[EpochPlan], Iterator[Any]]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Progress:
-    """How far an iteration has come."""
+    """Where an iteration stands."""
 
     epoch: int
     past: Past
     epochs_done: int
     num_batches: int = 0
-    """Batches of this epoch that were handed over."""
+    """Batches of this epoch that the user received."""
 
 
 class Epochs:
-    """Which epoch comes next, how far the iteration under way is, and how a state of it is taken and given back."""
+    """The epochs of one loader: the next one, the running iteration, and its state."""
 
     def __init__(self, source: BatchSource, num_epochs: int | None) -> None:
         self.source = source
@@ -49,7 +54,7 @@ class Epochs:
         self._progress: _Progress | None = None
         self._closed = False
         self._begun_in: int | None = None
-        """The process that had an iteration, for which the part of the rows is settled. A forked one begins anew."""
+        """The process that has begun an iteration, so that its shard is settled. A forked process begins anew."""
 
         self._running: weakref.WeakSet[Iteration] = weakref.WeakSet()
         self._files: tuple[int, DataFiles] | None = None
@@ -59,7 +64,7 @@ class Epochs:
         """The data files, which stay open until the loader is closed."""
         self.check_open()
         pid = os.getpid()
-        # In a forked process a thread that is not there may hold their lock.
+        # After a fork, their lock may be held by a thread that exists only in the parent.
         if self._files is None or self._files[0] != pid:
             self._files = (pid, open_files(self.source))
         return self._files[1]
@@ -71,14 +76,14 @@ class Epochs:
         return self.source.num_batches() * self.num_epochs
 
     def plans(self, begin: _Progress) -> Iterator[tuple[_Progress, EpochPlan]]:
-        """The epochs of one iteration, the first one from where it is to begin."""
+        """Yield the epochs of one iteration; the first may begin in the middle."""
         at = begin
         while self.num_epochs is None or at.epochs_done < self.num_epochs:
             yield at, self.source.plan(at.epoch, at.past)
             at = _Progress(epoch=at.epoch + 1, past=(), epochs_done=at.epochs_done + 1)
 
     def iterate(self, batches_of: BatchesOf) -> Iteration:
-        """Run one iteration; moves on when it ends by itself."""
+        """Begin one iteration. When it runs to its end, the next one takes the next epoch."""
         self.check_open()
         iteration = Iteration(self, self._iterate(batches_of))
         self._running.add(iteration)
@@ -87,7 +92,7 @@ class Epochs:
     def _iterate(self, batches_of: BatchesOf) -> Generator[Any, None, None]:
         self.look_for_shard()
         self.settle_shard()
-        # Known with the first batch: Lightning makes the iterator before it says which epoch it is.
+        # Read at the first batch: Lightning makes the iterator before it calls `set_epoch`.
         begin = self.next
         for at, plan in self.plans(begin):
             progress = self._progress = replace(at)
@@ -99,25 +104,25 @@ class Epochs:
             self.move_on()
 
     def move_on(self) -> None:
-        """Let the next iteration begin behind the one that has ended."""
+        """Let the next iteration begin after the one that has ended."""
         if self.num_epochs is not None:
             begin = self.next
             self.next = _Progress(epoch=begin.epoch + self.num_epochs - begin.epochs_done, past=(), epochs_done=0)
             self._progress = None
 
     def begin_at(self, epoch: int, epochs_done: int, past: Past) -> None:
-        """Let the next iteration begin in the middle of things."""
+        """Let the next iteration begin inside an epoch."""
         self._progress = None
         self.next = _Progress(epoch=epoch, past=past, epochs_done=epochs_done)
 
     def set_next(self, epoch: int) -> None:
-        """Let the next iteration begin with `epoch`; what a loaded state has left of it, if it is that one."""
+        """Let the next iteration begin with `epoch`. If a loaded state is in that epoch, it stays where it is."""
         self._progress = None
         if check_integer("epoch", epoch, least=0) != self.next.epoch:
             self.next = _Progress(epoch=epoch, past=(), epochs_done=0)
 
     def state_after(self, begin: _Progress, batches: int) -> dict[str, Any]:
-        """The state of so many batches behind a place where an iteration began, over as many iterations as it takes."""
+        """The state `batches` after the place where an iteration began, across as many iterations as needed."""
         at = begin
         while True:
             num_batches = self.source.plan(at.epoch, at.past).num_batches
@@ -128,14 +133,14 @@ class Epochs:
             at = _Progress(epoch=at.epoch + 1, past=(), epochs_done=0 if is_last else at.epochs_done + 1)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where the iteration under way (or left) stands, or the next one where there is none; see `BatchReader`."""
+        """The state of the running (or stopped) iteration, else of the next one; see `BatchReader`."""
         if self._begun_in != os.getpid():
             self.look_for_shard()
         at = self._progress or self.next
         if batches is None:
             return self._state(at, at.num_batches)
         check_integer("batches", batches, least=0)
-        # An iteration under way began where the next one would: only its end moves that.
+        # A running iteration began where the next one would: only its end moves that place.
         for at, plan in self.plans(self.next):
             if batches <= plan.num_batches:
                 return self._state(at, batches)
@@ -151,41 +156,39 @@ class Epochs:
         """Let the next iteration begin where `state` was taken."""
         loaded = State.from_dict(state)
         loaded.check(self.source.state(loaded.epoch))
-        # Now, and not while reading: a state may be anything.
+        # Checked here rather than while reading: a state may hold anything.
         num_rows = self.source.manifest.num_live_rows
         remaining_positions(num_rows, loaded.past, epoch=loaded.epoch, uneven=self.source.uneven)
-        # A loader of fewer epochs than the one that was saved still reads the rest of this one.
+        # A loader with fewer epochs than the saved one still reads the rest of this epoch.
         most = loaded.epochs_done if self.num_epochs is None else self.num_epochs - 1
         self.begin_at(loaded.epoch, min(loaded.epochs_done, most), loaded.past)
 
     def check_open(self) -> None:
-        """Raise ConverterError where the loader was closed."""
+        """Raise ConverterError if the loader was closed."""
         if self._closed:
-            raise ConverterError(
-                "This loader was closed: its `with` block has ended. Make another one from the converter."
-            )
+            raise ConverterError("This loader was closed: its `with` block has ended. Make a new one.")
 
     def look_for_shard(self) -> None:
-        """Take this process's part of the rows, if none was given or found and no iteration has begun.
+        """Look for this process's shard again, unless the user named one or an iteration has begun.
 
-        So a loader may be made before the processes of a training have met, as Lightning's users do.
+        So a loader may be made before torch.distributed is initialised, as users of Lightning do.
         """
         if self._begun_in == os.getpid():
             self.check_shard()
         elif self.source.is_shard_found and self.source.shard.count == 1 and look_for_shard()[0].count > 1:
             source = replace(self.source, shard=find_shard())
             check_steps(source, self.num_epochs)
-            say_steps(source)
+            log_uneven_shards(source)
             self.source, self._files = source, None
 
     def settle_shard(self) -> None:
-        """Keep to the part of the rows that was found: what was made of it cannot change."""
+        """Keep this process's shard from now on."""
         self._begun_in = os.getpid()
 
     def check_shard(self) -> None:
-        """Raise ConverterError where the loader would read all rows on each of several processes.
+        """Raise ConverterError if the loader would read all rows in each of several processes.
 
-        That is where it was made, or used, before they knew of each other.
+        That happens if it was made or used before torch.distributed was initialised.
         """
         if not self.source.is_shard_found or self.source.shard.count > 1:
             return
@@ -193,8 +196,8 @@ class Epochs:
         if now.count > 1:
             raise ConverterError(
                 f"This loader reads all rows, because it was made or used before this process was one of {now.count} "
-                f"({where}). Make it after the processes have met (with Lightning in train_dataloader()), or pass "
-                "cur_shard and shard_count."
+                f"({where}). Make it afterwards (with Lightning in train_dataloader()), or pass cur_shard and "
+                "shard_count."
             )
 
     @property
@@ -206,7 +209,7 @@ class Epochs:
         return num_batches - self.source.num_batches() * (begin.epochs_done + 1) + left
 
     def describe(self, kind: str, names: Sequence[str] | None = None) -> str:
-        """A loader in one line, also when it is closed."""
+        """A loader's repr: one line, also after it was closed."""
         source, shard = self.source, self.source.shard
         shown = list(source.names if names is None else names)
         columns = ", ".join(shown[:_MAX_SHOWN]) + (f" and {len(shown) - _MAX_SHOWN} more" * (len(shown) > _MAX_SHOWN))
@@ -223,18 +226,16 @@ class Epochs:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has no iteration under way.
+        # A copy has no running iteration.
         kept = {"source": self.source, "num_epochs": self.num_epochs, "next": self.next, "_closed": self._closed}
-        return {**kept, "_begun_in": None}
+        return {**kept, "_begun_in": None, "_progress": None, "_files": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._progress = None
-        self._files = None
         self._running = weakref.WeakSet()
 
     def close(self) -> None:
-        """End every iteration under way, with its threads, and refuse new ones."""
+        """End every running iteration and its threads, and refuse new ones."""
         self._closed = True
         for iteration in list(self._running):
             iteration.close()
@@ -242,14 +243,14 @@ class Epochs:
 
 
 def as_generator(batches: Iterator[Any]) -> Generator[Any, None, None]:
-    """An iterator that can be closed, whatever it was."""
+    """The same iterator as a generator, so that it can be closed."""
     if isinstance(batches, Generator):
         return batches
     return (batch for batch in batches)
 
 
 class Iteration:
-    """One pass over a loader. When the loader is closed under it, it says so: it would look like a short epoch."""
+    """One pass over a loader. If the loader is closed meanwhile, it raises: stopping would look like a short epoch."""
 
     def __init__(self, epochs: Epochs, generator: Generator[Any, None, Any]) -> None:
         self._epochs = epochs
@@ -261,11 +262,8 @@ class Iteration:
 
     def __next__(self) -> Any:
         if self._pid != os.getpid():
-            # It would wait for ever.
-            raise ConverterError(
-                "This iteration was begun in another process, whose reader threads stayed there. Iterate the loader "
-                "anew in this one."
-            )
+            # Its reader threads are not in this process, so it would wait for ever.
+            raise ConverterError("This iteration was begun in another process. Iterate the loader again in this one.")
         try:
             return next(self._generator)
         except StopIteration:
@@ -273,5 +271,5 @@ class Iteration:
             raise
 
     def close(self) -> None:
-        """End it, with its threads."""
+        """End it and its threads."""
         self._generator.close()

@@ -1,4 +1,4 @@
-"""What a loader would do, told without reading a row."""
+"""What a loader will do, computed without reading a row: steps, dropped rows, bytes, memory, and advice about them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ logger = logging.getLogger(__name__)
 
 _FEW_ROW_GROUPS = 8
 _CLUSTERED_SPAN = 0.25
-"""A row group that covers less of a column's range than this holds neighbours: of mixed rows it covers nearly all."""
+"""If row groups cover less of a column's range than this, the rows are sorted by it. Mixed rows cover nearly all."""
 
 
 def check_steps(source: BatchSource, num_epochs: int | None) -> None:
-    """Say that a loader gives nothing; refuse it where it would do so for ever.
+    """Warn if an epoch has no batch.
 
     Raises:
-        ValueError: an epoch has no batch, and there is no last epoch.
+        ValueError: an epoch has no batch, and `num_epochs=None`: the loader would run for ever without one.
     """
     if source.num_batches():
         return
-    said = (
+    cause = (
         f"batch_size={source.batch_size} is more than the {source.plan(0).num_rows} rows of this shard, and "
         "drop_last=True leaves them out, so an epoch has no batch"
     )
     if num_epochs is None:
-        raise ValueError(f"{said}, for ever with num_epochs=None. Choose a smaller batch_size.")
-    logger.warning("%s. Choose a smaller batch_size.", said)
+        raise ValueError(f"{cause}, for ever with num_epochs=None. Choose a smaller batch_size.")
+    logger.warning("%s. Choose a smaller batch_size.", cause)
 
 
-def say_steps(source: BatchSource) -> None:
-    """Log what dividing the rows among several shards costs: dropped rows, or steps that are not equally many."""
+def log_uneven_shards(source: BatchSource) -> None:
+    """Log what dividing the rows among several shards costs: dropped rows, or unequal numbers of steps."""
     num_rows, count = source.manifest.num_live_rows, source.shard.count
     if count == 1:
         return
@@ -46,7 +46,7 @@ def say_steps(source: BatchSource) -> None:
             num_dropped, num_rows, count,
         )  # fmt: skip
     if source.uneven == "keep":
-        # Sizes of shards differ by at most one row.
+        # Shard sizes differ by at most one row.
         few, many = (
             size // source.batch_size if source.drop_last else -(-size // source.batch_size)
             for size in (num_rows // count, -(-num_rows // count))
@@ -61,21 +61,18 @@ def say_steps(source: BatchSource) -> None:
 
 
 def suggest_mixing(source: BatchSource) -> bool:
-    """Log that a window cannot mix what lies far apart, if the rows are sorted by a column that is read.
-
-    Returns whether that was so.
-    """
+    """Log advice if the rows are sorted by a column that is read: a window mixes only neighbours. True if logged."""
     manifest = source.manifest
     if manifest.num_row_groups < _FEW_ROW_GROUPS or source.window_rows >= manifest.num_live_rows:
         return False
     clustered = []
     for field in source.fields:
-        known = manifest.statistics.get(field.name)
-        if known is None or known.row_group_span is None or known.row_group_span > _CLUSTERED_SPAN:
+        statistics = manifest.statistics.get(field.name)
+        if statistics is None or statistics.row_group_span is None or statistics.row_group_span > _CLUSTERED_SPAN:
             continue
-        # Where nobody took the extremes yet, a whole number may be one: rather no advice than a wrong one.
+        # A row number is no label. Without minimum and maximum an int64 column may be one: then give no advice.
         is_row_number = field.dtype == "int64" and (
-            known.closed is None or known.max - known.min + 1 == manifest.num_rows
+            statistics.closed is None or statistics.max - statistics.min + 1 == manifest.num_rows
         )
         if not is_row_number:
             clustered.append(field.name)
@@ -91,34 +88,49 @@ def suggest_mixing(source: BatchSource) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan:
-    """What a loader would do in each epoch; None where a filter decides it."""
+    """What a loader does in each epoch; None for what only a filter's pass can tell.
+
+    ```python
+    plan = converter.plan(batch_size=32, cur_shard=0, shard_count=4)
+    print(plan.steps_per_epoch, plan.peak_memory_bytes / 1e6, "MB")
+    ```
+    """
 
     num_rows: int | None
-    """Rows of this shard's batches in an epoch."""
+    """Rows that this shard yields in an epoch."""
 
     steps_per_epoch: int | None
-    """Batches of this shard in an epoch; with `uneven="keep"` another shard may have one less or more."""
+    """Batches that this shard yields in an epoch; with `uneven="keep"` another shard may have one less or more."""
 
     num_epochs: int | None
+    """Epochs of one iteration; None for endless."""
+
     batch_size: int
+    """Rows of a batch."""
+
     cur_shard: int
+    """The shard that this plan is for, in `[0, shard_count)`."""
+
     shard_count: int
+    """How many shards the rows are divided among."""
 
     dropped_rows: int | None
-    """Rows that no shard yields: those that would make steps unequal, and of last batches with `drop_last`."""
+    """Rows that no shard yields: those beyond equal shards (`uneven="drop"`) and of short batches (`drop_last`)."""
 
     padded_rows: int | None
-    """Rows of this shard that another one reads too."""
+    """Rows of this shard that another shard reads too (`uneven="pad"`)."""
 
     window_rows: int
     """Rows that are mixed together."""
 
     num_windows: int | None
+    """Windows that this shard reads in an epoch."""
+
     bytes_per_epoch: int | None
-    """Bytes of the wanted columns that this shard decodes in an epoch; windows at a shard's edge are read by both."""
+    """Bytes of the wanted columns that this shard decodes in an epoch. Two shards may both read a window they share."""
 
     peak_memory_bytes: int
-    """A bound on the memory that reading takes beside mapped files, without the batches that you keep."""
+    """An upper bound on the bytes that reading needs, without memory-mapped files and the batches that you keep."""
 
     def __repr__(self) -> str:
         def shown(value: int | None) -> str:
@@ -143,11 +155,11 @@ class LoaderPlan:
 
 
 def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: bool) -> LoaderPlan:
-    """The plan of a loader; with `is_filtered` only what a filter does not change."""
+    """The plan of a loader. With `is_filtered`, counts that a filter changes are None."""
     plan = source.plan(0)
     own_rows = plan.num_rows - plan.num_padded
     in_batches = min(plan.num_rows, plan.num_batches * source.batch_size)
-    counted = {
+    counts = {
         "num_rows": in_batches,
         "steps_per_epoch": plan.num_batches,
         "dropped_rows": _dropped_rows(source),
@@ -156,7 +168,7 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
         "bytes_per_epoch": bytes_decoded(source, sum(_rows_of(source, piece.row_groups) for piece in plan.pieces())),
     }
     return LoaderPlan(
-        **(dict.fromkeys(counted) if is_filtered else counted),
+        **(dict.fromkeys(counts) if is_filtered else counts),
         num_epochs=num_epochs,
         batch_size=source.batch_size,
         cur_shard=source.shard.index,
@@ -167,7 +179,7 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
 
 
 def _dropped_rows(source: BatchSource) -> int:
-    """Rows that no shard yields: sizes differ by one at most, so shards are of two kinds."""
+    """Rows that no shard yields. Shards have two sizes, which differ by one row."""
     num_rows, count = source.manifest.num_live_rows, source.shard.count
     small, num_larger = divmod(num_rows, count)
     yielded = 0

@@ -1,4 +1,4 @@
-"""What a user's names mean for these columns: the keys of a batch, stacks, masks, and what nulls and lengths become."""
+"""Which keys a batch has: `columns`, `stack`, masks and lengths, checked against the schema before anything is read."""
 
 from __future__ import annotations
 
@@ -19,24 +19,29 @@ from converter.schema import Schema
 logger = logging.getLogger(__name__)
 
 
-def only_named(
+Names = str | Sequence[str]
+"""One column's name, or a list of names."""
+
+_SUFFIXES = (ELEMENT_VALID_SUFFIX, VALID_SUFFIX, INNER_LENGTH_SUFFIX, LENGTH_SUFFIX)
+
+
+def narrow_columns(
     schema: Schema,
     stack: Mapping[str, Sequence[str]] | None,
-    named: Sequence[str | Sequence[str] | None],
+    requested: Sequence[Names | None],
     added: Sequence[str | None],
 ) -> dict[str, Any]:
-    """The arguments `columns` and `stack` for the names of features, labels and weights alone.
+    """The arguments `columns` and `stack` that read only the requested features, labels and weights.
 
-    A mask or a length is read with its column; `added` are names that no column has. Nothing is changed if a name is
-    unknown: the dataset raises that error, and knows all names.
+    A mask or a length is read with its column; `added` are names that no column has. An unknown name changes nothing:
+    the dataset, which knows all names, raises the error.
     """
     stacks = stack if isinstance(stack, Mapping) else {}
     wanted: dict[str, None] = {}
-    for names in named:
+    for names in requested:
         for name in [names] if isinstance(names, str) else names or ():
-            suffixes = (ELEMENT_VALID_SUFFIX, VALID_SUFFIX, INNER_LENGTH_SUFFIX, LENGTH_SUFFIX)
-            bases = [name, *(name.removesuffix(suffix) for suffix in suffixes)] if isinstance(name, str) else []
-            base = next((one for one in bases if one in schema or one in stacks), None)
+            bases = [name, *map(name.removesuffix, _SUFFIXES)] if isinstance(name, str) else []
+            base = next((base for base in bases if base in schema or base in stacks), None)
             if base is not None:
                 wanted[base] = None
             elif name not in added:
@@ -49,10 +54,9 @@ def only_named(
 def resolve_names(
     manifest: Manifest, columns: Sequence[str] | None, stack: Mapping[str, Sequence[str]] | None
 ) -> tuple[tuple[str, ...], tuple[Stack, ...]]:
-    """The keys of a batch and the stacks among them.
+    """The keys of a batch in order, and the stacks among them.
 
-    A stack stands where `columns` names it, else behind the others; its columns arrive alone only
-    where `columns` names them.
+    A stack comes where `columns` names it, else last. Its columns also arrive alone only if `columns` names them.
 
     Raises:
         ValueError: a column does not exist, or cannot be stacked.
@@ -61,15 +65,12 @@ def resolve_names(
         raise TypeError(f"stack must be a dict of name to column names, got {stack!r}.")
     schema = manifest.schema
     stacks = tuple(_resolve_stack(manifest, name, members) for name, members in (stack or {}).items())
-    stack_names = tuple(one.name for one in stacks)
+    stack_names = tuple(stack.name for stack in stacks)
     if columns is None:
-        stacked = {column for one in stacks for column in one.columns}
+        stacked = {column for stack in stacks for column in stack.columns}
         return (*(name for name in schema.names if name not in stacked), *stack_names), stacks
-    if (
-        isinstance(columns, str)
-        or not isinstance(columns, Sequence)
-        or not all(isinstance(one, str) for one in columns)
-    ):
+    is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
+    if not is_list or not all(isinstance(name, str) for name in columns):
         raise TypeError(f"columns must be a list of names, got {columns!r}.")
     for name in columns:
         if name not in stack_names and name not in schema:
@@ -105,30 +106,30 @@ def _resolve_stack(manifest: Manifest, name: str, members: Sequence[str]) -> Sta
     rounded = sorted(member for member in members if not _is_exact(manifest, member, exact))
     if rounded:
         logger.info(
-            "Stack %r makes %s of columns whose integers may be beyond %d, where they are rounded: %s",
+            "Stack %r makes %s of columns whose integers may be beyond %d, and rounds such integers: %s",
             name, float_dtype, exact, ", ".join(rounded),
         )  # fmt: skip
     return Stack(name=name, columns=tuple(members), dtype=float_dtype)
 
 
 def _is_exact(manifest: Manifest, name: str, exact: int) -> bool:
-    """Whether a column's integers are known to be within a float's exact ones."""
+    """Whether every integer of a column is certain to be at most `exact`, so that a float holds it exactly."""
     dtype = np.dtype(manifest.schema[name].dtype)
     if dtype.kind not in "iu" or np.iinfo(dtype).max <= exact:
         return True
-    known = manifest.statistics.get(name)
-    if known is None or known.closed is None:
+    statistics = manifest.statistics.get(name)
+    if statistics is None or statistics.closed is None:
         return False
-    return known.min is None or (-exact <= known.min and known.max <= exact)
+    return statistics.min is None or (-exact <= statistics.min and statistics.max <= exact)
 
 
 def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
-    """Refuse before reading what is known to fail: nulls and ragged rows that no policy covers.
+    """Raise before reading what would fail anyway: nulls and ragged rows that `nulls` and `ragged` do not cover.
 
     Raises:
-        NullValueError: a column holds nulls and `nulls` does not say what to do.
-        SourceError: a column's rows differ in length and `ragged="raise"`.
-        ValueError: a policy names no policy, or no column.
+        NullValueError: a column holds nulls, and `nulls` does not cover it.
+        SourceError: a column's rows have different lengths, and `ragged="raise"`.
+        ValueError, TypeError: `nulls` or `ragged` has a value that it cannot have.
     """
     if isinstance(source.nulls, str):
         if source.nulls not in ("raise", "mask"):
@@ -144,23 +145,22 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
         raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r}.")
     _check_added_names(source)
     for field in source.fields:
-        # Of selected rows, and of files that do not say, only reading can tell.
-        known = source.manifest.statistics.get(field.name)
-        is_certain = (
-            known is not None and known.null_count > 0 and source.manifest.selection is None and not is_filtered
-        )
+        # A selection or a filter may leave the nulls out: then only reading can tell.
+        statistics = source.manifest.statistics.get(field.name)
+        has_nulls = statistics is not None and statistics.null_count > 0
+        is_certain = has_nulls and source.manifest.selection is None and not is_filtered
         if is_certain and source.nulls != "mask" and not has_fill(source.nulls, field):
             raise null_error(field, nulls=source.nulls)
         if field.shape is None and source.ragged == "raise":
             raise SourceError(
-                f"Column {field.name!r} has rows of different lengths, which make no tensor. Say ragged='pad' "
+                f"Column {field.name!r} has rows of different lengths, which make no tensor. Pass ragged='pad' "
                 f"(adds {field.name + LENGTH_SUFFIX!r}) or ragged='nested', or leave the column out with columns=….",
                 column=field.name,
             )
 
 
 def _check_added_names(source: BatchSource) -> None:
-    """Refuse where a mask, a length or a row's number would take the name of something else."""
+    """Raise ValueError if a mask, a length or the row index would have the name of another key."""
     schema = source.manifest.schema
     stacked = {stack.name: stack.columns for stack in source.stacks}
     added: dict[str, str] = {}
@@ -175,11 +175,11 @@ def _check_added_names(source: BatchSource) -> None:
                 added[name + INNER_LENGTH_SUFFIX] = f"for {name!r}"
     if source.uneven == "pad":
         added[NOT_PADDED] = "by uneven='pad'"
-    for one, why in added.items():
-        if one in source.names:
+    for name, cause in added.items():
+        if name in source.names:
             raise ValueError(
-                f"{one!r} is a column already, and would be added {why}. Rename it in Spark, or leave one of the two "
-                "out with columns=…."
+                f"{name!r} is a column already, and would be added {cause}. Rename it in Spark, or leave one of the "
+                "two out with columns=…."
             )
     if source.row_index is not None and source.row_index in {*schema.names, *stacked, *added}:
         raise ValueError(f"with_row_index: {source.row_index!r} is a column already; choose another name.")

@@ -1,4 +1,4 @@
-"""What a user asks of a loader, checked before anything is read: the one place where its arguments stand."""
+"""The arguments that every loader takes, with their defaults: checked before anything is read, and all in one place."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from typing import Any, Literal
 
 from converter.arguments import check_epochs, check_flag, check_integer, check_shard, check_window
 from converter.loading.batches import takes_generator
-from converter.loading.names import check_policies, resolve_names
+from converter.loading.names import Names, check_policies, narrow_columns, resolve_names
 from converter.manifest import Manifest
 from converter.plan import DEFAULT_WINDOW_GROUPS, Shuffle
 from converter.reading.ahead import default_workers_count
 from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged
+from converter.reading.runs import NOT_PADDED
 from converter.reading.source import BatchSource, Transform
 from converter.scans.filters import Filters
+from converter.scans.parts import select_rows
+from converter.schema import Schema
 from converter.state import UNEVEN, Uneven
 from converter.storage.directory import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """The arguments that every loader takes; `DatasetConverter.make_torch_dataloader` explains each of them.
+    """The arguments that every loader takes; `DatasetConverter.make_torch_dataloader` explains them.
 
-    The public methods repeat them for `help()` and editors, and a test holds their signatures against these fields.
+    The public methods repeat them for `help()` and editors. A test compares their signatures with these fields.
 
     Raises:
-        ValueError, TypeError: an argument is wrong whatever the columns are; the message names it.
+        ValueError, TypeError: an argument is wrong for any dataset; the message names it.
     """
 
     batch_size: int = 32
@@ -70,19 +73,35 @@ class LoaderOptions:
             if not callable(self.transform):
                 raise TypeError(f"transform must be a function of a batch, got {self.transform!r}.")
             takes_generator(self.transform)
-        # As Python's integer: a state is told it.
+        # A Python integer, because states keep it as JSON.
         object.__setattr__(self, "num_epochs", check_epochs(self.num_epochs))
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> LoaderOptions:
-        """Those among a public method's arguments, given as its `locals()`."""
+        """These options among a public method's arguments, passed as its `locals()`."""
         return cls(**{field.name: arguments[field.name] for field in dataclasses.fields(cls)})
 
-    def make_source(self, storage: Storage, manifest: Manifest) -> BatchSource:
-        """What a loader with these options reads of a dataset; `filters` are a pass of their own, see `of_rows`.
+    def narrowed_to(
+        self, schema: Schema, features: Names | None, labels: Names | None, weights: Names | None
+    ) -> LoaderOptions:
+        """These options, reading only features, labels and weights, if neither `columns` nor `transform` says more."""
+        if features is None or self.columns is not None or self.transform is not None:
+            return self
+        added = (self.with_row_index, NOT_PADDED)
+        narrowed = narrow_columns(schema, self.stack, (features, labels, weights), added)
+        return dataclasses.replace(self, **narrowed)
+
+    def make_source(self, storage: Storage, manifest: Manifest, *, runs_filters: bool = True) -> BatchSource:
+        """What a loader with these options reads. Every argument is checked before the pass of `filters` begins.
+
+        Args:
+            storage: where the files are.
+            manifest: the rows that there are.
+            runs_filters: False leaves the filters out, so that no row is read.
 
         Raises:
-            NullValueError, SourceError: a wanted column has what no policy covers.
+            NullValueError, SourceError: a wanted column has nulls or rows that `nulls` and `ragged` do not cover.
+            SourceError: no row passes the filters.
             ValueError, TypeError: an argument does not fit the columns; the message names it.
         """
         shard = check_shard(self.cur_shard, self.shard_count)
@@ -98,7 +117,7 @@ class LoaderOptions:
             drop_last=self.drop_last,
             shuffle=None,
             shard=shard,
-            # Training takes equal steps; who reads in order evaluates or predicts, and wants every row.
+            # Shuffled reading is training: ranks need equal steps. Ordered reading is evaluation: no row may be lost.
             uneven=self.uneven or ("drop" if self.shuffle else "keep"),
             window_rows=1,
             window_groups=DEFAULT_WINDOW_GROUPS if self.shuffle_window_rows is None else None,
@@ -113,10 +132,13 @@ class LoaderOptions:
             local_cache_bytes=self.local_cache_bytes,
         )
         check_policies(source, is_filtered=self.filters is not None)
-        return self.of_rows(source, manifest)
+        source = self._of_rows(source, manifest)
+        if self.filters is None or not runs_filters:
+            return source
+        return self._of_rows(source, select_rows(storage, manifest, self.filters))
 
-    def of_rows(self, source: BatchSource, manifest: Manifest) -> BatchSource:
-        """The same of the rows that a manifest selects: windows and the order are theirs."""
+    def _of_rows(self, source: BatchSource, manifest: Manifest) -> BatchSource:
+        """The same for the rows that `manifest` selects: their number decides the window, their digest the order."""
         return dataclasses.replace(
             source,
             manifest=manifest,

@@ -24,7 +24,7 @@ from converter.scans.values import are_numbers, decimals_of, fitting, is_many, i
 from converter.schema import Schema
 from converter.selection import Mask
 
-Filters: TypeAlias = "pc.Expression | Sequence[Any]"
+Filters: TypeAlias = pc.Expression | Sequence[Any]
 """What `pyarrow.parquet.read_table` takes: tuples `(column, operator, value)`, lists of them, or an expression."""
 
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {

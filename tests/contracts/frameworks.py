@@ -18,7 +18,7 @@ ROWS: dict[str, Any] = {"batch_size": 64, "columns": ["id"], "cur_shard": 0, "sh
 
 
 class FrameworkContract:
-    """Subclasses say how a loader is made, how its length is asked, and which rows a batch holds."""
+    """Subclasses make a loader, tell its length, and turn a column into NumPy's."""
 
     def make(self, converter: DatasetConverter, **options: Any) -> Any:
         """A loader, which is a context manager."""

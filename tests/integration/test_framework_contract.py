@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from converter import DatasetConverter
+from converter.frameworks.tensorflow import iterator
 from tests.contracts.frameworks import FrameworkContract
 
 
@@ -37,3 +40,43 @@ class TestTensorFlow(FrameworkContract):
         assert isinstance(values, tf.Tensor)
         found: np.ndarray[Any, Any] = values.numpy()
         return found
+
+
+class TestTensorFlowsOwnIterator(TestTensorFlow):
+    """As with a TensorFlow whose private parts have moved."""
+
+    @pytest.fixture(autouse=True)
+    def no_private_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        iterator._find_eager_tensor.cache_clear()
+        with monkeypatch.context() as moved:
+            for name in ("data.ops.iterator_ops", "eager", "framework.ops"):
+                moved.setitem(sys.modules, f"tensorflow.python.{name}", None)
+            monkeypatch.setattr(iterator, "_OwnedIterator", iterator._find_owned_iterator())
+            assert iterator._find_eager_tensor() is None
+        iterator._find_eager_tensor.cache_clear()
+
+    def test_a_loop_counts_its_batches(self, converter: DatasetConverter) -> None:
+        with self.make(converter, batch_size=100, columns=["id"], shuffle=True) as dataset:
+            batches = iter(dataset)
+            assert isinstance(batches, iterator.CountedIterator)
+            for used in range(1, 10):
+                next(batches)
+                assert dataset.state_dict() == dataset.state_dict(used)
+            assert len(list(batches)) == 1
+            assert dataset.state_dict()["epoch"] == 1
+
+    def test_a_function_that_uses_batches_by_itself_says_so(self, converter: DatasetConverter) -> None:
+        with self.make(converter, batch_size=100, columns=["id"]) as dataset:
+            batches = iter(dataset)
+            next(batches)
+            assert batches.get_next()["id"].shape == (100,)
+            with pytest.raises(ValueError, match=r"state_dict\(batches=…\)"):
+                dataset.state_dict()
+
+
+class TestTensorFlowWithCopies(TestTensorFlow):
+    """As with a TensorFlow whose class of an eager tensor has moved."""
+
+    @pytest.fixture(autouse=True)
+    def no_eager_tensor(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(iterator, "_find_eager_tensor", lambda: None)

@@ -39,7 +39,7 @@ BATCH_SIZE = 50
 STEPS = NUM_ROWS // BATCH_SIZE
 WINDOW = 150
 SHUFFLED: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": 3, "shuffle_window_rows": WINDOW}
-REMEDY = "make it with device=accelerator.device and cur_shard=accelerator.process_index"
+REMEDY = "make it with device=accelerator.device, cur_shard=accelerator.process_index"
 
 # What Lightning warns of by itself, whatever the loader does.
 pytestmark = [

@@ -24,13 +24,13 @@ def name_of(path: Path) -> str:
 def test_a_module_is_short_or_says_why_not(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text)
-    said = ast.get_docstring(tree) or ""
-    assert said
-    assert len(text.splitlines()) <= MAX_MODULE_LINES or REASON in said
+    docstring = ast.get_docstring(tree) or ""
+    assert docstring
+    assert len(text.splitlines()) <= MAX_MODULE_LINES or REASON in docstring
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.end_lineno is not None:
             is_short = node.end_lineno - node.lineno < MAX_CLASS_LINES
-            assert is_short or REASON in said or REASON in (ast.get_docstring(node) or ""), node.name
+            assert is_short or REASON in docstring or REASON in (ast.get_docstring(node) or ""), node.name
 
 
 def test_most_modules_are_read_in_one_go() -> None:

@@ -3,11 +3,11 @@
 from converter.errors import MissingDependencyError
 
 try:
-    import keras  # noqa: F401 (before the modules below, so that what is missing is named here)
+    import keras  # noqa: F401 (before the modules below, whose import errors would not name the extra)
     import tensorflow as tf  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name not in ("keras", "tensorflow"):
-        # Of a backend that KERAS_BACKEND names, say.
+        # For example the backend that KERAS_BACKEND names.
         raise
     raise MissingDependencyError(
         f"make_tf_dataset needs {error.name}, which is not installed: pip install 'spark-tensor-converter[tf]'."

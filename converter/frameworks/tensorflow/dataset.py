@@ -1,16 +1,11 @@
-"""Batches as a real `tf.data.Dataset`.
+"""Batches as a real `tf.data.Dataset` that knows its cardinality, its epoch and its state.
 
-TensorFlow calls into Python once for each window's run of batches, not for each
-batch: a run arrives as one tensor for each column, without a copy where its memory
-is aligned, and TensorFlow slices the batches out of it.
+TensorFlow calls Python once per run of batches, not per batch: a run arrives as one tensor per column (without a copy
+if its memory is aligned), and TensorFlow slices the batches. An eager loop over the dataset itself does without tf.data
+(`iterator.py`).
 
-An eager loop over the dataset itself needs nothing of tf.data: its iterator lets
-TensorFlow take the same runs apart, one call for many batches of a column. To begin
-costs nothing then, where tf.data takes 10 ms for 3 columns and 23 for 41.
-
-An iteration's last batch is handed to TensorFlow by itself: when it is asked for,
-all others were used. So an iteration that is left early repeats, a peek included,
-and no step pays for being counted.
+An iteration's last batch is handed to TensorFlow alone. When TensorFlow asks for it, all others were used: so an
+iteration that stops early starts over, and counting costs nothing per step.
 """
 
 from __future__ import annotations
@@ -28,42 +23,51 @@ from typing import Any
 
 import tensorflow as tf
 
+from converter.arguments import check_integer
 from converter.errors import ConverterError
 from converter.frameworks.tensorflow.elements import (
-    Names,
     Packer,
     find_specs,
     stretched,
     stretches_in,
 )
-from converter.frameworks.tensorflow.iterator import EagerIterator, UntilError
+from converter.frameworks.tensorflow.iterator import CountedIterator, EagerIterator, UntilError, begin_loop
 from converter.loading.batches import Batch
 from converter.loading.epochs import Epochs, Iteration
+from converter.loading.names import Names
 from converter.reading.source import BatchSource
 
 logger = logging.getLogger(__name__)
 
-# A forked child has none of TensorFlow's threads. If it collected the garbage that its parent has left, an iterator of
-# TensorFlow's, say, it would wait for them for ever.
-os.register_at_fork(after_in_child=gc.freeze)
-
 _CLOSE_SECONDS = 60.0
 
 
-def warn_of_cluster(source: BatchSource) -> None:
-    """Say what `experimental_distribute_dataset` would make of a shard that TF_CONFIG chose."""
+def _freeze_parents_garbage() -> None:
+    """Keep a forked child from collecting its parent's objects.
+
+    Reaches into: gc.freeze, for the whole process (CPython 3.10 to 3.13).
+    Without it: a child that collects an iterator of tf.data waits for ever, for threads that only its parent has.
+    """
+    gc.freeze()
+
+
+os.register_at_fork(after_in_child=_freeze_parents_garbage)
+
+
+def _warn_of_cluster(source: BatchSource) -> None:
+    """Warn that `experimental_distribute_dataset` would cut the batches of a shard that TF_CONFIG chose."""
     if source.is_shard_found and source.shard.count > 1 and "TF_CONFIG" in os.environ:
         logger.warning(
-            "This dataset has the rows of worker %d of %d, as TF_CONFIG says. Hand it to a strategy by "
-            "distribute_datasets_from_function: experimental_distribute_dataset cuts its batches into %d steps "
-            "each, which its cardinality does not say. With cur_shard=0, shard_count=1 every worker reads all "
-            "rows, TensorFlow divides each batch among them, and the cardinality is right.",
+            "This dataset has the rows of worker %d of %d, from TF_CONFIG. Pass it to a strategy with "
+            "distribute_datasets_from_function: experimental_distribute_dataset cuts each batch into %d steps, which "
+            "the cardinality does not show. Or pass cur_shard=0, shard_count=1: every worker reads all rows, and "
+            "TensorFlow divides each batch among them.",
             source.shard.index, source.shard.count, source.shard.count,
         )  # fmt: skip
 
 
-def slice_stretches(generate: Callable[[], Iterator[Any]], signature: Any) -> Any:
-    """The batches of what generates stretches of them, as TensorFlow slices them."""
+def _slice_stretches(generate: Callable[[], Iterator[Any]], signature: Any) -> Any:
+    """A dataset of batches, which TensorFlow slices from the stretches of batches that `generate` yields."""
 
     def slices(*batches: Any) -> Any:
         return tf.data.Dataset.from_tensor_slices(batches if len(batches) > 1 else batches[0])
@@ -72,15 +76,14 @@ def slice_stretches(generate: Callable[[], Iterator[Any]], signature: Any) -> An
     return dataset.flat_map(tf.autograph.experimental.do_not_convert(slices))
 
 
-def made_options(source: BatchSource) -> Any:
-    """What TensorFlow is not to do with our batches."""
+def _dataset_options(source: BatchSource) -> Any:
+    """Options that keep TensorFlow from sharding and prefetching our batches again."""
     options = tf.data.Options()
-    # Shards are made of rows, here; a strategy must not part them once more. Of all rows each of its workers takes
-    # a part of every batch.
+    # A shard must not be sharded again. If this process reads all rows, each worker takes its part of each batch.
     policies = tf.data.experimental.AutoShardPolicy
-    whole = source.shard.count == 1
-    options.experimental_distribute.auto_shard_policy = policies.DATA if whole else policies.OFF
-    # TensorFlow would add a `prefetch` of its own, and batches would count as used that nobody has seen.
+    has_all_rows = source.shard.count == 1
+    options.experimental_distribute.auto_shard_policy = policies.DATA if has_all_rows else policies.OFF
+    # A `prefetch` of TensorFlow's own would count batches as used that no loop has received.
     options.experimental_optimization.inject_prefetch = False
     return options
 
@@ -88,7 +91,21 @@ def made_options(source: BatchSource) -> Any:
 class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no types.
     """A `tf.data.Dataset` of batches that knows its cardinality, and a context manager that closes it.
 
-    One class, because what is counted, what was used and where the next iteration begins are one state.
+    `DatasetConverter.make_tf_dataset` makes one.
+
+    ```python
+    dataset = converter.make_tf_dataset(batch_size=2, features="x", labels="y")
+    dataset.set_epoch(3)
+    for features, labels in dataset:
+        saved = dataset.state_dict()  # JSON
+        break
+    dataset.load_state_dict(saved)
+    print(dataset.remaining, "of", len(dataset), dataset.element_spec, dataset.names)
+    dataset.close()  # or a `with` block
+    ```
+
+    Its methods for the iterators (`generate` to `note_use`) stand here, because counting, use and the place of the next
+    iteration are one state.
     """
 
     def __init__(
@@ -101,46 +118,48 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         weights: str | None,
         prefetch: int | None,
     ) -> None:
+        if prefetch is not None:
+            check_integer("prefetch", prefetch, least=1)
         self._source = source
         self._epochs = Epochs(source, num_epochs)
-        # Its cardinality is asserted when it is made.
+        # The cardinality cannot change later.
         self._epochs.settle_shard()
         self._lock = threading.Lock()
         self._begun: Any = None
-        """Where that began."""
+        """Where the last iteration began."""
 
         self._has_given_all = False
-        """Whether an iteration that began where the next one would has come to its end."""
+        """Whether an iteration that began where the next one would has given all batches."""
 
         self._has_just_ended = False
-        self._iterators: weakref.WeakSet[EagerIterator] = weakref.WeakSet()
+        self._iterators: weakref.WeakSet[EagerIterator | CountedIterator] = weakref.WeakSet()
         self._last_used: int | None = None
         self._num_asking = 0
-        """Iterators over this dataset itself that are being given their first batch."""
+        """Eager loops that wait for their first batch."""
 
         self._is_elsewhere = False
-        """Whether TensorFlow began the iteration by itself, so that nobody here counts its batches."""
+        """Whether TensorFlow began the iteration, so that its batches are not counted here."""
 
         self.num_begun = 0
-        """Iterations that were begun."""
+        """Iterations that have begun."""
 
         self._running: weakref.WeakSet[Generator[Any, None, Any]] = weakref.WeakSet()
         self.read_error: BaseException | None = None
-        """What went wrong while reading, if anything did; TensorFlow's error has its text."""
+        """The error that reading raised; TensorFlow's own error has only its text."""
 
-        warn_of_cluster(source)
+        _warn_of_cluster(source)
         self._specs = find_specs(source, self._epochs.files)
         self.pack = Packer(list(self._specs), features, labels, weights)
         self.is_prefetched = prefetch is not None
         self._inner = self._build(prefetch)
         options = self.options_alone = tf.data.Options()
-        # There is nothing to tune or to rewrite in ours alone; trying cost 8 ms an epoch, and at times 150 at its end.
-        # Not so where somebody made another dataset of it: options are for all of that.
+        # There is nothing to tune or rewrite, and trying costs 8 ms per epoch, at times 150. A dataset made from this
+        # one may need both, so only our own loop has these options.
         options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
         self.alone = self._inner.with_options(options)
-        """The same for an iterator over this dataset itself."""
+        """The same batches for a loop over this dataset itself."""
 
-        super().__init__(self._inner._variant_tensor)  # noqa: SLF001 (how a Dataset is made of another one)
+        super().__init__(tf.data.experimental.to_variant(self._inner))
 
     @property
     def element_spec(self) -> Any:
@@ -153,14 +172,19 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         return list(self._specs)
 
     def _inputs(self) -> list[Any]:
+        """The dataset that this one is made from.
+
+        Reaches into: tf.data.Dataset._inputs, an abstract method (TensorFlow 2.21).
+        Without it: nothing calls this method.
+        """
         return [self._inner]
 
     def __iter__(self) -> Iterator[Any]:
-        return EagerIterator(self) if tf.executing_eagerly() else super().__iter__()
+        return begin_loop(self) if tf.executing_eagerly() else super().__iter__()
 
     @property
     def remaining(self) -> int:
-        """The batches of the next iteration: fewer than the cardinality after `load_state_dict`.
+        """Batches of the next iteration: fewer than the cardinality after `load_state_dict`.
 
         Raises:
             TypeError: `num_epochs=None`, so there is no last batch.
@@ -182,7 +206,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self.close()
 
     def close(self) -> None:
-        """End what is under way, with its threads; the end of a `with` block does it."""
+        """End every running iteration and its threads. The end of a `with` block calls it."""
         self._epochs.close()
         deadline = time.monotonic() + _CLOSE_SECONDS
         for generator in list(self._running):
@@ -191,30 +215,34 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                     generator.close()
                     break
                 except ValueError:
-                    # A thread of TensorFlow's is in it, to prefetch; it ends with the window that it reads.
+                    # A prefetching thread of TensorFlow runs it, until it has read its window.
                     if time.monotonic() > deadline:
                         break
                     time.sleep(0.005)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration begin with this epoch."""
+        """Let the next iteration begin with this epoch, counted from 0.
+
+        Raises:
+            ValueError, TypeError: `epoch` is not a whole number of at least 0.
+        """
         with self._lock:
             self._settle()
             self._begun = self._last_used = None
             self._epochs.set_next(epoch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where this dataset stands, as a handful of integers: after the last batch that a loop over it was given.
+        """The position after the last batch that a loop over this dataset received, as a few integers for JSON.
 
-        It is of the same kind as a torch loader's and a NumPy reader's, and can be loaded there.
+        A torch loader or a NumPy reader can load it too. Rows, seed, shuffle, window and `uneven` must be the same.
 
         Args:
-            batches: the state as it will be after so many batches of the iteration. Needed where TensorFlow uses
-                them by itself: in `fit` (`DatasetStateCallback` counts them there), in a `tf.function`, and where
-                another dataset was made of this one.
+            batches: the state after so many batches of the iteration instead. Needed if TensorFlow takes the batches
+                itself: in `fit` (`DatasetStateCallback` counts them), in a `tf.function`, and in a dataset made from
+                this one.
 
         Raises:
-            ValueError: nobody knows how many batches were used.
+            ValueError, TypeError: `batches` is needed, or is no number of batches of one iteration.
         """
         with self._lock:
             if batches is None:
@@ -225,7 +253,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iteration begin where the state was taken, at the cost of reading one window.
 
-        That iteration has fewer steps than the cardinality says, which stays that of whole epochs.
+        That iteration has `remaining` steps; the cardinality stays that of whole epochs.
 
         Raises:
             StateMismatchError: the state is of other rows or another order; the message says what differs.
@@ -235,28 +263,28 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             self._epochs.load_state_dict(state_dict)
             begin, num_epochs = self._epochs.next, self._epochs.num_epochs
             if begin.past and not self._source.plan(begin.epoch, begin.past).num_batches:
-                # Of an epoch's end, where Keras would be given no batch at all.
+                # A state at the end of an epoch: Keras cannot take an iteration without a batch.
                 done = begin.epochs_done + 1
                 self._epochs.begin_at(begin.epoch + 1, 0 if done == num_epochs else done, ())
 
     def next_begin(self) -> tuple[Any, int | None]:
-        """Where the next iteration begins, and how many batches it has; None where it has no end."""
+        """Where the next iteration begins, and how many batches it has (None if it is endless)."""
         with self._lock:
             self._settle()
             return self._epochs.next, self._count_steps(self._epochs.next)
 
     def state_after(self, begin: Any, batches: int) -> dict[str, Any]:
-        """The state of so many batches behind a place that `next_begin` gave."""
+        """The state `batches` after a place that `next_begin` returned."""
         return self._epochs.state_after(begin, batches)
 
-    def start_anew(self, iterator: EagerIterator) -> None:
-        """Be told of an iterator over this dataset itself."""
+    def start_anew(self, iterator: EagerIterator | CountedIterator) -> None:
+        """Register the iterator of a loop over this dataset itself."""
         self._has_just_ended = False
         self._iterators.add(iterator)
 
     @contextlib.contextmanager
     def first_use(self) -> Iterator[None]:
-        """While an iterator over this dataset itself is given its first batch: what begins now is counted there."""
+        """Around the first batch of a loop over this dataset itself: the loop counts the iteration that begins now."""
         with self._lock:
             self._num_asking += 1
         try:
@@ -266,31 +294,31 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                 self._num_asking -= 1
 
     def note_use(self, batches: int) -> Any:
-        """Be told how many batches an iterator over this dataset itself was given; where the last iteration began."""
+        """Note how many batches a loop over this dataset itself has received; returns where its iteration began."""
         self._last_used = batches
         return self._begun
 
     def _num_used(self) -> int:
-        """The batches that were used since the place where the next iteration would begin."""
+        """Batches that were used since the place where the next iteration would begin."""
         if self._begun is not self._epochs.next:
             return 0
-        living = [one for one in self._iterators if one.begin is self._epochs.next]
-        is_elsewhere = self._is_elsewhere or any(one.is_elsewhere for one in living)
+        living = [iterator for iterator in self._iterators if iterator.begin is self._epochs.next]
+        is_elsewhere = self._is_elsewhere or any(iterator.is_elsewhere for iterator in living)
         if is_elsewhere or len(living) > 1 or (not living and self._last_used is None):
             raise ValueError(
-                "TensorFlow uses this dataset's batches by itself, or several iterators do, so how many were used is "
-                "not known here: say state_dict(batches=…)."
+                "TensorFlow itself, or more than one iterator, uses this dataset's batches, so they are not counted. "
+                "Pass how many were used: state_dict(batches=…)."
             )
         return living[0].used if living else self._last_used or 0
 
     def _settle(self) -> None:
-        """Move on if all batches of an iteration were asked for."""
+        """Move on to the next epoch if all batches of an iteration were asked for."""
         if self._has_given_all:
             self._has_given_all, self._last_used = False, None
             self._epochs.move_on()
 
     def _begin(self) -> tuple[Any, int | None]:
-        """Begin an iteration: where, and how many steps it has; None where it has no end."""
+        """Begin an iteration; returns where, and how many steps it has (None if it is endless)."""
         self._epochs.check_open()
         self._epochs.check_shard()
         with self._lock:
@@ -301,7 +329,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             return begin, self._count_steps(begin)
 
     def _count_steps(self, begin: Any) -> int | None:
-        """The batches of an iteration that begins there."""
+        """Batches of an iteration that begins there; None if it is endless."""
         if self._epochs.num_epochs is None:
             return None
         first = self._source.plan(begin.epoch, begin.past).num_batches
@@ -309,24 +337,24 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         return first + num_whole * self._source.num_batches()
 
     def generate(self) -> Iterator[Any]:
-        """One iteration, for TensorFlow to run: stretches of batches, with one more dimension in front."""
+        """One iteration for tf.data: stretches of batches, with one more dimension in front."""
         generator = self._packed_stretches()
         self._running.add(generator)
         return UntilError(generator, self._end_next)
 
     def stretches(self) -> Iterator[tuple[Batch, int]]:
-        """One iteration, for a loop in eager mode: stretches of batches, and how many those are."""
+        """One iteration for an eager loop: stretches of batches, each with its number of batches."""
         generator = self._elements()
         self._running.add(generator)
         return Iteration(self._epochs, generator)
 
     def _end_next(self) -> None:
-        """Let the next iteration have nothing: TensorFlow's `repeat` asks for it at once."""
+        """Leave the next iteration empty: TensorFlow's `repeat` asks for it at once."""
         self._has_just_ended = True
 
     def _packed_stretches(self) -> Generator[Any, None, None]:
         if self._has_just_ended:
-            # Behind an iteration that was shorter than a whole one, or behind an error that somebody ignores.
+            # After a resumed iteration, which is short, or after an error that `ignore_errors` hides.
             self._has_just_ended = False
             return
         with self._noted_errors(), contextlib.closing(self._elements()) as elements:
@@ -340,7 +368,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                 yield self.pack(batches)
 
     def packed_rest(self, stretch: Batch | None, elements: Iterator[tuple[Batch, int]]) -> Iterator[Any]:
-        """What is left of an iteration in eager mode, for TensorFlow to run."""
+        """What is left of an eager loop's iteration, for tf.data."""
         return UntilError(self._rest(stretch, elements), lambda: None)
 
     def _rest(self, stretch: Batch | None, elements: Iterator[tuple[Batch, int]]) -> Iterator[Any]:
@@ -360,9 +388,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             raise
 
     def _elements(self) -> Generator[tuple[Batch, int], None, bool]:
-        """Stretches of batches: every component with one more dimension in front. The last batch comes alone.
+        """Yield stretches of batches and their number; components have one more dimension in front.
 
-        Returns whether the iteration has fewer batches than a whole one.
+        The last batch comes alone. Returns whether the iteration was shorter than a whole one.
         """
         begin, num_steps = self._begin()
         step = 0
@@ -374,7 +402,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                     if step != num_steps:
                         yield batches, num_batches
                         continue
-                    # Whoever takes so many and no more leaves no thread behind.
+                    # Closed before the last batch: a loop that stops there leaves no thread.
                     stretches.close()
                     if num_batches > 1:
                         yield {name: column[:-1] for name, column in batches.items()}, num_batches - 1
@@ -388,21 +416,21 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         own = weakref.ref(self)
 
         def generate() -> Iterator[Any]:
-            found = own()
-            if found is None:
+            dataset = own()
+            if dataset is None:
                 raise ConverterError(
-                    "This dataset of make_tf_dataset was let go of. Hold it while what was made of it is used."
+                    "This dataset of make_tf_dataset was deleted. Keep a reference while others made from it are used."
                 )
-            return found.generate()
+            return dataset.generate()
 
-        # Nobody checks the cardinality that `take` states: an iteration that was resumed is shorter.
+        # `take` gives the cardinality, which TensorFlow does not check: a resumed iteration is shorter.
         dataset = self.sliced(generate).repeat()
         if self._epochs.num_epochs is not None:
             dataset = dataset.take(len(self._epochs))
         if prefetch is not None:
             dataset = dataset.prefetch(prefetch)
-        return dataset.with_options(made_options(self._source))
+        return dataset.with_options(_dataset_options(self._source))
 
     def sliced(self, generate: Callable[[], Iterator[Any]]) -> Any:
-        """The batches of what generates stretches of them, as TensorFlow slices them."""
-        return slice_stretches(generate, self.pack({name: stretched(spec) for name, spec in self._specs.items()}))
+        """A dataset of batches, which TensorFlow slices from the stretches of batches that `generate` yields."""
+        return _slice_stretches(generate, self.pack({name: stretched(spec) for name, spec in self._specs.items()}))

@@ -1,4 +1,4 @@
-"""A batch as TensorFlow takes it: specs, tensors, structure."""
+"""What an element of a `tf.data.Dataset` is: the specs of its columns, their tensors, and features, labels, weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from converter.loading.batches import Batch, numpy_batches, times_as_integers
+from converter.loading.batches import Batch, first_batch, numpy_batches, times_as_integers
 from converter.loading.epochs import as_generator
+from converter.loading.names import Names
 from converter.plan import EpochPlan
 from converter.reading.data_files import DataFiles
 from converter.reading.gather import new_array
@@ -23,14 +24,12 @@ from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, 
 from converter.reading.windows import read_runs
 from converter.schema import Field
 
-Names = str | Sequence[str]
-
 _ALIGNMENT_BYTES = 64
-"""What TensorFlow asks of memory that it is to use as it lies there (`EIGEN_MAX_ALIGN_BYTES`)."""
+"""The alignment of memory that TensorFlow uses without a copy (`EIGEN_MAX_ALIGN_BYTES`)."""
 
 
 def pack_flat(places: Any) -> Callable[[Sequence[Any]], Any]:
-    """A function that gives a batch its structure, from its tensors and where in it each has its place."""
+    """A function that makes a batch of a list of tensors; `places` is the batch with indexes instead of tensors."""
     if isinstance(places, int):
         return lambda tensors: tensors[places]
     if isinstance(places, dict):
@@ -40,7 +39,7 @@ def pack_flat(places: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 class Packer:
-    """How a batch's columns are handed to a model."""
+    """Turns a batch's columns into what a model gets: features, or a tuple with labels and weights."""
 
     def __init__(self, names: Sequence[str], features: Names | None, labels: Names | None, weights: str | None) -> None:
         self._has_labels = labels is not None
@@ -59,7 +58,7 @@ class Packer:
                 raise ValueError("labels and weights leave no column for the features.")
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
-        """Features, or a tuple of features, labels and weights."""
+        """What the model gets of a batch."""
         features = _pick(batch, self._features)
         if self._labels is None:
             return features
@@ -72,9 +71,9 @@ def _pick(batch: Mapping[str, Any], names: Names) -> Any:
 
 
 def _check_names(argument: str, given: Any, names: Sequence[str], taken: dict[str, str]) -> Names:
-    """The columns that an argument names; each may serve once."""
-    is_one = isinstance(given, str)
-    listed = [given] if is_one else given
+    """The columns that an argument names, checked: they exist, and no other argument names them."""
+    is_single = isinstance(given, str)
+    listed = [given] if is_single else given
     if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(name, str) for name in listed):
         raise TypeError(f"{argument} must be a column's name or a list of them, got {given!r}.")
     for name in listed:
@@ -85,11 +84,11 @@ def _check_names(argument: str, given: Any, names: Sequence[str], taken: dict[st
         if name in taken:
             raise ValueError(f"{argument}: column {name!r} is named by {taken[name]} already.")
         taken[name] = argument
-    return given if is_one else list(listed)
+    return given if is_single else list(listed)
 
 
 def specs_of_field(field: Field, rows: int | None, ragged: str) -> dict[str, Any]:
-    """What a field's tensors look like in an element."""
+    """The specs of a field's tensors in an element, by name."""
     if field.is_object:
         return {field.name: tf.TensorSpec((rows,), tf.string)}
     if field.shape is not None:
@@ -108,14 +107,14 @@ def specs_of_field(field: Field, rows: int | None, ragged: str) -> dict[str, Any
 
 
 def spec_of(name: str, column: Any, rows: int | None, is_by_batch: bool) -> Any:
-    """The spec of a transform's column, from the first batch; where rows differ in shape batches may, too."""
+    """The spec of a column that a transform returned for the first batch."""
     column = as_tensor(column)
     inner = (None,) * (column.ndim - 1) if is_by_batch else column.shape[1:]
     return tf.TensorSpec((rows, *inner), dtype_of(name, column))
 
 
 def as_tensor(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Numbers that TensorFlow knows, for dates and times; text as objects."""
+    """A column as TensorFlow can take it: dates and times as integers, text as objects."""
     if column.dtype.kind == "M":
         return times_as_integers(column)
     return column.astype(object) if column.dtype.kind in "SUT" else column
@@ -129,7 +128,7 @@ def dtype_of(name: str, column: np.ndarray[Any, Any]) -> Any:
         return tf.as_dtype(column.dtype if column.dtype != object else "?")
     except (TypeError, pa.ArrowException) as error:
         raise TypeError(
-            f"transform returned column {name!r} as {column.dtype}, which TensorFlow has no tensors for."
+            f"transform returned column {name!r} as {column.dtype}, which has no TensorFlow type."
         ) from error
 
 
@@ -141,7 +140,7 @@ def stretched(spec: Any) -> Any:
 
 
 def stretches_of(run: Run, *, is_by_batch: bool) -> Iterator[tuple[int, int, int]]:
-    """Where a run's batches of one size begin, how many those are, and of how many rows."""
+    """Yield the stretches of batches in a run: first row, number of batches, rows of each batch."""
     size = run.batch_size
     whole, rest = divmod(run.num_rows, size)
     if is_by_batch:
@@ -153,7 +152,7 @@ def stretches_of(run: Run, *, is_by_batch: bool) -> Iterator[tuple[int, int, int
 
 
 def components(source: BatchSource, name: str, column: Any, num_batches: int) -> Batch:
-    """A column of batches as what TensorFlow takes, with the batches in front."""
+    """The tensors of a stretch's column, by name, with the batches as first dimension."""
     field = source.field_of(name)
     if isinstance(column, np.ndarray):
         return {name: _aligned(column).reshape(num_batches, -1, *column.shape[1:])}
@@ -167,25 +166,25 @@ def components(source: BatchSource, name: str, column: Any, num_batches: int) ->
 
 
 def owned(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A transform's column in memory that nobody else has.
+    """A copy of a transform's column.
 
-    TensorFlow computes in place where it thinks that nobody looks: in a table that the transform hands out parts of,
-    in a column that it gives by two names, and in a mapped file, which ends the process.
+    TensorFlow may compute in place. That would change a table from which the transform returns parts, or a column that
+    it returns by two names, and would crash on a memory-mapped file.
     """
     if column.dtype.isbuiltin != 1 or column.dtype == object:
         return np.array(column, order="C")
-    owned = new_array(column.shape, column.dtype)
-    owned[...] = column
-    return owned
+    return _copied(column)
+
+
+def _copied(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    copied = new_array(column.shape, column.dtype)
+    copied[...] = column
+    return copied
 
 
 def _aligned(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Numbers that TensorFlow need not copy: it would do that under the GIL, into memory that is mapped anew."""
-    if not column.ctypes.data % _ALIGNMENT_BYTES:
-        return column
-    aligned = new_array(column.shape, column.dtype)
-    aligned[...] = column
-    return aligned
+    """Numbers in aligned memory. TensorFlow would copy others under the GIL, into newly mapped memory."""
+    return _copied(column) if column.ctypes.data % _ALIGNMENT_BYTES else column
 
 
 def _ragged(rows: RaggedRows) -> Any:
@@ -199,11 +198,10 @@ def find_specs(source: BatchSource, files: DataFiles) -> dict[str, Any]:
     """The specs of a batch's columns, by name."""
     rows = source.batch_size if source.drop_last else None
     if source.transform is not None:
-        plan = source.plan(0)
-        if not plan.num_batches:
-            raise ValueError("There is no batch to apply transform to, so nobody knows what columns it gives.")
-        with contextlib.closing(as_generator(numpy_batches(source, plan, files, range(1)))) as found:
-            return {name: spec_of(name, column, rows, _is_by_batch(source)) for name, column in next(found).items()}
+        if not source.num_batches():
+            raise ValueError("transform has no batch to be called for, so its columns are unknown. Use more rows.")
+        batch = first_batch(source, files)
+        return {name: spec_of(name, column, rows, _is_by_batch(source)) for name, column in batch.items()}
     stacks = {stack.name: stack for stack in source.stacks}
     specs: dict[str, Any] = {}
     for name in source.names:
@@ -230,10 +228,10 @@ def find_specs(source: BatchSource, files: DataFiles) -> dict[str, Any]:
 def stretches_in(
     source: BatchSource, plan: EpochPlan, files: DataFiles, specs: Mapping[str, Any]
 ) -> Generator[tuple[Batch, int], None, None]:
-    """A plan's batches, as many at once as lie together and are of one size, and how many those are."""
+    """Yield a plan's batches in stretches, each with its number of batches: as many as lie together in one size."""
     is_by_batch = _is_by_batch(source)
     if source.transform is not None:
-        with contextlib.closing(as_generator(numpy_batches(source, plan, files))) as transformed:
+        with contextlib.closing(numpy_batches(source, plan, files)) as transformed:
             for batch in transformed:
                 yield _check_transformed(batch, specs), 1
         return
@@ -248,25 +246,25 @@ def stretches_in(
 
 
 def _is_by_batch(source: BatchSource) -> bool:
-    """Whether each batch has a shape of its own."""
+    """Whether batches may differ in shape."""
     return any(field.shape is None and not field.is_object for field in source.fields)
 
 
 def _check_transformed(batch: Batch, specs: Mapping[str, Any]) -> Batch:
-    """A transformed batch, with one dimension more, if it is like the first one."""
+    """A transformed batch with one more dimension in front; raises if it differs from the first one."""
     if set(batch) != set(specs):
         raise ValueError(
             f"transform returned columns {list(batch)} for one batch and {list(specs)} for the first one; a "
             "tf.data.Dataset needs the same ones for every batch."
         )
-    found: Batch = {}
+    stretch: Batch = {}
     for name, spec in specs.items():
         column = as_tensor(batch[name])
         if dtype_of(name, column) != spec.dtype or not spec.shape.is_compatible_with(column.shape):
             raise TypeError(
-                f"transform returned column {name!r} as {column.dtype} of shape {column.shape}, which is not the "
-                f"{spec.dtype.name} of shape {tuple(spec.shape)} that the first batch made known. Let transform "
-                "give every batch one dtype and one shape of rows."
+                f"transform returned column {name!r} as {column.dtype} of shape {column.shape}, and for the first "
+                f"batch as {spec.dtype.name} of shape {tuple(spec.shape)}. Return one dtype and one shape of rows for "
+                "every batch."
             )
-        found[name] = owned(column)[np.newaxis]
-    return found
+        stretch[name] = owned(column)[np.newaxis]
+    return stretch

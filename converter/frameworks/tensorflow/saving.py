@@ -1,4 +1,4 @@
-"""A dataset's state beside the model's."""
+"""A dataset's state saved beside the model's: in a `tf.train.Checkpoint`, or in a file while `fit` runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from converter.frameworks.tensorflow.dataset import TFDataset
 class DatasetState(tf.train.experimental.PythonState):  # type: ignore[misc]
     """A dataset's state as a part of a `tf.train.Checkpoint`.
 
-    For a loop over the dataset itself. Where a strategy or a `tf.function` uses the batches, nobody here counts them:
-    there save `dataset.state_dict(batches=…)` beside the checkpoint.
+    For a loop over the dataset itself. If a strategy or a `tf.function` takes the batches, they are not counted: save
+    `dataset.state_dict(batches=…)` beside the checkpoint instead.
 
     ```python
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, data=DatasetState(dataset))
+    from converter.frameworks.tensorflow import DatasetState
+
+    with converter.make_tf_dataset(batch_size=2) as dataset:
+        checkpoint = tf.train.Checkpoint(data=DatasetState(dataset))  # beside model=… and optimizer=…
+        next(iter(dataset))
+        saved = checkpoint.save(f"{directory}/model")  # calls `serialize`; `restore` calls `deserialize`
+        checkpoint.restore(saved)
     ```
     """
 
@@ -35,13 +41,17 @@ class DatasetState(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._dataset.load_state_dict(json.loads(string_value))
 
     def _copy_trackable_to_cpu(self, object_map: dict[Any, Any]) -> None:
-        """Let an asynchronous checkpoint hold the state of the moment at which it is asked for."""
+        """Copy the state for an asynchronous checkpoint, so that it holds the state of this moment.
+
+        Reaches into: tf.train.experimental.PythonState._copy_trackable_to_cpu (TensorFlow 2.21).
+        Without it: TensorFlow does not call this, and an asynchronous checkpoint may hold a later state.
+        """
         copied = object_map.setdefault(self, _CopiedState())
         copied.text = self.serialize()
 
 
 class _CopiedState(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """A state that a checkpoint writes later."""
+    """The copy of a state that an asynchronous checkpoint writes later."""
 
     text = ""
 
@@ -55,15 +65,27 @@ class _CopiedState(tf.train.experimental.PythonState):  # type: ignore[misc]
 class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Writes a dataset's state to a file while `fit` runs, at the steps at which `ModelCheckpoint` writes the model.
 
-    Steps are counted here, so batches that a strategy has prefetched are not taken for used ones. To go on, load the
-    model's weights and `dataset.load_state_dict(json.load(open(filepath)))` before `fit`; Keras then warns that the
-    first epoch has fewer steps than the others.
+    It counts steps, so batches that a strategy has prefetched do not count as used. To resume, load the model's weights
+    and the state before `fit`; Keras then warns that the first epoch has fewer steps than the others.
+
+    ```python
+    from converter.frameworks.tensorflow import DatasetStateCallback
+
+    with converter.make_tf_dataset(batch_size=2, features="x", labels="y") as dataset:
+        saving = DatasetStateCallback(dataset, f"{directory}/state.json")
+        keras_model.fit(dataset, shuffle=False, callbacks=[saving])
+        with open(f"{directory}/state.json") as file:
+            dataset.load_state_dict(json.load(file))
+    ```
 
     Args:
-        dataset: the one that `fit` is given, or that what it is given was made of, batch for batch: what `unbatch`,
-            `rebatch` or `cache` give is not counted rightly.
-        filepath: where the state stands, as JSON; replaced as a whole.
-        save_freq: `"epoch"`, or after how many batches.
+        dataset: the dataset that `fit` gets, or that its dataset was made from batch for batch (`unbatch`, `rebatch`
+            and `cache` are counted wrongly).
+        filepath: the JSON file for the state; it is replaced as a whole.
+        save_freq: `"epoch"`, or a number of batches.
+
+    Raises:
+        ValueError: `save_freq` is neither.
     """
 
     def __init__(self, dataset: TFDataset, filepath: str | os.PathLike[str], *, save_freq: str | int = "epoch") -> None:
@@ -72,17 +94,17 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise ValueError(f"save_freq must be 'epoch' or a number of batches above 0, got {save_freq!r}.")
         self._dataset, self._filepath, self._save_freq = dataset, os.fspath(filepath), save_freq
         self._begin: Any = None
-        # Not counted anew in a second `fit`, as ModelCheckpoint does not.
+        # Goes on in a second `fit`, as in ModelCheckpoint.
         self._unsaved = 0
         self._steps = 0
         self._end: int | None = None
         self._num_begun: int | None = None
-        """As the dataset counted it when the iteration had begun that is under way."""
+        """The dataset's count of iterations when the running one had begun."""
 
         self._last_batch = -1
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Count from where the dataset stands: what others do with it meanwhile changes nothing."""
+        """Count from where the dataset stands now, whatever else uses it meanwhile."""
         self._begin, self._end = self._dataset.next_begin()
         self._steps, self._num_begun = 0, None
 
@@ -91,7 +113,7 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._last_batch = -1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Count the batches, and save where it is time."""
+        """Count the batches, and save after every `save_freq` of them."""
         self._steps += batch - self._last_batch
         self._unsaved += batch - self._last_batch
         self._last_batch = batch
@@ -99,7 +121,7 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._num_begun = self._num_begun or num_begun
         if self._end is not None and self._steps >= self._end:
             if num_begun == self._num_begun:
-                # Of a last execution of several steps Keras tells the number that was planned.
+                # For a last execution of several steps Keras reports the planned number.
                 self._steps, self._num_begun = self._end, None
             else:
                 self._num_begun = num_begun
@@ -108,7 +130,7 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._save()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Save, if that is asked for."""
+        """Save, with `save_freq="epoch"`."""
         if self._save_freq == "epoch":
             self._save()
 

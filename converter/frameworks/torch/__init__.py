@@ -3,7 +3,7 @@
 from converter.errors import MissingDependencyError
 
 try:
-    import torch  # noqa: F401 (before the modules below, so that what is missing is named here)
+    import torch  # noqa: F401 (before the modules below, whose import errors would not name the extra)
 except ModuleNotFoundError as error:
     raise MissingDependencyError(
         "make_torch_dataloader needs PyTorch, which is not installed: pip install 'spark-tensor-converter[torch]'."

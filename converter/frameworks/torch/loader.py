@@ -1,13 +1,7 @@
-"""Batches as torch tensors, through a real `torch.utils.data.DataLoader`.
+"""Batches as torch tensors: a real `torch.utils.data.DataLoader`, with or without worker processes.
 
-Batches are made by our own threads, so the loader needs no processes to be fast.
-`num_workers` is for a transform that holds the GIL: then one item of work is a
-run of batches, and the order is the same for any number of workers.
-
-Tensors of a window are split, not sliced, into batches: 2.0 µs a tensor against
-3.3, and `unsafe_split`, so that a write into one batch does not count as a write
-into the others (they would share a version counter). For the same reason a
-window goes to a device as a whole: one copy for each column, not for each batch.
+Reader threads make the batches, so the loader is fast without processes. `num_workers` is for a transform that holds
+the GIL: one item of work is then a run of batches, and the order is the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -23,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
+from converter.arguments import check_flag, check_integer
 from converter.errors import ConverterError
 from converter.frameworks.torch.tensors import (
     Batch,
@@ -43,12 +38,22 @@ from converter.state import Past
 
 
 class TorchDataLoader(DataLoader[Batch]):
-    """A `DataLoader` whose batches are `dict[str, torch.Tensor]` of shape `(rows, *field.shape)`.
+    """A `torch.utils.data.DataLoader` whose batches are `dict[str, torch.Tensor]` of shape `(rows, *field.shape)`.
 
-    Dates arrive as int32 days and times as int64 microseconds since 1970 (UTC), strings and bytes as
-    lists. Tensors belong to the caller and are writable.
+    `DatasetConverter.make_torch_dataloader` makes one. Dates are int32 days and times int64 microseconds since 1970
+    (UTC), strings and bytes are lists. Tensors belong to the caller and are writable. `len()` is the number of batches
+    of one iteration, known before the first row is read.
 
-    `len()` is the number of batches of one iteration, known before the first row is read.
+    ```python
+    loader = converter.make_torch_dataloader(batch_size=2, columns=["x"], drop_last=True)
+    loader.set_epoch(3)
+    for batch in loader:
+        saved = loader.state_dict()  # JSON or torch.save
+        break
+    loader.load_state_dict(saved)
+    print(loader.remaining, "of", len(loader), "batches of", loader.batch_size, loader.drop_last, loader.pin_memory)
+    loader.close()  # or a `with` block
+    ```
     """
 
     def __init__(
@@ -65,7 +70,13 @@ class TorchDataLoader(DataLoader[Batch]):
         sampler: None = None,  # noqa: ARG002
         batch_sampler: None = None,  # noqa: ARG002
     ) -> None:
-        # Lightning makes a loader anew for predictions, from attributes of its arguments' names.
+        check_integer("num_workers", num_workers, least=0)
+        check_flag("persistent_workers", persistent_workers)
+        if persistent_workers and not num_workers:
+            raise ValueError("persistent_workers=True needs num_workers above 0.")
+        if pin_memory is not None:
+            check_flag("pin_memory", pin_memory)
+        # Lightning makes a loader again for predictions, from the attributes that have its arguments' names.
         self.source, self.num_epochs, self.device = source, num_epochs, device
         self._turn = 0
         self._epochs = Epochs(source, num_epochs)
@@ -74,9 +85,9 @@ class TorchDataLoader(DataLoader[Batch]):
         if num_workers and multiprocessing_context is None and not source.storage.survives_fork:
             multiprocessing_context = "spawn"
         if num_workers:
-            _check_travels(source, multiprocessing_context)
+            _check_pickles(source, multiprocessing_context)
         super().__init__(
-            self._runs,  # type: ignore[arg-type]  # Its items are runs; this class unrolls them.
+            self._runs,  # type: ignore[arg-type]  # Its items are lists of batches; this class unrolls them.
             batch_size=None,
             num_workers=num_workers,
             collate_fn=identity,
@@ -84,7 +95,7 @@ class TorchDataLoader(DataLoader[Batch]):
             multiprocessing_context=multiprocessing_context,
         )
 
-    # The base class keeps None here, because it must not batch again what is a batch already.
+    # The base class gets None, so that it does not batch the batches.
     @property
     def batch_size(self) -> int:
         """Rows of a batch."""
@@ -92,7 +103,7 @@ class TorchDataLoader(DataLoader[Batch]):
 
     @batch_size.setter
     def batch_size(self, value: int | None) -> None:
-        """Accept what the base class assigns when it is built; the source decides."""
+        """Ignore what the base class assigns."""
 
     @property
     def drop_last(self) -> bool:
@@ -101,27 +112,27 @@ class TorchDataLoader(DataLoader[Batch]):
 
     @drop_last.setter
     def drop_last(self, value: bool) -> None:
-        """Accept what the base class assigns when it is built; the source decides."""
+        """Ignore what the base class assigns."""
 
-    # The base class makes one that knows no epochs.
+    # The base class would make one that knows no epochs.
     @property
     def sampler(self) -> Any:
-        """What frameworks look for, to tell it the epoch."""
+        """An object with `set_epoch`, as Lightning and others look for it here."""
         return _EpochSampler(self._epochs)
 
     @sampler.setter
     def sampler(self, value: Any) -> None:
-        """Accept what the base class assigns when it is built."""
+        """Ignore what the base class assigns."""
 
-    # The base class must not pin: where there are no worker processes, it never sees a batch.
+    # The base class must not pin: without worker processes it never sees a batch.
     @property
     def pin_memory(self) -> bool:
-        """Whether batches stand in page-locked memory (or came from it, where they are on a device)."""
+        """Whether batches are in page-locked memory, or were copied to their device from it."""
         return self._placement.pins
 
     @pin_memory.setter
     def pin_memory(self, value: bool) -> None:
-        """Accept what the base class assigns."""
+        """Ignore what the base class assigns."""
 
     def __len__(self) -> int:
         self._look_for_shard()
@@ -129,9 +140,10 @@ class TorchDataLoader(DataLoader[Batch]):
 
     @property
     def remaining(self) -> int:
-        """The batches of the next iteration: fewer than `len()` after `load_state_dict`.
+        """Batches of the next iteration: fewer than `len()` after `load_state_dict`; the `total=` of a tqdm bar.
 
-        `tqdm(loader, total=loader.remaining)` shows a bar that ends where the iteration does.
+        Raises:
+            TypeError: `num_epochs=None`, so there is no last batch.
         """
         self._look_for_shard()
         return self._epochs.remaining
@@ -157,24 +169,30 @@ class TorchDataLoader(DataLoader[Batch]):
         self.close()
 
     def close(self) -> None:
-        """End what is under way, with its threads and processes; the end of a `with` block does it."""
+        """End every running iteration, its threads and processes. The end of a `with` block calls it."""
         self._epochs.close()
-        self._end_workers(self._iterator)
+        self._end_workers()
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration begin with this epoch."""
+        """Let the next iteration begin with this epoch, counted from 0.
+
+        Raises:
+            ValueError, TypeError: `epoch` is not a whole number of at least 0.
+        """
         self._epochs.set_next(epoch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where this loader stands, as a handful of integers: after the last batch that was received.
+        """The position after the last batch that you received, as a few integers that JSON can hold.
 
-        The same on all ranks that take equal steps, so one of them may save it. It can be loaded where the number of
-        shards, the batch size, the columns or the workers are others, and continues with the next row that nobody
-        has read; it belongs to these rows, this seed, shuffle, window and `uneven`.
+        All ranks that take equal steps have the same state, so one of them may save it. Another loader may load it
+        with another number of shards, batch size, columns or workers, and continues with the next unread row. Rows,
+        seed, shuffle, window and `uneven` must be the same.
 
         Args:
-            batches: the state as it will be after so many batches of the iteration: for those who read ahead of what
-                they use.
+            batches: the state after so many batches of the iteration instead, for code that reads ahead of use.
+
+        Raises:
+            ValueError, TypeError: `batches` is no whole number, or more than one iteration has.
         """
         return self._epochs.state_dict(batches)
 
@@ -198,7 +216,7 @@ class TorchDataLoader(DataLoader[Batch]):
                 for run in runs:
                     yield from torch_batches(source, run)
                 return
-            # Runs of fixed shapes are placed as a whole, one copy for each column; the rest batch by batch.
+            # Runs of fixed shapes are copied as a whole, one copy per column; others batch by batch.
             if all(not source.is_variable(name) for name in source.names):
                 placed = self._placement.place((whole_run(run), run) for run in runs)
                 for columns, run in placed:
@@ -220,16 +238,16 @@ class TorchDataLoader(DataLoader[Batch]):
                 while left:
                     if self.persistent_workers and turn != self._turn:
                         raise ConverterError(
-                            "Another iteration of this loader has taken its persistent workers. Make a loader for "
-                            "each of two iterations, or say persistent_workers=False."
+                            "Another iteration of this loader has taken its persistent workers. Make one loader for "
+                            "each iteration, or pass persistent_workers=False."
                         )
                     batches = next(items)
                     left -= len(batches)
                     yield from batches
             except BaseException as error:
-                # An iteration that is left lets persistent workers live; an error's traceback would hold the others.
-                is_left = self.persistent_workers and (isinstance(error, GeneratorExit) or turn != self._turn)
-                if not is_left:
+                # Persistent workers outlive an iteration that stops early. Others end now: a traceback would hold them.
+                is_reused = self.persistent_workers and (isinstance(error, GeneratorExit) or turn != self._turn)
+                if not is_reused:
                     self._end_workers(items)
                 items = None
                 raise
@@ -239,30 +257,35 @@ class TorchDataLoader(DataLoader[Batch]):
     def _start_workers(self) -> Any:
         begin = self._epochs.next
         if self._runs.begin_at(begin.epoch, begin.epochs_done, begin.past):
-            # Workers that live on have a past of their own.
-            self._end_workers(self._iterator)
+            # Running workers know another past.
+            self._end_workers()
         self._runs.is_own = True
         try:
             return super().__iter__()
         finally:
             self._runs.is_own = False
 
-    def _end_workers(self, items: Any) -> None:
-        """End worker processes now: left to garbage collection, torch waits five seconds for each of them."""
-        if hasattr(items, "_shutdown_workers"):
-            items._shutdown_workers()  # noqa: SLF001 (torch has no public way)
-        if items is self._iterator:
+    def _end_workers(self, items: Any = None) -> None:
+        """End the worker processes of an iteration, or the persistent ones, now.
+
+        Reaches into: DataLoader._iterator and its _shutdown_workers (torch 2.4 to 2.15).
+        Without it: garbage collection ends the processes, and torch waits up to five seconds for each of them.
+        """
+        kept = getattr(self, "_iterator", None)
+        items = kept if items is None else items
+        getattr(items, "_shutdown_workers", lambda: None)()
+        if items is kept:
             self._iterator = None
 
 
 class _EpochSampler(Sampler[None]):
-    """What frameworks that know nothing of `loader.set_epoch` call `set_epoch` on (Lightning does)."""
+    """A sampler whose `set_epoch` reaches the loader: Lightning and others call it on `loader.sampler`."""
 
     def __init__(self, epochs: Epochs) -> None:
         self._epochs = epochs
 
     def __iter__(self) -> Iterator[None]:
-        # The base class asks for an index for each item; an iterable dataset needs none.
+        # The base class takes one index per item; an iterable dataset ignores it.
         while True:
             yield None
 
@@ -272,7 +295,7 @@ class _EpochSampler(Sampler[None]):
 
 
 class _Runs(IterableDataset[list[Batch]]):
-    """What a worker process iterates: every `num_workers`-th run of batches; together they yield them in order."""
+    """The dataset that worker processes iterate: each yields every `num_workers`-th run of batches, as a list."""
 
     def __init__(self, epochs: Epochs, *, is_shared: bool) -> None:
         self.source = epochs.source
@@ -282,18 +305,18 @@ class _Runs(IterableDataset[list[Batch]]):
         self._is_shared = is_shared
         self._share()
         self.is_own = False
-        """Whether it is our own loader that iterates: any other would take runs for rows."""
+        """Whether our own loader iterates: any other would take runs for rows."""
 
     def _share(self) -> None:
-        # In shared memory where workers outlive an iteration, so that they hear of the next one's epoch.
+        # Workers that outlive an iteration read the next one's epoch from shared memory.
         if self._is_shared:
             self._begin.share_memory_()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A source leaves the credentials behind, and workers need them. Of what is pickled while no process is being
-        # started nobody knows where it goes.
-        is_for_worker = multiprocessing.context.get_spawning_popen() is not None
-        return {**self.__dict__, "storage_options": self.source.storage.options if is_for_worker else None}
+        # A pickled source has no credentials, but workers need them. They go along only while a process is started:
+        # any other pickle may end up anywhere.
+        options = self.source.storage.options if _is_starting_process() else None
+        return {**self.__dict__, "storage_options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state.pop("storage_options")
@@ -309,18 +332,18 @@ class _Runs(IterableDataset[list[Batch]]):
         return copied
 
     def begin_at(self, epoch: int, epochs_done: int, past: Past) -> bool:
-        """Let the next iteration begin there; True where running workers cannot know of it."""
-        is_other, self._past = past != self._past, past
+        """Let the next iteration begin there; True if running workers cannot learn of it."""
+        has_other_past, self._past = past != self._past, past
         self._begin[0], self._begin[1] = epoch, epochs_done
-        return is_other
+        return has_other_past
 
     def __iter__(self) -> Iterator[list[Batch]]:
         if not self.is_own:
             raise ConverterError(
-                "This dataset belongs to the loader of make_torch_dataloader, which makes whole batches and shards "
-                "them itself; another DataLoader around it would batch and shard a second time. Iterate the loader "
-                "itself. With Accelerate, do not pass it to prepare(): make it with device=accelerator.device and "
-                "cur_shard=accelerator.process_index, shard_count=accelerator.num_processes."
+                "Iterate the loader of make_torch_dataloader itself: another DataLoader around its dataset would batch "
+                "and shard a second time. With Accelerate, do not pass it to prepare(): make it with "
+                "device=accelerator.device, cur_shard=accelerator.process_index, "
+                "shard_count=accelerator.num_processes."
             )
         worker = get_worker_info()
         index, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
@@ -341,24 +364,34 @@ def _batches_in(source: BatchSource, plan: EpochPlan, files: DataFiles, batches:
     return (batch for run in read_runs(source, plan, files, batches) for batch in torch_batches(source, run))
 
 
-def _check_travels(source: BatchSource, multiprocessing_context: Any) -> None:
-    """Refuse a transform, or a provider of tokens, that worker processes could not be sent."""
+def _is_starting_process() -> bool:
+    """Whether an object that is pickled now goes to a process that multiprocessing starts.
+
+    Reaches into: multiprocessing.context.get_spawning_popen, undocumented (CPython 3.10 to 3.13).
+    Without it: no credentials go along, and started workers take those of their environment.
+    """
+    get_spawning_popen = getattr(multiprocessing.context, "get_spawning_popen", lambda: None)
+    return get_spawning_popen() is not None
+
+
+def _check_pickles(source: BatchSource, multiprocessing_context: Any) -> None:
+    """Raise TypeError if the transform or a token provider cannot be sent to worker processes."""
     method = multiprocessing_context
     if method is None:
-        # Asked otherwise, Python would settle it for good.
+        # get_start_method() would fix the method for the whole process.
         method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     elif not isinstance(method, str):
-        # What is no context torch refuses by that name.
+        # torch itself refuses an object that is no context.
         method = method.get_start_method() if hasattr(method, "get_start_method") else "fork"
     if method == "fork":
         return
     options = {f"storage_options[{name!r}]": option for name, option in source.storage.options.items()}
-    for what, one in {"transform": source.transform, **options}.items():
+    for name, value in {"transform": source.transform, **options}.items():
         try:
-            pickle.dumps(one)
+            pickle.dumps(value)
         except Exception as error:
-            instead = "" if what == "transform" else ", give an object of azure-identity"
+            instead = "" if name == "transform" else ", pass an object of azure-identity"
             raise TypeError(
-                f"{what} cannot be sent to worker processes ({method}): {error}. Define it at the top of a "
-                f"module{instead}, or say num_workers=0, where it runs in threads."
+                f"{name} cannot be sent to worker processes ({method}): {error}. Define it at the top of a "
+                f"module{instead}, or pass num_workers=0, which runs it in threads."
             ) from error

@@ -1,4 +1,8 @@
-"""Batches as tensors, where they are to stand."""
+"""Batches as torch tensors: made from NumPy's memory, split from runs, and copied to their device.
+
+A run is split into batches, not sliced: 2.0 µs per tensor instead of 3.3. `unsafe_split` gives each batch its own
+version counter, so that a write into one does not break the backward pass of another.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,14 @@ from converter.schema import Field
 logger = logging.getLogger(__name__)
 
 _TENSORS_AT_ONCE = 512
-"""Python looks for garbage once 700 objects more were made than let go of."""
+"""Below the 700 new objects that start Python's garbage collector."""
 
 Batch = dict[str, Any]
 """A batch: tensors, and lists for strings and bytes."""
 
 
 class Placement:
-    """Where batches are to stand: page-locked, or on a device, copied there ahead of use."""
+    """Where batches are to be: in page-locked memory or on a device, copied ahead of use."""
 
     def __init__(self, device: Any, pin_memory: bool | None) -> None:
         self.device = None if device is None else _device(device)
@@ -45,13 +49,13 @@ class Placement:
         return self.pins or (self.device is not None and self.device.type != "cpu")
 
     def place(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The items, their tensors where they are to stand; the next one is on its way while one is used."""
+        """Yield the items with their tensors in place. The next item is copied while one is used."""
         if not self.is_needed:
             yield from items
             return
         ahead: tuple[Any, Any] | None = None
-        with contextlib.closing(as_generator(items)) as found:
-            for item in found:
+        with contextlib.closing(as_generator(items)) as source:
+            for item in source:
                 begun = self._begin(item)
                 if ahead is not None:
                     yield self._finish(*ahead)
@@ -69,7 +73,7 @@ class Placement:
             return placed, self._stream.record_event()
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        # A jagged tensor is made of several, and does not pin.
+        # A jagged tensor consists of several and cannot be pinned.
         pinned = tensor.pin_memory() if self.pins and not tensor.is_nested else tensor
         return pinned if self.device is None else pinned.to(self.device, non_blocking=True)
 
@@ -77,30 +81,30 @@ class Placement:
         if copied is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(copied)
-            # The memory was taken on another stream: it must not be given away before this one is done with it.
+            # The memory belongs to another stream, which must not reuse it before this stream is done with it.
             _map_tensors(placed, lambda tensor: tensor.record_stream(current))
         return placed
 
 
 def _device(device: Any) -> torch.device:
     try:
-        found = torch.device(device)
+        parsed = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device must be a torch device, e.g. 'cuda' or 'cpu', got {device!r}: {error}") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if parsed.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r}: this machine has no CUDA device that torch can use.")
-    return found
+    return parsed
 
 
 def _map_tensors(item: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """An item's tensors changed: of a batch, or of a run's columns beside the run itself."""
+    """An item with `function` applied to its tensors: a batch, or a tuple of a run's columns and the run."""
     if isinstance(item, tuple):
         return (_map_tensors(item[0], function), *item[1:])
-    return {name: function(one) if isinstance(one, torch.Tensor) else one for name, one in item.items()}
+    return {name: function(value) if isinstance(value, torch.Tensor) else value for name, value in item.items()}
 
 
 def make_tensors(batch: Mapping[str, Any]) -> Batch:
-    """A batch of NumPy arrays as tensors; what is no number as lists."""
+    """A batch of NumPy arrays as tensors; strings and bytes as lists."""
     return {name: _tensor(column) for name, column in batch.items()}
 
 
@@ -109,20 +113,19 @@ def _tensor(column: np.ndarray[Any, Any]) -> Any:
         return column.tolist()
     if column.dtype.kind == "M":
         column = times_as_integers(column)
-    # torch takes neither what is not writable nor steps backwards.
+    # torch takes neither read-only arrays nor negative strides.
     return torch.from_numpy(np.require(column, requirements=["C", "W"]))
 
 
 def whole_run(run: Run) -> Batch:
-    """A run's columns as tensors, on the memory that they have."""
+    """A run's columns as tensors that share their memory."""
     return {name: torch.from_numpy(column) for name, column in run.columns.items()}
 
 
 def split_run(columns: Batch, run: Run) -> Iterator[Batch]:
-    """Cut a run's tensors into batches, a few hundred tensors at a time.
+    """Yield a run's batches, splitting a few hundred tensors at a time.
 
-    All at once they would be thousands of new objects, for which Python collects garbage: 90 ms in each epoch of 2 M
-    rows of 41 columns, where the whole of it takes 140.
+    Thousands at once would start Python's garbage collector: 90 of 140 ms in an epoch of 2 M rows and 41 columns.
     """
     names = list(columns)
     step = run.batch_size * max(1, _TENSORS_AT_ONCE // len(names))
@@ -133,7 +136,7 @@ def split_run(columns: Batch, run: Run) -> Iterator[Batch]:
 
 
 def torch_batches(source: BatchSource, run: Run) -> Iterator[Batch]:
-    """Cut a run into batches of tensors."""
+    """Yield a run's batches as tensors."""
     arrays = {name: column for name, column in run.columns.items() if isinstance(column, np.ndarray)}
     batches = split_run({name: torch.from_numpy(column) for name, column in arrays.items()}, run)
     if len(arrays) == len(run.columns):
@@ -159,14 +162,14 @@ def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Ten
     rows = ragged_values(part, field)
     if source.ragged == "pad":
         return {name: torch.from_numpy(column) for name, column in source.padded(field.name, rows).items()}
-    # torch's jagged tensors let the first dimension differ and no other.
+    # Rows of a jagged tensor may differ in their first dimension only.
     sizes = rows.shapes[np.diff(rows.offsets) > 0, 1:]
     if (len(sizes) and (sizes != sizes[0]).any()) or not rows.is_block.all():
         added = repr(field.name + LENGTH_SUFFIX)
         added += f" and {field.name + INNER_LENGTH_SUFFIX!r}" if field.is_jagged else ""
         raise SourceError(
             f"Column {field.name!r} has rows that differ in more than their first dimension, which torch's nested "
-            f"tensors cannot hold. Say ragged='pad' (adds {added}).",
+            f"tensors cannot hold. Pass ragged='pad' (adds {added}).",
             column=field.name,
         )
     inner = sizes[0].tolist() if len(sizes) else [1] * (field.ndim - 1)
@@ -176,5 +179,5 @@ def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Ten
 
 
 def identity(item: Any) -> Any:
-    """A batch as it is: what a loader collates where nothing is to be done."""
+    """The item itself, for a loader that has nothing to collate."""
     return item

@@ -29,6 +29,7 @@ BATCH = 13
 STEPS = 8
 FRAMEWORKS = ("numpy", "torch")
 ALL_FRAMEWORKS = (*FRAMEWORKS, "processes")
+PROCESSES_LATER = (*FRAMEWORKS, pytest.param("processes", marks=pytest.mark.long("it starts processes many times")))
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,7 @@ def test_processes_are_resumed_at_any_step(converter: DatasetConverter, num_epoc
     most = 2 * STEPS
     batches, states = history(converter, "processes", most, **options)
     assert (batches, states) == history(converter, "numpy", most, **options)
-    for step in (0, 3, STEPS, STEPS + 5, most):
+    for step in (3, STEPS, STEPS + 5):
         with make(travelled(converter), "processes", **options) as fresh:
             fresh.load_state_dict(states[step])
             assert rows_of(itertools.islice(fresh, most - step)) == batches[step:], step
@@ -130,7 +131,7 @@ def test_processes_are_resumed_at_any_step(converter: DatasetConverter, num_epoc
                 assert len(fresh) == most
 
 
-@pytest.mark.parametrize("framework", ALL_FRAMEWORKS)
+@pytest.mark.parametrize("framework", PROCESSES_LATER)
 def test_a_loader_can_load_again_and_again(converter: DatasetConverter, framework: str) -> None:
     options: dict[str, Any] = {"shuffle": True, "num_epochs": 2}
     batches, states = history(converter, "numpy", 2 * STEPS, **options)
@@ -234,7 +235,7 @@ def test_an_iteration_that_is_broken_off_is_repeated_unless_its_state_is_loaded(
         assert rows_of(loader) == expected[5:]
 
 
-@pytest.mark.parametrize("framework", ALL_FRAMEWORKS)
+@pytest.mark.parametrize("framework", PROCESSES_LATER)
 def test_the_same_epoch_keeps_a_loaded_state_and_another_one_drops_it(
     converter: DatasetConverter, framework: str
 ) -> None:
@@ -260,7 +261,7 @@ def test_the_same_epoch_keeps_a_loaded_state_and_another_one_drops_it(
         assert rows_of(loader) == epochs[2]
 
 
-@pytest.mark.parametrize("framework", ALL_FRAMEWORKS)
+@pytest.mark.parametrize("framework", PROCESSES_LATER)
 def test_what_is_set_while_an_iteration_is_under_way_is_for_the_next_one(
     converter: DatasetConverter, framework: str
 ) -> None:
@@ -379,11 +380,10 @@ def check_policy(before: list[int], last: list[list[Any]], uneven: str, *, most_
     "stretches",
     [
         [(1, 13, 3), (4, 5, 0)],
-        [(8, 3, 2), (3, 4, 0)],
-        [(64, 1, 1), (1, 10, 0)],
+        [(24, 1, 2), (1, 10, 0)],
         [(8, 2, 2), (3, 5, 3), (4, 3, 0)],
     ],
-    ids=["1→4", "8→3", "64→1", "8→3→4"],
+    ids=["1→4", "24→1", "8→3→4"],
 )
 def test_another_number_of_shards_reads_what_is_left(
     converter: DatasetConverter, stretches: Any, shuffle: bool, uneven: str
@@ -407,7 +407,7 @@ def test_after_any_change_of_shards_each_row_comes_as_the_policy_says(
     check_policy(before, last, uneven, most_dropped=sum(count - 1 for count, _, _ in stretches))
 
 
-@pytest.mark.parametrize("uneven", ["keep", "drop", "pad"])
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
 def test_torch_with_processes_reads_what_another_number_of_shards_left(
     converter: DatasetConverter, uneven: str
 ) -> None:
@@ -573,8 +573,17 @@ def test_the_order_is_one_for_any_threads_processes_and_frameworks(converter: Da
 # Uneven shards
 
 
-@pytest.mark.parametrize("framework", ALL_FRAMEWORKS)
-@pytest.mark.parametrize(("count", "batch_size"), [(3, 17), (4, 5), (2, 101)])
+@pytest.mark.parametrize(
+    ("framework", "count", "batch_size"),
+    [
+        *(
+            (framework, count, batch_size)
+            for framework in FRAMEWORKS
+            for count, batch_size in ((3, 17), (4, 5), (2, 101))
+        ),
+        ("processes", 3, 17),
+    ],
+)
 def test_padded_shards_take_equal_steps_and_mark_what_is_not_theirs(
     converter: DatasetConverter, framework: str, count: int, batch_size: int
 ) -> None:
@@ -748,9 +757,17 @@ def load_mutated_states(directory: str, seed: int, count: int) -> dict[str, int]
     return dict(outcomes)
 
 
+@pytest.mark.timeout(60)
+def test_a_state_from_elsewhere_continues_or_is_refused(tmp_path: Path) -> None:
+    outcomes = load_mutated_states(str(tmp_path), 1, 40)
+    assert sum(outcomes.values()) == 3 * 40
+    assert outcomes["rows"] > 3
+    assert outcomes["StateMismatchError"] > 40
+
+
+@pytest.mark.long("1,000 states, in a process that can be ended")
 @pytest.mark.timeout(200)
 def test_a_state_from_elsewhere_continues_or_is_refused_and_never_hangs(tmp_path: Path) -> None:
-    """Some 1,000 states, in a process that can be ended; some 10 s."""
     outcomes = run_python(load_mutated_states, str(tmp_path), 0, 350)
     assert sum(outcomes.values()) == 3 * 350
     assert outcomes["rows"] > 30
