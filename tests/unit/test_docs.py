@@ -37,12 +37,6 @@ FOR_ITERATORS = {
 }  # fmt: skip
 """What the iterators and the callback of a dataset call, and users do not."""
 
-NOT_YET = {
-    "open_converter", "make_parquet_converter", "make_delta_converter", "sweep", "start_local_spark",
-    "ColumnStatistics", "Field.from_json", "ColumnStatistics.from_json",
-}  # fmt: skip
-"""Names whose example, or errors, are still to be written."""
-
 EXPLAINED_BY_CLASS = {
     "Field", "Schema", "ColumnStatistics", "SweepReport",
 }  # fmt: skip
@@ -84,12 +78,12 @@ def test_a_public_name_has_an_example(name: PublicName) -> None:
     is_internal = name.name in CALLED_BY_OTHERS | FOR_ITERATORS
     is_error = name.name.endswith("Error")
     is_explained = name.owner is not None and name.owner.name in EXPLAINED_BY_CLASS
-    assert name.has_example or is_internal or is_error or is_explained or name.name in NOT_YET
+    assert name.has_example or is_internal or is_error or is_explained
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.raises], ids=ids)
 def test_a_public_name_says_what_it_raises(name: PublicName) -> None:
-    assert "Raises:" in name.docstring or name.name in FOR_ITERATORS | NOT_YET
+    assert "Raises:" in name.docstring or name.name in FOR_ITERATORS
 
 
 def test_what_hands_out_arrays_says_their_shape() -> None:
