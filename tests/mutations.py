@@ -2,9 +2,9 @@
 
 Each mutation is tried in a copy of the committed tree. First those of the tests named for it run that are in the short
 lane; if they pass, all of the named tests. So "short" and "long" mean that a named test of that lane failed, and
-"nothing" that all of them passed; tests that are not named may notice it nevertheless. A test that fails
-without the mutation too proves nothing. The table goes to tests/MUTATIONS.md. Rows of an earlier table stay, by module and claim; pass
-`--again` to try those too.
+"nothing" that all of them passed; tests that are not named may notice it nevertheless. A test that fails without the
+mutation too proves nothing. The table goes to tests/MUTATIONS.md. Rows of an earlier table stay, by module and claim;
+pass `--again` to try those too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def try_mutation(mutation: Mutation, copy: Path) -> tuple[str, str]:
     """The lane that notices a mutation, and the first test that fails.
 
     Raises:
-        SystemExit: that test fails without the mutation too, or pytest could not run.
+        SystemExit: pytest could not run.
     """
     mutation.apply_to(copy, write=True)
     try:
