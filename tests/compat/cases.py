@@ -37,15 +37,9 @@ from converter.sources.spark.local import find_java_home, start_local_spark
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Put last: the installed package is what is tried, and only the known rows come from the checkout.
 sys.path.append(str(REPOSITORY))
-from tests.known_rows import (  # noqa: E402
-    assert_same,
-    concatenate,
-    error_of,
-    files_below,
-    known_rows,
-    known_valid,
-    known_values,
-)
+from tests.folders import files_below  # noqa: E402
+from tests.processes import error_of  # noqa: E402
+from tests.rows import assert_same, concatenate, known_rows, known_valid, known_values  # noqa: E402
 
 if pyspark.__version__ < "4":
     # Spark 3.5 takes a number alone, and the known rows repeat as often as a column says; drop with 3.5 support.

@@ -38,7 +38,8 @@ from converter.manifest import FileEnd, Manifest
 from converter.parsed_footer import _chunk_pattern, parse_end
 from converter.portable import footers
 from converter.storage.opening import open_storage
-from tests.unit.known_tables import Column, write_converter
+from tests.columns import Column
+from tests.entries import write_converter
 
 _MAX_MEMORY_BYTES = 12 << 30
 _MAX_SECONDS = 60

@@ -28,7 +28,9 @@ import pyspark
 from converter import CacheError, DatasetConverter, make_spark_converter, start_local_spark, sweep
 from converter.sources.spark import run, write
 from converter.sources.spark.local import find_java_home
-from tests.known_rows import concatenate, files_below, wait_until
+from tests.folders import files_below
+from tests.rows import concatenate
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

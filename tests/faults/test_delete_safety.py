@@ -25,7 +25,7 @@ from tests.faults.small_entries import (
     tree,
     write_data,
 )
-from tests.known_rows import run_python
+from tests.processes import run_python
 
 ROOT = roots.DIRECTORY
 HEX = "0123456789abcdef0123456789abcdef"

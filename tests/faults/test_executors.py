@@ -32,7 +32,9 @@ from tests.faults.spark_programs import (
     paths_below,
     stored,
 )
-from tests.known_rows import concatenate, run_python, slow_rows, start_python, wait_until
+from tests.processes import run_python, start_python
+from tests.rows import concatenate
+from tests.waiting import slow_rows, wait_until
 
 MARKER_ALONE = ["converter-v1", "converter-v1/.owner"]
 FAULTS = ("fails at once", "fails late", "slow", "killed")

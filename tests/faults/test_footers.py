@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.faults import footer_fuzz
-from tests.known_rows import REPOSITORY
+from tests.repository import REPOSITORY
 
 _CASES = 5_000
 _CASES_OF_A_CHILD = 2_500

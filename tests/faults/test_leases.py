@@ -37,7 +37,8 @@ from tests.faults.small_entries import (
     tree,
     write_data,
 )
-from tests.known_rows import run_python, start_python, wait_until
+from tests.processes import run_python, start_python
+from tests.waiting import wait_until
 
 ROOT = roots.DIRECTORY
 HEX = "0123456789abcdef0123456789abcdef"

@@ -31,10 +31,12 @@ import pytest
 import torch
 
 from converter import ConverterError, DatasetConverter, ReadError, SourceChangedError, open_converter
+from tests.columns import ID, Column, assert_batch
+from tests.entries import write_converter
 from tests.faults.small_entries import tree
-from tests.known_rows import error_of, finish, start_python, wait_until
+from tests.processes import error_of, finish, start_python
 from tests.servers.process import server_pids
-from tests.unit.known_tables import ID, Column, assert_batch, write_converter
+from tests.waiting import wait_until
 
 TEXT = Column(name="text", dtype="str")
 VECTOR = Column(name="vector", dtype="float32", shape=(3,))

@@ -28,7 +28,8 @@ from converter import ConverterError, make_delta_converter, make_parquet_convert
 from converter.portable.redaction import errors_behind
 from converter.storage.directory import Storage
 from converter.storage.opening import open_storage
-from tests.known_rows import slow_rows, start_python, wait_until
+from tests.processes import start_python
+from tests.waiting import slow_rows, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -33,8 +33,9 @@ from converter.storage.opening import open_storage
 from converter.storage.store import TIMEOUT_SECONDS
 from tests.faults.small_entries import NUM_ROWS as NUM_SMALL_ROWS
 from tests.faults.small_entries import ids_of, write_data
-from tests.known_rows import finish, run_python, start_python, wait_until
+from tests.processes import finish, run_python, start_python
 from tests.servers.hdfs import SMALL_BLOCK_BYTES
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.servers.azurite import Azurite, SlowAzurite

@@ -43,7 +43,7 @@ from converter import (
 from converter.cache import entries, leases, roots
 from converter.sources.spark.local import find_java_home
 from converter.storage.opening import open_storage
-from tests.known_rows import run_python
+from tests.processes import run_python
 from tests.servers.azurite import TRUST_PASSWORD, Azurite, SecureAzurite, start_secure_azurite
 from tests.unit.cache.written import KEY, write_attempt
 

@@ -29,7 +29,9 @@ from converter import (
     start_local_spark,
     sweep,
 )
-from tests.known_rows import assert_same, concatenate, error_of, files_below, known_rows, known_values, run_python
+from tests.folders import files_below
+from tests.processes import error_of, run_python
+from tests.rows import assert_same, concatenate, known_rows, known_values
 
 MARKER = "converter-v1/.owner"
 NOWHERE = r"cache_dir=….*CONVERTER_CACHE_DIR.*converter\.cacheDir"

@@ -19,19 +19,11 @@ from pyspark.sql import SparkSession
 
 from converter import DatasetConverter, make_spark_converter
 from converter.sources.spark.local import find_java_home
-from tests.known_rows import (
-    ReadStderr,
-    assert_same,
-    concatenate,
-    error_of,
-    files_below,
-    known_rows,
-    known_valid,
-    known_values,
-    only_connect_server,
-    rows_that_wait,
-    run_python,
-)
+from tests.folders import files_below
+from tests.processes import error_of, run_python
+from tests.rows import assert_same, concatenate, known_rows, known_valid, known_values
+from tests.servers.connect import only_connect_server
+from tests.waiting import ReadStderr, rows_that_wait
 
 CONF = {
     "spark.sql.session.timeZone": "America/New_York",

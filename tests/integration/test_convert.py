@@ -18,18 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from converter import DatasetConverter, SourceError, make_spark_converter
-from tests.known_rows import (
-    ReadStderr,
-    assert_same,
-    concatenate,
-    files_below,
-    known_rows,
-    known_valid,
-    known_values,
-    rows_that_wait,
-    run_python,
-    wait_until,
-)
+from tests.folders import files_below
+from tests.processes import run_python
+from tests.rows import assert_same, concatenate, known_rows, known_valid, known_values
+from tests.waiting import ReadStderr, rows_that_wait, wait_until
 
 
 def read(converter: DatasetConverter, **options: Any) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from converter import (
     StateMismatchError,
     make_delta_converter,
 )
-from tests.known_rows import error_of, finish, run_python, start_python, wait_until
 from tests.parity import golden_tables
+from tests.processes import error_of, finish, run_python, start_python
+from tests.waiting import wait_until
 
 START_SECONDS = 240
 NUM_ROWS = 600

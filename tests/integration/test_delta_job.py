@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from converter import DatasetConverter, make_delta_converter
+from tests.folders import files_below
 from tests.integration.test_jobs import ROOT, SPARK_SUBMIT, Finished, clean_environment, run
-from tests.known_rows import files_below
 from tests.parity.golden_tables import PACKAGE
 
 JOB = ROOT / "spark_jobs" / "train_digits_delta.py"

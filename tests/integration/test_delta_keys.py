@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.known_rows import finish, run_python, start_python
 from tests.parity import golden_tables
+from tests.processes import finish, run_python, start_python
 
 Found = dict[str, Any]
 

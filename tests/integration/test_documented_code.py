@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 import converter as package
 from converter import DatasetConverter, make_spark_converter
 from tests.documented import PACKAGE, PAGES, docstring_of, python_blocks
-from tests.known_rows import REPOSITORY
+from tests.repository import REPOSITORY
 
 pytestmark = pytest.mark.short
 

@@ -30,8 +30,10 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from converter import ConverterError, DatasetConverter, make_parquet_converter, open_converter
-from tests.known_rows import REPOSITORY, error_of, finish, run_python, start_python
-from tests.unit.known_tables import ID, Column, assert_batch, write_converter
+from tests.columns import ID, Column, assert_batch
+from tests.entries import write_converter
+from tests.processes import error_of, finish, run_python, start_python
+from tests.repository import REPOSITORY
 
 COLUMNS = (ID, Column(name="text", dtype="str"), Column(name="vector", dtype="float32", shape=(3,)))
 NUM_ROWS = 1000

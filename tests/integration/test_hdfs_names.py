@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import converter
 from converter import make_parquet_converter, make_spark_converter, open_converter
 from converter.storage.opening import open_storage
-from tests.known_rows import run_python
+from tests.processes import run_python
 from tests.servers.hdfs import as_xml
 from tests.servers.process import free_port
 

@@ -31,7 +31,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from converter import CacheError, DatasetConverter, make_spark_converter, open_converter, start_local_spark, sweep
 from converter.sources.spark import identity
 from converter.sources.spark.local import find_java_home
-from tests.known_rows import REPOSITORY, files_below, only_connect_server, run_python
+from tests.folders import files_below
+from tests.processes import run_python
+from tests.repository import REPOSITORY
+from tests.servers.connect import only_connect_server
 
 MARKER = "converter-v1/.owner"
 LONG_AGO = 1_600_000_000 * 10**9

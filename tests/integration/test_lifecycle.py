@@ -16,7 +16,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from converter import CacheNotOwnedError, DatasetConverter, make_spark_converter, start_local_spark
-from tests.known_rows import files_below, finish, run_python, slow_rows, start_python, wait_until
+from tests.folders import files_below
+from tests.processes import finish, run_python, start_python
+from tests.waiting import slow_rows, wait_until
 
 MARKER = "converter-v1/.owner"
 kept: list[DatasetConverter] = []

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from torch.utils.data import DataLoader
 
 from converter import DatasetConverter, NullValueError, make_spark_converter
-from tests.known_rows import ODD_NAMES, assert_same, known_rows, known_valid, known_values
+from tests.rows import ODD_NAMES, assert_same, known_rows, known_valid, known_values
 
 NUM_ROWS = 700
 

@@ -18,7 +18,7 @@ import pytest
 
 from converter import MissingDependencyError, start_local_spark
 from converter.sources.spark.local import find_java_home
-from tests.known_rows import readme_block
+from tests.repository import readme_block
 
 NAMES_OF_SPARK_AND_JAVA = ("SPARK", "PYSPARK", "CONVERTER", "JAVA", "JDK_JAVA", "_JAVA")
 

@@ -18,7 +18,6 @@ from ipykernel.kernelspec import write_kernel_spec
 from nbclient import NotebookClient
 
 import converter
-from tests.known_rows import run_python
 from tests.notebooks.runs import Run, run_notebook
 from tests.notebooks.stored import PICTURE, Names, as_stored, compared
 from tests.notebooks.workspaces import (
@@ -38,6 +37,7 @@ from tests.notebooks.workspaces import (
     is_installation,
     python_of,
 )
+from tests.processes import run_python
 
 pytestmark = pytest.mark.timeout(
     900

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from converter import SourceError, make_parquet_converter
 from converter.reading import data_files
-from tests.known_rows import concatenate
+from tests.rows import concatenate
 
 NUM_ROWS = 3000
 LENGTHS = {"pair": 2, "nine": 9, "wide": 300, "bytes": 24, "doubles": 17}

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.known_rows import error_of, finish, run_python, start_python, wait_until
+from tests.processes import error_of, finish, run_python, start_python
 from tests.servers import process
 from tests.servers.process import Server, fetch, fetched, free_port, require_program
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -40,7 +40,7 @@ from converter.storage.directory import Storage
 from converter.storage.opening import open_storage
 from converter.storage.requests import GivenUpError
 from tests.contracts.storage import RemoteStorageContract
-from tests.known_rows import run_python
+from tests.processes import run_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

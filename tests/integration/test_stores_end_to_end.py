@@ -47,7 +47,9 @@ from converter.storage.directory import Storage
 from converter.storage.opening import open_storage
 from converter.storage.remote import RemoteStorage
 from tests.integration.test_stores import wait_for_requests
-from tests.known_rows import assert_same, concatenate, error_of, known_rows, known_values, run_python, wait_until
+from tests.processes import error_of, run_python
+from tests.rows import assert_same, concatenate, known_rows, known_values
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.servers.azurite import Azurite, BlobAccount, SlowAzurite

@@ -34,8 +34,9 @@ from converter import (
 )
 from converter.frameworks.tensorflow import DatasetState, DatasetStateCallback
 from converter.loading.options import LoaderOptions
-from tests.known_rows import finish, run_python, start_python
-from tests.unit.known_tables import ALL, ID, RAGGED, SCALARS, TENSORS, Column, write_converter
+from tests.columns import ALL, ID, RAGGED, SCALARS, TENSORS, Column
+from tests.entries import write_converter
+from tests.processes import finish, run_python, start_python
 
 NUM_ROWS = 103
 PARTITIONS = [[range(40), range(40, 60)], [range(60, NUM_ROWS)]]

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 )
 
 from converter import NullValueError, SourceError, UnsupportedTypeError, make_spark_converter
-from tests.known_rows import files_below
+from tests.folders import files_below
 
 INFINITY = float("inf")
 YEAR_1 = np.datetime64("0001-01-01T00:00:00", "us")

@@ -20,7 +20,7 @@ import pytest
 
 import converter as package
 from converter import make_spark_converter
-from tests.known_rows import readme_block
+from tests.repository import readme_block
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -36,15 +36,9 @@ from converter.sources.spark import choose, run
 from converter.sources.spark.local import find_java_home
 from converter.sources.spark.session import changed_confs, count_scan_partitions, stream_reports
 from converter.statistics import ColumnStatistics
-from tests.known_rows import (
-    assert_same,
-    concatenate,
-    files_below,
-    known_rows,
-    known_valid,
-    known_values,
-    run_python,
-)
+from tests.folders import files_below
+from tests.processes import run_python
+from tests.rows import assert_same, concatenate, known_rows, known_valid, known_values
 
 MARKER = "converter-v1/.owner"
 WAYS = ("executors", "spark", "lists")

@@ -14,8 +14,9 @@ import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 
 from converter.sources.spark.local import find_java_home
-from tests.known_rows import files_below, only_connect_server
+from tests.folders import files_below
 from tests.servers.azurite import SecureAzurite, start_secure_azurite
+from tests.servers.connect import only_connect_server
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

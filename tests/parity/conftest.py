@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.known_rows import finish, start_python
 from tests.parity.golden_files import unpack
 from tests.parity.golden_making import make_tables
+from tests.processes import finish, start_python
 
 FRESH = (
     "mapped, checkpointed, with vectors",

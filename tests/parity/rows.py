@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from converter import DatasetConverter, make_parquet_converter
-from tests.known_rows import concatenate
+from tests.rows import concatenate
 
 DTYPES = {
     pa.bool_(): "bool",

@@ -15,12 +15,12 @@ import pytest
 
 from converter import DatasetConverter, SourceError, UnsupportedTypeError, make_delta_converter
 from converter.sources.delta import files
-from tests.known_rows import concatenate
 from tests.parity.conftest import FRESH, FRESH_SECONDS
 from tests.parity.golden_files import KEPT, read_index
 from tests.parity.golden_making import expected_rows, folder_of, matching, recipe_of
 from tests.parity.golden_tables import PACKAGE, TABLES
 from tests.parity.rows import dtype_of, is_decimal
+from tests.rows import concatenate
 
 if TYPE_CHECKING:
     from tests.servers.s3 import S3

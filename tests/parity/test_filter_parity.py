@@ -23,8 +23,8 @@ from converter import (
     make_spark_converter,
     open_converter,
 )
-from tests.known_rows import finish, start_python
 from tests.parity.golden_tables import CONF
+from tests.processes import finish, start_python
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

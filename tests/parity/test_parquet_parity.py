@@ -27,7 +27,6 @@ from converter import (
     UnsupportedTypeError,
     make_parquet_converter,
 )
-from tests.known_rows import run_python
 from tests.parity.rows import (
     DTYPES,
     assert_reads,
@@ -43,6 +42,7 @@ from tests.parity.rows import (
     rows_by_sparks_rule,
 )
 from tests.parity.spark_files import FRAME, OLD_FILES, OLD_WAYS, WAYS
+from tests.processes import run_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -26,8 +26,9 @@ from converter.errors import CacheCorruptError, CacheError, ConverterError
 from converter.manifest import FORMAT_VERSION, FileEnd, Manifest, Origin, fingerprint_of
 from converter.schema import Field, Schema
 from converter.statistics import ColumnStatistics
+from tests.columns import ID, RAGGED, SCALARS, TENSORS, Column
+from tests.entries import write_converter
 from tests.properties import examples
-from tests.unit.known_tables import ID, RAGGED, SCALARS, TENSORS, Column, write_converter
 
 ATTEMPT = "0123456789abcdef" * 2
 PATH = "file:///cache/manifest.json"

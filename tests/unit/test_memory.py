@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from converter import make_parquet_converter, memory
 from converter.memory import LARGE_BYTES, SPARE, Blocks
-from tests.known_rows import run_python
+from tests.processes import run_python
 
 INT8 = np.dtype("int8")
 

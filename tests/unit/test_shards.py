@@ -22,8 +22,9 @@ from converter import DatasetConverter
 from converter.errors import ConverterError, EmptyShardError
 from converter.positions import Shard
 from converter.shards import find_shard
-from tests.known_rows import REPOSITORY
-from tests.unit.known_tables import ID, Column, write_converter
+from tests.columns import ID, Column
+from tests.entries import write_converter
+from tests.repository import REPOSITORY
 
 NUM_ROWS = 103
 PAIRS = (

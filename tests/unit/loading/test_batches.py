@@ -24,7 +24,8 @@ from converter import DatasetConverter
 from converter.dataset import borrow_files
 from converter.frameworks.torch import loader as torch_loader
 from converter.storage.opening import open_storage
-from tests.unit.known_tables import ID, SCALARS, TENSORS, Column, assert_batch, write_converter
+from tests.columns import ID, SCALARS, TENSORS, Column, assert_batch
+from tests.entries import write_converter
 
 NUM_ROWS = 101
 COLUMNS = (*SCALARS, TENSORS[0])

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from converter import DatasetConverter
 from converter.errors import StateMismatchError
-from tests.known_rows import run_python
+from tests.columns import ID, TENSORS
+from tests.entries import write_converter
+from tests.processes import run_python
 from tests.properties import examples
-from tests.unit.known_tables import ID, TENSORS, write_converter
 
 NUM_ROWS = 101
 ROWS = list(range(NUM_ROWS))

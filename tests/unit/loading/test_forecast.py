@@ -24,8 +24,9 @@ from converter.reading.windows import _WindowReader
 from converter.schema import Field, Schema
 from converter.statistics import ColumnStatistics
 from converter.storage.opening import open_storage
+from tests.columns import ID, TENSORS, Column
+from tests.entries import write_converter
 from tests.properties import examples
-from tests.unit.known_tables import ID, TENSORS, Column, write_converter
 
 NUM_ROWS = 101
 X = Column(name="x", dtype="int32")

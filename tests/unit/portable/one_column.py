@@ -14,7 +14,8 @@ from converter.reading.decode import decode
 from converter.reading.ragged import ragged_values
 from converter.schema import Field
 from converter.sources.spark.schema import SparkColumn
-from tests.unit.known_tables import Column, write
+from tests.columns import Column
+from tests.entries import write
 
 VECTOR_TYPE = pa.struct(
     [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]

@@ -20,7 +20,8 @@ from azure.core.rest import HttpRequest
 
 from converter.portable import credentials
 from converter.storage.opening import open_storage, open_store
-from tests.known_rows import error_of, run_python, wait_until
+from tests.processes import error_of, run_python
+from tests.waiting import wait_until
 
 LAKE = "data@lake.dfs.core.windows.net"
 

@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from converter.portable import deadlines, parquet_file, tasks
-from tests.unit.known_tables import make_spec
+from tests.entries import make_spec
 from tests.unit.portable.one_column import (
     WIDE,
     batches_of,

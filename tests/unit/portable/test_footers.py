@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from converter.portable import tasks
-from tests.unit.known_tables import ALL, make_spec, record_batch
+from tests.columns import ALL, record_batch
+from tests.entries import make_spec
 from tests.unit.portable.one_column import (
     plan,
     write_one,

@@ -13,8 +13,8 @@ import pytest
 
 from converter.portable import deadlines, parquet_file
 from converter.portable.filesystems import open_new
-from tests.known_rows import wait_until
-from tests.unit.known_tables import ALL, SCALARS, record_batch, write
+from tests.columns import ALL, SCALARS, record_batch
+from tests.entries import write
 from tests.unit.portable.one_column import (
     ROW_BYTES,
     WIDE,
@@ -23,6 +23,7 @@ from tests.unit.portable.one_column import (
     wide_batch,
     write_one,
 )
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd", "snappy"])

@@ -19,7 +19,8 @@ from pyspark import TaskContext
 
 from converter.portable import tasks
 from converter.portable.moments import from_json, mean_of
-from tests.unit.known_tables import ALL, ID, RAGGED, TENSORS, Column, make_spec, record_batch, write
+from tests.columns import ALL, ID, RAGGED, TENSORS, Column, record_batch
+from tests.entries import make_spec, write
 from tests.unit.portable.one_column import (
     INF,
     NAN,

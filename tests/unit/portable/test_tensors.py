@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.unit.known_tables import RAGGED, TENSORS, Column, write
+from tests.columns import RAGGED, TENSORS, Column
+from tests.entries import write
 from tests.unit.portable.one_column import (
     INF,
     MATRIX,

@@ -13,7 +13,8 @@ import pyspark.cloudpickle
 
 from converter.portable.tasks import make_pack_batches, make_probe, make_write_partition
 from converter.sources.spark.session import travels_by_value
-from tests.unit.known_tables import ALL, make_spec, record_batch
+from tests.columns import ALL, record_batch
+from tests.entries import make_spec
 
 EXECUTOR = """
 import importlib.util, json, sys, types

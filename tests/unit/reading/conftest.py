@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from converter import DatasetConverter
-from tests.unit.known_tables import ID, TENSORS, write_converter
+from tests.columns import ID, TENSORS
+from tests.entries import write_converter
 
 
 @pytest.fixture

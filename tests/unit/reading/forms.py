@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tests.unit.known_tables import SCALARS, Column
+from tests.columns import SCALARS, Column
 
 IDS = list(range(57))
 NUMBERS = tuple(column for column in SCALARS if column.dtype not in ("str", "bytes"))

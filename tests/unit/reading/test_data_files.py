@@ -19,7 +19,8 @@ from converter.errors import CacheCorruptError, NullValueError, ReadError, Sourc
 from converter.manifest import FileEnd, Manifest
 from converter.storage.opening import open_storage
 from converter.storage.remote import RemoteStorage
-from tests.unit.known_tables import ID, Column, write_converter
+from tests.columns import ID, Column
+from tests.entries import write_converter
 
 X, TEXT = Column(name="x", dtype="float32"), Column(name="text", dtype="str")
 TEXTS = TEXT.values(range(600))

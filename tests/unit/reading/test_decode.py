@@ -12,7 +12,7 @@ import pytest
 from converter.reading.decode import decode
 from converter.reading.ragged import ragged_values
 from converter.schema import Field
-from tests.unit.known_tables import TENSORS, Column
+from tests.columns import TENSORS, Column
 from tests.unit.reading.forms import IDS, NUMBERS, OBJECTS, as_stored, assert_same, chunked, nullable, stored
 
 # Decoding

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from converter.reading.decode import decode
 from converter.reading.gather import gather, gather_stack
 from converter.reading.ragged import ragged_values
+from tests.columns import RAGGED, TENSORS, Column
 from tests.properties import examples
-from tests.unit.known_tables import RAGGED, TENSORS, Column
 from tests.unit.reading.forms import NUMBERS, OBJECTS, as_stored, assert_same, stored
 
 # Gathering

@@ -31,17 +31,8 @@ from converter.errors import (
 )
 from converter.loading.options import LoaderOptions
 from converter.scans.passes import scan_statistics
-from tests.unit.known_tables import (
-    ALL,
-    ID,
-    SCALARS,
-    TENSORS,
-    Column,
-    assert_batch,
-    assert_column,
-    write_batches,
-    write_converter,
-)
+from tests.columns import ALL, ID, SCALARS, TENSORS, Column, assert_batch, assert_column
+from tests.entries import write_batches, write_converter
 
 NUM_ROWS = 1003
 PARTITIONS = [[range(400)], [range(400, 401)], [range(401, 700), range(700, NUM_ROWS)]]

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from converter import DatasetConverter
-from tests.unit.known_tables import Column, write_batches
+from tests.columns import Column
+from tests.entries import write_batches
 from tests.unit.scans.tables import COLUMNS, NAN, write_table
 
 

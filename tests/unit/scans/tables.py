@@ -14,7 +14,8 @@ import pyarrow as pa
 from converter import DatasetConverter
 from converter.errors import SourceError
 from converter.scans.passes import resolve_filters
-from tests.unit.known_tables import _ARROW, Column, write_batches
+from tests.columns import _ARROW, Column
+from tests.entries import write_batches
 
 NAN = float("nan")
 INF = float("inf")

@@ -22,8 +22,8 @@ from converter import DatasetConverter, make_parquet_converter
 from converter.errors import SourceError
 from converter.scans import filters as scans_filters
 from converter.selection import hash_numbers
-from tests.known_rows import ODD_NAMES
 from tests.properties import examples
+from tests.rows import ODD_NAMES
 from tests.unit.scans.tables import (
     _COMPARE,
     MIDNIGHT,

@@ -15,7 +15,7 @@ from converter.sources.spark.schema import plan_columns
 from converter.storage.directory import Storage
 from converter.storage.opening import open_storage
 from tests.contracts.sources import NUM_ROWS, TABLE, SourceContract, write_files
-from tests.unit.known_tables import KEY, write_batches
+from tests.entries import KEY, write_batches
 
 
 def read_list(path: Path) -> tuple[Storage, Manifest]:

@@ -27,7 +27,7 @@ from converter import (
 from converter.cache import roots
 from converter.sources.parquet.footers import look_at
 from converter.storage.opening import open_storage
-from tests.known_rows import run_python
+from tests.processes import run_python
 
 
 class RangeHandler(SimpleHTTPRequestHandler):

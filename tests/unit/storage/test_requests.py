@@ -13,7 +13,7 @@ import pytest
 from converter.storage import requests
 from converter.storage.requests import GivenUpError
 from converter.storage.store import Store
-from tests.known_rows import wait_until
+from tests.waiting import wait_until
 
 
 class Line(Store):

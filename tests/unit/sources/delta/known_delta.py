@@ -24,7 +24,7 @@ from converter import (
     DatasetConverter,
     make_delta_converter,
 )
-from tests.known_rows import concatenate
+from tests.rows import concatenate
 
 Rows = dict[str, list[Any]]
 

@@ -23,7 +23,8 @@ from converter import (
     StateMismatchError,
     make_delta_converter,
 )
-from tests.known_rows import concatenate, run_python
+from tests.processes import run_python
+from tests.rows import concatenate
 from tests.unit.sources.delta.known_delta import (
     append,
     append_each,

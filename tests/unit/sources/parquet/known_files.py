@@ -16,7 +16,7 @@ from converter import (
     DatasetConverter,
 )
 from converter.storage.store import Store
-from tests.known_rows import concatenate
+from tests.rows import concatenate
 
 
 def write(folder: Path, name: str, columns: dict[str, Any], **options: Any) -> Path:

@@ -22,7 +22,7 @@ from converter import (
 from converter.cache import leases
 from converter.reading import gather, windows
 from converter.storage.store import Store
-from tests.known_rows import run_python
+from tests.processes import run_python
 from tests.unit.sources.parquet.known_files import (
     Hanging,
     put,

@@ -1,44 +1,26 @@
-"""Rows whose every value is a function of (row id, column name).
+"""Known rows: every value follows from the row's id and the column's name.
 
-So a wrong row, a swapped column or a buffer that two batches share shows in the values. Both sides stand here: the
-Spark expression that makes a column, and the NumPy values that a reader must find.
+A wrong row, two swapped columns or a buffer that two batches share then shows in the values. Both sides stand here:
+the Spark expression that makes a column, and the NumPy values that a reader must return. `tests/columns.py` does the
+same without Spark.
 
-Both begin with `_key`: an integer that no two ids share, and other ones for another column.
-
-What one process cannot show (a driver that is killed, Spark Connect, a cluster) is run as a function of a test
-module in a Python of its own: `start_python`, `run_python`.
+Both sides start from `_key`: an integer that no two ids of a column share, and that differs between columns.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import io
-import json
-import os
-import re
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
-
-REPOSITORY = Path(__file__).resolve().parents[1]
 
 _PRIME = 2**31 - 1
 _DAY_MICROSECONDS = 86_400_000_000
@@ -98,100 +80,6 @@ def assert_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
 def concatenate(batches: Sequence[dict[str, Array]]) -> dict[str, Array]:
     """All rows of a reader, column by column."""
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-
-
-@contextmanager
-def start_python(
-    function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """A Python that calls `function`, of a module's top, with these JSON values, and ends with the block.
-
-    So do its children. The last line of its output is what the function returned, as JSON. Of where the cache goes
-    it knows only what `environment` says.
-    """
-    code = (
-        f"import json; from {function.__module__} import {function.__name__} as run; "
-        f"result = run(*json.loads({json.dumps(arguments)!r})); print(json.dumps(result))"
-    )
-    inherited = {name: value for name, value in os.environ.items() if name != "CONVERTER_CACHE_DIR"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=REPOSITORY,
-        env=inherited | dict(environment or {}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def run_python(function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """What `function` returns in a Python of its own."""
-    with start_python(function, *arguments, environment=environment) as process:
-        return finish(process)
-
-
-@contextmanager
-def only_connect_server() -> Iterator[None]:
-    """The block in which a local server of Spark Connect may run: all of them listen on port 15002 of this machine."""
-    with open(Path(tempfile.gettempdir()) / "spark-tensor-converter-tests-connect.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def finish(process: subprocess.Popen[str], *, seconds: float = 120) -> Any:
-    """Wait for a process of `start_python`: what its function returned."""
-    output, errors = process.communicate(timeout=seconds)
-    assert process.returncode == 0, errors
-    return json.loads(output.splitlines()[-1])
-
-
-def wait_until(claim: Callable[[], Any], *, seconds: float = 240) -> None:
-    """Return once `claim` holds; fail if it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not claim():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {claim}"
-        time.sleep(0.05)
-
-
-def error_of(call: Callable[[], Any]) -> list[str]:
-    """The class and the text of what `call` raises, to be told to another process; two empty strings if nothing."""
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001 (whatever it is, the test says what it must be)
-        return [type(error).__name__, str(error)]
-    return ["", ""]
-
-
-def slow_rows(spark: SparkSession, release: str | Path, *, partitions: int = 2) -> DataFrame:
-    """Partitions that give rows enough for data files, and the rest of them once `release` exists (or never)."""
-    path = str(release)
-    first = 25_000  # Two batches that Spark hands on, and a part of the third.
-
-    def rows(batches: Any) -> Any:
-        import pyarrow as pa
-
-        for _ in batches:
-            yield pa.record_batch([pa.array(range(first))], names=["id"])
-        deadline = time.monotonic() + 60
-        while not os.path.exists(path) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        yield pa.record_batch([pa.array(range(first))], names=["id"])
-
-    return spark.range(0, partitions, 1, partitions).mapInArrow(rows, "id long")
-
-
-def files_below(directory: str | Path) -> list[str]:
-    """All files there, by their paths below it."""
-    root = Path(directory)
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
 
 
 def _salt(name: str) -> int:
@@ -328,42 +216,3 @@ def _objects(values: Any) -> Array:
     array = np.empty(len(rows), object)
     array[:] = rows
     return array
-
-
-def readme_block(text: str) -> str:
-    """The one block of the README's code that has this text in it."""
-    blocks = re.findall(
-        r"^```(?:python)?\n(.*?)^```$", (REPOSITORY / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    (found,) = [block for block in blocks if text in block]
-    return found
-
-
-class ReadStderr(io.StringIO):
-    """A stderr that makes a file once it shows a count of tasks: `rows_that_wait` go on then."""
-
-    def __init__(self, flag: str | Path) -> None:
-        super().__init__()
-        self.flag = Path(flag)
-
-    def write(self, text: str) -> int:
-        # What an executor was asked before may be counted too.
-        if re.search(" of [2-9] tasks", text):
-            self.flag.touch()
-        return super().write(text)
-
-
-def rows_that_wait(spark: SparkSession, flag: str | Path) -> DataFrame:
-    """Six rows in two tasks, which do not end before the file is there."""
-    path = str(flag)
-
-    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import os
-        import time
-
-        deadline = time.monotonic() + 60
-        while not os.path.exists(path) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        yield from batches
-
-    return spark.range(0, 6, 1, 2).mapInArrow(wait, "id long")

@@ -1,13 +1,10 @@
-"""Tables as Spark hands them to its executors, and the values that a reader must find; without Spark.
+"""Known columns without Spark: as a task receives them (Arrow), and the values that a batch must hold.
 
-Every value is a function of (row id, column name), so a wrong row, a swapped column or a buffer that two batches
-share shows in the values. `write_converter` takes the same way as `make_spark_converter`, less the JVM.
+Every value follows from the row's id and the column's name, as in `tests/rows.py`.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,17 +14,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from converter import DatasetConverter
-from converter.cache import entries, leases, roots
-from converter.make import hold_entry
-from converter.portable import tasks
 from converter.schema import Field
-from converter.sources.spark import reports as spark_reports
 from converter.sources.spark.schema import SparkColumn
-
-KEY = "0123456789abcdef-fedcba9876543210"
-ROW_GROUP_BYTES = 1 << 20
-FILE_BYTES = 1 << 30
 
 _ARROW = {
     "bool": pa.bool_(),
@@ -170,88 +158,6 @@ def record_batch(columns: Sequence[Column], ids: Iterable[int]) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(
         [column.arrow(known) for column in columns], names=[f"c{index}" for index in range(len(columns))]
     )
-
-
-def make_spec(
-    directory: str | os.PathLike[str],
-    columns: Sequence[SparkColumn],
-    *,
-    row_group_bytes: int = ROW_GROUP_BYTES,
-    file_bytes: int = FILE_BYTES,
-    compression: str = "none",
-    end_bytes: int = 0,
-) -> dict[str, Any]:
-    """What the driver tells the executors."""
-    return {
-        "directory": os.fspath(directory),
-        "store": None,
-        "columns": [column.spec() for column in columns],
-        "row_group_bytes": row_group_bytes,
-        "file_bytes": file_bytes,
-        "compression": compression,
-        "end_bytes": end_bytes,
-    }
-
-
-def write(
-    batches: Iterable[pa.RecordBatch],
-    directory: str | os.PathLike[str],
-    columns: Sequence[SparkColumn],
-    *,
-    partition: int = 0,
-    attempt: int = 1,
-    **options: Any,
-) -> list[dict[str, Any]]:
-    """What one task reports, as it travels through Spark: as JSON."""
-    spec = make_spec(directory, columns, **options)
-    reports = tasks._write(iter(batches), spec, partition=partition, attempt=attempt)
-    travelled: list[dict[str, Any]] = json.loads(json.dumps(reports))
-    return travelled
-
-
-def write_converter(
-    cache_dir: str | os.PathLike[str],
-    columns: Sequence[Column],
-    partitions: Sequence[Sequence[Iterable[int]]],
-    *,
-    shapes: dict[str, tuple[int, ...]] | None = None,
-    float_dtype: str = "float32",
-    delete_on_exit: bool = True,
-    **options: Any,
-) -> DatasetConverter:
-    """A committed entry whose partitions are lists of batches of row ids; `options` are those of `make_spec`."""
-    batches = [[record_batch(columns, ids) for ids in partition] for partition in partitions]
-    plans = [column.plan((shapes or {}).get(column.name)) for column in columns]
-    return write_batches(cache_dir, plans, batches, float_dtype=float_dtype, delete_on_exit=delete_on_exit, **options)
-
-
-def write_batches(
-    cache_dir: str | os.PathLike[str],
-    plans: Sequence[SparkColumn],
-    partitions: Sequence[Iterable[pa.RecordBatch]],
-    *,
-    float_dtype: str = "float32",
-    delete_on_exit: bool = True,
-    **options: Any,
-) -> DatasetConverter:
-    """The same from Arrow batches."""
-    root = roots.open_root(os.fspath(cache_dir))
-    attempt = entries.begin(root, KEY, application_id="none")
-    directory = root.below(KEY).path(attempt.data_directory)
-    try:
-        reports = [
-            (index, report)
-            for index, partition in enumerate(partitions)
-            for report in write(partition, directory, plans, partition=index, attempt=index + 1, **options)
-        ]
-        manifest = spark_reports.manifest_from(
-            reports, plans, directory=attempt.data_directory, is_kept=False, float_dtype=float_dtype
-        )
-        entry = entries.commit(root, attempt, manifest)
-    except BaseException:
-        leases.release(attempt.intent)
-        raise
-    return hold_entry(entry, delete_on_exit=delete_on_exit)
 
 
 def assert_batch(batch: dict[str, Any], columns: Sequence[Column], ids: Sequence[int]) -> None:

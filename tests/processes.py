@@ -1,0 +1,73 @@
+"""A function of a test module runs in a Python process of its own, which ends with the test.
+
+For what one process cannot show: a driver that is killed, Spark Connect, a cluster. Arguments, results and errors
+travel as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tests.repository import REPOSITORY
+
+
+@contextmanager
+def start_python(
+    function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A Python that calls `function`, of a module's top, with these JSON values, and ends with the block.
+
+    So do its children. The last line of its output is what the function returned, as JSON. Of where the cache goes
+    it knows only what `environment` says.
+    """
+    code = (
+        f"import json; from {function.__module__} import {function.__name__} as run; "
+        f"result = run(*json.loads({json.dumps(arguments)!r})); print(json.dumps(result))"
+    )
+    inherited = {name: value for name, value in os.environ.items() if name != "CONVERTER_CACHE_DIR"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        env=inherited | dict(environment or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def run_python(function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None) -> Any:
+    """What `function` returns in a Python of its own."""
+    with start_python(function, *arguments, environment=environment) as process:
+        return finish(process)
+
+
+def finish(process: subprocess.Popen[str], *, seconds: float = 120) -> Any:
+    """Wait for a process of `start_python`: what its function returned."""
+    output, errors = process.communicate(timeout=seconds)
+    assert process.returncode == 0, errors
+    return json.loads(output.splitlines()[-1])
+
+
+def error_of(call: Callable[[], Any]) -> list[str]:
+    """The class and the text of what `call` raises, to be told to another process; two empty strings if nothing."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 (whatever it is, the test says what it must be)
+        return [type(error).__name__, str(error)]
+    return ["", ""]

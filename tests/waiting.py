@@ -1,0 +1,75 @@
+"""Tests wait for an event, never for a time: they poll until a deadline, and a Spark job waits for a file.
+
+The tasks' functions are nested: they travel to executors by value, and executors cannot import this module.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def wait_until(claim: Callable[[], Any], *, seconds: float = 240) -> None:
+    """Return once `claim` holds; fail if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not claim():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {claim}"
+        time.sleep(0.05)
+
+
+def slow_rows(spark: SparkSession, release: str | Path, *, partitions: int = 2) -> DataFrame:
+    """Partitions that give rows enough for data files, and the rest of them once `release` exists (or never)."""
+    path = str(release)
+    first = 25_000  # Two batches that Spark hands on, and a part of the third.
+
+    def rows(batches: Any) -> Any:
+        import pyarrow as pa
+
+        for _ in batches:
+            yield pa.record_batch([pa.array(range(first))], names=["id"])
+        deadline = time.monotonic() + 60
+        while not os.path.exists(path) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield pa.record_batch([pa.array(range(first))], names=["id"])
+
+    return spark.range(0, partitions, 1, partitions).mapInArrow(rows, "id long")
+
+
+def rows_that_wait(spark: SparkSession, flag: str | Path) -> DataFrame:
+    """Six rows in two tasks, which do not end before the file is there."""
+    path = str(flag)
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os
+        import time
+
+        deadline = time.monotonic() + 60
+        while not os.path.exists(path) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield from batches
+
+    return spark.range(0, 6, 1, 2).mapInArrow(wait, "id long")
+
+
+class ReadStderr(io.StringIO):
+    """A stderr that makes a file once it shows a count of tasks: `rows_that_wait` go on then."""
+
+    def __init__(self, flag: str | Path) -> None:
+        super().__init__()
+        self.flag = Path(flag)
+
+    def write(self, text: str) -> int:
+        # What an executor was asked before may be counted too.
+        if re.search(" of [2-9] tasks", text):
+            self.flag.touch()
+        return super().write(text)
