@@ -17,7 +17,7 @@ import torch
 from converter.schema import Field
 from converter.sources.spark.schema import SparkColumn
 
-_ARROW = {
+ARROW_TYPES = {
     "bool": pa.bool_(),
     "int8": pa.int8(),
     "int16": pa.int16(),
@@ -59,7 +59,7 @@ class Column:
         return Field(name=self.name, dtype=self.dtype, shape=self.shape, has_nulls=self.nullable)
 
     def plan(self, shape: tuple[int, ...] | None = None) -> SparkColumn:
-        """What Spark's side knows of it; `shape` is what a user declares."""
+        """The column as the driver describes it to tasks; `shape` is what a user declares."""
         kind = "tensor" if self.ndim else "scalar"
         return SparkColumn(
             name=self.name,
@@ -81,16 +81,16 @@ class Column:
         valid = self.valid(ids)
         if self.dtype in ("str", "bytes"):
             texts = [f"{self.name}·{value}" if value % 7 else "" for value in number.tolist()]
-            known: list[Any] = [text.encode() for text in texts] if self.dtype == "bytes" else texts
-            empty = fill or known[0][:0] if known else fill
-            return [value if ok else empty for value, ok in zip(known, valid, strict=True)]
+            values: list[Any] = [text.encode() for text in texts] if self.dtype == "bytes" else texts
+            empty = fill or values[0][:0] if values else fill
+            return [value if ok else empty for value, ok in zip(values, valid, strict=True)]
         if self.shape is None:
             rows = [_cast(value + np.arange(value % 4), self.dtype) for value in number]
             return [row if ok else row[:0] for row, ok in zip(rows, valid, strict=True)]
         steps = np.arange(int(np.prod(self.shape))).reshape(self.shape)
-        found = _cast(number.reshape(-1, *[1] * len(self.shape)) * (1 if self.shape == () else 3) + steps, self.dtype)
-        found[~valid] = fill
-        return found
+        array = _cast(number.reshape(-1, *[1] * len(self.shape)) * (1 if self.shape == () else 3) + steps, self.dtype)
+        array[~valid] = fill
+        return array
 
     def arrow(self, ids: Any) -> pa.Array:
         """The rows as Spark's Arrow batches hold them: scalars or (nested) lists."""
@@ -103,7 +103,7 @@ class Column:
 
     @property
     def arrow_type(self) -> pa.DataType:
-        kind = _ARROW[self.dtype]
+        kind = ARROW_TYPES[self.dtype]
         for _ in range(self.ndim):
             kind = pa.list_(kind)
         return kind
@@ -154,9 +154,9 @@ ALL = (*SCALARS, *TENSORS, RAGGED)
 
 def record_batch(columns: Sequence[Column], ids: Iterable[int]) -> pa.RecordBatch:
     """One batch as `mapInArrow` hands it to a task: columns travel as c0, c1, …"""
-    known = list(ids)
+    row_ids = list(ids)
     return pa.RecordBatch.from_arrays(
-        [column.arrow(known) for column in columns], names=[f"c{index}" for index in range(len(columns))]
+        [column.arrow(row_ids) for column in columns], names=[f"c{index}" for index in range(len(columns))]
     )
 
 
@@ -167,21 +167,22 @@ def assert_batch(batch: dict[str, Any], columns: Sequence[Column], ids: Sequence
         assert_column(batch[column.name], column, ids)
 
 
-def assert_column(found: Any, column: Column, ids: Sequence[int], *, fill: Any = 0) -> None:
+def assert_column(actual: Any, column: Column, ids: Sequence[int], *, fill: Any = 0) -> None:
+    """The column holds exactly the values of these rows, and `fill` for each null."""
     expected = column.values(list(ids), fill=fill)
     if isinstance(expected, list):
-        assert len(found) == len(expected), column.name
+        assert len(actual) == len(expected), column.name
         if column.dtype in ("str", "bytes"):
-            assert list(found) == expected, column.name
+            assert list(actual) == expected, column.name
             return
-        for got, row in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(np.asarray(got), row, err_msg=column.name)
-            assert np.asarray(got).dtype == row.dtype
+        for actual_row, row in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(actual_row), row, err_msg=column.name)
+            assert np.asarray(actual_row).dtype == row.dtype
         return
-    if isinstance(found, torch.Tensor):
+    if isinstance(actual, torch.Tensor):
         if column.dtype.startswith("datetime64"):
             expected = expected.astype("int32" if column.dtype == "datetime64[D]" else "int64")
-        found = found.numpy()
-    assert found.dtype == expected.dtype, column.name
-    assert found.shape == expected.shape, column.name
-    np.testing.assert_array_equal(found, expected, err_msg=column.name)
+        actual = actual.numpy()
+    assert actual.dtype == expected.dtype, column.name
+    assert actual.shape == expected.shape, column.name
+    np.testing.assert_array_equal(actual, expected, err_msg=column.name)

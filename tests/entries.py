@@ -55,8 +55,8 @@ def write(
     """What one task reports, as it travels through Spark: as JSON."""
     spec = make_spec(directory, columns, **options)
     reports = tasks._write(iter(batches), spec, partition=partition, attempt=attempt)
-    travelled: list[dict[str, Any]] = json.loads(json.dumps(reports))
-    return travelled
+    received: list[dict[str, Any]] = json.loads(json.dumps(reports))
+    return received
 
 
 def write_converter(
@@ -84,7 +84,7 @@ def write_batches(
     delete_on_exit: bool = True,
     **options: Any,
 ) -> DatasetConverter:
-    """The same from Arrow batches."""
+    """A committed entry whose partitions are Arrow batches of the columns in `plans`."""
     root = roots.open_root(os.fspath(cache_dir))
     attempt = entries.begin(root, KEY, application_id="none")
     directory = root.below(KEY).path(attempt.data_directory)

@@ -23,10 +23,10 @@ from tests.repository import REPOSITORY
 def start_python(
     function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A Python that calls `function`, of a module's top, with these JSON values, and ends with the block.
+    """A Python process that calls a module's `function` with these JSON values; it and its children end with the block.
 
-    So do its children. The last line of its output is what the function returned, as JSON. Of where the cache goes
-    it knows only what `environment` says.
+    The last line of its output is the function's result as JSON. It does not inherit `CONVERTER_CACHE_DIR`; pass that
+    in `environment`.
     """
     code = (
         f"import json; from {function.__module__} import {function.__name__} as run; "
@@ -52,20 +52,20 @@ def start_python(
 
 
 def run_python(function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """What `function` returns in a Python of its own."""
+    """What `function` returns in a Python process of its own."""
     with start_python(function, *arguments, environment=environment) as process:
         return finish(process)
 
 
 def finish(process: subprocess.Popen[str], *, seconds: float = 120) -> Any:
-    """Wait for a process of `start_python`: what its function returned."""
+    """Wait for a process of `start_python` to end, and return what its function returned."""
     output, errors = process.communicate(timeout=seconds)
     assert process.returncode == 0, errors
     return json.loads(output.splitlines()[-1])
 
 
 def error_of(call: Callable[[], Any]) -> list[str]:
-    """The class and the text of what `call` raises, to be told to another process; two empty strings if nothing."""
+    """The class and the text of the error that `call` raises, as JSON can hold them; two empty strings if none."""
     try:
         call()
     except Exception as error:  # noqa: BLE001 (whatever it is, the test says what it must be)

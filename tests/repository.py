@@ -9,9 +9,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def readme_block(text: str) -> str:
-    """The one block of the README's code that has this text in it."""
+    """The one code block of the README that contains this text."""
     blocks = re.findall(
         r"^```(?:python)?\n(.*?)^```$", (REPOSITORY / "README.md").read_text(), re.MULTILINE | re.DOTALL
     )
-    (found,) = [block for block in blocks if text in block]
-    return found
+    (block,) = (block for block in blocks if text in block)
+    return block

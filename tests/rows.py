@@ -28,7 +28,7 @@ ODD_NAMES = (
     "with space", "dot.ted.name", 'double"quote', "single'quote", "back`tick", "a=b", "comma, semicolon;", "<b>",
     "curly{brace}", "per%cent", "žluťoučký 🐟", "select",
 )  # fmt: skip
-VECTOR_SIZE = 6
+_VECTOR_SIZE = 6
 
 
 def known_rows(spark: SparkSession, num_rows: int, *, nulls: bool = False, partitions: int = 3) -> DataFrame:
@@ -38,7 +38,7 @@ def known_rows(spark: SparkSession, num_rows: int, *, nulls: bool = False, parti
 
 
 def known_values(ids: Sequence[int] | Ids, *, nulls: bool = False, float_dtype: str = "float32") -> dict[str, Array]:
-    """What a reader finds for these ids: a zero, an empty string or an empty row where `known_valid` is False."""
+    """What a reader returns for these ids: a zero, an empty string or an empty row where `known_valid` is False."""
     rows = np.asarray(ids, np.int64)
     values = {"id": rows} | {name: make(rows, float_dtype) for name, make in _numpy_columns().items()}
     if nulls:
@@ -64,21 +64,21 @@ def known_valid(ids: Sequence[int] | Ids) -> dict[str, npt.NDArray[np.bool_]]:
     return valid
 
 
-def assert_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
+def assert_same(actual: dict[str, Array], expected: dict[str, Array]) -> None:
     """The same columns in the same order, with the same dtypes, shapes and values."""
-    assert list(found) == list(expected)
+    assert list(actual) == list(expected)
     for name, values in expected.items():
-        assert found[name].dtype == values.dtype, name
-        assert found[name].shape == values.shape, name
+        assert actual[name].dtype == values.dtype, name
+        assert actual[name].shape == values.shape, name
         if values.dtype == object and len(values) and isinstance(values[0], np.ndarray):
-            for found_row, row in zip(found[name], values, strict=True):
-                np.testing.assert_array_equal(found_row, row, err_msg=name, strict=True)
+            for actual_row, row in zip(actual[name], values, strict=True):
+                np.testing.assert_array_equal(actual_row, row, err_msg=name, strict=True)
         else:
-            np.testing.assert_array_equal(found[name], values, err_msg=name, strict=True)
+            np.testing.assert_array_equal(actual[name], values, err_msg=name, strict=True)
 
 
 def concatenate(batches: Sequence[dict[str, Array]]) -> dict[str, Array]:
-    """All rows of a reader, column by column."""
+    """All rows of the batches, column by column."""
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
@@ -114,7 +114,7 @@ def _spark_columns() -> list[tuple[str, Column]]:
 
     def sparse(row: Any, values: Any) -> Any:
         # The places that are left out count as zeros.
-        return Vectors.sparse(VECTOR_SIZE, {index: value for index, value in enumerate(values) if (row >> index) & 2})
+        return Vectors.sparse(_VECTOR_SIZE, {index: value for index, value in enumerate(values) if (row >> index) & 2})
 
     # No annotations: PySpark would look for a kind of pandas UDF in them, and warn.
     vector = F.udf(lambda row, values: Vectors.dense(values) if row % 2 else sparse(row, values), VectorUDT())
@@ -146,7 +146,7 @@ def _spark_columns() -> list[tuple[str, Column]]:
         ("nested", F.array(F.array(*nested[:3]), F.array(*nested[3:]))),
         ("flags", F.array(*(F.pmod(key("flags") + index, F.lit(3)) == 0 for index in range(5)))),
         ("ragged", F.slice(F.array(*numbers("ragged", 4, "long", 1)), 1, (key("ragged") % 5).cast("int"))),
-        ("vector", vector(F.col("id"), F.array(*numbers("vector", VECTOR_SIZE, "double", 16)))),
+        ("vector", vector(F.col("id"), F.array(*numbers("vector", _VECTOR_SIZE, "double", 16)))),
         (
             "struct",
             F.struct(
@@ -174,8 +174,8 @@ def _numpy_columns() -> dict[str, Callable[[Ids, str], Array]]:
         return _objects(row[: key % 5] for row, key in zip(rows, _key(ids, "ragged").tolist(), strict=True))
 
     def vector(ids: Ids, dtype: str) -> Array:
-        present = (ids[:, None] % 2 == 1) | ((ids[:, None] >> np.arange(VECTOR_SIZE)) & 2 > 0)
-        return np.where(present, numbers("vector", VECTOR_SIZE, 16)(ids), 0).astype(dtype)
+        present = (ids[:, None] % 2 == 1) | ((ids[:, None] >> np.arange(_VECTOR_SIZE)) & 2 > 0)
+        return np.where(present, numbers("vector", _VECTOR_SIZE, 16)(ids), 0).astype(dtype)
 
     def micros(name: str) -> Callable[[Ids, str], Array]:
         return lambda ids, _: (_key(ids, name) * 2_999_999 - 2**51).view("M8[us]")

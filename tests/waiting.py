@@ -28,48 +28,51 @@ def wait_until(claim: Callable[[], Any], *, seconds: float = 240) -> None:
 
 
 def slow_rows(spark: SparkSession, release: str | Path, *, partitions: int = 2) -> DataFrame:
-    """Partitions that give rows enough for data files, and the rest of them once `release` exists (or never)."""
-    path = str(release)
-    first = 25_000  # Two batches that Spark hands on, and a part of the third.
+    """Partitions that give enough rows for data files, and the others once the file `release` exists."""
+    wait = _wait_for_file(release)
+    num_rows = 25_000  # Two batches that Spark hands on, and a part of the third.
 
-    def rows(batches: Any) -> Any:
-        import pyarrow as pa
-
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            yield pa.record_batch([pa.array(range(first))], names=["id"])
-        deadline = time.monotonic() + 60
-        while not os.path.exists(path) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        yield pa.record_batch([pa.array(range(first))], names=["id"])
+            yield pa.record_batch([pa.array(range(num_rows))], names=["id"])
+        wait()
+        yield pa.record_batch([pa.array(range(num_rows))], names=["id"])
 
     return spark.range(0, partitions, 1, partitions).mapInArrow(rows, "id long")
 
 
 def rows_that_wait(spark: SparkSession, flag: str | Path) -> DataFrame:
-    """Six rows in two tasks, which do not end before the file is there."""
-    path = str(flag)
+    """Six rows in two tasks, which do not end before the file `flag` exists."""
+    wait = _wait_for_file(flag)
 
-    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import os
-        import time
-
-        deadline = time.monotonic() + 60
-        while not os.path.exists(path) and time.monotonic() < deadline:
-            time.sleep(0.01)
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        wait()
         yield from batches
 
-    return spark.range(0, 6, 1, 2).mapInArrow(wait, "id long")
+    return spark.range(0, 6, 1, 2).mapInArrow(rows, "id long")
+
+
+def _wait_for_file(path: str | Path) -> Callable[[], None]:
+    """What a task calls to wait for the file; after a minute it goes on without it."""
+    name = str(path)
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while not os.path.exists(name) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    return wait
 
 
 class ReadStderr(io.StringIO):
-    """A stderr that makes a file once it shows a count of tasks: `rows_that_wait` go on then."""
+    """A stderr that makes the file `flag` once it shows a count of tasks; `rows_that_wait` then go on."""
 
     def __init__(self, flag: str | Path) -> None:
         super().__init__()
         self.flag = Path(flag)
 
     def write(self, text: str) -> int:
-        # What an executor was asked before may be counted too.
+        # Not "of 2": the job that probes an executor may be counted too.
         if re.search(" of [2-9] tasks", text):
             self.flag.touch()
         return super().write(text)

@@ -28,7 +28,7 @@ import pyspark
 from converter import CacheError, DatasetConverter, make_spark_converter, start_local_spark, sweep
 from converter.sources.spark import run, write
 from converter.sources.spark.local import find_java_home
-from tests.folders import files_below
+from tests.folders import files_below, paths_below
 from tests.rows import concatenate
 from tests.waiting import wait_until
 
@@ -79,11 +79,6 @@ def stored(converter: DatasetConverter) -> list[str]:
 
 def folder_of(converter: DatasetConverter) -> Path:
     return Path(unquote(converter.url.removeprefix("file://")))
-
-
-def paths_below(directory: str | Path) -> list[str]:
-    """Everything there, folders too."""
-    return sorted(str(path.relative_to(directory)) for path in Path(directory).rglob("*"))
 
 
 def _strings(value: Any) -> Iterator[str]:

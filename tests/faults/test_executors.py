@@ -29,9 +29,9 @@ from tests.faults.spark_programs import (
     listed,
     lose_permission,
     one_of_two_drivers,
-    paths_below,
     stored,
 )
+from tests.folders import paths_below
 from tests.processes import run_python, start_python
 from tests.rows import concatenate
 from tests.waiting import slow_rows, wait_until

@@ -29,7 +29,7 @@ from converter import (
     start_local_spark,
     sweep,
 )
-from tests.folders import files_below
+from tests.folders import directories_below, files_below
 from tests.processes import error_of, run_python
 from tests.rows import assert_same, concatenate, known_rows, known_values
 
@@ -42,10 +42,6 @@ def converter(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     df = known_rows(spark, 100, nulls=True).select("id", "int", "float", "string", "array<float>", "ragged", "date")
     with make_spark_converter(df, cache_dir=tmp_path_factory.mktemp("cache")) as made:
         yield made
-
-
-def directories_below(directory: Path) -> list[str]:
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_dir())
 
 
 def convert_on_a_cluster(folder: str) -> dict[str, Any]:

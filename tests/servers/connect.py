@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def only_connect_server() -> Iterator[None]:
-    """The block in which a local server of Spark Connect may run: all of them listen on port 15002 of this machine."""
+    """Hold the lock of that port for a block, against tests in other processes too."""
     with open(Path(tempfile.gettempdir()) / "spark-tensor-converter-tests-connect.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -15,7 +15,8 @@ from converter.cache import entries
 from converter.errors import CacheCorruptError, CacheError
 from converter.storage.directory import Storage
 from converter.storage.local import LocalStorage
-from tests.unit.cache.written import KEY, OTHER_KEY, commit, signs, tree, write_attempt
+from tests.folders import paths_below
+from tests.unit.cache.written import KEY, OTHER_KEY, commit, signs, write_attempt
 
 
 class FailsAt(LocalFileSystem):
@@ -42,7 +43,7 @@ def failing(root: Storage, failing_call: int) -> tuple[Storage, FailsAt]:
 
 def test_an_attempt_is_announced_before_it_writes_and_is_no_entry(root: Storage, ours: Path) -> None:
     attempt = entries.begin(root, KEY, application_id="app-7")
-    assert tree(ours / KEY) == [f"data-{attempt.attempt_id}.intent"]
+    assert paths_below(ours / KEY) == [f"data-{attempt.attempt_id}.intent"]
     intent = json.loads((ours / KEY / attempt.intent.name).read_bytes())
     assert intent["application_id"] == "app-7"
     assert intent["pid"] == os.getpid()
@@ -67,7 +68,7 @@ def test_what_was_committed_is_loaded_and_held_by_its_maker(root: Storage, ours:
 def test_an_entry_that_is_not_there_is_none_and_not_an_error(root: Storage, ours: Path) -> None:
     assert entries.load(root, KEY) is None
     assert entries.adopt(root, KEY) is None
-    assert tree(ours) == [".owner"]
+    assert paths_below(ours) == [".owner"]
 
 
 def test_a_committed_file_that_is_no_manifest_is_corrupt(root: Storage, ours: Path) -> None:
@@ -123,7 +124,7 @@ def test_the_loser_of_a_race_adopts_the_winner_and_leaves_nothing(root: Storage,
     adopted = entries.commit(root, second, other)
     assert adopted.manifest.fingerprint == "a" * 32
     assert adopted.manifest.file_names == manifest.file_names
-    assert not [name for name in tree(ours) if second.attempt_id in name]
+    assert not [name for name in paths_below(ours) if second.attempt_id in name]
     assert all((ours / KEY / name).exists() for name in manifest.file_names)
     assert sorted(signs(ours)) == sorted([won.lease.name, adopted.lease.name])
 
@@ -133,18 +134,18 @@ def test_a_commit_whose_attempt_was_swept_withdraws(root: Storage, ours: Path) -
     (ours / KEY / attempt.intent.name).unlink()
     with pytest.raises(CacheError, match=r"stopped renewing its lease in .* was removed\. Convert again"):
         entries.commit(root, attempt, manifest)
-    assert tree(ours) == [".owner"]
+    assert paths_below(ours) == [".owner"]
 
 
 def test_an_abandoned_attempt_leaves_nothing(root: Storage, ours: Path) -> None:
     attempt, _ = write_attempt(root)
     entries.abandon(root, attempt)
-    assert tree(ours) == [".owner"]
+    assert paths_below(ours) == [".owner"]
 
 
 def test_abandoning_before_the_first_file_leaves_nothing(root: Storage, ours: Path) -> None:
     entries.abandon(root, entries.begin(root, KEY, application_id="a"))
-    assert tree(ours) == [".owner"]
+    assert paths_below(ours) == [".owner"]
 
 
 def test_abandoning_one_attempt_leaves_the_others(root: Storage, ours: Path) -> None:
@@ -152,20 +153,20 @@ def test_abandoning_one_attempt_leaves_the_others(root: Storage, ours: Path) -> 
     other, _ = write_attempt(root, mark="b")
     entries.abandon(root, other)
     assert entries.commit(root, attempt, manifest).manifest is manifest
-    assert not [name for name in tree(ours) if other.attempt_id in name]
+    assert not [name for name in paths_below(ours) if other.attempt_id in name]
 
 
 def test_a_deleted_entry_leaves_only_the_marker(root: Storage, ours: Path) -> None:
     held = commit(root)
     held.delete()
-    assert tree(ours) == [".owner"]
+    assert paths_below(ours) == [".owner"]
 
 
 def test_deleting_twice_does_nothing_more(root: Storage, ours: Path) -> None:
     held = commit(root)
     held.delete()
     held.delete()
-    assert tree(ours) == [".owner"]
+    assert paths_below(ours) == [".owner"]
 
 
 def test_deleting_leaves_another_entry_alone(root: Storage, ours: Path) -> None:
@@ -173,7 +174,7 @@ def test_deleting_leaves_another_entry_alone(root: Storage, ours: Path) -> None:
     (ours / OTHER_KEY).mkdir()
     (ours / OTHER_KEY / "manifest.json").write_bytes(b"{}")
     held.delete()
-    assert tree(ours) == [".owner", OTHER_KEY, f"{OTHER_KEY}/manifest.json"]
+    assert paths_below(ours) == [".owner", OTHER_KEY, f"{OTHER_KEY}/manifest.json"]
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "part-0.parquet", "part-00000-0000000a-0000.parquet.bak", "probes"])
@@ -185,7 +186,7 @@ def test_a_foreign_file_among_ours_stays_and_is_named(
     (ours / KEY / data_directory / name).write_bytes(b"precious")
     with caplog.at_level(logging.WARNING, logger="converter.cache"):
         held.delete()
-    assert tree(ours) == [
+    assert paths_below(ours) == [
         ".owner",
         KEY,
         f"{KEY}/{data_directory}",
@@ -209,7 +210,7 @@ def test_a_foreign_file_beside_the_manifest_stays(root: Storage, ours: Path) -> 
     held = commit(root)
     (ours / KEY / "notes.txt").write_bytes(b"precious")
     held.delete()
-    assert tree(ours) == [".owner", KEY, f"{KEY}/notes.txt"]
+    assert paths_below(ours) == [".owner", KEY, f"{KEY}/notes.txt"]
 
 
 @pytest.mark.parametrize("failing_call", range(4))
@@ -227,7 +228,7 @@ def test_the_manifest_goes_first_wherever_a_removal_fails(root: Storage, ours: P
     assert entries.load(root, KEY) is None
     # And whoever tries again finishes.
     held.delete()
-    assert tree(ours) == [".owner"]
+    assert paths_below(ours) == [".owner"]
 
 
 def test_an_entry_that_others_hold_is_deleted_when_the_last_lets_go(root: Storage, ours: Path) -> None:
@@ -240,7 +241,7 @@ def test_an_entry_that_others_hold_is_deleted_when_the_last_lets_go(root: Storag
         assert all((ours / KEY / name).exists() for name in held.manifest.file_names)
         assert adopted is not None
         adopted.release()
-    assert tree(ours) == [".owner"]
+    assert paths_below(ours) == [".owner"]
 
 
 def test_letting_go_of_an_entry_that_nobody_deleted_keeps_it(root: Storage, ours: Path) -> None:

@@ -14,7 +14,8 @@ from converter.cache import finding
 from converter.errors import CacheCorruptError, CacheError, CacheNotOwnedError
 from converter.storage.directory import Storage
 from tests.faults.small_entries import NUM_ROWS, ids_of
-from tests.unit.cache.written import KEY, commit, name_entry, tree
+from tests.folders import paths_below
+from tests.unit.cache.written import KEY, commit, name_entry
 
 
 def test_an_entry_is_opened_by_its_url(root: Storage) -> None:
@@ -34,7 +35,7 @@ def test_a_folder_below_somebody_elses_is_no_entry(tmp_path: Path) -> None:
     (tmp_path / KEY).mkdir()
     with pytest.raises(CacheNotOwnedError, match="is not a cache entry"):
         finding.open_entry(str(tmp_path / KEY))
-    assert tree(tmp_path) == [KEY]
+    assert paths_below(tmp_path) == [KEY]
 
 
 def test_an_entry_is_opened_by_its_name(tmp_path: Path) -> None:

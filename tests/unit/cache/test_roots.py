@@ -11,7 +11,7 @@ import pytest
 
 from converter.cache import roots
 from converter.errors import CacheError, CacheNotConfiguredError, CacheNotOwnedError
-from tests.unit.cache.written import tree
+from tests.folders import paths_below
 
 
 def test_a_new_cache_directory_is_made_and_marked(cache_dir: Path, ours: Path) -> None:
@@ -27,20 +27,20 @@ def test_opening_again_leaves_the_marker_and_everything_else_alone(cache_dir: Pa
     (ours / "other").write_bytes(b"x")
     assert roots.open_root(str(cache_dir)).url == f"file://{ours}"
     assert (ours / ".owner").read_bytes() == b"as it was"
-    assert tree(ours) == [".owner", "other"]
+    assert paths_below(ours) == [".owner", "other"]
 
 
 def test_the_user_may_keep_other_things_in_the_cache_directory(cache_dir: Path, ours: Path) -> None:
     cache_dir.mkdir()
     (cache_dir / "thesis.tex").write_bytes(b"precious")
     roots.open_root(str(cache_dir))
-    assert tree(cache_dir) == ["converter-v1", "converter-v1/.owner", "thesis.tex"]
+    assert paths_below(cache_dir) == ["converter-v1", "converter-v1/.owner", "thesis.tex"]
 
 
 def test_an_empty_subdirectory_becomes_ours(cache_dir: Path, ours: Path) -> None:
     ours.mkdir(parents=True)
     roots.open_root(str(cache_dir))
-    assert tree(ours) == [".owner"]
+    assert paths_below(ours) == [".owner"]
 
 
 @pytest.mark.parametrize("name", ["file", "folder/file", ".hidden"])
@@ -49,11 +49,11 @@ def test_a_subdirectory_that_somebody_else_made_is_refused_and_left_alone(
 ) -> None:
     (ours / name).parent.mkdir(parents=True)
     (ours / name).write_bytes(b"x")
-    before = tree(cache_dir)
+    before = paths_below(cache_dir)
     with pytest.raises(CacheNotOwnedError, match=r"converter-v1 holds files but not the marker \.owner") as raised:
         roots.open_root(str(cache_dir))
     assert raised.value.path == f"file://{ours}"
-    assert tree(cache_dir) == before
+    assert paths_below(cache_dir) == before
 
 
 def test_a_cache_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from converter import sweep as sweep_cache
 from converter.cache import entries, leases, removal, sweeps
 from converter.storage.directory import Storage
 from tests.faults.small_entries import NUM_ROWS, ids_of
-from tests.unit.cache.written import KEY, OTHER_KEY, commit, name_entry, silence, tree, write_attempt
+from tests.folders import paths_below
+from tests.unit.cache.written import KEY, OTHER_KEY, commit, name_entry, silence, write_attempt
 
 
 def sweep(root: Storage, **options: Any) -> removal.SweepReport:
@@ -30,9 +31,9 @@ def die(ours: Path, name: str) -> None:
 def test_what_lives_is_not_swept(root: Storage, ours: Path) -> None:
     commit(root)
     write_attempt(root, mark="b")
-    before = tree(ours)
+    before = paths_below(ours)
     assert sweep(root) == removal.SweepReport()
-    assert tree(ours) == before
+    assert paths_below(ours) == before
 
 
 @pytest.mark.parametrize("death", [die, lambda ours, name: silence(ours / KEY / name)], ids=["gone", "silent"])
@@ -41,14 +42,14 @@ def test_what_the_dead_left_is_counted_and_swept(root: Storage, ours: Path, deat
     attempt, _ = write_attempt(root, files=3, mark="b")
     for name in (held.lease.name, attempt.intent.name):
         death(ours, name)
-    before = tree(ours)
+    before = paths_below(ours)
     report = sweep(root, dry_run=True)
     assert (report.num_entries, report.num_attempts, report.num_files) == (1, 1, 5)
     assert report.num_bytes == 100 + 101 + 100 + 101 + 102
     assert set(report.urls) == {root.below(KEY).url}
-    assert tree(ours) == before
+    assert paths_below(ours) == before
     assert sweep(root) == report
-    assert tree(ours) == [".owner"]
+    assert paths_below(ours) == [".owner"]
     assert sweep(root) == removal.SweepReport()
 
 
@@ -59,20 +60,20 @@ def test_an_entry_is_swept_when_it_was_idle_for_long_enough(root: Storage, ours:
     for path in (*(ours / KEY).iterdir(), ours / KEY):
         silence(path, 7200)
     assert sweeps.sweep_root(root, older_than_seconds=3600, kept=True).num_files == 2
-    assert tree(ours) == [".owner"]
+    assert paths_below(ours) == [".owner"]
 
 
 def test_an_entry_kept_on_purpose_is_swept_only_where_that_is_asked_for(root: Storage, ours: Path) -> None:
     attempt, manifest = write_attempt(root)
     held = entries.commit(root, attempt, dataclasses.replace(manifest, is_kept=True))
     held.release()
-    before = tree(ours)
+    before = paths_below(ours)
     assert sweeps.sweep_root(root, older_than_seconds=0) == removal.SweepReport(num_kept=1)
     # One that was used just now is not even left: it is too young.
     assert sweeps.sweep_root(root, older_than_seconds=1e9) == removal.SweepReport()
     assert sweeps.sweep_root(root, older_than_seconds=1e9, kept=True) == removal.SweepReport()
     assert sweeps.sweep_root(root, older_than_seconds=0, name_hash=OTHER_KEY[:16]) == removal.SweepReport()
-    assert tree(ours) == before
+    assert paths_below(ours) == before
     assert sweeps.sweep_root(root, older_than_seconds=0, kept=True, dry_run=True).num_files == 2
     assert sweeps.sweep_root(root, older_than_seconds=0, name_hash=KEY[:16]).num_files == 2
 
@@ -89,9 +90,9 @@ def test_an_entry_of_a_newer_version_is_left_to_it(root: Storage, ours: Path) ->
     held = commit(root)
     leases.release(held.lease)
     (ours / KEY / "manifest.json").write_text('{"format_version": 99}')
-    before = tree(ours)
+    before = paths_below(ours)
     assert sweep(root) == removal.SweepReport()
-    assert tree(ours) == before
+    assert paths_below(ours) == before
 
 
 def test_a_lease_whose_content_is_on_its_way_holds_everything(root: Storage, ours: Path) -> None:
@@ -116,9 +117,9 @@ def test_a_sweep_leaves_what_is_not_ours(root: Storage, ours: Path, tmp_path: Pa
     (ours / OTHER_KEY).symlink_to(tmp_path / "precious")
     (ours / KEY).mkdir()
     (ours / KEY / elsewhere.name).symlink_to(elsewhere)
-    before = tree(tmp_path)
+    before = paths_below(tmp_path)
     assert sweep(root).num_files == 0
-    assert tree(tmp_path) == before
+    assert paths_below(tmp_path) == before
 
 
 def test_a_bounded_sweep_looks_at_no_more_entries(root: Storage, ours: Path) -> None:

@@ -75,7 +75,3 @@ def silence(path: Path, seconds: float = 1e6) -> None:
     """As if its owner had been silent for so long."""
     moment = path.stat().st_mtime - seconds
     os.utime(path, (moment, moment))
-
-
-def tree(path: Path) -> list[str]:
-    return sorted(str(found.relative_to(path)) for found in path.rglob("*"))

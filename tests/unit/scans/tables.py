@@ -14,7 +14,7 @@ import pyarrow as pa
 from converter import DatasetConverter
 from converter.errors import SourceError
 from converter.scans.passes import resolve_filters
-from tests.columns import _ARROW, Column
+from tests.columns import ARROW_TYPES, Column
 from tests.entries import write_batches
 
 NAN = float("nan")
@@ -32,7 +32,7 @@ def write_table(
     partitions = [
         [
             pa.RecordBatch.from_arrays(
-                [pa.array(values[start : start + size], _ARROW[dtype]) for dtype, values in columns.values()],
+                [pa.array(values[start : start + size], ARROW_TYPES[dtype]) for dtype, values in columns.values()],
                 names=[f"c{index}" for index in range(len(columns))],
             )
         ]
