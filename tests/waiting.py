@@ -19,17 +19,36 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def wait_until(claim: Callable[[], Any], *, seconds: float = 240) -> None:
+def wait_until(claim: Callable[[], Any], *, seconds: float = 240, pause_seconds: float = 0.05) -> None:
     """Return once `claim` holds; fail if it does not in time."""
     deadline = time.monotonic() + seconds
     while not claim():
         assert time.monotonic() < deadline, f"not within {seconds} s: {claim}"
-        time.sleep(0.05)
+        time.sleep(pause_seconds)
+
+
+def meet(folder: str | Path, meeting: object, me: object, other: object) -> None:
+    """Return once the process `other` calls this too, for the same meeting, with the two names exchanged."""
+    Path(folder, f"{meeting}-{me}").touch()
+    # A longer pause would let the process that comes last always go on first.
+    wait_until(Path(folder, f"{meeting}-{other}").exists, seconds=60, pause_seconds=0.0005)
+
+
+def wait_for_file(path: str | Path) -> Callable[[], None]:
+    """A function for a Spark task: it returns once the file exists, or after a minute."""
+    name = str(path)
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while not os.path.exists(name) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    return wait
 
 
 def slow_rows(spark: SparkSession, release: str | Path, *, partitions: int = 2) -> DataFrame:
     """Partitions that give enough rows for data files, and the others once the file `release` exists."""
-    wait = _wait_for_file(release)
+    wait = wait_for_file(release)
     num_rows = 25_000  # Two batches that Spark hands on, and a part of the third.
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -43,25 +62,13 @@ def slow_rows(spark: SparkSession, release: str | Path, *, partitions: int = 2) 
 
 def rows_that_wait(spark: SparkSession, flag: str | Path) -> DataFrame:
     """Six rows in two tasks, which do not end before the file `flag` exists."""
-    wait = _wait_for_file(flag)
+    wait = wait_for_file(flag)
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         wait()
         yield from batches
 
     return spark.range(0, 6, 1, 2).mapInArrow(rows, "id long")
-
-
-def _wait_for_file(path: str | Path) -> Callable[[], None]:
-    """What a task calls to wait for the file; after a minute it goes on without it."""
-    name = str(path)
-
-    def wait() -> None:
-        deadline = time.monotonic() + 60
-        while not os.path.exists(name) and time.monotonic() < deadline:
-            time.sleep(0.02)
-
-    return wait
 
 
 class ReadStderr(io.StringIO):

@@ -24,6 +24,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyspark
+import pytest
 
 from converter import CacheError, DatasetConverter, make_spark_converter, start_local_spark, sweep
 from converter.sources.spark import run, write
@@ -191,7 +192,7 @@ def write_with_fault(spark: SparkSession, fault: str, writer: str, folder: Path)
     marks, cache_dir = folder / f"marks {fault} {writer}", folder / f"cache {fault} {writer}"
     marks.mkdir()
     # As of many tasks: their reports meet in a last stage of Spark's, and until then an executor keeps them.
-    run._MAX_UNFOLDED_MOMENTS = 0 if fault == "killed" else 64
+    pytest.MonkeyPatch().setattr(run, "_MAX_UNFOLDED_MOMENTS", 0 if fault == "killed" else 64)
     df = faulty_rows(spark, fault, writer=writer, marks=str(marks), cache_dir=str(cache_dir))
     with make_spark_converter(
         df, cache_dir=cache_dir, writer=writer, row_group_bytes=SMALL_ROW_GROUP_BYTES
@@ -227,7 +228,7 @@ def writers_below(directory: str | Path) -> list[int]:
 
 def faults_on_a_cluster(folder: str, faults: list[str], writers: list[str]) -> dict[str, dict[str, Any]]:
     """Each fault with each writer, on two executors that Spark takes for two machines."""
-    write.FILE_BYTES = SMALL_FILE_BYTES
+    pytest.MonkeyPatch().setattr(write, "FILE_BYTES", SMALL_FILE_BYTES)
     with two_workers(Path(folder)) as url:
         conf = {
             "spark.cores.max": "2",
@@ -407,7 +408,7 @@ def _is_running(pid: int) -> bool:
 
 def one_of_two_drivers(name: str, folder: str) -> dict[str, Any]:
     """Three rounds of two drivers with one cache key: both live, the second is killed, the first is killed."""
-    write.FILE_BYTES = SMALL_FILE_BYTES
+    pytest.MonkeyPatch().setattr(write, "FILE_BYTES", SMALL_FILE_BYTES)
     marks, cache_dir = Path(folder) / "marks", f"{folder}/cache"
     # One task at a time, and one more for the round in which a driver writes twice.
     spark = start_local_spark(name, master="local[2]")
@@ -483,7 +484,7 @@ def lose_permission(folder: str, is_driver_too: bool) -> dict[str, dict[str, Any
     """The data folder becomes read-only in the middle of the write: for the tasks, or for the driver, too."""
     if os.geteuid() == 0:
         _give_up_the_superusers_right(for_this_process=is_driver_too)
-    write.FILE_BYTES = SMALL_FILE_BYTES
+    pytest.MonkeyPatch().setattr(write, "FILE_BYTES", SMALL_FILE_BYTES)
     spark = start_local_spark("permission", master="local[2]")
     results = {
         writer: _recorded(_write_read_only, spark, f"{folder}/{writer}", writer) for writer in ("executors", "spark")

@@ -35,7 +35,7 @@ from tests.faults.small_entries import NUM_ROWS as NUM_SMALL_ROWS
 from tests.faults.small_entries import ids_of, write_data
 from tests.processes import finish, run_python, start_python
 from tests.servers.hdfs import SMALL_BLOCK_BYTES
-from tests.waiting import wait_until
+from tests.waiting import meet, wait_for_file, wait_until
 
 if TYPE_CHECKING:
     from tests.servers.azurite import Azurite, SlowAzurite
@@ -136,7 +136,7 @@ def create_while_the_namenode_hangs(url: str, namenode: int, failed: str) -> lis
         os.kill(namenode, signal.SIGSTOP)
         close_whole(*arguments)
 
-    hdfs_store.close_whole = hang_and_close
+    pytest.MonkeyPatch().setattr(hdfs_store, "close_whole", hang_and_close)
     with pytest.raises(TimeoutError, match="could not be reached for 2 seconds"):
         store.put_if_absent("file", b"content")
     Path(failed).touch()
@@ -257,20 +257,16 @@ def test_blobs_that_stay_away_are_a_named_error_in_time(spark: SparkSession, azu
 def test_a_server_that_hangs_while_tasks_write_is_a_named_error_in_time(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, place: Any, part: str
 ) -> None:
-    has_begun, is_paused = str(tmp_path / "begun"), str(tmp_path / "paused")
+    has_begun, is_paused = str(tmp_path / "begun"), tmp_path / "paused"
+    wait = wait_for_file(is_paused)
 
     def rows(batches: Any) -> Any:
-        import os
-        import time
-
         from pyspark import TaskContext
 
-        # Of the first tasks at least one has written its file by then.
+        # At least one of the first tasks has written its file by then.
         if TaskContext.get().partitionId() > 1:
             open(has_begun, "w").close()
-            deadline = time.monotonic() + 60
-            while not os.path.exists(is_paused) and time.monotonic() < deadline:
-                time.sleep(0.02)
+            wait()
         yield from batches
 
     url, options = place
@@ -281,7 +277,7 @@ def test_a_server_that_hangs_while_tasks_write_is_a_named_error_in_time(
     def pause_when_writing() -> None:
         wait_until(lambda: os.path.exists(has_begun))
         server.pause()
-        Path(is_paused).touch()
+        is_paused.touch()
         is_over.wait(60)
         server.resume()
 
@@ -513,13 +509,7 @@ def race(url: str, options: dict[str, Any], index: int, rounds: int, meeting: st
         key = f"{number:016x}-0123456789abcdef"
         attempt = entries.begin(root, key, application_id="race")
         manifest = write_data(root, attempt)
-        Path(meeting, f"{number}-{index}").touch()
-        other = Path(meeting, f"{number}-{1 - index}")
-        deadline = time.monotonic() + 60
-        # A coarser wait would let the one that comes last always be first.
-        while not other.exists():
-            assert time.monotonic() < deadline, "the other one has ended"
-            time.sleep(0.0005)
+        meet(meeting, number, index, 1 - index)
         held = entries.commit(root, attempt, manifest)
         committed = held.manifest
         assert entries.find_damage(held.folder, committed) is None

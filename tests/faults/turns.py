@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import inspect
 import itertools
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -595,8 +597,10 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
         stepped = {"link": link, "replace": replace, "unlink": unlink, "utime": utime, "fsync": _do_nothing}
         patch.setattr(databricks, "os", _Module(os, **stepped))
         patch.setattr(storage_local, "os", _Module(os, **stepped))
-        patch.setattr(databricks, "open", open_file, raising=False)
-        patch.setattr(storage_local, "open", open_file, raising=False)
+        for module in (databricks, storage_local):
+            # A builtin is no name of the module: that it is used there must be shown before it is replaced.
+            assert re.search(r"\bwith open\(", inspect.getsource(module)), f"{module.__name__} opens no file"
+            patch.setitem(vars(module), "open", open_file)
         yield make_world
 
 

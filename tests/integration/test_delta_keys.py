@@ -212,7 +212,7 @@ def convert_while_it_changes(folder: str) -> Found:
             appended.append(spark.range(110, 120).write.format("delta").mode("append").save(path))
         return reports
 
-    write.run_write = run_and_append
+    pytest.MonkeyPatch().setattr(write, "run_write", run_and_append)
     frame = spark.read.format("delta").load(path).where("id >= 0")
     made.append(make_spark_converter(frame, **kept))
     newest = spark.read.format("delta").load(path).where("id >= 0")

@@ -73,7 +73,7 @@ def test_a_server_that_does_not_answer_in_time_is_ended(tmp_path: Path, monkeypa
 
 
 def _take_ports(first: int, stop: int) -> list[int]:
-    process._PORTS = range(first, stop)
+    pytest.MonkeyPatch().setattr(process, "_PORTS", range(first, stop))
     return [free_port() for _ in range(50)]
 
 

@@ -41,6 +41,7 @@ from converter.storage.opening import open_storage
 from converter.storage.requests import GivenUpError
 from tests.contracts.storage import RemoteStorageContract
 from tests.processes import run_python
+from tests.waiting import meet, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -245,26 +246,25 @@ def test_a_store_that_hangs_while_deltalake_asks_is_an_error_in_time(
 # Races -------------------------------------------------------------------------------
 
 
-def put(url: str, options: dict[str, Any], rounds: int, seconds: float, begin: float, me: str) -> list[bool]:
+def put(url: str, options: dict[str, Any], rounds: int, folder: str, me: str, other: str) -> list[bool]:
     storage = open_storage(url, options)
     won = []
     for number in range(rounds):
-        # Both begin a round together.
-        time.sleep(max(0.0, begin + seconds * number - time.time()))
+        meet(folder, number, me, other)
         won.append(storage.put_if_absent(f"round-{number}", me.encode() * 100))
     return won
 
 
 @pytest.mark.parametrize("kind", ["hdfs", "azure"])
-def test_of_two_processes_one_wins_each_round(kind: str, request: pytest.FixtureRequest) -> None:
+def test_of_two_processes_one_wins_each_round(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     server = request.getfixturevalue("hdfs" if kind == "hdfs" else "azurite")
     options = {} if kind == "hdfs" else {"connection_string": server.connection_string}
     url = f"{server.url}/race" if kind == "hdfs" else f"{server.url(server.new_container())}/race"
     open_storage(url, options).make_directory()
-    rounds, seconds = 100, 0.2 if kind == "hdfs" else 0.1
+    rounds = 100
     with ThreadPoolExecutor(2) as pool:
-        one, other = (pool.submit(run_python, put, url, options, rounds, seconds, time.time() + 5, me) for me in "ab")
-        won = list(zip(one.result(), other.result(), strict=True))
+        results = [pool.submit(run_python, put, url, options, rounds, str(tmp_path), *names) for names in ("ab", "ba")]
+        won = list(zip(*(result.result() for result in results), strict=True))
     assert [sum(pair) for pair in won] == [1] * rounds
     assert {pair[0] for pair in won} == {True, False}, "nobody was raced with"
     storage = open_storage(url, options)
@@ -426,17 +426,26 @@ def test_a_forked_process_does_not_wait_for_threads_of_hdfs_native(hdfs: Hdfs) -
     assert run_python(collect_in_a_forked_process, f"{hdfs.url}/collected", "/collected/a") == 0
 
 
+def modified(storage: Storage) -> float:
+    """When the only file there was last written."""
+    (info,) = storage.list()
+    return info.modified
+
+
 def test_a_time_is_renewed_without_creating_anything(azurite: Azurite, hdfs: Hdfs, s3: S3) -> None:
     in_bucket = open_storage(f"{s3.url(s3.new_bucket())}/renew", s3.options)
     for storage in (blobs(azurite), open_storage(f"{hdfs.url}/renew"), in_bucket):
         storage.make_directory()
         storage.put_if_absent("a", b"1")
-        (before,) = (info.modified for info in storage.list())
-        time.sleep(1.1)
-        storage.touch("a")
+        before = modified(storage)
+
+        def is_renewed(storage: Storage = storage, before: float = before) -> bool:
+            storage.touch("a")
+            return modified(storage) > before
+
+        # Stores that count whole seconds show it in the next one.
+        wait_until(is_renewed, seconds=10)
         assert storage.read("a") == b"1"
-        (after,) = (info.modified for info in storage.list())
-        assert after > before
         assert abs(storage.now() - time.time()) < 5
         storage.delete_file("a")
         with pytest.raises(FileNotFoundError):
