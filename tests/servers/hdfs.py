@@ -94,10 +94,6 @@ class Hdfs:
             is_ready=lambda: _has_reported(data_http_port),
         )
 
-    @property
-    def namenode_pid(self) -> int:
-        return self.namenode.pid
-
     def start(self) -> None:
         """Make an empty filesystem, and return once it takes data."""
         self.datanode.launch()

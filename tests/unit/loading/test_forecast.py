@@ -31,7 +31,6 @@ from tests.properties import examples
 NUM_ROWS = 101
 X = Column(name="x", dtype="int32")
 VECTOR = TENSORS[0]
-BYTES_OF = {"id": 8, "x": 4, "vector": 12}
 
 
 @pytest.fixture(scope="module")
