@@ -49,13 +49,15 @@ def wait_for_file(path: str | Path) -> Callable[[], None]:
 def slow_rows(spark: SparkSession, release: str | Path, *, partitions: int = 2) -> DataFrame:
     """Partitions that give enough rows for data files, and the others once the file `release` exists."""
     wait = wait_for_file(release)
-    num_rows = 25_000  # Two batches that Spark hands on, and a part of the third.
+    num_rows = 1_200_000  # Two batches of 4 MB that Spark hands on, and a part of the third.
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import numpy as np
+
         for _ in batches:
-            yield pa.record_batch([pa.array(range(num_rows))], names=["id"])
+            yield pa.record_batch([pa.array(np.arange(num_rows))], names=["id"])
         wait()
-        yield pa.record_batch([pa.array(range(num_rows))], names=["id"])
+        yield pa.record_batch([pa.array(np.arange(10))], names=["id"])
 
     return spark.range(0, partitions, 1, partitions).mapInArrow(rows, "id long")
 
