@@ -212,7 +212,7 @@ def open_converter(
             raise CacheError(f"There is no committed cache entry at {shown}: write it again.", path=shown)
         entry = entries.adopt(root, key, manifest)
         if entry is None:
-            raise CacheError(f"{shown} was deleted a moment ago: write it again.", path=shown)
+            raise CacheError(f"{shown} was deleted by another process just now: write it again.", path=shown)
         if entry.damage is not None:
             if entry.lease is not None:
                 release(entry.lease)
@@ -347,7 +347,7 @@ def make_delta_converter(
         raise TypeError(f"make_delta_converter needs a path, a URL or the name of a table, got {table!r}.")
     name = os.fspath(table)
     if version is not None and timestamp is not None:
-        raise ValueError("version and timestamp both choose the version; give one of them.")
+        raise ValueError("version and timestamp both choose the version; pass only one of them.")
     _check_source_options(columns, shapes, float_dtype)
     values = None if filters is None else list_values(filters)
     with _named_store_errors(name):
@@ -377,7 +377,7 @@ def _parse_timestamp(timestamp: Any) -> dt.datetime | None:
             # Python 3.10 does not know the letter.
             parsed = dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", timestamp))
         except ValueError as error:
-            raise ValueError(f"timestamp must be such as '2026-11-21T12:00:00', got {timestamp!r}.") from error
+            raise ValueError(f"timestamp must have a form such as '2026-11-21T12:00:00', got {timestamp!r}.") from error
     else:
         raise TypeError(f"timestamp must be a datetime, or a string such as '2026-11-21T12:00:00', got {timestamp!r}.")
     return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=dt.timezone.utc)

@@ -293,7 +293,7 @@ def load_manifest(root: Storage, key: str) -> Manifest | None:
         return None
     except (NotADirectoryError, IsADirectoryError) as error:
         # Not treated as missing or corrupt: in both cases data are removed.
-        raise CacheError(f"{path} is no file ({error}). Remove what stands in its place.", path=path) from error
+        raise CacheError(f"{path} is not a file ({error}). Remove it.", path=path) from error
     manifest = Manifest.from_json(data, path=path)
     if len(_directories(manifest)) != 1:
         raise CacheCorruptError(f"{path} lists files of several attempts; one was committed.", path=path)
@@ -319,7 +319,7 @@ def adopt(root: Storage, key: str, committed: Manifest | None = None) -> HeldEnt
         return None
     except (OSError, CacheError) as error:
         # A trainer that may only read takes no lease.
-        logger.info("Open %s without a lease, because it cannot be written: %s", entry.url, error)
+        logger.info("Open %s without a lease, because none can be written there: %s", entry.url, error)
     held = HeldEntry(root=root, key=key, manifest=manifest, lease=lease)
     try:
         again = load_manifest(root, key)

@@ -237,7 +237,9 @@ class _Heartbeat:
                     return
                 lease.lost = isinstance(error, FileNotFoundError)
             if lease.lost:
-                logger.warning("%s/%s was taken for dead and swept.", lease.entry.url, lease.name)
+                logger.warning(
+                    "%s/%s was taken for dead and swept: reading may fail. Convert again.", lease.entry.url, lease.name
+                )
             else:
                 logger.warning("Could not renew %s/%s: %s", lease.entry.url, lease.name, error)
 

@@ -145,7 +145,7 @@ class Epochs:
             if batches <= plan.num_batches:
                 return self._state(at, batches)
             batches -= plan.num_batches
-        raise ValueError(f"batches: one iteration has {len(self)} batches, so it cannot have given {batches} more.")
+        raise ValueError(f"batches: one iteration has {len(self)} batches, got {batches} more than that.")
 
     def _state(self, at: _Progress, num_batches: int) -> dict[str, Any]:
         source = self.source
@@ -196,8 +196,8 @@ class Epochs:
         if now.count > 1:
             raise ConverterError(
                 f"This loader reads all rows, because it was made or used before this process was one of {now.count} "
-                f"({where}). Make it afterwards (with Lightning in train_dataloader()), or pass cur_shard and "
-                "shard_count."
+                f"({where}). Make the loader after that (with Lightning in train_dataloader()), or pass cur_shard "
+                "and shard_count."
             )
 
     @property

@@ -231,7 +231,8 @@ def open_local_cache(directory: str, fingerprint: str, max_bytes: int | None) ->
         return LocalCache(directory, fingerprint, max_bytes)
     except PermissionError as error:
         raise CacheError(
-            f"local_cache_dir={directory!r} is another user's: {error}. Choose a folder of your own.", path=directory
+            f"local_cache_dir={directory!r} belongs to another user: {error}. Choose a folder of your own.",
+            path=directory,
         ) from error
     except (CacheError, OSError) as error:
         cause = error.__cause__ if isinstance(error, CacheError) else error

@@ -79,9 +79,8 @@ class HttpStore(Store):
                 response.raise_for_status()
                 if response.status != PARTIAL_STATUS:
                     raise OSError(
-                        f"{self.protocol}://{self.host} answers with whole files where a part is asked for (it ignores "
-                        "Range:), so each file would be fetched many times. Copy the files to a disk, or choose "
-                        "another server."
+                        f"{self.protocol}://{self.host} ignores Range requests and answers with whole files, so each "
+                        "file would be fetched many times. Copy the files to a disk, or choose another server."
                     )
                 given = response.headers.get("Content-Range", "")
                 if not given.replace(" ", "").startswith(f"bytes{start}-"):

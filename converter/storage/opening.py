@@ -108,7 +108,7 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
     named = unquote(path) if scheme in HTTP_SCHEMES else path
     if scheme in (*OBJECT_SCHEMES, *HTTP_SCHEMES) and re.search(r"[?#]", named):
         # fsspec's filesystems do not agree on what such a sign means, and what is shown must be where things are.
-        raise ValueError(f"{shown} goes on with a ? or #, which is not supported here. Rename the folder.")
+        raise ValueError(f"{shown} is followed by a ? or #, which is not supported here. Rename the folder.")
     if scheme in PACKAGES:
         require_package(*PACKAGES[scheme], shown)
     try:

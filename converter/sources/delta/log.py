@@ -205,7 +205,10 @@ def _version_of(
     }
     versions = sorted(commits)
     if not versions:
-        raise SourceError(f"The log of {storage.url} holds no commit whose time could be told.", path=storage.url)
+        raise SourceError(
+            f"The log of {storage.url} has no commit files, so timestamp= cannot be used. Pass version=.",
+            path=storage.url,
+        )
     wanted = math.floor(timestamp.timestamp() * 1000 + 1e-3)
     first_within = len(versions)
     if configuration.get("delta.enableInCommitTimestamps") == "true":

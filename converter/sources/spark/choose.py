@@ -50,7 +50,7 @@ def choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect: 
                 f"HADOOP_USER_NAME={directory.user} before Spark starts, or let the executors write.",
                 path=directory.url,
             )
-        logger.info("Spark's own Parquet writer is taken: %s", reason)
+        logger.info("Using Spark's own Parquet writer: %s", reason)
     return writer
 
 
@@ -107,6 +107,6 @@ def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
     if "error" in answer:
         return "spark", f"the executors cannot write to {directory.url} ({directory.without_secrets(answer['error'])})"
     if directory.size(PROBE_NAME) is None:
-        raise entries.not_shared(directory.url, "what an executor wrote there is not there")
+        raise entries.not_shared(directory.url, "the file of an executor is not there")
     directory.delete_file(PROBE_NAME)
     return "executors", ""

@@ -43,7 +43,7 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
                 else:
                     session.conf.set(name, explicit)
             except Exception as error:  # noqa: BLE001 (the other confs must still be restored)
-                logger.warning("Could not give the conf %s back as it was: %s", name, error)
+                logger.warning("Could not restore the conf %s: %s", name, error)
 
 
 def explain(df: Any, mode: str) -> str:
