@@ -200,8 +200,8 @@ def open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
     require_package("adlfs", "'spark-tensor-converter[azure]'", shown)
     if connected not in (None, account):
         raise ValueError(
-            f"{shown} is in the account {account!r}, but {origin} is for {connected!r}. Use one account in both, or unset "
-            f"{origin}."
+            f"{shown} is in the account {account!r}, but {origin} is for {connected!r}. Use the same account in both, "
+            f"or unset {origin}."
         )
     if "connection_string" not in given:
         given["account_name"] = account
@@ -249,8 +249,8 @@ def parse_azure_url(url: str) -> AzurePlace:
     """
     if re.search(r"[?#]", url):
         raise ValueError(
-            f"{re.split('[?#]', url)[0]} is followed by a ? or #, which is not supported in Azure URLs. Pass a signature "
-            "as storage_options={'sas_token': …}; in an https URL write a # of a name as %23."
+            f"{re.split('[?#]', url)[0]} is followed by a ? or #, which is not supported in Azure URLs. Pass a "
+            "signature as storage_options={'sas_token': …}; in an https URL write a # of a name as %23."
         )
     parts = urlsplit(url)
     path = unquote(parts.path).strip("/") if parts.scheme == "https" else parts.path.strip("/")
