@@ -1,4 +1,4 @@
-"""Memory for large arrays, used again and again, and a bound on what readers take.
+"""Reuses the memory of large arrays, and limits how much memory readers take.
 
 Reading needs a few large arrays, window after window, and new memory costs more than the copy into it. Arrow's pool
 (mimalloc 3) keeps freed pages for a second, for each thread: 200 MB in use became 420 MB resident. So large arrays get

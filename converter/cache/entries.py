@@ -1,4 +1,4 @@
-"""Begin, commit, adopt, release, delete: the protocol of one entry.
+"""The protocol of one cache entry: begin, commit, adopt, release, delete.
 
 A directory without a manifest does not exist for readers. Nothing is renamed and nothing is locked: each step is one
 small file that appears or disappears, and each process looks again after its own step. So of two processes that

@@ -1,4 +1,4 @@
-"""Where the cache lies, and whether it is ours.
+"""Finds or makes the cache's own directory, and checks that it is ours.
 
 We write only into our own subdirectory of the user's cache directory, and only if it bears our marker:
 

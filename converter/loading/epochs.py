@@ -1,4 +1,4 @@
-"""Which epoch comes next, how many batches of it were handed over, and how a state of that is saved and loaded.
+"""Which epoch comes next, how many of its batches were handed over, and how that state is saved and loaded.
 
 An iteration that runs to its end moves the loader to the next epoch. One that stops early does not, so ranks cannot
 drift apart; `set_epoch` names the epoch outright. A state counts the batches that were handed over, not those that

@@ -1,4 +1,4 @@
-"""What decides when Azure's tokens and signatures are asked for again: before they end, in a thread of their own."""
+"""Renews Azure's tokens and signatures before they expire, in a thread of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request to a store runs in a thread of its own, and is given up after its time if it hangs."""
+"""Runs each request to a store in a thread of its own, and gives it up at its deadline if it hangs."""
 
 from __future__ import annotations
 

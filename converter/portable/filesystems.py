@@ -1,4 +1,4 @@
-"""A store's fsspec filesystem, and how a file on it is opened and closed whole."""
+"""Opens a store's fsspec filesystem; opens a new file on it, and closes it so that the store has all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a column's numbers are like: count, minimum, maximum, mean, spread; merged exactly across tasks.
+"""Moments of a column's numbers: count, minimum, maximum, mean, spread; merged exactly across tasks.
 
 Sums are taken in float64 of differences to a shift near the mean, block by block while the block is in the processor's
 cache. So they cost a fraction of writing the column, and keep their digits if the mean is large against the spread.

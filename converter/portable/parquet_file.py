@@ -1,4 +1,4 @@
-"""One Parquet file, written once: its bytes are counted and digested as they pass to the disk or the store."""
+"""Writes one Parquet file, once; counts and digests its bytes on their way to the disk or the store."""
 
 from __future__ import annotations
 

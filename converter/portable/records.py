@@ -1,4 +1,4 @@
-"""The dicts that travel between the driver and its executors: which keys they have.
+"""The types of the dicts that travel between the driver and its executors.
 
 Types alone: imported under `TYPE_CHECKING`, so that nothing of this travels. They are dicts because they cross the
 border as JSON, or as the arguments of a function that is pickled by value.

@@ -1,4 +1,4 @@
-"""Secrets of options and URLs, and how a text is rid of them."""
+"""Finds the secrets in options and URLs, and removes them from texts and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file is what the manifest says, or an error that names it.
+"""Checks that a file is the one in the manifest; if not, raises an error that names the file.
 
 Nothing is decoded here. Every reader opens files and names errors through a `DataFile`.
 """

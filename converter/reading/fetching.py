@@ -1,4 +1,4 @@
-"""Remote files are fetched in threads of their own, ahead of the threads that decode."""
+"""Fetches remote files in threads of their own, ahead of the threads that decode."""
 
 from __future__ import annotations
 

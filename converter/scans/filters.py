@@ -1,4 +1,4 @@
-"""What a user's filters mean: checked against the schema, then one expression of Arrow's; no file is opened.
+"""Checks a user's filters against the schema, and turns them into one Arrow expression; opens no file.
 
 Tuples compare as Spark does (NaN equals NaN and is above every number; null passes nothing), Arrow's expressions as
 Arrow does.

@@ -1,4 +1,4 @@
-"""A filter becomes skipped files and row groups: by the table's log, and by the statistics in Parquet footers."""
+"""Which files and row groups a filter can skip: by the table's log, and by the statistics in Parquet footers."""
 
 from __future__ import annotations
 

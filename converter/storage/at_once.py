@@ -1,4 +1,4 @@
-"""Many requests at once, in turn with others; the first error gives all of them up."""
+"""Sends many requests at once, after those of earlier callers; the first error cancels all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One directory on any filesystem, and the few things a cache asks of it.
+"""One directory on any filesystem, with the few operations that a cache needs.
 
 All rooms above speak of names below a root. The operation that matters is `put_if_absent`: a small file that appears
 whole or not at all, and only if no such name exists. It is the commit.

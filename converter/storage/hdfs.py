@@ -1,4 +1,4 @@
-"""HDFS, through hdfs-native: no JVM, no libhdfs. Which failures are transient, and how a file becomes whole."""
+"""HDFS, through hdfs-native (no JVM, no libhdfs): which failures are transient, and how a file is created whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a URL to a directory and its store: the only module that knows all kinds."""
+"""Opens the directory and the store that a URL names; the only module that knows all kinds of store."""
 
 from __future__ import annotations
 

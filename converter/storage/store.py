@@ -1,4 +1,4 @@
-"""An fsspec filesystem asked with patience: retried, bounded in time, without secrets in its errors.
+"""An fsspec filesystem with retries, time limits, and errors without secrets.
 
 Every request runs in a thread of its own, so that one which hangs can be given up: by Ctrl-C, by closing a loader, or
 because `timeout_seconds` are over. Transient failures (throttling, a reset connection, a restarting node) are retried,

@@ -104,8 +104,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     dataset.close()  # or a `with` block
     ```
 
-    Its methods for the iterators (`generate` to `note_use`) stand here, because counting, use and the place of the next
-    iteration are one state.
+    The methods from `generate` to `note_use` are for its iterators, not for users. They stand here, because they share
+    the state that counts batches.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The log's bounds of each file's values, widened or dropped where writers or deltalake make them too narrow."""
+"""The log's bounds of each file's values: widened or dropped if writers or deltalake make them too narrow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who can write into the cache directory: the executors, or Spark's own writer."""
+"""Chooses which writer can write into the cache directory: the executors, or Spark's own."""
 
 from __future__ import annotations
 

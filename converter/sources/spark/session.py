@@ -1,6 +1,6 @@
-"""What we read of a Spark session and set on it for a while: confs, plans, reports, and Spark's private parts.
+"""Reads a Spark session and sets confs on it for a while: plans, reports, and most uses of Spark's private parts.
 
-What is set is given back afterwards. Each private part of Spark that is used has one function, most of them here.
+Confs are restored afterwards. Each private part of Spark that is used has one function, most of them here.
 """
 
 from __future__ import annotations
