@@ -117,7 +117,7 @@ def make_spark_converter(
     """
     declared: Any = shapes
     if isinstance(shapes, Mapping):
-        # A value that is no shape goes on as it is, and is refused below.
+        # A value that is not a shape is passed on unchanged, and refused below.
         declared = {
             name: split_declared(name, shape)[1] if isinstance(shape, (list, tuple)) else shape
             for name, shape in shapes.items()
@@ -374,7 +374,7 @@ def _parse_timestamp(timestamp: Any) -> dt.datetime | None:
         parsed = timestamp
     elif isinstance(timestamp, str):
         try:
-            # Python 3.10 does not know the letter.
+            # Python 3.10 does not parse a Z.
             parsed = dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", timestamp))
         except ValueError as error:
             raise ValueError(f"timestamp must have a form such as '2026-11-21T12:00:00', got {timestamp!r}.") from error

@@ -140,7 +140,7 @@ class Epochs:
         if batches is None:
             return self._state(at, at.num_batches)
         check_integer("batches", batches, least=0)
-        # A running iteration began where the next one would: only its end moves that place.
+        # Until the running iteration ends, the next one would begin at the same place.
         for at, plan in self.plans(self.next):
             if batches <= plan.num_batches:
                 return self._state(at, batches)

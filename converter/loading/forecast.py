@@ -21,7 +21,7 @@ def check_steps(source: BatchSource, num_epochs: int | None) -> None:
     """Warn if an epoch has no batch.
 
     Raises:
-        ValueError: an epoch has no batch, and `num_epochs=None`: the loader would run for ever without one.
+        ValueError: an epoch has no batch, and `num_epochs=None`: the loader would never end.
     """
     if source.num_batches():
         return

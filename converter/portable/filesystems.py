@@ -87,7 +87,7 @@ def _keep_whole_paths(filesystem: Any) -> None:
 
 
 def _set_azure_retries(filesystem: Any, num_retries: int) -> None:
-    """Let Azure's client repeat a failed request so often: after 2, 4, 8, 16 and 32 seconds.
+    """Let Azure's client retry a failed request `num_retries` times: after 2, 4, 8, 16 and 32 seconds.
 
     By itself it begins with 15 seconds and knows no deadline. An executor has no other patience, so it repeats five
     times, within the default of timeout_seconds. A `Store` repeats requests itself, until its deadline, and must see
@@ -187,7 +187,7 @@ def unsent_bytes(raw: Any, default: int) -> tuple[int, int]:
 
 
 def remove_file(filesystem: Any, directory: str, name: str) -> None:
-    """Delete a file of ours; does nothing if it is gone."""
+    """Delete one of our files; does nothing if it is gone."""
     with contextlib.suppress(FileNotFoundError):
         if filesystem is None:
             os.unlink(os.path.join(directory, name))

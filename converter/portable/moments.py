@@ -169,7 +169,7 @@ def over_all_elements(closed: Mapping[str, Any]) -> ClosedMoments:
 
 
 def flatten_moments(closed: ClosedMoments) -> ClosedMoments:
-    """Elements that are no longer told apart, because the rows' shapes differ."""
+    """The moments of all elements as one, because the rows' shapes differ."""
     return closed if len(closed["count"]) == 1 else over_all_elements(closed)
 
 

@@ -36,7 +36,7 @@ class ColumnSpec(TypedDict):
 
 
 class WriteSpec(TypedDict):
-    """What a write task is told."""
+    """The instructions for a write task."""
 
     directory: str
     """A path on the filesystem of `store`."""

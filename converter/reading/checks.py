@@ -226,7 +226,7 @@ def _range_in_footer(footer: ParsedFooter, place: Place) -> tuple[Any, Any] | No
         if bounds is None:
             return None
         pairs.append([_comparable(bound) for bound in bounds])
-    # Spark takes NaN for the largest number, which hides the largest of the others.
+    # Spark writes NaN as the maximum, which hides the largest number.
     if not pairs or (pa.types.is_floating(kind) and np.isnan(pairs).any()):
         return None
     least, most = min(least for least, _ in pairs), max(most for _, most in pairs)

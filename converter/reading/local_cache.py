@@ -172,8 +172,8 @@ class LocalCache:
                 file.flush()
                 # A network filesystem reports failed writes at a close: it must come before the piece has its name.
                 os.close(os.dup(file.fileno()))
-                # Locked, or a listing could miss both names; and before the file's own lock ends, because without it
-                # this is the half piece of a killed process.
+                # With the root locked, or a listing could miss both names. Before the file's own lock is released:
+                # without a lock it would count as the half piece of a killed process.
                 with _locked(self.root, fcntl.LOCK_SH):
                     os.rename(aside, os.path.join(self._folder, name))
         except OSError as error:

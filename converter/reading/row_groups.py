@@ -95,7 +95,7 @@ class RowGroup:
         field = self._files.fields[name]
         if name in self._decoded:
             return self._decoded[name].element_mask(field)
-        # Plain values are whole.
+        # Plain values have no null elements.
         return np.ones((self.num_rows, *(field.shape or ())), np.bool_)
 
     def validate(self) -> None:

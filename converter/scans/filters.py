@@ -108,7 +108,7 @@ def comparisons_of(filters: Any, manifest: Manifest, arrow_schema: pa.Schema) ->
                 raise ValueError(
                     f"filters: column {name!r} is a tensor; only columns of single values can be compared."
                 )
-        # NaN that fails one comparison of a column fails the group, so bounds decide the column's others as well.
+        # NaN that fails one comparison fails the whole group: then bounds also decide the column's other comparisons.
         without_nan = {name for name, sign, value in group if not _nan_passes(sign, value)}
         for name, sign, value in group:
             if sign == "not in" and not list(value):

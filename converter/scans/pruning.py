@@ -167,7 +167,7 @@ def _footer_guarantee(opened: OpenFile, names: Sequence[str], index: int) -> pc.
             continue
         bounds = opened.footer.bounds(index, place.leaf, kind)
         null_count = opened.footer.chunk(index, place.leaf).null_count
-        # Spark 4.2 takes NaN for the largest number, and nothing is at most NaN.
+        # Spark 4.2 writes NaN as the maximum, and a comparison with NaN is false.
         if bounds is not None and null_count is not None and not any(map(is_nan_value, bounds)):
             guarantees.append(_range(name, *bounds, has_no_nulls=null_count == 0))
     return functools.reduce(operator.and_, guarantees) if guarantees else None

@@ -75,7 +75,7 @@ class AzureStore(Store):
         return options
 
     def delta_url(self, url: str) -> str:
-        """The URL with the first cloud's host, which deltalake knows; another cloud's host is told as an endpoint."""
+        """The URL with the first cloud's host, which deltalake knows; another cloud's host is passed as an endpoint."""
         return re.sub(r"(://[^/]*\.dfs\.)core\.[^/]+", r"\1core.windows.net", url)
 
     def path_of(self, url: str) -> str | None:

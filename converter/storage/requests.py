@@ -57,7 +57,7 @@ def answer_of(
 
 
 def status_of(error: BaseException) -> int | None:
-    """HTTP's status of an error or of one behind it; None if no client tells."""
+    """The HTTP status of an error or of its causes; None if none of them has one."""
     for cause in errors_behind(error):
         name = _STATUS_NAMES.get(type(cause).__name__, "status_code")
         for status in (getattr(cause, name, None), _aws_answer(cause).get("HTTPStatusCode")):

@@ -99,7 +99,7 @@ class Store:
         self._opened: tuple[int, Any] | None = None
         self._opening = threading.Lock()
         self._line: tuple[int, RequestLine] | None = None
-        # The memory of this process loses no answer, and a lock of ours keeps threads apart.
+        # A store in this process's memory loses no answer, and our own lock makes a creation exclusive.
         self._keeps_answers = self._creates_exclusively = protocol == "memory"
 
     def __repr__(self) -> str:

@@ -46,7 +46,7 @@ def _freeze_parents_garbage() -> None:
     """Keep a forked child from collecting its parent's objects.
 
     Reaches into: gc.freeze, for the whole process (CPython 3.10 to 3.13).
-    Without it: a child that collects an iterator of tf.data waits for ever, for threads that only its parent has.
+    Without it: a child that collects an iterator of tf.data hangs: it waits for threads that only its parent has.
     """
     gc.freeze()
 
@@ -263,7 +263,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             self._epochs.load_state_dict(state_dict)
             begin, num_epochs = self._epochs.next, self._epochs.num_epochs
             if begin.past and not self._source.plan(begin.epoch, begin.past).num_batches:
-                # A state at the end of an epoch: Keras cannot take an iteration without a batch.
+                # The epoch has no batch left: begin the next one, because Keras fails on an empty iteration.
                 done = begin.epochs_done + 1
                 self._epochs.begin_at(begin.epoch + 1, 0 if done == num_epochs else done, ())
 
@@ -412,7 +412,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         return num_steps is not None and num_steps < len(self._epochs)
 
     def _build(self, prefetch: int | None) -> Any:
-        # TensorFlow keeps the function for ever, and must not keep the data files open with it.
+        # TensorFlow never releases the function, and must not keep the data files open with it.
         own = weakref.ref(self)
 
         def generate() -> Iterator[Any]:

@@ -67,7 +67,7 @@ def begin_loop(dataset: TFDataset) -> Iterator[Any]:
 class UntilError:
     """An iterator that raises its error again and again: code that reads ahead must not take the error for the end.
 
-    `ignore_errors` would ask for ever, so after a thousand times it ends.
+    `ignore_errors` would ask without end, so after a thousand times it ends.
     """
 
     def __init__(self, elements: Iterator[Any], end: Callable[[], None]) -> None:
@@ -171,7 +171,7 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
             if self._is_handed_over:
                 return
             self._is_handed_over = True
-            # TensorFlow keeps the function for ever.
+            # TensorFlow never releases the function.
             own = weakref.ref(self)
             is_begun = self.used or self._has_ended
             rest = self._of.alone

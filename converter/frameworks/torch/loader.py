@@ -257,7 +257,7 @@ class TorchDataLoader(DataLoader[Batch]):
     def _start_workers(self) -> Any:
         begin = self._epochs.next
         if self._runs.begin_at(begin.epoch, begin.epochs_done, begin.past):
-            # Running workers know another past.
+            # Running workers were started with another position.
             self._end_workers()
         self._runs.is_own = True
         try:
@@ -313,7 +313,7 @@ class _Runs(IterableDataset[list[Batch]]):
             self._begin.share_memory_()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A pickled source has no credentials, but workers need them. They go along only while a process is started:
+        # A pickled source has no credentials, but workers need them. They travel only while a process is started:
         # any other pickle may end up anywhere.
         options = self.source.storage.options if _is_starting_process() else None
         return {**self.__dict__, "storage_options": options}
@@ -327,7 +327,7 @@ class _Runs(IterableDataset[list[Batch]]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Runs:
         memo[id(self)] = copied = _Runs.__new__(_Runs)
-        # It stays in this process.
+        # A copy stays in this process, so it may keep the credentials.
         copied.__setstate__({**copy.deepcopy(self.__dict__, memo), "storage_options": self.source.storage.options})
         return copied
 

@@ -141,9 +141,9 @@ def _open_arrow_stream(job: Any) -> tuple[Any, Any, Any, Any] | None:
 def count_local_lists(df: Any) -> int:
     """How many inputs of a classic DataFrame are lists that `createDataFrame` sent to Spark.
 
-    Such a list stays in the driver's JVM as an RDD. Any other RDD may make its rows anew in each job. A list is told
-    apart by the one Python function that runs on it, which is Spark's own and changes nothing. Any surprise counts as
-    no list.
+    Such a list stays in the driver's JVM as an RDD. Any other RDD may compute new rows in each job. A list is
+    recognized by the one Python function that runs on it, which is Spark's own and changes nothing. Anything unexpected
+    counts as no list.
     """
     try:
         leaves = java_frame(df).queryExecution().optimizedPlan().collectLeaves()

@@ -5,7 +5,7 @@ both have, and needs nothing of the JVM. One pass over the data: no counting job
 no sampling job, no `df.cache()`.
 
 The executors need pyarrow and numpy, not this package: the write function
-travels by value. Columns travel under names of ours (`c0`, `c1`, …), because
+travels by value. Columns travel under our own names (`c0`, `c1`, …), because
 `mapInArrow` refuses names with dots (tried on Spark 4.2), and keep their true
 names in the files.
 """
@@ -142,7 +142,7 @@ def _is_connect(session: Any) -> bool:
 def _open_root(
     session: Any, cache_dir: str | None, storage_options: StorageOptions | None, timeout_seconds: float, *, writer: str
 ) -> Storage:
-    """The cache's root; refuses `writer="spark"` if the JVM is another user than the one who commits and deletes."""
+    """The cache's root; refuses `writer="spark"` if the JVM runs as another user than the driver commits as."""
     chosen_dir = roots.choose_cache_dir(
         cache_dir,
         spark_conf=session.conf.get(roots.SPARK_CONF, None),
