@@ -78,7 +78,7 @@ def make_spark_converter(
         cache_key: a name for these rows, e.g. `"flights-2026-11-20"`. An entry with this name, schema and write
             options is reused by any process, machine and Spark version: you promise that the rows are the same.
             None: an entry is reused only in this process, and only if plan, confs and input files prove that the rows
-            are the same. Exception: a version of a Delta table, or columns and plain filters of it, is recognized in
+            are the same. Exception: a version of a Delta table, or columns and plain filters of it, is recognised in
             every process (classic Spark only).
         float_dtype: the dtype of doubles and decimals: `"float32"`, `"float64"`, or None (doubles stay, decimals
             become float64). Columns that lose precision are logged.

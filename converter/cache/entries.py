@@ -258,7 +258,7 @@ def _is_named(root: Storage, key: str, attempt_id: str, *, if_corrupt: bool) -> 
 
 @named_errors
 def delete_unlisted(root: Storage, attempt: Attempt, manifest: Manifest) -> None:
-    """Remove what failed and superseded task attempts left: files with our names that the manifest does not list."""
+    """Remove the files of failed or superseded task attempts: those with our names that the manifest does not list."""
     listed = {name.rpartition("/")[2] for name in manifest.file_names}
     entry = root.below(attempt.key)
     if is_link(entry, attempt.data_directory):

@@ -64,7 +64,7 @@ class Finding(TypedDict, total=False):
 
 @final
 class FindingReport(TypedDict):
-    """What a task reports that wrote no file, because of its data."""
+    """The report of a task that wrote no file because of its data."""
 
     finding: Finding
 

@@ -326,7 +326,7 @@ def evaluate(expression: pc.Expression, table: pa.Table) -> Mask:
 def bounded_columns(filters: Any, manifest: Manifest, names: Sequence[str]) -> list[str]:
     """The columns whose least and largest values may rule out rows.
 
-    In an expression these are no floats that may hold NaN, which is outside all bounds. Comparisons handle it.
+    In an expression, floats that may hold NaN are left out: NaN is outside all bounds. Comparisons handle it.
     """
     if not isinstance(filters, pc.Expression):
         return list(names)

@@ -42,7 +42,7 @@ class HdfsStore(Store):
         return None if user is None else str(user)
 
     def is_transient(self, error: BaseException) -> bool:
-        """Also for what hdfs-native raises while nodes are away or the NameNode starts."""
+        """Also true for the errors that hdfs-native raises while nodes are away or the NameNode starts."""
         return super().is_transient(error) or (
             isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _TRANSIENT_SIGNS)
         )

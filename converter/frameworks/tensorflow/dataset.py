@@ -237,12 +237,12 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         A torch loader or a NumPy reader can load it too. Rows, seed, shuffle, window and `uneven` must be the same.
 
         Args:
-            batches: the state after so many batches of the iteration instead. Needed if TensorFlow takes the batches
-                itself: in `fit` (`DatasetStateCallback` counts them), in a `tf.function`, and in a dataset made from
-                this one.
+            batches: return the state after this many batches of the iteration instead. Needed if TensorFlow takes the
+                batches itself: in `fit` (`DatasetStateCallback` counts them), in a `tf.function`, and in a dataset made
+                from this one.
 
         Raises:
-            ValueError, TypeError: `batches` is needed, or is no number of batches of one iteration.
+            ValueError, TypeError: `batches` is needed, or is not a number of batches of one iteration.
         """
         with self._lock:
             if batches is None:
@@ -253,7 +253,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iteration begin where the state was taken, at the cost of reading one window.
 
-        That iteration has `remaining` steps; the cardinality stays that of whole epochs.
+        That iteration has `remaining` steps; the cardinality does not change, because it counts whole epochs.
 
         Raises:
             StateMismatchError: the state is of other rows or another order; the message says what differs.

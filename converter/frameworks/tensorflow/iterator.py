@@ -137,7 +137,7 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
     """
 
     def __init__(self, dataset: TFDataset) -> None:
-        # The base class is initialized by `_hand_over`, if at all.
+        # The base class is initialised by `_hand_over`, if at all.
         self._of = dataset
         self._element_spec = dataset.element_spec
         self.used = 0

@@ -142,7 +142,7 @@ def count_local_lists(df: Any) -> int:
     """How many inputs of a classic DataFrame are lists that `createDataFrame` sent to Spark.
 
     Such a list stays in the driver's JVM as an RDD. Any other RDD may compute new rows in each job. A list is
-    recognized by the one Python function that runs on it, which is Spark's own and changes nothing. Anything unexpected
+    recognised by the one Python function that runs on it, which is Spark's own and changes nothing. Anything unexpected
     counts as no list.
     """
     try:
