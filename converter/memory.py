@@ -151,7 +151,7 @@ class Room:
     """Keeps the memory of one reader's threads below a bound: Arrow's pool must release its idle pages in time.
 
     The pool keeps freed pages for a second: 250 MB in use became 570 MB resident. A release takes a millisecond, and
-    touching released pages again takes 0.15 ms a MB. So pages are released only where the bound would be passed.
+    touching released pages again takes 0.15 ms a MB. So pages are released only if the bound would be passed.
     """
 
     def __init__(self) -> None:

@@ -238,7 +238,9 @@ class _Heartbeat:
                 lease.lost = isinstance(error, FileNotFoundError)
             if lease.lost:
                 logger.warning(
-                    "%s/%s was taken for dead and swept: reading may fail. Convert again.", lease.entry.url, lease.name
+                    "%s/%s was taken for dead and swept: its data may be gone. Convert again.",
+                    lease.entry.url,
+                    lease.name,
                 )
             else:
                 logger.warning("Could not renew %s/%s: %s", lease.entry.url, lease.name, error)

@@ -181,11 +181,11 @@ class EncodedTensor(TypedDict):
     sizes: Numbers
     """How many numbers each row has."""
     valid: Numbers | None
-    """Which rows are not null; None where all are."""
+    """Which rows are not null; None if all are."""
     shape: tuple[int, ...] | None
     """The shape of the rows, if they have one shape."""
     shapes: Numbers | None
-    """Each row's shape, where rows of several dimensions differ."""
+    """Each row's shape, if rows of several dimensions differ."""
     empty: bool
     """Whether no row has a shape, because all are null."""
 

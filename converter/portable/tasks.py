@@ -70,7 +70,7 @@ REPORT_SCHEMA = "partition long, report string"
 """What a task returns, as Spark writes a schema: one row for each file, or one for a finding."""
 
 FINDING = "converter finding: "
-"""Marks a finding in the text of an error, where a task can report in no other way."""
+"""Marks a finding in the text of an error, if a task can report in no other way."""
 
 PROBE_NAME = "probe"
 

@@ -219,7 +219,7 @@ class DataFile:
 
 
 def _range_in_footer(footer: ParsedFooter, place: Place) -> tuple[Any, Any] | None:
-    """A column's least and largest value by its file's footer; None where it does not say them."""
+    """A column's least and largest value by its file's footer; None if the footer has no usable bounds."""
     kind, pairs = place.field.type, []
     for row_group in range(len(footer.row_group_rows)):
         bounds = footer.bounds(row_group, place.leaf, kind)

@@ -68,7 +68,7 @@ class RowGroup:
         return parts
 
     def _plain_parts(self, name: str) -> list[Array] | None:
-        """A column's values as they lie in the pages; None where Arrow must decode them."""
+        """A column's values as they lie in the pages; None if Arrow must decode them."""
         parts: list[Array] = []
         for chunks in self._plain:
             chunk = chunks.get(name)

@@ -175,7 +175,7 @@ def _footer_guarantee(opened: OpenFile, names: Sequence[str], index: int) -> pc.
 
 def _may_pass(expression: pc.Expression, arrow_schema: pa.Schema, guarantees: Sequence[pc.Expression]) -> Mask:
     """For each guarantee whether a row for which it holds may pass."""
-    # Imported late: it brings pandas, where that is installed.
+    # Imported late: it imports pandas, if that is installed.
     import pyarrow.dataset as ds
 
     form, nowhere = ds.ParquetFileFormat(), pa.fs.LocalFileSystem()
