@@ -62,8 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure(config: pytest.Config) -> None:
     """Let pytest-xdist give out the files in the order of `testpaths`.
 
-    It would begin with those of most tests; but some of those with few, a job or a cluster each, take minutes, and a
-    worker that is given one of them at the end lets the other one idle.
+    By default it begins with the files that have most tests. But some files with few tests (a job or a cluster each)
+    take minutes: if a worker gets one of them last, the other worker is idle.
     """
     config.option.loadscopereorder = False
     from hypothesis import settings
@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Only where there is more than doctests and the tests in `tests/unit`, which start no Java."""
+    """Make Java start quickly, unless there are only doctests and the tests in `tests/unit`, which start no Java."""
     folders = {item.path.relative_to(session.config.rootpath).parts[:2] for item in session.items}
     if any(folder[0] == "tests" and folder[1] != "unit" for folder in folders):
         from tests.servers.java import make_java_start_quickly
@@ -84,7 +84,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Classic Spark on two cores, in the time zone that shows confusions of time zones."""
+    """Classic Spark on two cores, in a time zone other than UTC, so that confused time zones show."""
     from converter import start_local_spark
 
     conf = {
@@ -99,7 +99,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
-    """A real HDFS. A test that pauses or kills a part of it does so in a `with`, so that the next one finds it well."""
+    """A real HDFS. A test that pauses or kills a part of it does so in a `with`, which repairs it for the next test."""
     from tests.servers.hdfs import start_hdfs
 
     with start_hdfs(tmp_path_factory.mktemp("hdfs")) as server:
@@ -126,7 +126,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 
 @pytest.fixture
 def slow_azurite(azurite: Azurite) -> Iterator[SlowAzurite]:
-    """The same blob store behind a proxy of the test's own, which delays, counts, fails and hangs as it is told."""
+    """The same blob store behind the test's own proxy, which can delay, count, fail and hang requests."""
     from tests.servers.azurite import SlowAzurite
     from tests.servers.proxy import Proxy
 

@@ -1,4 +1,4 @@
-"""`DatasetConverter`, the object that users hold: rows on disk, handed out as tensors. Each method calls a room below.
+"""`DatasetConverter`, the object that users hold: rows on disk, read as tensors. Each method calls a room below.
 
 Long, because four methods repeat the arguments of a loader for `help()` and editors; one of them explains them all.
 """
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 class DatasetConverter:
-    """Rows on disk, handed out as batches of tensors.
+    """Rows on disk, read as batches of tensors.
 
     `make_spark_converter`, `make_parquet_converter`, `make_delta_converter` and `open_converter` make one. `len()` is
-    the number of rows. It can be pickled: the copy reads the same files, and deletes nothing.
+    the number of rows. It can be pickled: the copy reads the same files and never deletes them.
 
     ```python
     with make_spark_converter(df) as converter:  # the end of the block removes the cached files
@@ -84,8 +84,8 @@ class DatasetConverter:
         """The first `n` rows in the dataset's order (all rows if there are fewer), as NumPy arrays.
 
         Arrays have shape `(n, *field.shape)`. Reads only the row groups that hold these rows, whatever shard this
-        process is. A column with nulls also gives `<name>__valid`, and zeros where a value is missing. Rows of
-        different lengths are an object array of arrays.
+        process is. A column with nulls has zeros in their places, and a boolean column `<name>__valid`. A column whose
+        rows differ in length is an object array of arrays.
 
         ```python
         converter.head(3)["label"]  # array([0, 4, 1])
@@ -106,8 +106,8 @@ class DatasetConverter:
     def statistics(self) -> Mapping[str, ColumnStatistics]:
         """Statistics of each column: nulls, NaNs, minimum, maximum, mean, standard deviation.
 
-        They are computed while rows are written. Otherwise (Parquet files, Delta tables, `where`, `split`, Spark's own
-        writer) the first use makes one pass over the rows.
+        Usually they were computed while the rows were written. For Parquet files, Delta tables, `where`, `split` and
+        Spark's own writer, the first use reads all rows once.
 
         ```python
         age = converter.statistics["age"]
@@ -171,7 +171,7 @@ class DatasetConverter:
         """Remove the cache entry: now if no other process uses it, else when the last one closes it.
 
         Your own files (Parquet, Delta) are never removed. Calling it again does nothing, unless the first call raised.
-        In a copy that was pickled to another process it only closes the copy.
+        On a pickled copy it only closes the copy.
 
         ```python
         converter = make_spark_converter(df)
@@ -235,12 +235,13 @@ class DatasetConverter:
             batch_size: rows of a batch.
             num_epochs: epochs of one iteration; None for endless.
             columns: names of columns and stacks, in the order of the batch's keys; None for all.
-            stack: `{"x": ["f0", "f1"]}` makes one tensor `(rows, 2)` of two scalar columns. They do not arrive alone
-                as well, unless `columns` names them. Columns of one dtype keep it; mixed ones become `float_dtype`.
+            stack: `{"x": ["f0", "f1"]}` makes one tensor `(rows, 2)` of two scalar columns. These columns are then in
+                the batch only as part of it, unless `columns` names them. Columns of one dtype keep it; others become
+                `float_dtype`.
             filters: read only the rows that pass: a list of tuples `(column, operator, value)` (all must hold), a list
-                of such lists (one of them must hold), or a `pyarrow.compute` expression. One pass over the filtered
-                columns counts the rows first. `where` does that once for many loaders, and explains how values are
-                compared.
+                of such lists (at least one must hold), or a `pyarrow.compute` expression. One pass over the filtered
+                columns counts the rows first. `where` makes that pass once for many loaders; its documentation says how
+                values are compared.
             shuffle: permute row groups across the dataset, then rows across a window. Each epoch has another order;
                 the same seed and rows give the same order.
             seed: the seed of the order and of the generators that `transform` gets.
@@ -259,37 +260,38 @@ class DatasetConverter:
                 some shards may take one more batch. None: `"drop"` with `shuffle=True`, else `"keep"`, so that
                 evaluation and prediction lose no row.
             drop_last: leave out a last batch that is shorter than the others.
-            transform: your function of a whole batch (`dict[str, numpy.ndarray]`) that returns one. It may add, remove
-                and reshape columns; the number of rows must stay. A second argument gets a `numpy.random.Generator`
-                seeded by seed, epoch and batch. It runs in the reader threads; if it holds the GIL, set `num_workers`.
+            transform: your function that takes a whole batch (`dict[str, numpy.ndarray]`) and returns one. It may add,
+                remove and reshape columns; the number of rows must stay. If it has a second parameter, it gets a
+                `numpy.random.Generator` seeded by seed, epoch and batch. It runs in the reader threads; if it holds the
+                GIL, set `num_workers`.
             with_row_index: add a column of this name with each row's number in the dataset (int64), so that
                 predictions can be joined to rows.
             nulls: `"raise"`; `"mask"`: adds a boolean `<name>__valid` for each column that has nulls, and puts zeros
-                in their places; or `{column: fill value}`. Arrays whose elements may be null (in Parquet files of
-                yours) also get `<name>__element_valid` in the values' shape, False for all elements of a null row. A
+                in their places; or `{column: fill value}`. Arrays whose elements may be null (only in your own Parquet
+                files) also get `<name>__element_valid` in the values' shape, False for all elements of a null row. A
                 fill value fills elements and null rows; for rows of different shapes it is one number, and fills
                 elements only.
             ragged: for rows of different shapes: `"raise"`; `"pad"`: zeros at the end, and `<name>__length` holds each
                 row's size (`(rows,)`, for nested arrays `(rows, ndim)`); or `"nested"`: a jagged tensor, whose rows
-                may differ in their first size only. If inner lists of one row differ in length (in Parquet files of
-                yours), `"pad"` adds `<name>__inner_length` (`(rows, *longest[:-1])`); `"nested"` is an error for torch,
-                a RaggedTensor for TensorFlow, and an object array of arrays for NumPy.
+                may differ in their first size only. If inner lists of one row differ in length (only in your own
+                Parquet files), `"pad"` adds `<name>__inner_length` (`(rows, *longest[:-1])`); `"nested"` is an error
+                for torch, a RaggedTensor for TensorFlow, and an object array of arrays for NumPy.
             workers_count: reader threads; None for one per core, at most four.
             prefetch_batches: batches that are read (and transformed) ahead of use; None for one window per thread,
                 with a transform two batches per thread. It does not change the order.
-            verify_checksums: check each page against its checksum, and raise ReadError if a bit was flipped. Reading
-                then takes 1.5 to 2 times as long. Files without checksums are not checked.
-            local_cache_dir: a directory on this machine's disk that keeps fetched row groups for later epochs and for
-                other processes on this machine. What does not fit is fetched each time; row groups that no process
-                reads any more make room. `sweep` empties it.
+            verify_checksums: check each page against its checksum, and raise ReadError if they differ. Reading then
+                takes 1.5 to 2 times as long. Files without checksums are not checked.
+            local_cache_dir: a directory on this machine's disk that keeps row groups of a remote store for later epochs
+                and for other processes on this machine. Row groups that do not fit are fetched each time. Those that no
+                process uses any more are removed to make room. `sweep` empties it.
             local_cache_bytes: how much of that disk all processes together may use; None for nine tenths of the free
                 space.
             num_workers: worker processes, as in torch. Threads are faster, unless your `transform` holds the GIL.
             persistent_workers: keep the worker processes from one iteration to the next.
             multiprocessing_context: how worker processes start: `"fork"`, `"spawn"` or `"forkserver"`; None for
                 Python's default.
-            device: where batches are to be, e.g. `"cuda"`. They are copied ahead of use, asynchronously.
-            pin_memory: copy through page-locked memory; None for yes if `device` is a GPU.
+            device: the device to copy batches to, e.g. `"cuda"`. They are copied ahead of use, asynchronously.
+            pin_memory: copy through page-locked memory; None: only if `device` is a GPU.
 
         Raises:
             CacheError: the converter was deleted.
@@ -360,26 +362,27 @@ class DatasetConverter:
         ```
 
         **Strategies.** A `tf.distribute` strategy divides each batch among its replicas, so `batch_size` is the global
-        one. It reads a few batches ahead: if it stops early within them, the next iteration may not start over.
+        one. It reads a few batches ahead. If your loop stops within the last few batches, the next iteration may
+        therefore begin with the next epoch instead of starting over.
 
         **Several workers.** Each worker of MultiWorkerMirroredStrategy reads its own part of the rows (from TF_CONFIG,
-        or `cur_shard` and `shard_count`). Use `distribute_datasets_from_function`. `experimental_distribute_dataset`
-        would cut each worker's batches again, into as many steps as there are workers, which the cardinality does not
-        show; with `cur_shard=0, shard_count=1` it is right: every worker reads all rows and takes its part of each
+        or `cur_shard` and `shard_count`). Use `distribute_datasets_from_function`. Do not use
+        `experimental_distribute_dataset`, which would cut each batch again, into more steps than the cardinality says;
+        it is right only with `cur_shard=0, shard_count=1`, where every worker reads all rows and takes its part of each
         batch. Keras 3 itself cannot `fit` with several workers (keras-team/keras issue 20585).
 
         Args:
             batch_size: rows of a batch.
             num_epochs: epochs of one iteration; None for endless.
             features: the columns that the model gets: a list for a `dict`, one name for a bare tensor; None for all
-                that `labels` and `weights` do not name. With `features`, and without `columns` and `transform`, only
-                the columns of features, labels and weights are read.
+                columns that `labels` and `weights` do not name. With `features`, and without `columns` and `transform`,
+                only the columns of features, labels and weights are read.
             labels: the columns that the model learns, given like `features`.
             weights: the column of sample weights.
             drop_last: leave out a last batch that is shorter than the others; then batches have a static shape.
             transform: as in `make_torch_dataloader`. It is called for one batch when the dataset is made, because
                 TensorFlow must know dtypes and shapes beforehand.
-            prefetch: batches that TensorFlow keeps ahead, beside the windows that reader threads keep. They count as
+            prefetch: batches that TensorFlow prefetches, in addition to what reader threads read ahead. They count as
                 used, in `state_dict()` and at the end of an epoch.
 
         Raises:
@@ -470,8 +473,8 @@ class DatasetConverter:
     ) -> LoaderPlan:
         """What a loader with these arguments would do, without reading a row: steps, rows, window, bytes, memory.
 
-        Arguments and errors are those of `make_torch_dataloader`. With `filters` the counts are None, because only a
-        pass over the rows can tell them; a converter from `where` has made that pass.
+        Arguments and errors are those of `make_torch_dataloader`. With `filters` the counts are None, because they need
+        a pass over the rows; a converter from `where` has made that pass already.
 
         ```python
         plan = converter.plan(batch_size=256, shuffle=True, cur_shard=0, shard_count=4)
@@ -488,8 +491,8 @@ class DatasetConverter:
     def where(self, filters: Filters) -> DatasetConverter:
         """A converter of the rows that pass `filters`, on the same files. Closing it deletes nothing.
 
-        One pass over the filtered columns counts the rows; row groups that Parquet statistics exclude are skipped. So
-        its loaders know their length. It can be pickled to the ranks of a training, which then need no pass.
+        One pass over the filtered columns counts the rows, so its loaders know their length; row groups that Parquet
+        statistics exclude are skipped. Pickle it to the ranks of a training: they need no pass of their own.
 
         ```python
         adults = converter.where([("age", ">=", 18), ("country", "in", ["DE", "FR"])])
@@ -501,8 +504,9 @@ class DatasetConverter:
                 number, `-0.0` equals `0.0`, and a comparison with null is never true, so `not in` a list with None
                 keeps nothing. A `pyarrow.compute` expression follows Arrow: NaN is neither equal to, less nor greater
                 than any number. Columns are compared as stored (a cache stores doubles as `float_dtype`), and a number
-                is rounded to float32 before it is compared with a float32 column, where Spark compares doubles.
-                Statistics do not tell of NaN, so `x > 5` skips row groups only together with `x <= inf`.
+                is rounded to float32 before it is compared with a float32 column (Spark compares doubles instead).
+                Parquet statistics do not count NaN, which passes `x > 5`: row groups are skipped only if the filter
+                also has `x <= inf`.
 
         Raises:
             CacheError: the converter was deleted.
@@ -524,9 +528,9 @@ class DatasetConverter:
         ```
 
         Args:
-            fractions: the part of the rows that each name gets: above 0, together at most 1.
-            by: a column of keys (integers, booleans, dates, times, strings or bytes). All rows of a key are in one
-                part, which depends on key and seed alone, so a part's size is only roughly its fraction. None: rows
+            fractions: the part of the rows that each name gets: each above 0, together at most 1.
+            by: a column of keys (integers, booleans, dates, times, strings or bytes). All rows of a key are in the same
+                part, which depends only on key and seed, so the size of a part is only roughly its fraction. None: rows
                 are chosen at random, and sizes are exact to a row.
             seed: another seed gives another split.
 

@@ -1,4 +1,4 @@
-"""Everything that `converter` raises on purpose, as one tree.
+"""The errors that `converter` raises on purpose, as one tree.
 
     ConverterError
     ├── SourceError                    the input cannot be converted as given
@@ -48,7 +48,7 @@ class UnsupportedTypeError(SourceError, TypeError):
 
 
 class NullValueError(SourceError, ValueError):
-    """A column without declared nulls has one; `.column` names the column."""
+    """A column holds nulls where none are allowed; `.column` names the column."""
 
 
 class SourceChangedError(SourceError):
@@ -89,7 +89,7 @@ class EmptyShardError(ConverterError):
 
 
 class StateMismatchError(ConverterError, ValueError):
-    """A loader's state belongs to other rows, another order or another policy; the message names the difference."""
+    """A loader's state was taken from other rows, or with other options; the message names the difference."""
 
 
 class MissingDependencyError(ConverterError, ImportError):

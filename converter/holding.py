@@ -1,4 +1,4 @@
-"""What this process holds, and how it is released: by `close`, or at the interpreter's end."""
+"""Which cache entries this process holds, and how they are released: by `close`, or when the interpreter exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The five doors: converters of a DataFrame, Parquet files, a Delta table and a cache entry; and `sweep`."""
+"""The functions that users call: converters of a DataFrame, Parquet files, a Delta table or cache entry; `sweep`."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def make_spark_converter(
     delete_on_exit: bool = True,
     progress: bool | None = None,
 ) -> DatasetConverter:
-    """Write `df` once into a cache directory, and return a converter that hands its rows out as tensors.
+    """Write `df` once into a cache directory, and return a converter that reads its rows as tensors.
 
-    Spark's executors write Parquet files, in one pass and in the order of partitions: a sorted DataFrame is read
-    sorted. The driver commits one manifest last, so readers never see an unfinished write.
+    Spark's executors write Parquet files in one pass and keep the order of the rows: a sorted DataFrame is read sorted.
+    The driver commits one manifest last, so readers never see an unfinished write.
 
     Example:
         ```python
@@ -72,39 +72,39 @@ def make_spark_converter(
     Args:
         df: a Spark DataFrame, classic or Connect. Structs are flattened to columns `a.b`; numeric arrays (nested
             ones too) and vectors become tensors.
-        cache_dir: a directory that the driver and every executor see; a subdirectory of it is used. None: the
-            environment variable CONVERTER_CACHE_DIR, else the Spark conf converter.cacheDir, else, in local mode,
+        cache_dir: a directory that the driver and every executor can reach; the cache is a subdirectory of it. None:
+            the environment variable CONVERTER_CACHE_DIR, else the Spark conf converter.cacheDir, else, in local mode,
             the user's cache folder.
         cache_key: a name for these rows, e.g. `"flights-2026-11-20"`. An entry with this name, schema and write
-            options is reused by any process, machine and Spark version; you promise that the rows are the same.
-            None: an entry is reused only within this process, and only if plan, confs and input files prove that the
-            rows are the same. A version of a Delta table, or columns and plain filters of it, is recognised in every
-            process (classic Spark only).
+            options is reused by any process, machine and Spark version: you promise that the rows are the same.
+            None: an entry is reused only in this process, and only if plan, confs and input files prove that the rows
+            are the same. Exception: a version of a Delta table, or columns and plain filters of it, is recognised in
+            every process (classic Spark only).
         float_dtype: the dtype of doubles and decimals: `"float32"`, `"float64"`, or None (doubles stay, decimals
-            become float64). Each narrowed column is logged.
+            become float64). Columns that lose precision are logged.
         shapes: `{"image": (8, 8)}` declares the shape of one row of an array column, or that a binary column holds
             uint8 numbers of that shape; `{"vector": ("float32", (512,))}` that it holds numbers of another dtype,
-            little-endian. A row that does not fit fails the write.
-        row_group_bytes: bytes of a row group, the unit of reading: uncompressed, all columns together.
+            little-endian. If a row does not fit, the write fails.
+        row_group_bytes: uncompressed bytes of a row group, all columns together. Readers read whole row groups.
         compression: `"auto"` (none on a local disk; elsewhere zstd for the columns that it makes smaller), `"none"`,
             `"lz4"`, `"zstd"` or `"snappy"`.
         shuffle_rows_seed: write the rows in a random order (one shuffle in Spark). The same seed and input partitions
-            give the same order. Use it if the data are sorted by what the model must learn.
+            give the same order. Use it if the rows are sorted by something that the model learns, such as the label.
         writer: `"executors"` write with pyarrow; `"spark"` uses Spark's own Parquet writer, with its own credentials
-            and, on HDFS, as the user of its JVM; `"auto"` lets an executor write a small file, and uses Spark's
-            writer if that fails.
+            and, on HDFS, as the user of its JVM; `"auto"` lets an executor write a small test file, and uses Spark's
+            writer only if that fails.
         storage_options: keyword arguments of the fsspec filesystem, such as credentials. For Azure `credential` may
             be an object of azure-identity, or a function that returns a token. Secrets are never shown or stored.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
-        delete_on_exit: remove the entry at the end of the `with` block, or of this interpreter. False keeps it for
-            later runs with the same `cache_key`, and for `open_converter`, until `delete()`, or a `sweep` with
-            `kept=True` or this `cache_key`. A converter with True also reads kept entries and leaves them; an entry
-            written with True is never reused by one with False.
+        delete_on_exit: remove the entry at the end of the `with` block, or when the interpreter exits. False keeps it
+            for later runs with the same `cache_key`, and for `open_converter`, until `delete()`, or a `sweep` with
+            `kept=True` or this `cache_key`. With True, a kept entry may be reused and is not removed. With False, only
+            kept entries are reused.
         progress: show how many of Spark's tasks are done, in a notebook or on stderr. None: in a notebook or a
             terminal, if tqdm is installed.
 
     Raises:
-        CacheNotConfiguredError: on a cluster or on Spark Connect, and no cache directory is configured.
+        CacheNotConfiguredError: Spark runs on a cluster or through Connect, and no cache directory is configured.
         CacheNotOwnedError: the subdirectory of `cache_dir` that is used holds files that this package did not make.
         CacheError: the directory is a file, not writable, or not shared with the driver; or Spark's job failed (its
             own error is `__cause__`).
@@ -117,7 +117,7 @@ def make_spark_converter(
     """
     declared: Any = shapes
     if isinstance(shapes, Mapping):
-        # A value that is no shape goes on as it is, and is refused below.
+        # A value that is not a shape is passed on unchanged, and refused below.
         declared = {
             name: split_declared(name, shape)[1] if isinstance(shape, (list, tuple)) else shape
             for name, shape in shapes.items()
@@ -163,7 +163,7 @@ def open_converter(
 ) -> DatasetConverter:
     """Open a committed cache entry, in any process and at any time; needs neither Spark nor the DataFrame.
 
-    The end of a `with` block deletes nothing; `delete()` does.
+    The end of a `with` block does not remove the entry; `delete()` does.
 
     Example:
         ```python
@@ -212,7 +212,7 @@ def open_converter(
             raise CacheError(f"There is no committed cache entry at {shown}: write it again.", path=shown)
         entry = entries.adopt(root, key, manifest)
         if entry is None:
-            raise CacheError(f"{shown} was deleted a moment ago: write it again.", path=shown)
+            raise CacheError(f"{shown} was deleted by another process just now: write it again.", path=shown)
         if entry.damage is not None:
             if entry.lease is not None:
                 release(entry.lease)
@@ -237,7 +237,7 @@ def make_parquet_converter(
 ) -> DatasetConverter:
     """Read existing Parquet files through a converter, without a copy; `delete()` never touches them.
 
-    Only footers are read here. Files are taken in the order of their names.
+    This call reads only the footers of the files. The rows keep the order of the files' names.
 
     >>> import tempfile, pyarrow as pa, pyarrow.parquet as pq
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -253,18 +253,18 @@ def make_parquet_converter(
     | uint8, uint16, uint32 | the next wider signed integer |
     | uint64 | int64; a number of 2**63 or more is a SourceError that names it, its column and its file |
     | float16 | float32 |
-    | INT96 | times in microseconds, also beyond 1677 to 2262, where readers of nanoseconds wrap |
-    | BYTE_ARRAY annotated as UTF8, STRING, ENUM or JSON | text; text that is no UTF-8 is a ReadError |
+    | INT96 | times in microseconds, also outside the years 1677 to 2262, where nanoseconds overflow |
+    | BYTE_ARRAY annotated as UTF8, STRING, ENUM or JSON | text; a ReadError if it is not valid UTF-8 |
     | BYTE_ARRAY without annotation | bytes, or numbers if `shapes` declares them |
     | lists of numbers | tensors; the loader's `nulls` and `ragged` apply to null elements and varying lengths |
 
     Args:
         url_or_urls: a folder, a file, a pattern (`sales/*/day-?.parquet`), or a list of them. Names that begin with
-            `_` or `.` are skipped, and, with a warning, names that do not end with `.parquet`, `.parq` or `.pq`; a
-            file named in a list may have any name. A folder `year=2026` below a given folder or pattern becomes a
-            column. Links are followed. A file may lack a column, hold only nulls in it, or hold it as a narrower
-            number.
-        columns: the columns to take; None for all.
+            `_` or `.` are skipped; names that do not end with `.parquet`, `.parq` or `.pq` are skipped with a warning.
+            A file named in a list may have any name. A folder `year=2026` below a given folder or pattern becomes a
+            column. Links are followed. In some of the files a column may be missing, all null, or of a narrower number
+            type.
+        columns: the columns to read; None for all.
         float_dtype: as in `make_spark_converter`; narrowed while reading.
         shapes: `{"image": (8, 8)}` gives the lists of a column that shape; None lets its rows differ. A binary column
             becomes uint8 numbers of that shape, or with `{"vector": ("float32", (512,))}` little-endian numbers of
@@ -274,8 +274,8 @@ def make_parquet_converter(
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
 
     Raises:
-        SourceError: there are no files or no rows, the files hold a column as types that no type is wide enough for,
-            or it is a Delta table, whose files also hold deleted rows.
+        SourceError: there are no files or no rows; a column has different types in the files, and no type can hold
+            all of them; or it is a Delta table, whose files also hold deleted rows.
         UnsupportedTypeError: columns have no tensor form; the message names all of them.
         ValueError, TypeError: an option has a wrong value or type.
     """
@@ -322,23 +322,23 @@ def make_delta_converter(
         ```
 
     Args:
-        table: a path or URL, or with `spark=` the name of a table in its catalog.
+        table: a path or URL; or, with `spark=`, the name of a table in its catalog.
         version: the number of a version; None for the latest.
-        timestamp: the latest version at or before this time; UTC if it has no zone.
-        columns: the columns to take; None for all. Members of structs are columns `a.b`.
+        timestamp: read the latest version at or before this time; UTC if it has no time zone.
+        columns: the columns to read; None for all. Members of structs are columns `a.b`.
         filters: as in `DatasetConverter.where`. Files are skipped by their partition and by the log's statistics
             before they are opened, then row groups, then rows.
         float_dtype: as in `make_spark_converter`; narrowed while reading.
-        shapes: as in `make_parquet_converter`; without a declaration, lists have one length if they do in a hundred
-            files.
+        shapes: as in `make_parquet_converter`. Without a declaration, a column of lists has a fixed length if the
+            footers of a hundred files show only one length.
         storage_options: as in `make_spark_converter`.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
         spark: a session whose catalog knows `table`.
 
     Raises:
         MissingDependencyError: the extra `delta` is not installed.
-        SourceError: it is no Delta table, has no such version or no rows, its log is damaged, or it needs a feature
-            that is not supported; the message names it and says what to do instead.
+        SourceError: there is no Delta table, no such version, or no rows; its log is damaged; or it needs a feature
+            that is not supported: the message names the feature and says what to do instead.
         SourceChangedError: a data file of this version is gone.
         UnsupportedTypeError: columns have no tensor form; the message names all of them.
         ValueError, TypeError: an option has a wrong value or type.
@@ -347,7 +347,7 @@ def make_delta_converter(
         raise TypeError(f"make_delta_converter needs a path, a URL or the name of a table, got {table!r}.")
     name = os.fspath(table)
     if version is not None and timestamp is not None:
-        raise ValueError("version and timestamp both choose the version; give one of them.")
+        raise ValueError("version and timestamp both choose the version; pass only one of them.")
     _check_source_options(columns, shapes, float_dtype)
     values = None if filters is None else list_values(filters)
     with _named_store_errors(name):
@@ -374,10 +374,10 @@ def _parse_timestamp(timestamp: Any) -> dt.datetime | None:
         parsed = timestamp
     elif isinstance(timestamp, str):
         try:
-            # Python 3.10 does not know the letter.
+            # Python 3.10 does not parse a Z.
             parsed = dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", timestamp))
         except ValueError as error:
-            raise ValueError(f"timestamp must be such as '2026-11-21T12:00:00', got {timestamp!r}.") from error
+            raise ValueError(f"timestamp must have a form such as '2026-11-21T12:00:00', got {timestamp!r}.") from error
     else:
         raise TypeError(f"timestamp must be a datetime, or a string such as '2026-11-21T12:00:00', got {timestamp!r}.")
     return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=dt.timezone.utc)
@@ -420,7 +420,7 @@ def sweep(
 ) -> SweepReport:
     """Remove the entries and unfinished writes in `cache_dir` that no live process holds.
 
-    Entries kept with `delete_on_exit=False` stay, unless `kept` or `cache_key` asks for them.
+    Entries that were written with `delete_on_exit=False` stay, unless you pass `kept=True` or their `cache_key`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -429,7 +429,7 @@ def sweep(
 
     Args:
         cache_dir: the directory that was given to `make_spark_converter`, or to a loader as `local_cache_dir`.
-        older_than: seconds (or a timedelta) that an entry must have been unused; 0 for any time.
+        older_than: remove only entries that were unused for so many seconds (or a timedelta).
         kept: remove kept entries too.
         cache_key: remove only the entries of this name, kept or not.
         dry_run: count, and remove nothing.

@@ -331,7 +331,7 @@ def _add_up(counts: npt.NDArray[np.int64]) -> bool:
 
 
 def _refuse_constant(name: str) -> None:
-    """Refuse NaN and infinities, which Python's reader takes and JSON does not have."""
+    """Refuse NaN and infinities, which Python's reader accepts and JSON does not have."""
     raise ValueError(f"{name} is not valid JSON")
 
 

@@ -1,4 +1,4 @@
-"""Memory for large arrays, used again and again, and a bound on what readers take.
+"""Reuses the memory of large arrays, and limits how much memory readers take.
 
 Reading needs a few large arrays, window after window, and new memory costs more than the copy into it. Arrow's pool
 (mimalloc 3) keeps freed pages for a second, for each thread: 200 MB in use became 420 MB resident. So large arrays get
@@ -151,7 +151,7 @@ class Room:
     """Keeps the memory of one reader's threads below a bound: Arrow's pool must release its idle pages in time.
 
     The pool keeps freed pages for a second: 250 MB in use became 570 MB resident. A release takes a millisecond, and
-    touching released pages again takes 0.15 ms a MB. So pages are released only where the bound would be passed.
+    touching released pages again takes 0.15 ms a MB. So pages are released only if the bound would be passed.
     """
 
     def __init__(self) -> None:

@@ -192,7 +192,13 @@ class Field:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Field:
-        """The inverse of `to_json`; checks every value."""
+        """Read a field from the JSON values that `to_json` returned.
+
+        Raises:
+            KeyError: a value is missing.
+            TypeError: a value has another type than `to_json` gives it.
+            ValueError: the dtype is unknown, or the shape is not one that a tensor can have.
+        """
         shape = value["shape"]
         field = cls(
             name=checked(value["name"], str),
@@ -294,7 +300,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, value: Any) -> Schema:
-        """The inverse of `to_json`; checks every value."""
+        """Read a schema from the JSON values that `to_json` returned; errors are those of `Field.from_json`."""
         return cls(tuple(Field.from_json(field) for field in checked(value, list)))
 
 

@@ -101,7 +101,7 @@ class State:
         if differs:
             raise StateMismatchError(
                 f"The state is of another run: {'; '.join(differs)}. Make the loader with the same arguments, or start "
-                "afresh."
+                "from the beginning."
             )
 
     def after(self, shard_count: int, rows_done: int) -> State:

@@ -154,7 +154,13 @@ class ColumnStatistics:
 
     @classmethod
     def from_json(cls, field: Field, value: Mapping[str, Any]) -> ColumnStatistics:
-        """The inverse of `to_json`; checks every value, so that no statistic raises later."""
+        """Read statistics from the JSON values that `to_json` returned; every value is checked here.
+
+        Raises:
+            KeyError: a value is missing.
+            TypeError: a value has another type than `to_json` gives it.
+            ValueError: a value is impossible for this column, for example a negative count.
+        """
         closed = None if value["moments"] is None else moments.from_json(value["moments"])
         if closed is not None:
             _check_moments(field, closed)

@@ -1,4 +1,4 @@
-"""Rows made durable: the protocol by which one entry is written, found, used and removed.
+"""The cache: how an entry is written, found, used and removed.
 
 An entry appears whole or not at all. Nothing is removed that we did not write, or that a live process uses.
 """

@@ -1,4 +1,4 @@
-"""Begin, commit, adopt, release, delete: the protocol of one entry.
+"""The protocol of one cache entry: begin, commit, adopt, release, delete.
 
 A directory without a manifest does not exist for readers. Nothing is renamed and nothing is locked: each step is one
 small file that appears or disappears, and each process looks again after its own step. So of two processes that
@@ -258,7 +258,7 @@ def _is_named(root: Storage, key: str, attempt_id: str, *, if_corrupt: bool) -> 
 
 @named_errors
 def delete_unlisted(root: Storage, attempt: Attempt, manifest: Manifest) -> None:
-    """Remove what failed and superseded task attempts left: files with our names that the manifest does not list."""
+    """Remove the files of failed or superseded task attempts: those with our names that the manifest does not list."""
     listed = {name.rpartition("/")[2] for name in manifest.file_names}
     entry = root.below(attempt.key)
     if is_link(entry, attempt.data_directory):
@@ -293,7 +293,7 @@ def load_manifest(root: Storage, key: str) -> Manifest | None:
         return None
     except (NotADirectoryError, IsADirectoryError) as error:
         # Not treated as missing or corrupt: in both cases data are removed.
-        raise CacheError(f"{path} is no file ({error}). Remove what stands in its place.", path=path) from error
+        raise CacheError(f"{path} is not a file ({error}). Remove it.", path=path) from error
     manifest = Manifest.from_json(data, path=path)
     if len(_directories(manifest)) != 1:
         raise CacheCorruptError(f"{path} lists files of several attempts; one was committed.", path=path)
@@ -319,7 +319,7 @@ def adopt(root: Storage, key: str, committed: Manifest | None = None) -> HeldEnt
         return None
     except (OSError, CacheError) as error:
         # A trainer that may only read takes no lease.
-        logger.info("Open %s without a lease, because it cannot be written: %s", entry.url, error)
+        logger.info("Open %s without a lease, because none can be written there: %s", entry.url, error)
     held = HeldEntry(root=root, key=key, manifest=manifest, lease=lease)
     try:
         again = load_manifest(root, key)

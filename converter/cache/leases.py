@@ -110,7 +110,7 @@ def _is_sign(info: FileInfo) -> bool:
 
 
 def is_dead(entry: Storage, info: FileInfo, *, now: float) -> bool:
-    """Whether the owner of a lease or an intent is gone: known on this host, guessed from its silence elsewhere."""
+    """Whether the owner of a lease or an intent is gone: certain on this host, else guessed from its silence."""
     if now - info.modified > 3 * RENEW_SECONDS:
         return True
     sign = _read_sign(entry, info.name) or {}
@@ -182,7 +182,7 @@ class _Heartbeat:
         self.forget_parent()
 
     def forget_parent(self) -> None:
-        """Start afresh in a forked child, which owns neither the threads, nor the leases, nor a lock that was held."""
+        """Start anew in a forked child, which owns neither the threads, nor the leases, nor a lock that was held."""
         self._condition = threading.Condition()
         self._leases: set[Lease] = set()
         self._renewing: set[Lease] = set()
@@ -237,7 +237,11 @@ class _Heartbeat:
                     return
                 lease.lost = isinstance(error, FileNotFoundError)
             if lease.lost:
-                logger.warning("%s/%s was taken for dead and swept.", lease.entry.url, lease.name)
+                logger.warning(
+                    "%s/%s was taken for dead and swept: its data may be gone. Convert again.",
+                    lease.entry.url,
+                    lease.name,
+                )
             else:
                 logger.warning("Could not renew %s/%s: %s", lease.entry.url, lease.name, error)
 

@@ -1,4 +1,4 @@
-"""Where the cache lies, and whether it is ours.
+"""Finds or makes the cache's own directory, and checks that it is ours.
 
 We write only into our own subdirectory of the user's cache directory, and only if it bears our marker:
 
@@ -40,7 +40,7 @@ PASSING_PATTERN = re.compile(
     r"(\.owner|manifest\.json|data-[0-9a-f]{32}\.intent|lease-[0-9a-f]{32}\.json|\.clock-[0-9a-f]{32})"
     r"\.[0-9a-f]{32}\.tmp|\.clock-[0-9a-f]{32}"
 )
-"""Files that exist for a moment: a small file on its way to its name, and the file that tells the store's time."""
+"""Temporary files: a small file before it gets its name, and the file that shows the store's time."""
 
 _READING_STEPS = ("load", "adopt", "list entries")
 

@@ -1,4 +1,4 @@
-"""Sweeps: entries and unfinished writes that no live process holds are removed."""
+"""Sweeps: remove the entries and unfinished writes that no live process holds."""
 
 from __future__ import annotations
 

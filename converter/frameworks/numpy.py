@@ -76,17 +76,17 @@ class BatchReader:
         seed, shuffle, window and `uneven` must be the same.
 
         Args:
-            batches: the state after so many batches of the iteration instead, for code that reads ahead of use.
+            batches: return the state after this many batches of the iteration instead, for code that reads ahead.
 
         Raises:
-            ValueError, TypeError: `batches` is no whole number, or more than one iteration has.
+            ValueError, TypeError: `batches` is not a whole number, or more than one iteration has.
         """
         return self._epochs.state_dict(batches)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin where `state` was taken, at the cost of reading one window.
 
-        `len()` stays that of whole epochs; `remaining` is what is left.
+        `len()` does not change, because it counts whole epochs; `remaining` is what is left.
 
         Raises:
             StateMismatchError: the state is of other rows or another order; the message says what differs.

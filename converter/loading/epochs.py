@@ -1,4 +1,4 @@
-"""Which epoch comes next, how many batches of it were handed over, and how a state of that is saved and loaded.
+"""Which epoch comes next, how many of its batches were handed over, and how that state is saved and loaded.
 
 An iteration that runs to its end moves the loader to the next epoch. One that stops early does not, so ranks cannot
 drift apart; `set_epoch` names the epoch outright. A state counts the batches that were handed over, not those that
@@ -140,12 +140,12 @@ class Epochs:
         if batches is None:
             return self._state(at, at.num_batches)
         check_integer("batches", batches, least=0)
-        # A running iteration began where the next one would: only its end moves that place.
+        # Until the running iteration ends, the next one would begin at the same place.
         for at, plan in self.plans(self.next):
             if batches <= plan.num_batches:
                 return self._state(at, batches)
             batches -= plan.num_batches
-        raise ValueError(f"batches: one iteration has {len(self)} batches, so it cannot have given {batches} more.")
+        raise ValueError(f"batches: one iteration has {len(self)} batches, got {batches} more than that.")
 
     def _state(self, at: _Progress, num_batches: int) -> dict[str, Any]:
         source = self.source
@@ -196,8 +196,8 @@ class Epochs:
         if now.count > 1:
             raise ConverterError(
                 f"This loader reads all rows, because it was made or used before this process was one of {now.count} "
-                f"({where}). Make it afterwards (with Lightning in train_dataloader()), or pass cur_shard and "
-                "shard_count."
+                f"({where}). Make the loader after that (with Lightning in train_dataloader()), or pass cur_shard "
+                "and shard_count."
             )
 
     @property

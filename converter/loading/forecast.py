@@ -21,7 +21,7 @@ def check_steps(source: BatchSource, num_epochs: int | None) -> None:
     """Warn if an epoch has no batch.
 
     Raises:
-        ValueError: an epoch has no batch, and `num_epochs=None`: the loader would run for ever without one.
+        ValueError: an epoch has no batch, and `num_epochs=None`: the loader would never end.
     """
     if source.num_batches():
         return
@@ -88,7 +88,7 @@ def suggest_mixing(source: BatchSource) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan:
-    """What a loader does in each epoch; None for what only a filter's pass can tell.
+    """What a loader does in each epoch; a value is None if it takes a pass over the filtered rows to know it.
 
     ```python
     plan = converter.plan(batch_size=32, cur_shard=0, shard_count=4)
@@ -127,7 +127,7 @@ class LoaderPlan:
     """Windows that this shard reads in an epoch."""
 
     bytes_per_epoch: int | None
-    """Bytes of the wanted columns that this shard decodes in an epoch. Two shards may both read a window they share."""
+    """Bytes of the columns that this shard decodes in an epoch. If two shards share a window, both decode it."""
 
     peak_memory_bytes: int
     """An upper bound on the bytes that reading needs, without memory-mapped files and the batches that you keep."""

@@ -124,7 +124,7 @@ def _is_exact(manifest: Manifest, name: str, exact: int) -> bool:
 
 
 def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
-    """Raise before reading what would fail anyway: nulls and ragged rows that `nulls` and `ragged` do not cover.
+    """Raise now what reading would raise later: nulls and ragged rows that `nulls` and `ragged` do not cover.
 
     Raises:
         NullValueError: a column holds nulls, and `nulls` does not cover it.

@@ -1,4 +1,4 @@
-"""What decides when Azure's tokens and signatures are asked for again: before they end, in a thread of their own."""
+"""Renews Azure's tokens and signatures before they expire, in a thread of their own."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _SIGNATURE_SECONDS = 20.0
 """How long requests wait for a signature once the last one has ended."""
 
 _UNKNOWN_SECONDS = 600
-"""How long a token or a signature is used that does not tell its end."""
+"""How long a token or signature is used if its expiry is unknown."""
 
 
 def async_credential(provider: Any) -> Any:
     """An asynchronous credential, as adlfs takes it, from an object of azure-identity or a function that gives a token.
 
-    The provider is asked again before a token expires: when a JSON Web Token or an AccessToken tells its end, else
+    The provider is asked again before a token expires: when a JSON Web Token or an AccessToken says its expiry, else
     every few minutes.
     """
     import asyncio
@@ -144,7 +144,7 @@ def renewed_signature(provider: Callable[[], str]) -> Any:
                 self._asked.clear()
                 threading.Thread(target=self._renew, name=TOKEN_THREAD, daemon=True).start()
             if now > self._ends:
-                # No request can be sent without it, so all of this process wait; not for ever, and once.
+                # No request can be sent without it, so all requests of this process wait: once, and not without end.
                 if not isinstance(self._error, TimeoutError) and not self._asked.wait(_SIGNATURE_SECONDS):
                     self._error = TimeoutError("storage_options['sas_token'] gives no signature")
                 if self._error is not None:
@@ -174,7 +174,7 @@ def renewed_signature(provider: Callable[[], str]) -> Any:
 
 
 def signature_expiry(signature: str) -> float:
-    """When a shared access signature ends, in seconds since 1970; in ten minutes if it does not tell."""
+    """When a shared access signature expires, in seconds since 1970; ten minutes from now if it does not say."""
     with contextlib.suppress(ValueError, KeyError):
         # Python 3.10 parses neither a Z nor seven digits.
         text = re.sub(r"\.\d+", "", parse_qs(signature)["se"][0]).replace("Z", "+00:00")
@@ -184,7 +184,7 @@ def signature_expiry(signature: str) -> float:
 
 
 def token_expiry(token: str) -> int:
-    """When a token ends, in seconds since 1970: as a JSON Web Token tells, else in ten minutes.
+    """When a token expires, in seconds since 1970: as a JSON Web Token says, else ten minutes from now.
 
     azure-core asks for the next one five minutes before.
     """

@@ -1,4 +1,4 @@
-"""A request to a store runs in a thread of its own, and is given up after its time if it hangs."""
+"""Runs each request to a store in a thread of its own, and gives it up at its deadline if it hangs."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Request(Generic[Result]):
 def start_beside(call: Callable[[], None], name: str) -> None:
     """Start a thread that may hang in hdfs-native. Only the interpreter's end waits for it, for some seconds.
 
-    Not for ever, because the NameNode may not come back. But a thread that returns from there while the interpreter
-    ends takes the process down: Python unwinds it through Rust, which aborts.
+    The wait ends, because the NameNode may not come back. It is needed, because a thread that returns from hdfs-native
+    while the interpreter ends aborts the process: Python unwinds it through Rust.
     """
 
     def run() -> None:

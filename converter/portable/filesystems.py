@@ -1,4 +1,4 @@
-"""A store's fsspec filesystem, and how a file on it is opened and closed whole."""
+"""Opens a store's fsspec filesystem; opens a new file on it, and closes it so that the store has all of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEAST_BLOCK_BYTES, _BLOCK_STEP_BYTES = 128 << 20, 1 << 20
 def open_filesystem(store: StoreSpec | None, *, retries_itself: bool = True) -> Any:
     """The fsspec filesystem of a store; None for local disks.
 
-    Pass `retries_itself=False` where the caller repeats failed requests: the client then reports each failure at once,
+    Pass `retries_itself=False` if the caller retries failed requests: the client then reports each failure at once,
     and is one of the caller's own.
     """
     if store is None:
@@ -87,11 +87,11 @@ def _keep_whole_paths(filesystem: Any) -> None:
 
 
 def _set_azure_retries(filesystem: Any, num_retries: int) -> None:
-    """Let Azure's client repeat a failed request so often: after 2, 4, 8, 16 and 32 seconds.
+    """Let Azure's client retry a failed request `num_retries` times: after 2, 4, 8, 16 and 32 seconds.
 
-    By itself it begins with 15 seconds and knows no deadline. An executor has no other patience, so it repeats five
-    times, within the default of timeout_seconds. A `Store` repeats requests itself, until its deadline, and must see
-    each answer: a put that was tried twice reports that the file exists. So there the client repeats none.
+    By default it waits 15 seconds first and has no deadline. On an executor nothing else retries, so the client retries
+    five times, within the default of timeout_seconds. A `Store` retries requests itself, until its deadline, and must
+    see each answer: a put that was tried twice reports that the file exists. So there the client does not retry.
 
     Reaches into: azure.storage.blob.aio.BlobServiceClient._config.retry_policy (azure-storage-blob 12.31).
     Without it: the client's own retries, which are slower to begin and may end after the deadline.
@@ -107,8 +107,8 @@ def _set_azure_retries(filesystem: Any, num_retries: int) -> None:
 def open_new(filesystem: Any, directory: str, name: str, *, num_bytes: int) -> Any:
     """A new file, to be written from beginning to end; `num_bytes` is about its size, or more.
 
-    On HDFS it is one block. hdfs-native gives a file up if the NameNode is not told of a block before the next but one
-    begins, which happens where DataNodes are busy.
+    On HDFS it is one block: with several, hdfs-native fails if a block is not yet reported to the NameNode when the
+    second one after it begins, as happens with busy DataNodes.
     """
     if filesystem is None:
         os.makedirs(directory, exist_ok=True)
@@ -187,7 +187,7 @@ def unsent_bytes(raw: Any, default: int) -> tuple[int, int]:
 
 
 def remove_file(filesystem: Any, directory: str, name: str) -> None:
-    """Delete a file of ours; does nothing if it is gone."""
+    """Delete one of our files; does nothing if it is gone."""
     with contextlib.suppress(FileNotFoundError):
         if filesystem is None:
             os.unlink(os.path.join(directory, name))

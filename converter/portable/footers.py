@@ -1,4 +1,4 @@
-"""A Parquet footer's sums over a file's columns, and the bytes by which a file is recognised."""
+"""What a writer notes of its Parquet file: column sizes and ranges from the footer, and the bytes that identify it."""
 
 from __future__ import annotations
 

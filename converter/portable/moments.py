@@ -1,4 +1,4 @@
-"""What a column's numbers are like: count, minimum, maximum, mean, spread; merged exactly across tasks.
+"""Moments of a column's numbers: count, minimum, maximum, mean, spread; merged exactly across tasks.
 
 Sums are taken in float64 of differences to a shift near the mean, block by block while the block is in the processor's
 cache. So they cost a fraction of writing the column, and keep their digits if the mean is large against the spread.
@@ -169,7 +169,7 @@ def over_all_elements(closed: Mapping[str, Any]) -> ClosedMoments:
 
 
 def flatten_moments(closed: ClosedMoments) -> ClosedMoments:
-    """Elements that are no longer told apart, because the rows' shapes differ."""
+    """The moments of all elements as one, because the rows' shapes differ."""
     return closed if len(closed["count"]) == 1 else over_all_elements(closed)
 
 

@@ -1,4 +1,4 @@
-"""The dicts that travel between the driver and its executors: which keys they have.
+"""The types of the dicts that travel between the driver and its executors.
 
 Types alone: imported under `TYPE_CHECKING`, so that nothing of this travels. They are dicts because they cross the
 border as JSON, or as the arguments of a function that is pickled by value.
@@ -36,7 +36,7 @@ class ColumnSpec(TypedDict):
 
 
 class WriteSpec(TypedDict):
-    """What a write task is told."""
+    """The instructions for a write task."""
 
     directory: str
     """A path on the filesystem of `store`."""
@@ -64,7 +64,7 @@ class Finding(TypedDict, total=False):
 
 @final
 class FindingReport(TypedDict):
-    """What a task reports that wrote no file, because of its data."""
+    """The report of a task that wrote no file because of its data."""
 
     finding: Finding
 
@@ -181,11 +181,11 @@ class EncodedTensor(TypedDict):
     sizes: Numbers
     """How many numbers each row has."""
     valid: Numbers | None
-    """Which rows are not null; None where all are."""
+    """Which rows are not null; None if all are."""
     shape: tuple[int, ...] | None
     """The shape of the rows, if they have one shape."""
     shapes: Numbers | None
-    """Each row's shape, where rows of several dimensions differ."""
+    """Each row's shape, if rows of several dimensions differ."""
     empty: bool
     """Whether no row has a shape, because all are null."""
 

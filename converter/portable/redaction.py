@@ -1,4 +1,4 @@
-"""Secrets of options and URLs, and how a text is rid of them."""
+"""Finds the secrets in options and URLs, and removes them from texts and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shows_secrets(error: BaseException, options: Mapping[str, Any]) -> bool:
 
 
 def errors_behind(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those behind it: its cause, or what it was raised in handling of."""
+    """An error, its cause or context, and theirs."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -70,7 +70,7 @@ REPORT_SCHEMA = "partition long, report string"
 """What a task returns, as Spark writes a schema: one row for each file, or one for a finding."""
 
 FINDING = "converter finding: "
-"""Marks a finding in the text of an error, where a task can report in no other way."""
+"""Marks a finding in the text of an error, if a task can report in no other way."""
 
 PROBE_NAME = "probe"
 
@@ -109,7 +109,7 @@ def _freeze_garbage_collector() -> None:
 
     Spark's Python worker collects after every task. With pandas and pyarrow imported that takes 10 to 30 ms, nine
     tenths of a task of few rows. The second task of a process still imports modules, so it is done up to three times;
-    more could keep a user's objects for ever. The environment counts, because this module is new in every task.
+    more could keep a user's objects alive. The environment counts, because this module is new in every task.
 
     Reaches into: gc.freeze and os.environ of Spark's Python worker (CPython 3.11, pyspark 4.2).
     Without it: each task takes 10 to 30 ms longer.
@@ -252,7 +252,7 @@ def _write(
             report["shapes"] = {
                 name: list(shape) if isinstance(shape, tuple) else None for name, shape in layout.items()
             }
-            # If no partition is empty there are so many files: what would be too much is not even sent.
+            # At least so many files, if no partition is empty: footers that are too large in sum are not sent.
             num_files, ends = partition + 1 + len(reports), ends_of(file)
             if ends is not None and num_files * sum(map(len, ends)) <= spec["end_bytes"]:
                 report["end"] = [base64.b64encode(zlib.compress(part)).decode() for part in ends]
@@ -266,7 +266,7 @@ def _write(
         if file is None:
             name = f"part-{partition:05d}-{attempt:08x}-{len(reports):04d}.parquet"
             codecs = choose_codecs(table) if spec["compression"] == "auto" else spec["compression"]
-            # Without `num_rows` this is all that is left. Else the file ends with a row group beyond its size.
+            # Without `num_rows` the file holds only these rows. Else its last row group may exceed its size.
             expected = table.nbytes if num_rows is None else spec["file_bytes"] + 2 * spec["row_group_bytes"]
             file = open_parquet_file(spec, name, with_shapes(table.schema, layout, columns), codecs, expected)
         write_row_group(file, table.slice(0, num_rows))

@@ -1,4 +1,4 @@
-"""How a column of lists becomes a tensor: rows of numbers as bytes of a Parquet column, in the layout of their file."""
+"""Packs a column of lists as tensors: the numbers of a row become the bytes of one Parquet value."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def read_ahead(
 ) -> Iterator[Output]:
     """Yield `function` of each item in order, computed by threads; at most `ahead` of them wait.
 
-    The end sets `given_up`, however it comes.
+    When it ends, for any reason, `given_up` is set.
     """
     with ThreadPoolExecutor(workers_count, thread_name_prefix="converter-read") as pool:
         pending: deque[Future[Output]] = deque()

@@ -1,4 +1,4 @@
-"""Old dates in today's calendar, and nanoseconds as microseconds."""
+"""Converts dates of old calendars to today's calendar, and nanoseconds to microseconds."""
 
 from __future__ import annotations
 

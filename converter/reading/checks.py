@@ -1,4 +1,4 @@
-"""A file is what the manifest says, or an error that names it.
+"""Checks that a file is the one in the manifest; if not, raises an error that names the file.
 
 Nothing is decoded here. Every reader opens files and names errors through a `DataFile`.
 """
@@ -219,14 +219,14 @@ class DataFile:
 
 
 def _range_in_footer(footer: ParsedFooter, place: Place) -> tuple[Any, Any] | None:
-    """A column's least and largest value by its file's footer; None where it does not say them."""
+    """A column's least and largest value by its file's footer; None if the footer has no usable bounds."""
     kind, pairs = place.field.type, []
     for row_group in range(len(footer.row_group_rows)):
         bounds = footer.bounds(row_group, place.leaf, kind)
         if bounds is None:
             return None
         pairs.append([_comparable(bound) for bound in bounds])
-    # Spark takes NaN for the largest number, which hides the largest of the others.
+    # Spark writes NaN as the maximum, which hides the largest number.
     if not pairs or (pa.types.is_floating(kind) and np.isnan(pairs).any()):
         return None
     least, most = min(least for least, _ in pairs), max(most for _, most in pairs)

@@ -213,7 +213,8 @@ def _decode_ragged_lists(array: pa.Array, field: Field, fill: Any, valid: npt.ND
     rows = RaggedRows.of_lists(values, lengths)
     if field.ragged_ndim > 1 and not field.is_jagged and not rows.is_block.all():
         raise SourceError(
-            f"Column {field.name!r} has a row whose inner lists differ in length, which its statistics exclude.",
+            f"Column {field.name!r} has a row whose inner lists differ in length, which the file's footer excludes. "
+            "Write the file again, or leave the column out with columns=….",
             column=field.name,
         )
     return Decoded(

@@ -1,4 +1,4 @@
-"""Remote files are fetched in threads of their own, ahead of the threads that decode."""
+"""Fetches remote files in threads of their own, ahead of the threads that decode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Fetch = Callable[[Piece, Turn, ThreadPoolExecutor], Mapping[int, FetchedGroup]]
 def fetching(
     fetch: Fetch, pieces: Iterator[Piece], source: BatchSource, given_up: threading.Event
 ) -> Iterator[Iterator[tuple[Piece, Future[Mapping[int, FetchedGroup]] | None]]]:
-    """The pieces, each with its bytes on their way; None beside it where the files are local.
+    """Yield the pieces, each with the future of its bytes; with None if the files are local.
 
     The network is busy while the workers decode. Pieces make their requests in order, so that the piece that is
     wanted first does not wait for a full line. The end sets `given_up`.

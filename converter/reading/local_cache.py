@@ -172,8 +172,8 @@ class LocalCache:
                 file.flush()
                 # A network filesystem reports failed writes at a close: it must come before the piece has its name.
                 os.close(os.dup(file.fileno()))
-                # Locked, or a listing could miss both names; and before the file's own lock ends, because without it
-                # this is the half piece of a killed process.
+                # With the root locked, or a listing could miss both names. Before the file's own lock is released:
+                # without a lock it would count as the half piece of a killed process.
                 with _locked(self.root, fcntl.LOCK_SH):
                     os.rename(aside, os.path.join(self._folder, name))
         except OSError as error:
@@ -231,7 +231,8 @@ def open_local_cache(directory: str, fingerprint: str, max_bytes: int | None) ->
         return LocalCache(directory, fingerprint, max_bytes)
     except PermissionError as error:
         raise CacheError(
-            f"local_cache_dir={directory!r} is another user's: {error}. Choose a folder of your own.", path=directory
+            f"local_cache_dir={directory!r} belongs to another user: {error}. Choose a folder of your own.",
+            path=directory,
         ) from error
     except (CacheError, OSError) as error:
         cause = error.__cause__ if isinstance(error, CacheError) else error

@@ -1,4 +1,4 @@
-"""What a null becomes: an error, a mask or a fill value."""
+"""What a null becomes: an error, a masked zero, or a fill value."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class OpenFile:
         return ranges
 
     def plain_values(self, name: str, chunk: Chunk, fetched: Fetched | None) -> list[Array] | None:
-        """A plain column's values in a row group; None where Arrow must decode them."""
+        """A plain column's values in a row group; None if Arrow must decode them."""
         if fetched is None:
             return self.plain[name].values(self.buffer, chunk, verify_checksums=self.verify_checksums)
         in_memory = chunk._replace(start=0, end=chunk.end - chunk.start)

@@ -96,7 +96,7 @@ class RaggedRows:
         return padded, self.shapes
 
     def pad_inner_lengths(self) -> npt.NDArray[np.int64]:
-        """How many numbers each innermost list has: `(rows, *longest[:-1])`, zeros where a row has no list.
+        """How many numbers each innermost list has: `(rows, *longest[:-1])`, zeros if a row has no list there.
 
         >>> rows = RaggedRows.of_lists(np.array([1, 2, 3]), [np.array([2, 0]), np.array([1, 2])])
         >>> rows.pad()[0].tolist(), rows.pad_inner_lengths().tolist()

@@ -68,7 +68,7 @@ class RowGroup:
         return parts
 
     def _plain_parts(self, name: str) -> list[Array] | None:
-        """A column's values as they lie in the pages; None where Arrow must decode them."""
+        """A column's values as they lie in the pages; None if Arrow must decode them."""
         parts: list[Array] = []
         for chunks in self._plain:
             chunk = chunks.get(name)
@@ -95,7 +95,7 @@ class RowGroup:
         field = self._files.fields[name]
         if name in self._decoded:
             return self._decoded[name].element_mask(field)
-        # Plain values are whole.
+        # Plain values have no null elements.
         return np.ones((self.num_rows, *(field.shape or ())), np.bool_)
 
     def validate(self) -> None:

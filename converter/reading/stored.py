@@ -1,4 +1,4 @@
-"""Columns as a file stores them: where they lie, and as Arrow reads them."""
+"""Columns as a file stores them: finds them in the file, and reads them as Arrow arrays."""
 
 from __future__ import annotations
 

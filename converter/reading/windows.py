@@ -55,7 +55,7 @@ def open_files(source: BatchSource, processes_count: int = 1) -> DataFiles:
         cache = open_local_cache(source.local_cache_dir, content, source.local_cache_bytes)
     else:
         logger.warning(
-            "local_cache_dir is not used: %s does not tell when its files were written, so copies could be stale.",
+            "local_cache_dir is not used: %s does not report when files were written, so copies could be stale.",
             source.storage.url,
         )
     return DataFiles(

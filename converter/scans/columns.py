@@ -1,4 +1,4 @@
-"""Columns of one row group as an Arrow table: what a pass looks at."""
+"""Reads columns of one row group as an Arrow table, for a pass."""
 
 from __future__ import annotations
 

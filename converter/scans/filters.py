@@ -1,4 +1,4 @@
-"""What a user's filters mean: checked against the schema, then one expression of Arrow's; no file is opened.
+"""Checks a user's filters against the schema, and turns them into one Arrow expression; opens no file.
 
 Tuples compare as Spark does (NaN equals NaN and is above every number; null passes nothing), Arrow's expressions as
 Arrow does.
@@ -108,7 +108,7 @@ def comparisons_of(filters: Any, manifest: Manifest, arrow_schema: pa.Schema) ->
                 raise ValueError(
                     f"filters: column {name!r} is a tensor; only columns of single values can be compared."
                 )
-        # NaN that fails one comparison of a column fails the group, so bounds decide the column's others as well.
+        # NaN that fails one comparison fails the whole group: then bounds also decide the column's other comparisons.
         without_nan = {name for name, sign, value in group if not _nan_passes(sign, value)}
         for name, sign, value in group:
             if sign == "not in" and not list(value):
@@ -326,7 +326,7 @@ def evaluate(expression: pc.Expression, table: pa.Table) -> Mask:
 def bounded_columns(filters: Any, manifest: Manifest, names: Sequence[str]) -> list[str]:
     """The columns whose least and largest values may rule out rows.
 
-    In an expression these are no floats that may hold NaN, which is outside all bounds. Comparisons handle it.
+    In an expression, floats that may hold NaN are left out: NaN is outside all bounds. Comparisons handle it.
     """
     if not isinstance(filters, pc.Expression):
         return list(names)

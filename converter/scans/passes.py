@@ -44,7 +44,7 @@ from converter.storage.directory import Storage
 def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> Selection:
     """The live rows that pass `filters`, by one pass over the filtered columns.
 
-    Row groups that Parquet statistics exclude are not read. What a comparison means is told in `filters`.
+    Row groups that Parquet statistics exclude are not read. `filters` says what a comparison means.
 
     Raises:
         ValueError, TypeError: the filters are not understood, name no column, or do not fit its type.

@@ -1,4 +1,4 @@
-"""A filter becomes skipped files and row groups: by the table's log, and by the statistics in Parquet footers."""
+"""Which files and row groups a filter can skip: by the table's log, and by the statistics in Parquet footers."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _footer_guarantee(opened: OpenFile, names: Sequence[str], index: int) -> pc.
             continue
         bounds = opened.footer.bounds(index, place.leaf, kind)
         null_count = opened.footer.chunk(index, place.leaf).null_count
-        # Spark 4.2 takes NaN for the largest number, and nothing is at most NaN.
+        # Spark 4.2 writes NaN as the maximum, and a comparison with NaN is false.
         if bounds is not None and null_count is not None and not any(map(is_nan_value, bounds)):
             guarantees.append(_range(name, *bounds, has_no_nulls=null_count == 0))
     return functools.reduce(operator.and_, guarantees) if guarantees else None
@@ -175,7 +175,7 @@ def _footer_guarantee(opened: OpenFile, names: Sequence[str], index: int) -> pc.
 
 def _may_pass(expression: pc.Expression, arrow_schema: pa.Schema, guarantees: Sequence[pc.Expression]) -> Mask:
     """For each guarantee whether a row for which it holds may pass."""
-    # Imported late: it brings pandas, where that is installed.
+    # Imported late: it imports pandas, if that is installed.
     import pyarrow.dataset as ds
 
     form, nowhere = ds.ParquetFileFormat(), pa.fs.LocalFileSystem()

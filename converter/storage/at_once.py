@@ -1,4 +1,4 @@
-"""Many requests at once, in turn with others; the first error gives all of them up."""
+"""Sends many requests at once, after those of earlier callers; the first error cancels all of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def at_once(
     turn: Turn | None = None,
     pool: futures.ThreadPoolExecutor | None = None,
 ) -> list[Output]:
-    """`function` of each item, in order, by threads; the first error, also Ctrl-C, ends it and sets `given_up`.
+    """The results of `function` in order, from threads; the first error, or Ctrl-C, ends it and sets `given_up`.
 
     With a `turn` no call begins before the turn has come; it ends once all calls are queued for a thread. The threads
     of a `pool` serve all its users in the order of arrival, and an error does not wait for calls that have begun.

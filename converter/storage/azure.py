@@ -75,7 +75,7 @@ class AzureStore(Store):
         return options
 
     def delta_url(self, url: str) -> str:
-        """The URL with the first cloud's host, which deltalake knows; another cloud's host is told as an endpoint."""
+        """The URL with the first cloud's host, which deltalake knows; another cloud's host is passed as an endpoint."""
         return re.sub(r"(://[^/]*\.dfs\.)core\.[^/]+", r"\1core.windows.net", url)
 
     def path_of(self, url: str) -> str | None:
@@ -200,7 +200,8 @@ def open_azure(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
     require_package("adlfs", "'spark-tensor-converter[azure]'", shown)
     if connected not in (None, account):
         raise ValueError(
-            f"{shown} is of the account {account!r}, and {origin} of {connected!r}; give those of one, or unset it."
+            f"{shown} is in the account {account!r}, but {origin} is for {connected!r}. Use the same account in both, "
+            f"or unset {origin}."
         )
     if "connection_string" not in given:
         given["account_name"] = account
@@ -248,8 +249,8 @@ def parse_azure_url(url: str) -> AzurePlace:
     """
     if re.search(r"[?#]", url):
         raise ValueError(
-            f"{re.split('[?#]', url)[0]} goes on with a ? or #, which a URL of Azure's does not have here. Give a "
-            "signature as storage_options={'sas_token': …}; in the https form write a # of a name as %23."
+            f"{re.split('[?#]', url)[0]} is followed by a ? or #, which is not supported in Azure URLs. Pass a "
+            "signature as storage_options={'sas_token': …}; in an https URL write a # of a name as %23."
         )
     parts = urlsplit(url)
     path = unquote(parts.path).strip("/") if parts.scheme == "https" else parts.path.strip("/")
@@ -268,7 +269,7 @@ def parse_azure_url(url: str) -> AzurePlace:
     account, _, domain = host.partition(".")
     kind, _, suffix = domain.partition(".")
     if kind not in ("dfs", "blob"):
-        raise ValueError(f"{host} is no host of Azure's storage: expected <account>.dfs.core.windows.net.")
+        raise ValueError(f"{host} is not a host of Azure storage: expected <account>.dfs.core.windows.net.")
     return AzurePlace(
         scheme=scheme,
         container=container,

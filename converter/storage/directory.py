@@ -1,4 +1,4 @@
-"""One directory on any filesystem, and the few things a cache asks of it.
+"""One directory on any filesystem, with the few operations that a cache needs.
 
 All rooms above speak of names below a root. The operation that matters is `put_if_absent`: a small file that appears
 whole or not at all, and only if no such name exists. It is the commit.
@@ -50,7 +50,7 @@ class FileInfo:
     """A symbolic link, which may lead to files of others."""
 
     modified: float
-    """Seconds since 1970 by the store's own clock; 0 if the store does not tell."""
+    """Seconds since 1970 by the store's own clock; 0 if the store does not report it."""
 
 
 class Storage(ABC):
@@ -242,7 +242,7 @@ class Storage(ABC):
         except (FileExistsError, NotADirectoryError) as error:
             raise CacheError(f"{self.url} is a file, where a directory was expected.", path=self.url) from error
         except NotOpenedError as error:
-            # The error itself tells what to do.
+            # The error itself says what to do.
             raise CacheError(f"{self.url} cannot be written: {error}.", path=self.url) from error
 
     def list(self) -> list[FileInfo]:

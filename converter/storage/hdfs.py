@@ -1,4 +1,4 @@
-"""HDFS, through hdfs-native: no JVM, no libhdfs. Which failures are transient, and how a file becomes whole."""
+"""HDFS, through hdfs-native (no JVM, no libhdfs): which failures are transient, and how a file is created whole."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HdfsStore(Store):
         return None if user is None else str(user)
 
     def is_transient(self, error: BaseException) -> bool:
-        """Also for what hdfs-native raises while nodes are away or the NameNode starts."""
+        """Also true for the errors that hdfs-native raises while nodes are away or the NameNode starts."""
         return super().is_transient(error) or (
             isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _TRANSIENT_SIGNS)
         )
@@ -57,7 +57,7 @@ class HdfsStore(Store):
         return None if scheme != self.protocol or is_other else path
 
     def _why_silent(self) -> str:
-        # hdfs-native retries by itself, and does not tell why.
+        # hdfs-native retries by itself, and does not say why.
         host, port = self.options.get("host"), self.options.get("port")
         if host is not None and port is not None:
             try:
@@ -67,7 +67,7 @@ class HdfsStore(Store):
         return ""
 
     def _open(self) -> Any:
-        # Its threads stay in the parent: a forked child that used them would wait for ever.
+        # Its threads stay in the parent: a forked child that used them would hang.
         if HdfsStore._used_by not in (None, os.getpid()):
             raise OSError(
                 "hdfs-native does not work in a process that was forked from one that used it. Start processes anew, "
@@ -173,7 +173,7 @@ class HdfsStore(Store):
 
 
 def _keep_garbage_of_parents() -> None:
-    """Let forked children never collect the garbage of this process: a reader of hdfs-native in it waits for ever.
+    """Let forked children never collect the garbage of this process: a reader of hdfs-native in it would hang.
 
     Reaches into: gc.freeze, in each child from now on (CPython 3.11, hdfs-native 0.14).
     Without it: a forked child may hang when it collects garbage.

@@ -36,7 +36,7 @@ class HttpStore(Store):
             try:
                 return request(filesystem)
             except FileNotFoundError as error:
-                # fsspec reports each file as missing whose size it did not get.
+                # fsspec reports a file as missing if it did not get its size.
                 cause = error.__cause__
                 if not isinstance(cause, Exception) or status_of(cause) in GONE_STATUS:
                     raise
@@ -57,7 +57,7 @@ class HttpStore(Store):
         if info.get("mimetype") == "text/html" or str(info.get("url", "")).endswith("/"):
             raise FileNotFoundError(f"{self.protocol}://{self.host}/{path} is a page")
         if info.get("size") is None:
-            raise OSError(f"{self.protocol}://{self.host}/{path}: the server does not tell its size")
+            raise OSError(f"{self.protocol}://{self.host}/{path}: the server does not report its size")
         return info
 
     def cat_file(self, path: str, given_up: threading.Event | None = None) -> bytes:
@@ -79,9 +79,8 @@ class HttpStore(Store):
                 response.raise_for_status()
                 if response.status != PARTIAL_STATUS:
                     raise OSError(
-                        f"{self.protocol}://{self.host} answers with whole files where a part is asked for (it ignores "
-                        "Range:), so each file would be fetched many times. Copy the files to a disk, or choose "
-                        "another server."
+                        f"{self.protocol}://{self.host} ignores Range requests and answers with whole files, so each "
+                        "file would be fetched many times. Copy the files to a disk, or choose another server."
                     )
                 given = response.headers.get("Content-Range", "")
                 if not given.replace(" ", "").startswith(f"bytes{start}-"):

@@ -1,4 +1,4 @@
-"""From a URL to a directory and its store: the only module that knows all kinds."""
+"""Opens the directory and the store that a URL names; the only module that knows all kinds of store."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
         raise ValueError(f"{shown} has a :: in it, which fsspec takes for a chain of filesystems. Rename the folder.")
     named = unquote(path) if scheme in HTTP_SCHEMES else path
     if scheme in (*OBJECT_SCHEMES, *HTTP_SCHEMES) and re.search(r"[?#]", named):
-        # fsspec's filesystems do not agree on what such a sign means, and what is shown must be where things are.
-        raise ValueError(f"{shown} goes on with a ? or #, which is not supported here. Rename the folder.")
+        # fsspec's filesystems disagree on what such a sign means, and the URL that we show must be the true one.
+        raise ValueError(f"{shown} is followed by a ? or #, which is not supported here. Rename the folder.")
     if scheme in PACKAGES:
         require_package(*PACKAGES[scheme], shown)
     try:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RemoteStorage(Storage):
-    """A directory of a `Store`, which is asked with patience and shows no secret."""
+    """A directory in a `Store`, which retries requests and shows no secret."""
 
     is_local = False
     _filesystem: Store

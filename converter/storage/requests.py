@@ -1,4 +1,4 @@
-"""Waiting for a request that can be given up, on a line that others share; and the status in a client's error."""
+"""Waits for a request that can be cancelled, shares the network among requests, and finds the status in an error."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def answer_of(
 
 
 def status_of(error: BaseException) -> int | None:
-    """HTTP's status of an error or of one behind it; None if no client tells."""
+    """The HTTP status of an error or of its causes; None if none of them has one."""
     for cause in errors_behind(error):
         name = _STATUS_NAMES.get(type(cause).__name__, "status_code")
         for status in (getattr(cause, name, None), _aws_answer(cause).get("HTTPStatusCode")):
@@ -80,7 +80,7 @@ def _aws_answer(error: BaseException) -> Mapping[str, Any]:
 
 
 class RequestLine:
-    """Bounds how many bytes are asked for at once: what the line brings in time, or a slow line while it is unknown.
+    """Limits the bytes requested at once to what the network delivers in time; assumes a slow one until that is known.
 
     All requests share the line. At 1 MB/s, 16 requests of 8 MB would all be on their way for 128 seconds, and each
     late after 120, while the store was never out of reach.

@@ -1,4 +1,4 @@
-"""An fsspec filesystem asked with patience: retried, bounded in time, without secrets in its errors.
+"""An fsspec filesystem with retries, time limits, and errors without secrets.
 
 Every request runs in a thread of its own, so that one which hangs can be given up: by Ctrl-C, by closing a loader, or
 because `timeout_seconds` are over. Transient failures (throttling, a reset connection, a restarting node) are retried,
@@ -99,7 +99,7 @@ class Store:
         self._opened: tuple[int, Any] | None = None
         self._opening = threading.Lock()
         self._line: tuple[int, RequestLine] | None = None
-        # The memory of this process loses no answer, and a lock of ours keeps threads apart.
+        # A store in this process's memory loses no answer, and our own lock makes a creation exclusive.
         self._keeps_answers = self._creates_exclusively = protocol == "memory"
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What every framework's loader must do: a new one passes these tests, and is done."""
+"""What the loaders of every framework must do. A new framework passes these tests, and is complete."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from converter import CacheError, DatasetConverter, NullValueError, make_parquet
 from tests.contracts.sources import NUM_ROWS, TABLE
 
 ROWS: dict[str, Any] = {"batch_size": 64, "columns": ["id"], "cur_shard": 0, "shard_count": 1}
-"""What most tests here read."""
+"""What most tests here pass to a loader."""
 
 
 class FrameworkContract:
-    """Subclasses make a loader, tell its length, and turn a column into NumPy's."""
+    """Subclasses define `make`, and where needed `steps`, `array` and `batches`."""
 
     def make(self, converter: DatasetConverter, **options: Any) -> Any:
         """A loader, which is a context manager."""
         raise NotImplementedError
 
     def steps(self, loader: Any) -> int:
-        """How many batches it says that it has."""
+        """The number of batches that the loader announces."""
         return len(loader)
 
     def array(self, values: Any) -> np.ndarray[Any, Any]:
-        """A column of a batch as NumPy's."""
+        """A column of a batch as a NumPy array."""
         return np.asarray(values)
 
     @pytest.fixture
@@ -39,11 +39,11 @@ class FrameworkContract:
         return make_parquet_converter(tmp_path / "rows.parquet")
 
     def batches(self, loader: Any) -> list[list[int]]:
-        """The rows of an iteration's batches, by their numbers."""
+        """The ids of the rows in each batch of an iteration."""
         return [self.array(batch["id"]).tolist() for batch in loader]
 
     def expected(self, converter: DatasetConverter, **options: Any) -> list[list[int]]:
-        """The same in NumPy, which needs no framework."""
+        """What the NumPy reader yields with the same options."""
         with converter.make_batch_reader(**ROWS | options) as reader:
             return [batch["id"].tolist() for batch in reader]
 
@@ -61,7 +61,7 @@ class FrameworkContract:
         ],
         ids=str,
     )
-    def test_the_rows_and_their_order_are_those_of_numpy(
+    def test_the_rows_and_their_order_are_those_of_the_numpy_reader(
         self, converter: DatasetConverter, options: dict[str, Any]
     ) -> None:
         with self.make(converter, **ROWS | options) as loader:
@@ -77,7 +77,7 @@ class FrameworkContract:
             assert self.array(found[name]).dtype == wanted[name].dtype
             np.testing.assert_array_equal(self.array(found[name]), wanted[name])
 
-    def test_an_epoch_that_ends_is_followed_by_the_next_and_one_left_early_repeats(
+    def test_a_whole_epoch_is_followed_by_the_next_and_an_interrupted_one_starts_over(
         self, converter: DatasetConverter
     ) -> None:
         options = {"shuffle": True}
@@ -99,7 +99,7 @@ class FrameworkContract:
         return first, second
 
     @pytest.mark.parametrize("done", [1, 7])
-    def test_a_state_goes_on_with_the_very_next_row(self, converter: DatasetConverter, done: int) -> None:
+    def test_a_state_continues_with_the_very_next_row(self, converter: DatasetConverter, done: int) -> None:
         options = ROWS | {"shuffle": True}
         with self.make(converter, **options) as loader:
             state = loader.state_dict(done)
@@ -107,7 +107,7 @@ class FrameworkContract:
             loader.load_state_dict(state)
             assert self.batches(loader) == self.expected(converter, shuffle=True)[done:]
 
-    def test_a_transform_is_of_whole_batches(self, converter: DatasetConverter) -> None:
+    def test_a_transform_gets_whole_batches(self, converter: DatasetConverter) -> None:
         def add_row(batch: dict[str, Any]) -> dict[str, Any]:
             return {"id": batch["id"], "twice": batch["id"] * 2}
 
@@ -115,13 +115,13 @@ class FrameworkContract:
             for batch in loader:
                 np.testing.assert_array_equal(self.array(batch["twice"]), self.array(batch["id"]) * 2)
 
-    def test_what_cannot_be_read_is_an_error_of_ours(self, converter: DatasetConverter) -> None:
+    def test_what_cannot_be_read_raises_our_own_error(self, converter: DatasetConverter) -> None:
         with pytest.raises(NullValueError, match="'x'"), self.make(converter, batch_size=10, columns=["x"]) as loader:
             list(loader)
         with pytest.raises(ValueError, match="nowhere"):
             self.make(converter, columns=["nowhere"])
 
-    def test_nothing_is_left_after_an_iteration_that_was_left_early(self, converter: DatasetConverter) -> None:
+    def test_no_reader_thread_is_left_after_an_iteration_that_stops_early(self, converter: DatasetConverter) -> None:
         with self.make(converter, **ROWS | {"batch_size": 10}) as loader:
             for _ in loader:
                 break

@@ -28,7 +28,7 @@ TABLE = pa.table(
 
 
 def write_files(folder: Path, *, rows_per_file: int = 250, row_group_rows: int = 100) -> list[Path]:
-    """The table in several files of several row groups, for a source that stands on Parquet files."""
+    """The table in several files of several row groups, for a source of existing Parquet files."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for start in range(0, NUM_ROWS, rows_per_file):
@@ -38,7 +38,7 @@ def write_files(folder: Path, *, rows_per_file: int = 250, row_group_rows: int =
 
 
 class SourceContract:
-    """Subclasses define `write`, which puts the rows into a folder, and `find`, which is the source."""
+    """Subclasses define `write`, which writes the rows into a folder, and `find`, which calls the source."""
 
     def write(self, folder: Path) -> None:
         """Write `TABLE` into a folder as the source expects it, in more than one file."""
@@ -50,17 +50,17 @@ class SourceContract:
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        """Where the rows lie."""
+        """The folder that holds the rows."""
         self.write(tmp_path / "source")
         return tmp_path / "source"
 
     @pytest.fixture
     def converter(self, folder: Path) -> DatasetConverter:
-        """The rows."""
+        """A converter of the rows."""
         return borrow_files(*self.find(folder))
 
     def ids(self, converter: DatasetConverter, **options: Any) -> list[int]:
-        """The ids of the rows that a reader hands out, in their order."""
+        """The ids of the rows that a reader yields, in their order."""
         arguments: dict[str, Any] = {"batch_size": 64, "columns": ["id"], "cur_shard": 0, "shard_count": 1} | options
         with converter.make_batch_reader(**arguments) as reader:
             return [int(row) for batch in reader for row in batch["id"]]
@@ -81,7 +81,7 @@ class SourceContract:
         assert converter.columns == ("id", "x", "text", "vector")
         assert (len(converter), converter.schema["vector"].shape, converter.schema["x"].has_nulls) == (1000, (2,), True)
 
-    def test_an_order_belongs_to_its_seed(self, converter: DatasetConverter) -> None:
+    def test_each_seed_has_its_own_order(self, converter: DatasetConverter) -> None:
         once, again = (self.ids(converter, shuffle=True, seed=1) for _ in range(2))
         assert once == again != self.ids(converter, shuffle=True, seed=2)
         assert sorted(once) == list(range(NUM_ROWS))
@@ -109,7 +109,7 @@ class SourceContract:
     def test_the_same_rows_have_the_same_fingerprint(self, folder: Path) -> None:
         assert self.find(folder)[1].fingerprint == self.find(folder)[1].fingerprint
 
-    def test_a_run_goes_on_with_the_next_row(self, converter: DatasetConverter) -> None:
+    def test_a_resumed_run_continues_with_the_next_row(self, converter: DatasetConverter) -> None:
         options: dict[str, Any] = {"batch_size": 50, "shuffle": True, "columns": ["id"]}
         with converter.make_batch_reader(**options) as reader:
             before = [batch["id"].tolist() for _, batch in zip(range(7), reader, strict=False)]
@@ -119,7 +119,7 @@ class SourceContract:
             after = [batch["id"].tolist() for batch in reader]
         assert [row for batch in before + after for row in batch] == self.ids(converter, shuffle=True)
 
-    def test_a_file_that_is_gone_or_another_one_is_named(self, folder: Path) -> None:
+    def test_a_file_that_is_missing_or_replaced_is_named(self, folder: Path) -> None:
         storage, manifest = self.find(folder)
         path = Path(storage.path(manifest.file_names[-1]))
         pq.write_table(TABLE.slice(0, 10), path)

@@ -1,4 +1,4 @@
-"""What every directory must do, on whichever kind of store: a new kind passes these tests and is done."""
+"""What a directory on every kind of store must do. A new kind passes these tests, and is complete."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from converter.storage.opening import open_storage
 class StorageContract:
     """What every store must do.
 
-    A member gives two fixtures: `storage`, a directory that does not exist yet, and `forbidden`, one with a file "a"
-    of which nothing may be done; None where a store knows no permissions.
+    Subclasses define two fixtures: `storage`, a directory that does not exist yet, and `forbidden`, a directory with a
+    file "a" where every operation is refused (None if the store has no permissions).
     """
 
     has_folders = True
-    """Whether an empty folder is anything at all."""
+    """Whether an empty folder exists on this store."""
 
     refuses_lists = True
-    """Whether the folder `forbidden` may not be listed either."""
+    """Whether listing the folder `forbidden` is refused too."""
 
     def open(self, url: str) -> Storage:
-        """The same place once more, as another process would open it."""
+        """Open the same directory again, as another process would."""
         return open_storage(url)
 
     def test_what_was_put_is_read(self, storage: Storage) -> None:
@@ -65,7 +65,7 @@ class StorageContract:
         assert storage.put_if_absent("a", b"second")
         assert storage.read("a") == b"second"
 
-    def test_a_file_that_is_written_again_has_another_stamp(self, storage: Storage) -> None:
+    def test_a_rewritten_file_has_another_stamp(self, storage: Storage) -> None:
         storage.make_directory()
         storage.put_if_absent("a", b"same")
         seen = storage.look("a")
@@ -81,7 +81,7 @@ class StorageContract:
         assert storage.look("a")[0] == 4
         assert storage.look("a")[1] not in (None, seen[1])
 
-    def test_a_file_below_a_folder_that_was_listed_is_asked_for_anew(self, storage: Storage) -> None:
+    def test_a_file_below_a_listed_folder_is_looked_up_again(self, storage: Storage) -> None:
         below = storage.below("day=1")
         below.make_directory()
         below.put_if_absent("a", b"same")
@@ -169,7 +169,7 @@ class StorageContract:
         storage.make_directory()
         assert storage.read("a") == b"1"
 
-    def test_a_change_by_somebody_else_is_seen(self, storage: Storage) -> None:
+    def test_a_change_by_another_client_is_seen(self, storage: Storage) -> None:
         storage.make_directory()
         other = self.open(storage.url)
         assert storage.list() == []
@@ -191,7 +191,7 @@ class StorageContract:
             file.seek(10)
             assert file.read(2) == bytes([10, 11])
 
-    def test_pickle_keeps_the_place(self, storage: Storage) -> None:
+    def test_a_pickled_directory_is_the_same_place(self, storage: Storage) -> None:
         storage.make_directory()
         storage.put_if_absent("a", b"1")
         again = pickle.loads(pickle.dumps(storage))
@@ -201,9 +201,9 @@ class StorageContract:
         assert below.url == storage.below("b", "c").url
         assert below.path("d") == storage.below("b", "c").path("d")
 
-    def test_what_is_not_allowed_is_said_at_once(self, forbidden: Storage | None) -> None:
+    def test_a_forbidden_operation_fails_at_once(self, forbidden: Storage | None) -> None:
         if forbidden is None:
-            # The member says that there is no such place.
+            # This store has no permissions.
             return
         for ask in (
             lambda: forbidden.put_if_absent("b", b"1"),
@@ -216,20 +216,20 @@ class StorageContract:
             lambda: forbidden.delete_file("a"),
             *([forbidden.list] if self.refuses_lists else []),
         ):
-            # It would be a TimeoutError if it had been asked until the deadline.
+            # A TimeoutError would mean that the store had retried until the deadline.
             with pytest.raises(PermissionError, match=r"/forbidden|^\[Errno 13\] Permission denied$"):
                 ask()
 
-    def test_a_place_is_named_without_a_slash_at_its_end(self, storage: Storage) -> None:
+    def test_a_url_has_no_slash_at_its_end(self, storage: Storage) -> None:
         assert not storage.url.endswith("/")
         assert storage.below("b").url == f"{storage.url}/b"
         assert storage.url in repr(storage)
 
 
 class RemoteStorageContract(StorageContract):
-    """What every store must do that is no disk."""
+    """What every remote store must do."""
 
-    def test_of_a_part_beyond_the_end_there_is_what_there_is(self, storage: Storage) -> None:
+    def test_a_part_beyond_the_end_holds_only_the_bytes_before_the_end(self, storage: Storage) -> None:
         storage.make_directory()
         storage.put_if_absent("a", b"0123456789")
         parts = {(3, 5): b"34", (8, 20): b"89", (10, 12): b"", (20, 30): b""}

@@ -384,7 +384,7 @@ def convert_with_each_side(
                 with made.make_batch_reader(batch_size=64) as reader:
                     ids = [int(one) for batch in reader for one in batch["id"]]
             found[kind] = {"ids": ids, "is_by_spark": ["-c000" in name for name in names]}
-            found[kind]["because"] = [text for text in said if text.startswith("Spark's own Parquet writer is taken")]
+            found[kind]["because"] = [text for text in said if text.startswith("Using Spark's own Parquet writer")]
         except CacheError as error:
             found[kind] = str(error)
     spark.stop()

@@ -94,8 +94,8 @@ def test_a_directory_that_the_driver_does_not_share_is_named(cluster: dict[str, 
     kind, text = cluster["not shared"]
     assert kind == "CacheError"
     assert re.search(
-        r"executors wrote file:///proc/self/cwd/cache/converter-v1/.*, but as seen by the driver what an executor "
-        r"wrote there is not there\. .* Choose a cache_dir that the driver and every executor share\.",
+        r"executors wrote file:///proc/self/cwd/cache/converter-v1/.*, but as seen by the driver "
+        r"the file of an executor is not there\. .* Choose a cache_dir that the driver and every executor share\.",
         text,
     )
     assert cluster["driver sees"] == [f"cache/{MARKER}"]

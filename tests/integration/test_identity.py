@@ -728,7 +728,7 @@ def test_a_damaged_entry_is_not_used_again(
     with make_spark_converter(df, cache_dir=cache_dir) as two:
         assert two.url != one.url
         assert rows_in(two) == [(row,) for row in range(9)]
-    assert "Write again what is damaged" in caplog.text
+    assert "Write a damaged entry again" in caplog.text
     one.delete()
     assert files_below(cache_dir) == [MARKER]
 
@@ -885,7 +885,7 @@ def test_a_damaged_entry_is_written_again_with_a_warning(
         assert rows_in(again) == [(row,) for row in range(30)]
     assert settings(spark) == before
     (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert warning.getMessage().startswith("Write again what is damaged: ")
+    assert warning.getMessage().startswith("Write a damaged entry again: ")
     assert folder.name in warning.getMessage()
     # Sound again, and nothing of the damaged one is left.
     assert len(list(folder.glob("data-*/"))) == 1
@@ -946,7 +946,7 @@ def test_a_damaged_kept_entry_stays_where_a_converter_deletes_at_its_end(
     with make_spark_converter(spark.range(7), **options) as passing:
         assert passing.url != kept.url
         assert rows_in(passing) == [(row,) for row in range(7)]
-    assert "Write again what is damaged" in caplog.text
+    assert "Write a damaged entry again" in caplog.text
     file.write_bytes(content)
     with open_converter(cache_dir, cache_key="flights") as again:
         assert rows_in(again) == [(row,) for row in range(7)]

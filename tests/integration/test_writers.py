@@ -633,7 +633,7 @@ def test_auto_takes_sparks_writer_where_executors_have_no_pyarrow(tmp_path: Path
     assert answer[0] == "lists"
     assert answer[1].startswith("the executors cannot run what writes there (")
     assert len(answer[1]) < 600
-    assert [text for text in result["said"] if text == f"Spark's own Parquet writer is taken: {answer[1]}"]
+    assert [text for text in result["said"] if text == f"Using Spark's own Parquet writer: {answer[1]}"]
     assert all("-c000" in name for name in result["names"]), result["names"]
     assert result["left"] == [MARKER]
 

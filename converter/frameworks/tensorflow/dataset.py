@@ -46,7 +46,7 @@ def _freeze_parents_garbage() -> None:
     """Keep a forked child from collecting its parent's objects.
 
     Reaches into: gc.freeze, for the whole process (CPython 3.10 to 3.13).
-    Without it: a child that collects an iterator of tf.data waits for ever, for threads that only its parent has.
+    Without it: a child that collects an iterator of tf.data hangs: it waits for threads that only its parent has.
     """
     gc.freeze()
 
@@ -104,8 +104,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     dataset.close()  # or a `with` block
     ```
 
-    Its methods for the iterators (`generate` to `note_use`) stand here, because counting, use and the place of the next
-    iteration are one state.
+    The methods from `generate` to `note_use` are for its iterators, not for users. They stand here, because they share
+    the state that counts batches.
     """
 
     def __init__(
@@ -237,12 +237,12 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         A torch loader or a NumPy reader can load it too. Rows, seed, shuffle, window and `uneven` must be the same.
 
         Args:
-            batches: the state after so many batches of the iteration instead. Needed if TensorFlow takes the batches
-                itself: in `fit` (`DatasetStateCallback` counts them), in a `tf.function`, and in a dataset made from
-                this one.
+            batches: return the state after this many batches of the iteration instead. Needed if TensorFlow takes the
+                batches itself: in `fit` (`DatasetStateCallback` counts them), in a `tf.function`, and in a dataset made
+                from this one.
 
         Raises:
-            ValueError, TypeError: `batches` is needed, or is no number of batches of one iteration.
+            ValueError, TypeError: `batches` is needed, or is not a number of batches of one iteration.
         """
         with self._lock:
             if batches is None:
@@ -253,7 +253,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iteration begin where the state was taken, at the cost of reading one window.
 
-        That iteration has `remaining` steps; the cardinality stays that of whole epochs.
+        That iteration has `remaining` steps; the cardinality does not change, because it counts whole epochs.
 
         Raises:
             StateMismatchError: the state is of other rows or another order; the message says what differs.
@@ -263,7 +263,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             self._epochs.load_state_dict(state_dict)
             begin, num_epochs = self._epochs.next, self._epochs.num_epochs
             if begin.past and not self._source.plan(begin.epoch, begin.past).num_batches:
-                # A state at the end of an epoch: Keras cannot take an iteration without a batch.
+                # The epoch has no batch left: begin the next one, because Keras fails on an empty iteration.
                 done = begin.epochs_done + 1
                 self._epochs.begin_at(begin.epoch + 1, 0 if done == num_epochs else done, ())
 
@@ -412,7 +412,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         return num_steps is not None and num_steps < len(self._epochs)
 
     def _build(self, prefetch: int | None) -> Any:
-        # TensorFlow keeps the function for ever, and must not keep the data files open with it.
+        # TensorFlow never releases the function, and must not keep the data files open with it.
         own = weakref.ref(self)
 
         def generate() -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The iterator of an eager loop: batches are counted, and come without the cost of tf.data.
+"""The iterator of an eager loop: counts batches, and avoids the cost of tf.data.
 
 To begin a tf.data iterator costs 10 ms with 3 columns and 23 ms with 41. Here TensorFlow only unpacks tensors: one call
 for many batches of a column.
@@ -67,7 +67,7 @@ def begin_loop(dataset: TFDataset) -> Iterator[Any]:
 class UntilError:
     """An iterator that raises its error again and again: code that reads ahead must not take the error for the end.
 
-    `ignore_errors` would ask for ever, so after a thousand times it ends.
+    `ignore_errors` would ask without end, so after a thousand times it ends.
     """
 
     def __init__(self, elements: Iterator[Any], end: Callable[[], None]) -> None:
@@ -137,7 +137,7 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
     """
 
     def __init__(self, dataset: TFDataset) -> None:
-        # The base class is initialized by `_hand_over`, if at all.
+        # The base class is initialised by `_hand_over`, if at all.
         self._of = dataset
         self._element_spec = dataset.element_spec
         self.used = 0
@@ -171,7 +171,7 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
             if self._is_handed_over:
                 return
             self._is_handed_over = True
-            # TensorFlow keeps the function for ever.
+            # TensorFlow never releases the function.
             own = weakref.ref(self)
             is_begun = self.used or self._has_ended
             rest = self._of.alone

@@ -94,7 +94,7 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise ValueError(f"save_freq must be 'epoch' or a number of batches above 0, got {save_freq!r}.")
         self._dataset, self._filepath, self._save_freq = dataset, os.fspath(filepath), save_freq
         self._begin: Any = None
-        # Goes on in a second `fit`, as in ModelCheckpoint.
+        # Kept from one `fit` to the next, as in ModelCheckpoint.
         self._unsaved = 0
         self._steps = 0
         self._end: int | None = None
@@ -121,7 +121,7 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._num_begun = self._num_begun or num_begun
         if self._end is not None and self._steps >= self._end:
             if num_begun == self._num_begun:
-                # For a last execution of several steps Keras reports the planned number.
+                # If the last execution has fewer steps than planned, Keras still reports the planned number.
                 self._steps, self._num_begun = self._end, None
             else:
                 self._num_begun = num_begun

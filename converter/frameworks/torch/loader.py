@@ -189,17 +189,17 @@ class TorchDataLoader(DataLoader[Batch]):
         seed, shuffle, window and `uneven` must be the same.
 
         Args:
-            batches: the state after so many batches of the iteration instead, for code that reads ahead of use.
+            batches: return the state after this many batches of the iteration instead, for code that reads ahead.
 
         Raises:
-            ValueError, TypeError: `batches` is no whole number, or more than one iteration has.
+            ValueError, TypeError: `batches` is not a whole number, or more than one iteration has.
         """
         return self._epochs.state_dict(batches)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iteration begin where the state was taken, at the cost of reading one window.
 
-        `len()` stays that of whole epochs; `remaining` is what is left.
+        `len()` does not change, because it counts whole epochs; `remaining` is what is left.
 
         Raises:
             StateMismatchError: the state is of other rows or another order; the message says what differs.
@@ -257,7 +257,7 @@ class TorchDataLoader(DataLoader[Batch]):
     def _start_workers(self) -> Any:
         begin = self._epochs.next
         if self._runs.begin_at(begin.epoch, begin.epochs_done, begin.past):
-            # Running workers know another past.
+            # Running workers were started with another position.
             self._end_workers()
         self._runs.is_own = True
         try:
@@ -313,7 +313,7 @@ class _Runs(IterableDataset[list[Batch]]):
             self._begin.share_memory_()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A pickled source has no credentials, but workers need them. They go along only while a process is started:
+        # A pickled source has no credentials, but workers need them. They travel only while a process is started:
         # any other pickle may end up anywhere.
         options = self.source.storage.options if _is_starting_process() else None
         return {**self.__dict__, "storage_options": options}
@@ -327,7 +327,7 @@ class _Runs(IterableDataset[list[Batch]]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Runs:
         memo[id(self)] = copied = _Runs.__new__(_Runs)
-        # It stays in this process.
+        # A copy stays in this process, so it may keep the credentials.
         copied.__setstate__({**copy.deepcopy(self.__dict__, memo), "storage_options": self.source.storage.options})
         return copied
 

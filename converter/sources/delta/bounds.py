@@ -1,4 +1,4 @@
-"""The log's bounds of each file's values, widened or dropped where writers or deltalake make them too narrow."""
+"""The log's bounds of each file's values: widened or dropped if writers or deltalake make them too narrow."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def typed_bound(actions: pa.Table, name: str, arrow_type: pa.DataType) -> Any:
         # From before the column's type was widened.
         return None
     if pa.types.is_floating(arrow_type):
-        # deltalake takes NaN for the largest number.
+        # deltalake writes NaN as the maximum.
         return pc.if_else(pc.is_finite(bounds), bounds, None)
     if pa.types.is_decimal(arrow_type) and arrow_type.precision > _EXACT_DIGITS:
         # deltalake writes them as doubles, so that a bound may lie within the values.

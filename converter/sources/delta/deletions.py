@@ -1,4 +1,4 @@
-"""Deletion vectors become masks: which rows of a file are left in a version."""
+"""Deletion vectors become masks: which rows of a file a version still has."""
 
 from __future__ import annotations
 

@@ -194,8 +194,8 @@ def _version_of(
 ) -> int:
     """The last version at this time or before, as Spark counts time.
 
-    With in-commit timestamps a commit holds its time, from some version on; before, it is that of the commit's file,
-    made to rise. (deltalake always uses the file's.)
+    With in-commit timestamps, commits from some version on hold their own time. Earlier commits have the time of their
+    file, adjusted so that times rise. (deltalake always uses the file's.)
     """
     # In milliseconds, cut and not rounded.
     commits = {
@@ -205,7 +205,10 @@ def _version_of(
     }
     versions = sorted(commits)
     if not versions:
-        raise SourceError(f"The log of {storage.url} holds no commit whose time could be told.", path=storage.url)
+        raise SourceError(
+            f"The log of {storage.url} has no commit files, so timestamp= cannot be used. Pass version=.",
+            path=storage.url,
+        )
     wanted = math.floor(timestamp.timestamp() * 1000 + 1e-3)
     first_within = len(versions)
     if configuration.get("delta.enableInCommitTimestamps") == "true":

@@ -1,4 +1,4 @@
-"""Who can write into the cache directory: the executors, or Spark's own writer."""
+"""Chooses which writer can write into the cache directory: the executors, or Spark's own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ probed: dict[tuple[str, str, str], tuple[Writer, str]] = {}
 
 
 def choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect: bool) -> Writer:
-    """Who writes the rows. `auto` asks an executor, once for each application and cache directory."""
+    """Which writer writes the rows. `auto` asks an executor, once for each application and cache directory."""
     if wanted != "auto":
         return "spark" if wanted == "spark" else "executors"
     if not is_connect and _executors_are_this_process(session):
@@ -45,12 +45,12 @@ def choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect: 
         jvm_user = find_other_user(directory, session)
         if jvm_user is not None:
             raise CacheError(
-                f"Neither writer can write to {directory.url} as {directory.user!r}, whom cache_dir or storage_options "
-                f"name: {reason}, and Spark's own writer writes as {jvm_user!r}, the user of its JVM. Set "
+                f"Neither writer can write to {directory.url} as {directory.user!r}, the user in cache_dir or "
+                f"storage_options: {reason}, and Spark's own writer writes as {jvm_user!r}, the user of its JVM. Set "
                 f"HADOOP_USER_NAME={directory.user} before Spark starts, or let the executors write.",
                 path=directory.url,
             )
-        logger.info("Spark's own Parquet writer is taken: %s", reason)
+        logger.info("Using Spark's own Parquet writer: %s", reason)
     return writer
 
 
@@ -65,7 +65,7 @@ def find_other_user(directory: Storage, session: Any) -> str | None:
     try:
         # Spark Connect has no JVM here, and a shared cluster of Databricks refuses: HDFS will then report a difference.
         users = java_packages(session).org.apache.hadoop.security.UserGroupInformation
-        # With Kerberos the ticket alone says who both are.
+        # With Kerberos, the ticket alone decides the user of both.
         jvm_user = directory.user if users.isSecurityEnabled() else str(users.getCurrentUser().getShortUserName())
     except Exception as error:  # noqa: BLE001 (each platform refuses with an error of its own)
         logger.debug("Could not ask Spark's JVM for its user: %s", error)
@@ -107,6 +107,6 @@ def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
     if "error" in answer:
         return "spark", f"the executors cannot write to {directory.url} ({directory.without_secrets(answer['error'])})"
     if directory.size(PROBE_NAME) is None:
-        raise entries.not_shared(directory.url, "what an executor wrote there is not there")
+        raise entries.not_shared(directory.url, "the file of an executor is not there")
     directory.delete_file(PROBE_NAME)
     return "executors", ""

@@ -1,4 +1,4 @@
-"""A Spark job under a name: cancelled with its tasks if the driver fails, and one line that says why Spark failed."""
+"""Runs a Spark job under a name, cancels its tasks if the driver fails, and says in one line why Spark failed."""
 
 from __future__ import annotations
 

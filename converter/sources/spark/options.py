@@ -1,4 +1,4 @@
-"""What a user may choose of a write: checked before Spark is asked anything, and part of the cache key."""
+"""The options of a write: checked before Spark is used, and part of the cache key."""
 
 from __future__ import annotations
 

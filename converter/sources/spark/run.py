@@ -95,7 +95,7 @@ def _write_error(error: Exception, directory: Storage, local_path: str, session:
     message = f"Spark could not write the cache into {path}: {directory.without_secrets(short_cause(error))}"
     _, reason = probed.get(place_of(directory, session), ("", "")) if writer == "auto" else ("", "")
     if reason:
-        # The remedy for the executors, because it needs no administrator.
+        # The suggested remedy is the one for the executors, because it needs no administrator.
         package = {"abfs": "adlfs", "hdfs": "hdfs-native"}.get(directory.store["protocol"] if directory.store else "")
         is_missing = package is not None and any(name in reason for name in ("ImportError", "ModuleNotFoundError"))
         remedy = f"Install {package} there" if is_missing else "Pass storage_options= that may write there"

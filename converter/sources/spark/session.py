@@ -1,6 +1,6 @@
-"""What we read of a Spark session and set on it for a while: confs, plans, reports, and Spark's private parts.
+"""Reads a Spark session and sets confs on it for a while: plans, reports, and most uses of Spark's private parts.
 
-What is set is given back afterwards. Each private part of Spark that is used has one function, most of them here.
+Confs are restored afterwards. Each private part of Spark that is used has one function, most of them here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
                 else:
                     session.conf.set(name, explicit)
             except Exception as error:  # noqa: BLE001 (the other confs must still be restored)
-                logger.warning("Could not give the conf %s back as it was: %s", name, error)
+                logger.warning("Could not restore the conf %s: %s", name, error)
 
 
 def explain(df: Any, mode: str) -> str:
@@ -141,9 +141,9 @@ def _open_arrow_stream(job: Any) -> tuple[Any, Any, Any, Any] | None:
 def count_local_lists(df: Any) -> int:
     """How many inputs of a classic DataFrame are lists that `createDataFrame` sent to Spark.
 
-    Such a list stays in the driver's JVM as an RDD. Any other RDD may make its rows anew in each job. A list is told
-    apart by the one Python function that runs on it, which is Spark's own and changes nothing. Any surprise counts as
-    no list.
+    Such a list stays in the driver's JVM as an RDD. Any other RDD may compute new rows in each job. A list is
+    recognised by the one Python function that runs on it, which is Spark's own and changes nothing. Anything unexpected
+    counts as no list.
     """
     try:
         leaves = java_frame(df).queryExecution().optimizedPlan().collectLeaves()

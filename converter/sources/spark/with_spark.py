@@ -1,4 +1,4 @@
-"""The second way to write the cache: Spark's own Parquet writer, with its own credentials and stores.
+"""Writes the cache with Spark's own Parquet writer, which has its own credentials and stores.
 
 Used when the executors cannot reach the store themselves, or have no pyarrow.
 Executors that can pack arrays to BINARY, which is read four times as fast as the

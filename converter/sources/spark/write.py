@@ -5,7 +5,7 @@ both have, and needs nothing of the JVM. One pass over the data: no counting job
 no sampling job, no `df.cache()`.
 
 The executors need pyarrow and numpy, not this package: the write function
-travels by value. Columns travel under names of ours (`c0`, `c1`, …), because
+travels by value. Columns travel under our own names (`c0`, `c1`, …), because
 `mapInArrow` refuses names with dots (tried on Spark 4.2), and keep their true
 names in the files.
 """
@@ -142,7 +142,7 @@ def _is_connect(session: Any) -> bool:
 def _open_root(
     session: Any, cache_dir: str | None, storage_options: StorageOptions | None, timeout_seconds: float, *, writer: str
 ) -> Storage:
-    """The cache's root; refuses `writer="spark"` if the JVM is another user than the one who commits and deletes."""
+    """The cache's root; refuses `writer="spark"` if the JVM runs as another user than the driver commits as."""
     chosen_dir = roots.choose_cache_dir(
         cache_dir,
         spark_conf=session.conf.get(roots.SPARK_CONF, None),
@@ -257,7 +257,7 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
             entries.abandon(root, attempt)
         except (CacheError, OSError) as error:
             # Only logged, because the first failure is what the user must see.
-            logger.warning("Left for a later sweep: %s", error)
+            logger.warning("Could not remove the unfinished write; a later sweep removes it: %s", error)
         raise
     identity.remember(identified.bucket, request.df, identified.evidence, key)
     return entry
@@ -297,14 +297,14 @@ def _adopt(root: Storage, key: str, *, may_remove: bool = True) -> HeldEntry | N
     try:
         adopted = entries.adopt(root, key)
     except CacheCorruptError as error:
-        logger.warning("Write again what is damaged: %s%s", error, note)
+        logger.warning("Write a damaged entry again: %s%s", error, note)
         if may_remove:
             entries.discard(root, key)
         return None
     if adopted is None:
         return None
     if adopted.damage is not None:
-        logger.warning("Write again what is damaged: %s%s", adopted.damage, note)
+        logger.warning("Write a damaged entry again: %s%s", adopted.damage, note)
         if may_remove:
             adopted.delete()
         else:
@@ -319,13 +319,13 @@ def _log_other_entries(root: Storage, keys: Sequence[str], cache_key: str) -> No
     others = [name for name in names if name not in keys]
     if others:
         logger.info(
-            "cache_key=%r is known with another schema or other write options (%d other entr%s); write a new one.",
+            "cache_key=%r has entries with another schema or other write options (%d entr%s); write a new one.",
             cache_key,
             len(others),
             "y" if len(others) == 1 else "ies",
         )
     elif names:
-        logger.info("cache_key=%r is known, but not kept at the end of its converter; write one that is.", cache_key)
+        logger.info("cache_key=%r has an entry that is deleted with its converter; write one that is kept.", cache_key)
 
 
 def _check_dataframe(df: Any) -> None:

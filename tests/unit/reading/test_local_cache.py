@@ -591,5 +591,5 @@ def test_another_users_rows_are_left_alone(tmp_path: Path, monkeypatch: pytest.M
     assert num_files > 0
     assert [entry.path for entry in os.scandir(root) if entry.is_dir()] == [first]
     name = next(name for name in ("one", "two") if hashlib.sha256(name.encode()).hexdigest()[:32] in first)
-    with pytest.raises(CacheError, match=r"is another user's: .*Permission denied.* Choose a folder of your own"):
+    with pytest.raises(CacheError, match=r"belongs to another user: .*Permission denied.* Choose a folder of your own"):
         open_local_cache(str(tmp_path), name, None)

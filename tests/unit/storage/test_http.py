@@ -164,7 +164,7 @@ def test_a_body_that_is_cut_is_asked_for_again(tmp_path: Path, web: str, monkeyp
 def test_a_web_server_without_ranges_is_refused(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"id": range(100_000)}), tmp_path / "a.parquet")
     monkeypatch.setattr(RangeHandler, "has_ranges", False)
-    with pytest.raises(SourceError, match=r"answers with whole files where a part is asked for"):
+    with pytest.raises(SourceError, match=r"ignores Range requests and answers with whole files"):
         make_parquet_converter(f"{web}/a.parquet", timeout_seconds=10)
 
 

@@ -170,7 +170,7 @@ def test_a_conf_that_cannot_be_given_back_is_told_and_does_not_keep_the_others(
     with changed_confs(session, WANTED):
         session.conf.refused.add("both")
     assert session.conf.values == {"user": "set", "both": "new"}
-    assert caplog.text.count("Could not give the conf both back as it was") == 1
+    assert caplog.text.count("Could not restore the conf both") == 1
 
 
 def test_a_block_in_a_block_gives_back_what_the_outer_one_set() -> None:
