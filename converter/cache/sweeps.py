@@ -1,4 +1,4 @@
-"""Sweeps: remove the entries and unfinished writes that no live process holds."""
+"""Sweeps: after each write and by `sweep`, what killed processes left is removed once their leases are dead."""
 
 from __future__ import annotations
 

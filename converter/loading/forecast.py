@@ -1,4 +1,4 @@
-"""What a loader will do, computed without reading a row: steps, dropped rows, bytes, memory, and advice about them."""
+"""What a loader will do, in one report: steps come from `plan`, peak memory from `reading.bounds`; and advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs a column of lists as tensors: the numbers of a row become the bytes of one Parquet value."""
+"""Writes a column of lists: the numbers of a row become the bytes of one Parquet value."""
 
 from __future__ import annotations
 

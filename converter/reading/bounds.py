@@ -1,4 +1,4 @@
-"""How many bytes reading takes: the columns of an epoch, and the most memory at one time."""
+"""Predicts how many bytes reading takes: the columns of an epoch, and the peak memory."""
 
 from __future__ import annotations
 

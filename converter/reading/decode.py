@@ -1,4 +1,4 @@
-"""Arrow to NumPy: one column of one row group becomes numbers; columns of lists become tensors here.
+"""Arrow to NumPy: a column of a row group becomes numbers, its nulls are filled or masked, its lists become tensors.
 
 Pure functions. Numbers are views of Arrow's memory where possible; `gather` copies them once. Strings, bytes and
 ragged rows stay Arrow arrays until a batch is cut from them: Arrow gathers them outside the GIL.

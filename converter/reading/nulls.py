@@ -1,4 +1,4 @@
-"""What a null becomes: an error, a masked zero, or a fill value."""
+"""Checks fill values, and raises the errors for nulls that no policy covers; `decode` fills nulls and makes masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that differ in shape: from lists or bytes, padded, split, and back to Arrow."""
+"""Rows of different lengths: from lists or bytes, padded or split; each framework makes its nested tensors itself."""
 
 from __future__ import annotations
 

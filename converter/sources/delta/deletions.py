@@ -1,4 +1,4 @@
-"""Deletion vectors become masks: which rows of a file a version still has."""
+"""Deletion vectors, decoded by deltalake, become masks: which rows of a file a version still has."""
 
 from __future__ import annotations
 

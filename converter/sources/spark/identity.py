@@ -1,4 +1,4 @@
-"""When two DataFrames provably have the same rows, so that a cache entry may be reused.
+"""Proofs that two DataFrames have the same rows: keys, Delta versions, plans; `write` decides by them.
 
 The proof is one of three: the same `cache_key`; the same columns and filters of the
 same version of a Delta table; or, in one process, the same plan, session confs and

@@ -1,4 +1,4 @@
-"""A DataFrame becomes a cache entry: described first, then reused if an entry provably holds its rows, else written.
+"""A DataFrame becomes a cache entry: decides whether an entry that holds its rows is reused, or writes one.
 
 Works on classic Spark and on Spark Connect, because it uses `mapInArrow`, which
 both have, and needs nothing of the JVM. One pass over the data: no counting job,
