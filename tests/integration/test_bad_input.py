@@ -33,6 +33,8 @@ from tests.folders import directories_below, files_below
 from tests.processes import error_of, run_python
 from tests.rows import assert_same, concatenate, known_rows, known_values
 
+pytestmark = pytest.mark.short
+
 MARKER = "converter-v1/.owner"
 NOWHERE = r"cache_dir=….*CONVERTER_CACHE_DIR.*converter\.cacheDir"
 
@@ -78,6 +80,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return result | {"folder": str(folder)}
 
 
+@pytest.mark.long("a cluster, 15 s")
 def test_a_cluster_needs_to_be_told_where_the_cache_goes(cluster: dict[str, Any]) -> None:
     kind, text = cluster["nowhere"]
     assert kind == "CacheNotConfiguredError"

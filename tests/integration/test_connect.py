@@ -25,6 +25,8 @@ from tests.rows import assert_same, concatenate, known_rows, known_valid, known_
 from tests.servers.connect import only_connect_server
 from tests.waiting import ReadStderr, rows_that_wait
 
+pytestmark = pytest.mark.short
+
 CONF = {
     "spark.sql.session.timeZone": "America/New_York",
     # Hangs on a Python UDF over a Parquet scan without this (SPARK-58241).

@@ -23,6 +23,8 @@ from tests.processes import run_python
 from tests.rows import assert_same, concatenate, known_rows, known_valid, known_values
 from tests.waiting import ReadStderr, rows_that_wait, wait_until
 
+pytestmark = pytest.mark.short
+
 
 def read(converter: DatasetConverter, **options: Any) -> dict[str, Any]:
     with converter.make_batch_reader(**{"batch_size": 64, "ragged": "nested"} | options) as reader:

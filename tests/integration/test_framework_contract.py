@@ -13,6 +13,8 @@ from converter import DatasetConverter
 from converter.frameworks.tensorflow import iterator
 from tests.contracts.frameworks import FrameworkContract
 
+pytestmark = pytest.mark.short
+
 
 class TestNumpy(FrameworkContract):
     def make(self, converter: DatasetConverter, **options: Any) -> Any:

@@ -36,6 +36,8 @@ from tests.processes import run_python
 from tests.repository import REPOSITORY
 from tests.servers.connect import only_connect_server
 
+pytestmark = pytest.mark.short
+
 MARKER = "converter-v1/.owner"
 LONG_AGO = 1_600_000_000 * 10**9
 
@@ -419,6 +421,7 @@ def test_a_redefined_view_is_read_again(spark: SparkSession, tmp_path: Path, con
 
 
 @pytest.mark.parametrize("place", ["alone", "in a union", "over a file", "mapInArrow"])
+@pytest.mark.long("10 s")
 def test_a_python_function_is_never_trusted(spark: SparkSession, tmp_path: Path, convert: Convert, place: str) -> None:
     source = tmp_path / "source"
     write_numbers(source, 1, 2, 3)
@@ -549,6 +552,7 @@ class NumbersSource(DataSource):
         return NumbersReader()
 
 
+@pytest.mark.long("6 s")
 def test_a_python_data_source_is_never_trusted(spark: SparkSession, tmp_path: Path, convert: Convert) -> None:
     from pyspark import cloudpickle as untyped_cloudpickle
 
@@ -775,6 +779,7 @@ print(json.dumps(result))
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.long("a Spark of its own, 12 s")
 def test_a_cache_key_is_known_in_every_process(
     spark: SparkSession, cache_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1049,6 +1054,7 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "overwritten files",
     ],
 )  # fmt: skip
+@pytest.mark.long("a server of its own, 26 s")
 def test_over_connect_nothing_is_stale(connect: dict[str, Any], case: str) -> None:
     assert connect[case]["is true"]
     assert connect[case]["is true afterwards"]

@@ -234,6 +234,7 @@ def test_an_option_that_does_not_exist_is_refused_before_spark_starts(tmp_path: 
     assert "unrecognized arguments: --epoch-count" in done.output
 
 
+@pytest.mark.short
 def test_the_job_runs_as_a_python_program_on_all_flights(tmp_path: Path) -> None:
     cache_dir = tmp_path / "cache"
     done = run([sys.executable, JOB, "--epochs", "1", "--batch-size", "4096", "--cache-dir", cache_dir], tmp_path)

@@ -20,6 +20,8 @@ from tests.folders import files_below
 from tests.processes import finish, run_python, start_python
 from tests.waiting import slow_rows, wait_until
 
+pytestmark = pytest.mark.short
+
 MARKER = "converter-v1/.owner"
 kept: list[DatasetConverter] = []
 
@@ -184,6 +186,7 @@ def write_slowly(cache_dir: str, release: str) -> None:
     make_spark_converter(slow_rows(spark, release), cache_dir=cache_dir, row_group_bytes=1024)
 
 
+@pytest.mark.long("a Spark of its own, 16 s")
 def test_a_driver_that_is_killed_leaves_nothing_that_is_read(
     spark: SparkSession, cache_dir: Path, tmp_path: Path
 ) -> None:
@@ -225,6 +228,7 @@ def write_until_interrupted(cache_dir: str, release: str) -> dict[str, Any]:
     return {"interrupted": interrupted, "at_once": at_once, "ids": ids, "later": files_below(cache_dir)}
 
 
+@pytest.mark.long("a Spark of its own, 17 s")
 def test_an_interrupted_write_leaves_nothing(cache_dir: Path, tmp_path: Path) -> None:
     def is_writing() -> bool:
         return len(list(cache_dir.glob("converter-v1/*/data-*/part-*.parquet"))) >= 3

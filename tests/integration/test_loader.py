@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader
 from converter import DatasetConverter, NullValueError, make_spark_converter
 from tests.rows import ODD_NAMES, assert_same, known_rows, known_valid, known_values
 
+pytestmark = pytest.mark.short
+
 NUM_ROWS = 700
 
 

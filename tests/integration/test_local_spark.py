@@ -20,6 +20,8 @@ from converter import MissingDependencyError, start_local_spark
 from converter.sources.spark.local import find_java_home
 from tests.repository import readme_block
 
+pytestmark = pytest.mark.short
+
 NAMES_OF_SPARK_AND_JAVA = ("SPARK", "PYSPARK", "CONVERTER", "JAVA", "JDK_JAVA", "_JAVA")
 
 # Starts a session, writes three rows, reads them, and prints one JSON line.
@@ -228,6 +230,7 @@ def test_without_pyspark_the_error_names_the_extra(no_java: Path, monkeypatch: p
         start_local_spark()
 
 
+@pytest.mark.long("14 s")
 def test_with_java_from_pip_alone_a_session_starts_and_writes(
     no_java: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -259,6 +262,7 @@ def started_beside_other_settings(tmp_path_factory: pytest.TempPathFactory) -> d
     return json.loads(run_python(PROGRAM, environment, folder))
 
 
+@pytest.mark.long("8 s")
 def test_another_spark_home_another_python_and_leftover_arguments_do_no_harm(
     started_beside_other_settings: dict[str, Any],
 ) -> None:

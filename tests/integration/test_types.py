@@ -28,6 +28,8 @@ from pyspark.sql.types import (
 from converter import NullValueError, SourceError, UnsupportedTypeError, make_spark_converter
 from tests.folders import files_below
 
+pytestmark = pytest.mark.short
+
 INFINITY = float("inf")
 YEAR_1 = np.datetime64("0001-01-01T00:00:00", "us")
 YEAR_9999 = np.datetime64("9999-12-31T23:59:59.999999", "us")

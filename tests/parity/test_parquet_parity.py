@@ -47,6 +47,8 @@ from tests.processes import run_python
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.short
+
 NUM_ROWS = 60
 MICROSECONDS = [-62_135_596_800_000_000, -1_000_001, -1, 0, 1, 1_700_000_000_123_456, 253_402_300_799_999_999]
 """Years 1 and 9999, before and after 1970."""
@@ -632,6 +634,7 @@ def assert_filters(path: Path, expected: pa.Table) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.long("every way in which Spark writes, 20 s")
 def test_frames_of_spark(spark: SparkSession, frame: DataFrame, conf: Any, tmp_path: Path, way: str) -> None:
     confs, options = WAYS[way]
     conf(confs)
@@ -1224,6 +1227,7 @@ def memory_of_an_epoch(path: str, shuffle: bool) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("shuffle", [False, True], ids=["plain", "shuffled"])
+@pytest.mark.long("9 s")
 def test_a_row_group_that_is_larger_than_a_window_keeps_to_the_bound(tmp_path: Path, shuffle: bool) -> None:
     num_rows, numbers = 1_000_000, np.random.default_rng(0).random(1_000_000, np.float32)
     table = pa.table({"id": range(num_rows)} | {f"x{number}": numbers for number in range(40)})
