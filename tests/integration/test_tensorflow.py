@@ -38,6 +38,8 @@ from tests.columns import ALL, ID, RAGGED, SCALARS, TENSORS, Column
 from tests.entries import write_converter
 from tests.processes import finish, run_python, start_python
 
+pytestmark = pytest.mark.short
+
 NUM_ROWS = 103
 PARTITIONS = [[range(40), range(40, 60)], [range(60, NUM_ROWS)]]
 MIXED: dict[str, Any] = {"shuffle": True, "seed": 5, "shuffle_window_rows": 40}
@@ -902,6 +904,7 @@ def stop_and_fork(url: str) -> int:
         return sum(len(batch["id"]) for batch in loader)
 
 
+@pytest.mark.long("a process of its own, 17 s")
 def test_torchs_workers_do_not_wait_for_threads_of_tensorflow(vectors: DatasetConverter) -> None:
     assert run_python(stop_and_fork, vectors.url) == NUM_ROWS
 
@@ -933,6 +936,7 @@ def read_mirrored(url: str) -> Any:
     return found, by_function
 
 
+@pytest.mark.long("a process of its own, 25 s")
 def test_mirrored_replicas_read_every_row_once(vectors: DatasetConverter) -> None:
     batches, by_function = run_python(read_mirrored, vectors.url)
     assert sorted(itertools.chain(*itertools.chain(*batches))) == list(range(NUM_ROWS))
@@ -953,6 +957,7 @@ def read_as_worker(url: str, shard: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("shard", [{"uneven": "keep"}, {"cur_shard": 0, "shard_count": 1}], ids=["found", "whole"])
+@pytest.mark.long("processes of their own, 42 s")
 def test_workers_of_tf_config_read_every_row_once(vectors: DatasetConverter, shard: dict[str, Any]) -> None:
     import socket
 
@@ -1025,6 +1030,7 @@ def test_a_dataset_that_is_let_go_of_lets_go_of_its_files(vectors: DatasetConver
     assert known() is None
 
 
+@pytest.mark.long("7 s")
 def test_what_was_made_of_a_dataset_holds_it(vectors: DatasetConverter) -> None:
     strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
     made = [
@@ -1057,6 +1063,7 @@ def leave_in_the_middle(url: str) -> str:
     return str([next(one)["id"].numpy().tolist() for one in leave_in_the_middle.kept])  # type: ignore[attr-defined]
 
 
+@pytest.mark.long("a process of its own, 22 s")
 def test_an_interpreter_ends_with_iterators_under_way(vectors: DatasetConverter) -> None:
     assert run_python(leave_in_the_middle, vectors.url) == "[[0], [0]]"
 
@@ -1070,11 +1077,13 @@ def use_both(url: str) -> list[int]:
         ]
 
 
+@pytest.mark.long("a process of its own, 23 s")
 def test_torch_and_tensorflow_work_in_one_process(vectors: DatasetConverter) -> None:
     assert run_python(use_both, vectors.url) == [0] * 11
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="PyTorch's CPU build has no Triton.")
+@pytest.mark.long("a process of its own, 23 s")
 def test_pytorch_trains_beside_tensorflow_once_triton_was_imported_first() -> None:
     # As the README says; the other way round the process aborts, in their own libraries.
     program = """
