@@ -1,4 +1,4 @@
-"""One file of a dataset while it is open: where it holds the wanted columns, and their bytes."""
+"""An open file of a dataset: where it holds the wanted columns, and whether fetched bytes are still theirs."""
 
 from __future__ import annotations
 

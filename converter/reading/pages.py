@@ -1,4 +1,4 @@
-"""Numbers straight from the pages of a file, without Arrow's decoder; checksums find flipped bits there.
+"""Numbers, also of lists of one length, straight from a file's pages without Arrow; checksums find flipped bits.
 
 Our writer stores a column of numbers without nulls as one plain, uncompressed page per row group: a view of the mapped
 file, where decoding takes 205 of 720 ms for a million rows of 2 kB. Other writers' pages are mostly plain as well, only

@@ -1,4 +1,4 @@
-"""The iterator of an eager loop: counts batches, and avoids the cost of tf.data.
+"""The iterator of an eager loop: counts the batches used, for `state_dict`, and avoids the cost of tf.data.
 
 To begin a tf.data iterator costs 10 ms with 3 columns and 23 ms with 41. Here TensorFlow only unpacks tensors: one call
 for many batches of a column.

@@ -1,4 +1,4 @@
-"""Reads a Spark session and sets confs on it for a while: plans, reports, and most uses of Spark's private parts.
+"""Reads a Spark session, sets its confs for a while, lets `portable` travel; most of Spark's private parts.
 
 Confs are restored afterwards. Each private part of Spark that is used has one function, most of them here.
 """
