@@ -234,13 +234,13 @@ def test_a_connection_string_of_another_account_is_refused(
     with pytest.raises(ValueError, match=r"in the account 'other', but .*_CONNECTION_STRING is for 'lake'") as caught:
         open_storage(url, options)
     assert "hunter22" not in str(caught.value)
-    with pytest.raises(ValueError, match=r"'other', and .* of 'lake'"):
+    with pytest.raises(ValueError, match=r"account 'other', but .* for 'lake'"):
         open_storage(url, options | {"connection_string": None})
     assert open_storage("abfs://data/a").url == "abfs://data@lake.dfs.core.windows.net/a"
     monkeypatch.setenv(
         "AZURE_STORAGE_CONNECTION_STRING", "BlobEndpoint=https://lake.blob.core.windows.net;SharedAccessSignature=sig=a"
     )
-    with pytest.raises(ValueError, match=r"'other', and .* of 'lake'"):
+    with pytest.raises(ValueError, match=r"account 'other', but .* for 'lake'"):
         open_storage(url, options)
 
 
