@@ -317,7 +317,7 @@ def make_delta_converter(
 
     Example:
         ```python
-        with make_delta_converter("abfss://data@account.dfs.core.windows.net/flights", version=12) as converter:
+        with make_delta_converter("/data/rides_delta", version=3) as converter:
             reader = converter.make_batch_reader(batch_size=1024)
         ```
 

@@ -389,7 +389,7 @@ def test_a_copy_where_the_files_are_not_says_so(spark: SparkSession, tmp_path: P
     for kind, text in run_python(read_pickled, str(tmp_path / "pickle")).values():
         assert kind == "SourceChangedError"
         assert re.search(
-            r"part-.*\.parquet is not there\..*is this machine another one.*choose a shared cache_dir", text
+            r"part-.*\.parquet is not there\..*can be read on its own machine only; choose a shared cache_dir", text
         )
 
 

@@ -388,7 +388,7 @@ def test_the_remedy_for_a_null_inside_an_array_keeps_the_type(
     df = rows_of(spark, spark_type, [value])
     with pytest.raises(NullValueError, match="null elements") as raised:
         make_spark_converter(df, cache_dir=cache_dir)
-    remedy = re.search(r"e\.g\. (.*?)( \(an inner array .*\))?\.$", str(raised.value))
+    remedy = re.search(r"e\.g\. (.*?)( \(drop rows whose inner array .*\))?\.$", str(raised.value))
     assert remedy is not None
     repaired = df.withColumn("x", evaluate(remedy[1], df))
     assert repaired.schema["x"].dataType.simpleString() == spark_type
