@@ -42,11 +42,26 @@ def is_short(item: pytest.Item) -> bool:
     return folder[0] == "converter" or folder == ("tests", "unit")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a file for the short lane that has no test of it; None lets other plugins decide."""
+    if config.option.all or config.option.rest or collection_path in named_files(config):
+        return None
+    parts = collection_path.relative_to(config.rootpath).parts
+    if collection_path.suffix != ".py" or parts[:2] == ("tests", "unit") or parts[0] != "tests":
+        return None
+    return "mark.short" not in collection_path.read_text() or None
+
+
+def named_files(config: pytest.Config) -> set[Path]:
+    """The files, and those of the tests, that the command line names."""
+    return {(config.invocation_params.dir / str(argument).split("::")[0]).resolve() for argument in config.args}
+
+
 @pytest.hookimpl(tryfirst=True)  # Before `-m` is applied.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of the other lane, and mark the others, so that `-m short` works on a named file too."""
     rest, everything = config.option.rest, config.option.all
-    named = {(config.invocation_params.dir / str(argument).split("::")[0]).resolve() for argument in config.args}
+    named = named_files(config)
     kept, left = [], []
     for item in items:
         short = is_short(item)

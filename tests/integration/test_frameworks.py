@@ -45,7 +45,6 @@ REMEDY = "make it with device=accelerator.device, cur_shard=accelerator.process_
 
 # What Lightning warns of by itself, whatever the loader does.
 pytestmark = [
-    pytest.mark.short,
     pytest.mark.timeout(150),
     pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
@@ -369,7 +368,6 @@ def ddp(converter: DatasetConverter, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize("name", ["asked", "asked-workers", "early"])
-@pytest.mark.long("20 s")
 def test_two_ranks_of_lightning_read_every_row_once(ddp: Path, name: str) -> None:
     assert_parted([one["ids"] for one in told_by(f"{ddp}/{name}")])
 
@@ -401,7 +399,6 @@ def spawned(converter: DatasetConverter, tmp_path_factory: pytest.TempPathFactor
     return directory, run_python(fit_in_spawned, converter.url, str(directory))
 
 
-@pytest.mark.long("50 s")
 def test_two_spawned_ranks_of_lightning_read_every_row_once(spawned: Any) -> None:
     directory, errors = spawned
     assert errors["asked"] == ["", ""]
@@ -451,7 +448,6 @@ def group(converter: DatasetConverter, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("name", ["torch 0", "torch 2", "numpy", "copy"])
-@pytest.mark.long("13 s")
 def test_ranks_of_torch_distributed_find_their_shards(group: list[Any], name: str) -> None:
     assert_parted([one[name] for one in group])
 
@@ -538,7 +534,6 @@ def accelerated(
     return run_ranks(train_with_accelerate, converter.url, directory, environment=True)
 
 
-@pytest.mark.long("20 s")
 def test_accelerates_processes_are_who_they_are(accelerated: list[Any]) -> None:
     assert [(one["rank"], one["ranks"]) for one in accelerated] == [
         (rank, len(accelerated)) for rank in range(len(accelerated))
@@ -699,7 +694,6 @@ def evaluate_a_part(rank: int, path: str) -> dict[str, Any]:
     return {"totals": totals.tolist(), "rows": rows}
 
 
-@pytest.mark.long("14 s")
 def test_an_evaluation_counts_every_row_on_all_ranks(tmp_path: Path) -> None:
     x = np.arange(1000) / 1000
     y = np.where(np.arange(1000) < 600, 0, 1)

@@ -36,8 +36,6 @@ from tests.processes import run_python
 from tests.repository import REPOSITORY
 from tests.servers.connect import only_connect_server
 
-pytestmark = pytest.mark.short
-
 MARKER = "converter-v1/.owner"
 LONG_AGO = 1_600_000_000 * 10**9
 
@@ -180,6 +178,7 @@ def test_an_overwritten_file_is_read_again_over_many_nodes(
     check_never_stale(convert, frame, lambda: write_numbers(source, 6, 7, 8, 9, at=LONG_AGO + 10**7))
 
 
+@pytest.mark.short
 def test_an_appended_file_is_read(spark: SparkSession, tmp_path: Path, convert: Convert) -> None:
     source = tmp_path / "source"
     write_numbers(source, 1, 2, 3)
@@ -190,6 +189,7 @@ def test_an_appended_file_is_read(spark: SparkSession, tmp_path: Path, convert: 
     )
 
 
+@pytest.mark.short
 def test_a_removed_file_is_no_longer_read(spark: SparkSession, tmp_path: Path, convert: Convert) -> None:
     source = tmp_path / "source"
     write_numbers(source, 1, 2, 3)
@@ -421,7 +421,6 @@ def test_a_redefined_view_is_read_again(spark: SparkSession, tmp_path: Path, con
 
 
 @pytest.mark.parametrize("place", ["alone", "in a union", "over a file", "mapInArrow"])
-@pytest.mark.long("10 s")
 def test_a_python_function_is_never_trusted(spark: SparkSession, tmp_path: Path, convert: Convert, place: str) -> None:
     source = tmp_path / "source"
     write_numbers(source, 1, 2, 3)
@@ -552,7 +551,6 @@ class NumbersSource(DataSource):
         return NumbersReader()
 
 
-@pytest.mark.long("6 s")
 def test_a_python_data_source_is_never_trusted(spark: SparkSession, tmp_path: Path, convert: Convert) -> None:
     from pyspark import cloudpickle as untyped_cloudpickle
 
@@ -574,6 +572,7 @@ def test_a_python_data_source_is_never_trusted(spark: SparkSession, tmp_path: Pa
         cloudpickle.unregister_pickle_by_value(module)
 
 
+@pytest.mark.short
 def test_lists_of_other_values_are_other_rows(spark: SparkSession, convert: Convert) -> None:
     values = [(1, "a"), (2, "b")]
     check_never_stale(
@@ -584,6 +583,7 @@ def test_lists_of_other_values_are_other_rows(spark: SparkSession, convert: Conv
     )
 
 
+@pytest.mark.short
 def test_rows_that_a_users_function_makes_are_never_used_again(spark: SparkSession, convert: Convert) -> None:
     numbers = spark.sparkContext.parallelize([1, 2, 3], 1)
     for frame in (
@@ -672,6 +672,7 @@ def test_the_same_rows_are_written_once(
     ],
     ids=lambda options: next(iter(options)),
 )  # fmt: skip
+@pytest.mark.short
 def test_other_write_options_are_another_entry(spark: SparkSession, convert: Convert, options: Any) -> None:
     df = spark.range(0, 9, 1, 2).select("id", F.array("id", "id").alias("pair"))
     one, two, three = convert(df), convert(df, **options), convert(df, **options)
@@ -689,6 +690,7 @@ def test_another_cache_directory_is_another_entry(spark: SparkSession, tmp_path:
         assert rows_in(one) == rows_in(two)
 
 
+@pytest.mark.short
 def test_a_reused_entry_is_gone_with_its_last_converter(spark: SparkSession, cache_dir: Path) -> None:
     one = make_spark_converter(spark.range(0, 9, 1, 2), cache_dir=cache_dir)
     two = make_spark_converter(spark.range(0, 9, 1, 2), cache_dir=cache_dir)
@@ -779,7 +781,6 @@ print(json.dumps(result))
     return dict(json.loads(done.stdout))
 
 
-@pytest.mark.long("a Spark of its own, 12 s")
 def test_a_cache_key_is_known_in_every_process(
     spark: SparkSession, cache_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -803,6 +804,7 @@ def test_a_cache_key_is_known_in_every_process(
     assert files_below(cache_dir) == [MARKER]
 
 
+@pytest.mark.short
 def test_a_cache_key_with_another_schema_or_options_is_a_new_entry(
     spark: SparkSession, convert: Convert, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -816,9 +818,9 @@ def test_a_cache_key_with_another_schema_or_options_is_a_new_entry(
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="converter"):
             converters.append(convert(frame, cache_key="rows", **options))
-        known = f"{others} other {'entry' if others == 1 else 'entries'}"
+        count = f"{others} {'entry' if others == 1 else 'entries'}"
         assert [text for text in caplog.messages if text.startswith("cache_key=")] == [
-            f"cache_key='rows' is known with another schema or other write options ({known}); write a new one."
+            f"cache_key='rows' has entries with another schema or other write options ({count}); write a new one."
         ]
     assert len({converter.url for converter in converters}) == 4
     assert convert(df, cache_key="rows").url == first.url
@@ -826,6 +828,7 @@ def test_a_cache_key_with_another_schema_or_options_is_a_new_entry(
     assert convert(df).url not in {converter.url for converter in converters}
 
 
+@pytest.mark.short
 def test_a_kept_entry_is_read_by_all_and_deleted_by_none(
     spark: SparkSession, cache_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -836,9 +839,8 @@ def test_a_kept_entry_is_read_by_all_and_deleted_by_none(
         with caplog.at_level(logging.INFO, logger="converter"):
             kept = make_spark_converter(df, **options, delete_on_exit=False)
         assert kept.url != passing.url
-        assert (
-            "cache_key='rows' is known, but not kept at the end of its converter; write one that is." in caplog.messages
-        )
+        text = "cache_key='rows' has an entry that is deleted with its converter; write one that is kept."
+        assert text in caplog.messages
         caplog.clear()
         with (
             caplog.at_level(logging.INFO, logger="converter"),
@@ -877,6 +879,7 @@ def empty_the_manifest(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, remove_a_file, remove_the_data, break_the_manifest, empty_the_manifest])
+@pytest.mark.short
 def test_a_damaged_entry_is_written_again_with_a_warning(
     spark: SparkSession, cache_dir: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
 ) -> None:
@@ -1054,7 +1057,6 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "overwritten files",
     ],
 )  # fmt: skip
-@pytest.mark.long("a server of its own, 26 s")
 def test_over_connect_nothing_is_stale(connect: dict[str, Any], case: str) -> None:
     assert connect[case]["is true"]
     assert connect[case]["is true afterwards"]

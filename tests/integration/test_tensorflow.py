@@ -131,6 +131,7 @@ WAYS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("batch_size", [1, 7, 50, 200])
+@pytest.mark.long("15 s")
 def test_batches_are_those_of_the_numpy_reader(
     converter: DatasetConverter, options: dict[str, Any], batch_size: int
 ) -> None:

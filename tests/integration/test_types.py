@@ -208,6 +208,7 @@ def test_dates_and_times_that_python_does_not_have_arrive_exactly(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("with_null", [False, True])
+@pytest.mark.long("a conversion for each type, 35 s")
 def test_extreme_values_arrive_exactly(
     spark: SparkSession, cache_dir: Path, spark_type: str, literals: list[str], expected: Any, with_null: bool
 ) -> None:
