@@ -10,13 +10,13 @@ import pytest
 from tests.faults import footer_fuzz
 from tests.repository import REPOSITORY
 
-_CASES = 5_000
-_CASES_OF_A_CHILD = 2_500
+_CASES = 3_000
+_CASES_OF_A_CHILD = 1_500
 
 
 @pytest.mark.parametrize("first", range(0, _CASES, _CASES_OF_A_CHILD))
 def test_a_mutated_footer_ends_no_process(first: int) -> None:
-    """A child runs the cases, because a footer that ends it would end the tests as well; some 15 s each."""
+    """A child runs the cases, because a footer that ends it would end the tests as well; some 10 s each."""
     command = [sys.executable, "-m", footer_fuzz.__name__, str(first), str(_CASES_OF_A_CHILD)]
     child = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=250, check=False)
     lines = child.stdout.splitlines()

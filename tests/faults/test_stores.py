@@ -527,7 +527,7 @@ def race(url: str, options: dict[str, Any], index: int, rounds: int, meeting: st
 @pytest.mark.parametrize("place", KINDS, indirect=True)
 def test_of_two_drivers_with_one_key_one_commits_and_both_are_right(place: Any, tmp_path: Path) -> None:
     url, options = place
-    rounds = 100
+    rounds = 40
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(run_python, race, url, options, index, rounds, str(tmp_path)) for index in range(2)]
         one, other = (found.result() for found in both)
