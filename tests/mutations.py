@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.mutation_list import MUTATIONS, Mutation
@@ -57,7 +57,8 @@ def main() -> None:
             finally:
                 free.append(copy)
 
-        for mutation, lane, test in pool.map(attempt, wanted):
+        for done in as_completed([pool.submit(attempt, mutation) for mutation in wanted]):
+            mutation, lane, test = done.result()
             rows[mutation.label] = f"| {mutation.module} | {mutation.claim} | {lane} | {test} |"
             print(rows[mutation.label], flush=True)
             write_table(rows)
