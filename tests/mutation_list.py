@@ -120,7 +120,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="std divides by one too few",
         old='whole["m2"][0] / whole["count"][0]',
         new='whole["m2"][0] / (whole["count"][0] - 1)',
-        tests=("tests/unit/portable", "tests/unit/test_manifest.py", "tests/integration/test_convert.py"),
+        tests=(
+            "tests/unit/test_statistics.py",
+            "tests/unit/portable",
+            "tests/unit/test_manifest.py",
+            "tests/integration/test_convert.py",
+        ),
     ),
     Mutation(
         module="schema.py",

@@ -25,6 +25,7 @@ from converter.dataset import borrow_files
 from converter.errors import CacheCorruptError, CacheError, ConverterError
 from converter.manifest import FORMAT_VERSION, FileEnd, Manifest, Origin, fingerprint_of
 from converter.schema import Field, Schema
+from converter.selection import select
 from converter.statistics import ColumnStatistics
 from tests.columns import ID, RAGGED, SCALARS, TENSORS, Column
 from tests.entries import write_converter
@@ -245,6 +246,14 @@ def test_the_origin_survives_json_and_older_manifests_have_none(cache_key: str |
     older = json.loads(known.to_json())
     del older["origin"]
     assert Manifest.from_json(json.dumps(older).encode(), path=PATH).origin is None
+
+
+def test_other_rows_of_the_same_files_have_another_fingerprint() -> None:
+    manifest = make_manifest([[4, 3], [2]])
+    masks = [np.arange(rows) % 2 == 0 for rows in (4, 3, 2)]
+    parts = [manifest, *(replace(manifest, selection=select(kept)) for kept in (masks, [~mask for mask in masks]))]
+    assert len({part.live_fingerprint for part in parts}) == 3
+    assert parts[1].live_fingerprint == replace(manifest, selection=select(masks)).live_fingerprint
 
 
 def test_totals_are_sums() -> None:

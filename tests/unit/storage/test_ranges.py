@@ -69,6 +69,12 @@ def test_what_is_asked_for(wanted: list[tuple[int, int]], expected: list[tuple[i
         assert found == expected
 
 
+def test_gaps_are_fetched_until_they_are_a_twenty_fifth_of_what_is_wanted() -> None:
+    wanted = [(1_100_000 * number, 1_100_000 * number + 1_000_000) for number in range(10)]
+    num_bytes = sum(end - start for start, end in merge_ranges(wanted))
+    assert num_bytes == 10 * 1_000_000 + 4 * 100_000
+
+
 def test_fetched_parts_are_sliced_without_a_copy_where_one_request_brought_them() -> None:
     data = bytes(range(100))
     fetched = Fetched([(10, data[:50]), (60, data[50:90]), (200, b"xyz")])

@@ -1,0 +1,22 @@
+"""Statistics of a column are NumPy's of its numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from converter import make_parquet_converter
+
+
+@pytest.mark.parametrize("values", [[3.0], [1.0, 2.0], [1.0, 1.0, 4.0, -7.5]], ids=len)
+def test_mean_and_spread_are_those_of_numpy(tmp_path: Path, values: list[float]) -> None:
+    pq.write_table(pa.table({"x": values}), tmp_path / "x.parquet")
+    with make_parquet_converter(tmp_path, float_dtype=None) as converter:
+        statistics = converter.statistics["x"]
+    assert (statistics.min, statistics.max) == (min(values), max(values))
+    assert statistics.mean == pytest.approx(np.mean(values))
+    assert statistics.std == pytest.approx(np.std(values))
