@@ -217,7 +217,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="errors behind an error are not searched for secrets",
         old="error.__cause__ or error.__context__",
         new="error.__cause__",
-        tests=("tests/unit/storage", "tests/faults/test_secrets.py"),
+        tests=("tests/unit/portable/test_redaction.py", "tests/unit/storage", "tests/faults/test_secrets.py"),
     ),
     Mutation(
         module="portable/moments.py",
