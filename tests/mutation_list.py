@@ -210,7 +210,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="a secret that another one is a part of shows its rest",
         old="key=len, reverse=True",
         new="key=len",
-        tests=("tests/unit/storage", "tests/faults/test_secrets.py"),
+        tests=("tests/unit/portable/test_redaction.py", "tests/unit/storage", "tests/faults/test_secrets.py"),
     ),
     Mutation(
         module="portable/redaction.py",
@@ -245,7 +245,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="a signature is renewed only once it has ended",
         old="max(self._ends - now - _RENEW_SECONDS, (self._ends - now) / 2)",
         new="self._ends - now",
-        tests=("tests/unit/storage", "tests/integration/test_azure_credentials.py"),
+        tests=(
+            "tests/unit/portable/test_credentials.py",
+            "tests/unit/storage",
+            "tests/integration/test_azure_credentials.py",
+        ),
     ),
     Mutation(
         module="portable/filesystems.py",

@@ -382,6 +382,7 @@ def test_a_number_that_another_process_has_now_is_no_sign_of_life(cache_dir: Pat
         assert sweep(cache_dir).num_entries == 1
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("silent", [0, 0.9 * MISSED, 1.1 * MISSED])
 @pytest.mark.parametrize("is_committed", [False, True], ids=["attempt", "entry"])
 def test_a_process_of_another_host_is_dead_after_three_missed_renewals(

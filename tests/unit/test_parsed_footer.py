@@ -172,6 +172,15 @@ def test_only_the_wanted_columns_are_kept() -> None:
         footer.chunk(1, 2)
 
 
+def test_bounds_of_an_order_that_is_not_known_are_not_used() -> None:
+    end = end_of(with_arrow({"id": pa.array([3, 5])}))
+    assert parse_end(end).bounds(0, 0, pa.int64()) == (pa.scalar(3), pa.scalar(5))
+    # The list of column orders: one union, whose member 1 is the order of the type. Member 2 does not exist yet.
+    assert end.count(b"\x1c\x1c\x00\x00") == 1
+    other = end.replace(b"\x1c\x1c\x00\x00", b"\x1c\x2c\x00\x00")
+    assert parse_end(other).bounds(0, 0, pa.int64()) is None
+
+
 def test_a_row_group_that_does_not_exist_is_named() -> None:
     footer = parse_end(end_of(with_arrow()))
     for index in (4, -1):
