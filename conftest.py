@@ -1,7 +1,8 @@
 """Which lane a test is in; one Spark session and one server of each kind for all tests that ask for them.
 
 `pytest` runs the short lane, `pytest --all` every test, `pytest --rest` what the short lane leaves out, and
-`pytest tests/unit` the unit tests of the short lane. A file or a test that is named runs in any case.
+`pytest tests/unit` the unit tests of the short lane, each in two processes (or as `-n` says). A file or a test that is
+named runs in any case, and in this process.
 """
 
 from __future__ import annotations
@@ -25,10 +26,25 @@ SERVERS = frozenset({"hdfs", "azurite", "slow_azurite", "s3"})
 """Fixtures that need more than Python and pip."""
 
 
+PROCESSES = 2
+"""Enough for two cores; with more of them the tests with clusters and stores get in each other's way."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lanes")
     group.addoption("--all", action="store_true", help="every test, in either lane")
     group.addoption("--rest", action="store_true", help="only the tests that the short lane leaves out")
+
+
+@pytest.hookimpl(tryfirst=True)  # Before pytest-xdist looks at its options.
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run a lane or a folder in two processes, one file after the other in each, unless `-n` or `--pdb` is given."""
+    option = config.option
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or option.numprocesses is not None or option.usepdb or any(map(Path.is_file, named_files(config))):
+        return
+    option.numprocesses = PROCESSES
+    option.dist = "loadfile"
 
 
 def is_short(item: pytest.Item) -> bool:

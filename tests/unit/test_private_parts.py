@@ -12,6 +12,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -163,19 +164,23 @@ MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path.read_text()
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-OWN = frozenset(name for text in MODULES.values() for name in names_defined(ast.parse(text)) if is_private(name))
-WALKED = {name: walk(text, OWN) for name, text in MODULES.items()}
 
 
-@pytest.mark.parametrize("module", WALKED)
+@cache
+def walked() -> dict[str, Walk]:
+    own = frozenset(name for text in MODULES.values() for name in names_defined(ast.parse(text)) if is_private(name))
+    return {name: walk(text, own) for name, text in MODULES.items()}
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_a_private_part_is_reached_in_a_function_that_says_so(module: str) -> None:
-    assert not WALKED[module].loose
+    assert not walked()[module].loose
 
 
 def test_every_reach_is_entered_with_its_library() -> None:
     docstrings = {
         f"{module}.{name}": docstring
-        for module, found in WALKED.items()
+        for module, found in walked().items()
         for name, docstring in found.registered.items()
     }
     assert sorted(docstrings) == sorted(REACHES)
