@@ -123,7 +123,19 @@ def first_failure(copy: Path, arguments: list[str]) -> str:
     Raises:
         SystemExit: pytest could not run, or took longer than STEP_SECONDS.
     """
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "0",
+        "-x",
+        "-q",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        *arguments,
+    ]
     environment = os.environ | {"PYTHONPATH": str(copy)}
     # To a file: processes that tests leave behind would hold a pipe open. In a session of its own: they end with it.
     with tempfile.TemporaryFile("w+") as output:
