@@ -16,6 +16,7 @@ they are fetched, a framework says as what they arrive. Importing this loads no 
 from importlib import metadata as _metadata
 
 from converter.dataset import DatasetConverter
+from converter.decoders import Image, NumPy
 from converter.errors import (
     CacheCorruptError,
     CacheError,
@@ -49,8 +50,10 @@ __all__ = [
     "ConverterError",
     "DatasetConverter",
     "EmptyShardError",
+    "Image",
     "MissingDependencyError",
     "NullValueError",
+    "NumPy",
     "ReadError",
     "SourceChangedError",
     "SourceError",

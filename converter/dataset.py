@@ -73,7 +73,7 @@ class DatasetConverter:
     @property
     def schema(self) -> Schema:
         """The columns: name, dtype, shape of a row, whether there are nulls."""
-        return self._manifest.schema
+        return self._manifest.batch_schema
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class DatasetConverter:
             ReadError: the pass could not read a file.
         """
         if self._statistics is None:
-            self._statistics = scan_all_statistics(self.schema, self._whole)
+            self._statistics = scan_all_statistics(self._manifest.schema, self._whole)
         return self._statistics
 
     @property
@@ -143,10 +143,12 @@ class DatasetConverter:
         return None if self._manifest.origin is None else self._manifest.origin.cache_key
 
     def _whole(self, columns: Sequence[str]) -> BatchSource:
-        """All rows of these columns, whatever shard this process is."""
-        return self._source(
-            LoaderOptions(batch_size=1 << 16, columns=columns, nulls="mask", ragged="pad", cur_shard=0, shard_count=1)
+        """All rows of these columns as the files have them, whatever shard this process is."""
+        self._check_open()
+        options = LoaderOptions(
+            batch_size=1 << 16, columns=columns, nulls="mask", ragged="pad", cur_shard=0, shard_count=1
         )
+        return options.make_source(self._storage, replace(self._manifest, decoders={}))
 
     def __repr__(self) -> str:
         state = self._state or self._holding.state

@@ -17,19 +17,22 @@ from converter.cache.entries import HeldEntry
 from converter.cache.leases import release
 from converter.cache.removal import SweepReport
 from converter.dataset import DatasetConverter
+from converter.decoders.decoder import Decoder, check_decode
 from converter.errors import CacheError, CacheNotOwnedError, SourceError
 from converter.holding import Holding
 from converter.manifest import Manifest
 from converter.reading.local_cache import find_local_root, remove_unheld
 from converter.scans.filters import Filters, list_values
+from converter.scans.parts import select_rows
 from converter.scans.pruning import rule_in_files
+from converter.scans.undecodable import with_decoders
 from converter.schema import DeclaredShape, FloatDtype, split_declared
 from converter.sources.delta.snapshot import find_location, read_snapshot
 from converter.sources.parquet.fields import read_footers
 from converter.sources.spark import identity
 from converter.sources.spark.options import DEFAULT_ROW_GROUP_BYTES, check_write_options
 from converter.sources.spark.write import write_dataframe
-from converter.storage.directory import StorageOptions
+from converter.storage.directory import Storage, StorageOptions
 from converter.storage.opening import open_storage
 from converter.storage.store import TIMEOUT_SECONDS, check_timeout
 from converter.storage.urls import shown_url
@@ -47,6 +50,7 @@ def make_spark_converter(
     cache_key: str | None = None,
     float_dtype: FloatDtype | None = "float32",
     shapes: Mapping[str, DeclaredShape] | None = None,
+    decode: Mapping[str, Decoder] | None = None,
     row_group_bytes: int = DEFAULT_ROW_GROUP_BYTES,
     compression: str = "auto",
     shuffle_rows_seed: int | None = None,
@@ -85,6 +89,9 @@ def make_spark_converter(
         shapes: `{"image": (8, 8)}` declares the shape of one row of an array column, or that a binary column holds
             uint8 numbers of that shape; `{"vector": ("float32", (512,))}` that it holds numbers of another dtype,
             little-endian. If a row does not fit, the write fails.
+        decode: `{"photo": Image(size=(224, 224)), "features": NumPy()}` makes tensors of the bytes of binary columns.
+            The cache holds the bytes; reader threads decode them. An object of your own can be a decoder, too: see
+            `converter.decoders.Decoder`.
         row_group_bytes: uncompressed bytes of a row group, all columns together. Readers read whole row groups.
         compression: `"auto"` (none on a local disk; elsewhere zstd for the columns that it makes smaller), `"none"`,
             `"lz4"`, `"zstd"` or `"snappy"`.
@@ -138,6 +145,7 @@ def make_spark_converter(
         cache_key=cache_key,
         float_dtype=float_dtype,
         shapes=shapes,
+        decode=decode,
         row_group_bytes=row_group_bytes,
         compression=compression,
         shuffle_rows_seed=shuffle_rows_seed,
@@ -148,7 +156,7 @@ def make_spark_converter(
         progress=progress,
     )
     # Only delete() removes an entry that is kept.
-    converter = hold_entry(entry, delete_on_exit=delete_on_exit and not entry.manifest.is_kept)
+    converter = hold_entry(entry, delete_on_exit=delete_on_exit and not entry.manifest.is_kept, decode=decode)
     logger.info("Use %s", converter)
     sweeps.sweep_after_write(entry.root)
     return converter
@@ -158,6 +166,7 @@ def open_converter(
     url: str | os.PathLike[str],
     *,
     cache_key: str | None = None,
+    decode: Mapping[str, Decoder] | None = None,
     storage_options: StorageOptions | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> DatasetConverter:
@@ -175,6 +184,8 @@ def open_converter(
     Args:
         url: the entry's `converter.url`; or, with `cache_key`, the `cache_dir` of `make_spark_converter`.
         cache_key: the name that the entry was written with.
+        decode: as in `make_spark_converter`, instead of the decoders that the entry was written with. Only decoders of
+            your own must be given again, because their code is not stored.
         storage_options: as in `make_spark_converter`.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
 
@@ -217,13 +228,27 @@ def open_converter(
             if entry.lease is not None:
                 release(entry.lease)
             raise entry.damage
-    return hold_entry(entry, delete_on_exit=False)
+    return hold_entry(entry, delete_on_exit=False, decode=decode)
 
 
-def hold_entry(entry: HeldEntry, *, delete_on_exit: bool) -> DatasetConverter:
+def hold_entry(
+    entry: HeldEntry, *, delete_on_exit: bool, decode: Mapping[str, Decoder] | None = None
+) -> DatasetConverter:
     """The converter of a committed entry that this process uses."""
     holding = Holding(entry=entry, delete_on_exit=delete_on_exit)
-    return DatasetConverter(storage=entry.folder, manifest=entry.manifest, holding=holding, is_owner=True)
+    try:
+        manifest = _decoded(entry.folder, entry.manifest, decode)
+    except BaseException:
+        holding.close(delete=delete_on_exit)
+        raise
+    return DatasetConverter(storage=entry.folder, manifest=manifest, holding=holding, is_owner=True)
+
+
+def _decoded(storage: Storage, manifest: Manifest, decode: Mapping[str, Decoder] | None) -> Manifest:
+    """The manifest with the user's decoders, which may take a look at the rows."""
+    dtypes = {field.name: field.dtype if field.shape == () else "array" for field in manifest.schema}
+    checked = check_decode(decode, dtypes)
+    return with_decoders(storage, manifest, checked) if checked or manifest.decoders else manifest
 
 
 def make_parquet_converter(
@@ -232,6 +257,7 @@ def make_parquet_converter(
     columns: Sequence[str] | None = None,
     float_dtype: FloatDtype | None = "float32",
     shapes: Mapping[str, DeclaredShape] | None = None,
+    decode: Mapping[str, Decoder] | None = None,
     storage_options: StorageOptions | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> DatasetConverter:
@@ -270,6 +296,7 @@ def make_parquet_converter(
             becomes uint8 numbers of that shape, or with `{"vector": ("float32", (512,))}` little-endian numbers of
             that dtype. Without a declaration, lists have one length if each row group's numbers divide evenly among
             its rows; a row that does not fit is an error while reading.
+        decode: as in `make_spark_converter`.
         storage_options: as in `make_spark_converter`.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
 
@@ -294,6 +321,7 @@ def make_parquet_converter(
             storage_options=storage_options,
             timeout_seconds=check_timeout(timeout_seconds),
         )
+        manifest = _decoded(storage, manifest, decode)
     return DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=True)
 
 
@@ -306,6 +334,7 @@ def make_delta_converter(
     filters: Filters | None = None,
     float_dtype: FloatDtype | None = "float32",
     shapes: Mapping[str, DeclaredShape] | None = None,
+    decode: Mapping[str, Decoder] | None = None,
     storage_options: StorageOptions | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
     spark: SparkSession | None = None,
@@ -331,6 +360,7 @@ def make_delta_converter(
         float_dtype: as in `make_spark_converter`; narrowed while reading.
         shapes: as in `make_parquet_converter`. Without a declaration, a column of lists has a fixed length if the
             footers of a hundred files show only one length.
+        decode: as in `make_spark_converter`.
         storage_options: as in `make_spark_converter`.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
         spark: a session whose catalog knows `table`.
@@ -362,8 +392,10 @@ def make_delta_converter(
             timeout_seconds=check_timeout(timeout_seconds),
             rules_in=None if values is None else functools.partial(rule_in_files, values),
         )
-    converter = DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=True)
-    return converter if values is None else converter.where(values)
+        if values is not None:
+            manifest = select_rows(storage, manifest, values)
+        manifest = _decoded(storage, manifest, decode)
+    return DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=True)
 
 
 def _parse_timestamp(timestamp: Any) -> dt.datetime | None:

@@ -15,15 +15,17 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from converter import decoders
+from converter.decoders.decoder import Decoder, ndim_of
 from converter.errors import CacheCorruptError, CacheError
 from converter.places import SourceColumn
-from converter.schema import Schema, checked, checked_count
+from converter.schema import Field, Schema, checked, checked_count
 from converter.selection import Selection
 from converter.statistics import ColumnStatistics
 
@@ -154,11 +156,23 @@ class Manifest:
     version: int | None = None
     """The version of the Delta table, if it is one."""
 
+    decoders: Mapping[str, Decoder] = field(default_factory=dict)
+    """What makes tensors of the bytes of columns."""
+
     remedy: str = "Convert again."
     """What to do if a file changed, for errors."""
 
     selection: Selection | None = None
     """Which rows are live; None for all. Never stored."""
+
+    @property
+    def batch_schema(self) -> Schema:
+        """The columns as batches have them: those of the files, decoded."""
+        fields = (
+            _decoded(column, self.decoders[column.name]) if column.name in self.decoders else column
+            for column in self.schema
+        )
+        return Schema(tuple(fields)) if self.decoders else self.schema
 
     @property
     def summary(self) -> str:
@@ -230,6 +244,8 @@ class Manifest:
         }
         if self.origin is not None:
             document["origin"] = self.origin.to_json()
+        if self.decoders:
+            document["decoders"] = {name: decoders.to_json(decoder) for name, decoder in self.decoders.items()}
         return json.dumps(document, separators=(",", ":")).encode()
 
     @classmethod
@@ -268,6 +284,10 @@ class Manifest:
                 float_dtype=checked(document["float_dtype"], str),
                 is_kept=checked(document["is_kept"], bool),
                 origin=Origin.from_json(document["origin"]) if "origin" in document else None,
+                decoders={
+                    checked(name, str): decoders.from_json(decoder)
+                    for name, decoder in checked(document.get("decoders", {}), dict).items()
+                },
             )
             manifest._check()
         except (
@@ -299,6 +319,9 @@ class Manifest:
             raise ValueError("columns share a name, or float_dtype is unknown")
         if not self.schema:
             raise ValueError("there are no columns")
+        undecodable = [name for name in self.decoders if name not in self.schema or self.schema[name].dtype != "bytes"]
+        if undecodable:
+            raise ValueError(f"column {undecodable[0]!r} is decoded and has no bytes")
         for column in self.schema:
             if column.shape != () and (column.is_object or column.dtype.startswith("datetime64")):
                 raise ValueError(f"column {column.name!r} of {column.dtype} has the shape {column.shape}")
@@ -318,6 +341,12 @@ class Manifest:
         unexpected = next((name for name in self.file_names if not _is_data_file(name)), None)
         if unexpected is not None:
             raise ValueError(f"unexpected file name {unexpected!r}")
+
+
+def _decoded(column: Field, decoder: Decoder) -> Field:
+    """A column of bytes as its decoder hands it out."""
+    kind = getattr(decoder, "name", type(decoder).__name__).rpartition(".")[2]
+    return replace(column, dtype=decoder.dtype, shape=decoder.shape, ragged_ndim=ndim_of(decoder), decoder=kind)
 
 
 def _is_data_file(name: str) -> bool:

@@ -42,7 +42,7 @@ _SCALARS: dict[pa.DataType, str] = {
     pa.large_binary(): "bytes",
 }
 
-DTYPES = frozenset(_SCALARS.values()) | {"datetime64[us]", "uint8"}
+DTYPES = frozenset(_SCALARS.values()) | {"datetime64[us]", "uint8", "uint16", "float16"}
 """Every dtype that a column can have."""
 
 BYTE_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float32", "float64")
@@ -141,6 +141,9 @@ class Field:
 
     is_jagged: bool = field(default=False, repr=False)
     """Whether the inner lists of one row may differ in length."""
+
+    decoder: str = field(default="", repr=False)
+    """The name of the decoder that makes it from the bytes in the files; empty if nothing is decoded."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -252,7 +255,7 @@ class Schema:
         return [
             (
                 field.name if field.name.isprintable() else repr(field.name),
-                field.dtype,
+                field.dtype + (f" ({field.decoder})" if field.decoder else ""),
                 field.shown_shape,
                 "yes" if field.has_nulls else "no",
             )

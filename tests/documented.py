@@ -17,6 +17,7 @@ PACKAGE = Path(converter.__file__).parent
 PAGES = {
     "converter": (),
     "converter.schema": ("Field", "Schema"),
+    "converter.decoders": ("Decoder",),
     "converter.statistics": ("ColumnStatistics",),
     "converter.loading.forecast": ("LoaderPlan",),
     "converter.frameworks.numpy": ("BatchReader",),

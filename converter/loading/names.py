@@ -63,7 +63,7 @@ def resolve_names(
     """
     if stack is not None and not isinstance(stack, Mapping):
         raise TypeError(f"stack must be a dict of name to column names, got {stack!r}.")
-    schema = manifest.schema
+    schema = manifest.batch_schema
     stacks = tuple(_resolve_stack(manifest, name, members) for name, members in (stack or {}).items())
     stack_names = tuple(stack.name for stack in stacks)
     if columns is None:
@@ -81,7 +81,7 @@ def resolve_names(
 
 
 def _resolve_stack(manifest: Manifest, name: str, members: Sequence[str]) -> Stack:
-    schema, float_dtype = manifest.schema, manifest.float_dtype
+    schema, float_dtype = manifest.batch_schema, manifest.float_dtype
     if not isinstance(name, str) or not name:
         raise TypeError(f"stack: a stack needs a name, got {name!r}.")
     if name in schema:
@@ -114,7 +114,7 @@ def _resolve_stack(manifest: Manifest, name: str, members: Sequence[str]) -> Sta
 
 def _is_exact(manifest: Manifest, name: str, exact: int) -> bool:
     """Whether every integer of a column is certain to be at most `exact`, so that a float holds it exactly."""
-    dtype = np.dtype(manifest.schema[name].dtype)
+    dtype = np.dtype(manifest.batch_schema[name].dtype)
     if dtype.kind not in "iu" or np.iinfo(dtype).max <= exact:
         return True
     statistics = manifest.statistics.get(name)
@@ -138,9 +138,9 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
         raise TypeError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
     else:
         for name, value in source.nulls.items():
-            if name not in source.manifest.schema:
-                raise ValueError(f"nulls: {source.manifest.schema.explain_missing(name)}")
-            check_fill(source.manifest.schema[name], value)
+            if name not in source.schema:
+                raise ValueError(f"nulls: {source.schema.explain_missing(name)}")
+            check_fill(source.schema[name], value)
     if source.ragged not in ("raise", "pad", "nested"):
         raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r}.")
     _check_added_names(source)
@@ -161,7 +161,7 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
 
 def _check_added_names(source: BatchSource) -> None:
     """Raise ValueError if a mask, a length or the row index would have the name of another key."""
-    schema = source.manifest.schema
+    schema = source.schema
     stacked = {stack.name: stack.columns for stack in source.stacks}
     added: dict[str, str] = {}
     for name in source.names:

@@ -109,6 +109,7 @@ class LoaderOptions:
         source = BatchSource(
             storage=storage,
             manifest=manifest,
+            schema=manifest.batch_schema,
             names=names,
             stacks=stacks,
             nulls=self.nulls,

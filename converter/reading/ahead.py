@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ def read_ahead(
     workers_count: int,
     ahead: int,
     given_up: threading.Event | None = None,
-) -> Iterator[Output]:
+) -> Generator[Output, None, None]:
     """Yield `function` of each item in order, computed by threads; at most `ahead` of them wait.
 
     When it ends, for any reason, `given_up` is set.

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from converter.memory import SPARE
 from converter.plan import EpochPlan
+from converter.reading.decoding import decoded_bytes_ahead
 from converter.reading.gather import WIDE_BYTES
 from converter.reading.source import BatchSource
 
@@ -29,7 +30,7 @@ def bytes_decoded(source: BatchSource, num_rows: int) -> int:
     """Bytes of the wanted columns in `num_rows` rows, as the files have them."""
     manifest = source.manifest
     num_bytes = 0.0
-    for field in source.fields:
+    for field in source.stored_fields:
         statistics = manifest.statistics.get(field.name)
         if field.shape is not None and source.has_element_mask(field.name):
             num_bytes += num_rows * math.prod(field.shape)
@@ -49,13 +50,13 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
 
     `plan` is the plan of any epoch. `memory.Room` makes readers keep to the bound.
     """
-    is_variable = any(source.is_variable(field.name) for field in source.fields)
+    is_variable = any(field.is_object or field.shape is None for field in source.stored_fields)
     window_rows = _most_in_a_window(source, source.manifest.row_group_rows, plan)
     window_bytes = bytes_decoded(source, window_rows)
     file_bytes = _most_in_a_window(source, source.manifest.row_group_bytes, plan)
     if is_variable:
         # Rows differ in size, and so do row groups; a mask takes a byte for each element.
-        has_mask = any(field.shape is None and source.has_element_mask(field.name) for field in source.fields)
+        has_mask = any(field.shape is None and source.has_element_mask(field.name) for field in source.stored_fields)
         window_bytes = file_bytes * (2 if has_mask else 1)
     batch_bytes = math.ceil(window_bytes / window_rows) * source.batch_size
     num_windows = len(plan.window_starts) - 1
@@ -79,6 +80,8 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
         peak += 2 * workers_count * window_bytes
     if source.transform is not None:
         peak += 2 * (source.prefetch_batches or 2 * source.workers_count) * batch_bytes
+    if source.decoders:
+        peak += decoded_bytes_ahead(source)
     return peak
 
 
@@ -89,7 +92,7 @@ def _is_plain(source: BatchSource) -> bool:
         source.storage.is_local
         and manifest.source_columns is None
         and int(manifest.file_bytes.sum()) >= int(manifest.row_group_bytes.sum())
-        and not any(field.has_nulls or field.dtype == "bool" for field in source.fields)
+        and not any(field.has_nulls or field.dtype == "bool" for field in source.stored_fields)
     )
 
 

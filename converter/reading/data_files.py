@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent import futures
 
 import pyarrow as pa
@@ -39,6 +39,7 @@ class DataFiles:
         fields: Sequence[Field],
         *,
         nulls: Nulls = "mask",
+        undecoded: Collection[str] = (),
         verify_checksums: bool = False,
         local_cache: LocalCache | None = None,
     ) -> None:
@@ -47,8 +48,11 @@ class DataFiles:
         self.fields = {field.name: field for field in fields}
         fills = {} if isinstance(nulls, str) else nulls
         self.fills = {
-            field.name: check_fill(field, fills[field.name]) if field.name in fills else 0 for field in fields
+            field.name: check_fill(field, fills[field.name]) if field.name in fills else 0
+            for field in fields
+            if field.name not in undecoded
         }
+        """What nulls become; nulls of a column that is decoded later stay until then."""
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._opening: dict[int, futures.Future[OpenFile]] = {}

@@ -70,8 +70,9 @@ def decode(
 ) -> Decoded:
     """A row group's column as numbers (as Arrow for objects and ragged rows), nulls replaced by `fill`.
 
-    The numbers may be a read-only view of Arrow's memory. `stored` is the column's field in the file. In foreign files
-    bytes hold the numbers alone, unless the field's metadata says otherwise.
+    The numbers may be a read-only view of Arrow's memory. With `fill=None` nulls among objects stay. `stored` is the
+    column's field in the file. In foreign files bytes hold the numbers alone, unless the field's metadata says
+    otherwise.
     """
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pa.types.is_dictionary(array.type):
@@ -155,7 +156,7 @@ def _decode_objects(array: pa.Array, field: Field, fill: Any) -> pa.Array:
     objects = pc.cast(array, pa.large_string() if field.dtype == "str" else pa.large_binary())
     if field.dtype == "str":
         _check_text(objects, field)
-    return objects if not objects.null_count else pc.fill_null(objects, fill or empty)
+    return objects if fill is None or not objects.null_count else pc.fill_null(objects, fill or empty)
 
 
 def _check_text(array: pa.Array, field: Field) -> None:

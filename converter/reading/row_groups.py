@@ -120,7 +120,7 @@ class RowGroup:
             decoded = decode(
                 columns[name],
                 field,
-                fill=files.fills[name],
+                fill=files.fills.get(name),
                 stored=None if place is None else place.field,
                 is_foreign=files.manifest.source_columns is not None,
             )

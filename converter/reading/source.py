@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from converter.decoders.decoder import Decoder
 from converter.manifest import Manifest
 from converter.plan import EpochPlan, Shuffle, plan_epoch
 from converter.positions import Shard
@@ -14,7 +15,7 @@ from converter.reading.gather import Array, Stack
 from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged, RaggedRows
 from converter.reading.runs import LENGTH_SUFFIX
-from converter.schema import Field
+from converter.schema import Field, Schema
 from converter.state import Past, State, Uneven
 from converter.storage.directory import Storage
 
@@ -34,6 +35,9 @@ class BatchSource:
 
     storage: Storage
     manifest: Manifest
+    schema: Schema
+    """The columns as batches have them."""
+
     names: tuple[str, ...]
     """Keys of a batch, in order: columns and stacks; masks and lengths follow theirs."""
 
@@ -65,30 +69,40 @@ class BatchSource:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The columns that are read from the files, each once."""
+        """The columns that are read, each once, as batches have them."""
         stacked = {stack.name: stack.columns for stack in self.stacks}
         wanted = dict.fromkeys(column for name in self.names for column in stacked.get(name, (name,)))
-        return tuple(self.manifest.schema[name] for name in wanted)
+        return tuple(self.schema[name] for name in wanted)
+
+    @property
+    def stored_fields(self) -> tuple[Field, ...]:
+        """The same columns as the files have them, before they are decoded."""
+        return tuple(self.manifest.schema[field.name] for field in self.fields)
+
+    @property
+    def decoders(self) -> Mapping[str, Decoder]:
+        """What makes tensors of the bytes of columns that are read."""
+        return {name: decoder for name, decoder in self.manifest.decoders.items() if name in self.names}
 
     def is_variable(self, name: str) -> bool:
-        """Whether a column's rows are objects or differ in shape, so that its window is no array."""
-        field = self.manifest.schema.get(name)
+        """Whether a column's rows are objects or differ in shape, so that its batch is no array."""
+        field = self.schema.get(name)
         return field is not None and (field.is_object or field.shape is None)
 
     def has_mask(self, names: Sequence[str]) -> bool:
         """Whether every batch has a mask of these columns: the dataset may have a null in one of them."""
-        return self.nulls == "mask" and any(self.manifest.schema[name].has_nulls for name in names)
+        return self.nulls == "mask" and any(self.schema[name].has_nulls for name in names)
 
     def has_element_mask(self, name: str) -> bool:
         """Whether every batch has a mask of this column's elements: one of them may be null."""
-        field = self.manifest.schema.get(name)
+        field = self.schema.get(name)
         return self.nulls == "mask" and field is not None and field.has_null_elements
 
     def field_of(self, name: str) -> Field | None:
         """The field of a window's column: one of the schema's, or of the mask of its elements."""
         if name in self.names:
-            return self.manifest.schema.get(name)
-        field = self.manifest.schema.get(name.removesuffix(ELEMENT_VALID_SUFFIX))
+            return self.schema.get(name)
+        field = self.schema.get(name.removesuffix(ELEMENT_VALID_SUFFIX))
         if field is None or not name.endswith(ELEMENT_VALID_SUFFIX):
             return None
         return replace(field, name=name, dtype="bool", has_nulls=False, has_null_elements=False)
@@ -99,7 +113,7 @@ class BatchSource:
         if name not in self.names:
             return {name: values}
         columns = {name: values, name + LENGTH_SUFFIX: lengths}
-        if self.manifest.schema[name].is_jagged:
+        if self.schema[name].is_jagged:
             columns[name + INNER_LENGTH_SUFFIX] = rows.pad_inner_lengths()
         return columns
 

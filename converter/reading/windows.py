@@ -9,6 +9,7 @@ A batch that spans two windows is joined from both; every other batch shares mem
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -24,6 +25,7 @@ from converter.plan import EpochPlan, Piece
 from converter.reading.ahead import read_ahead
 from converter.reading.bounds import memory_bound
 from converter.reading.data_files import DataFiles
+from converter.reading.decoding import ROW_NUMBERS, decode_runs
 from converter.reading.fetching import fetching
 from converter.reading.gather import WIDE_BYTES, Array, gather, gather_stack, joined
 from converter.reading.local_cache import open_local_cache
@@ -61,8 +63,9 @@ def open_files(source: BatchSource, processes_count: int = 1) -> DataFiles:
     return DataFiles(
         source.storage,
         source.manifest,
-        source.fields,
+        source.stored_fields,
         nulls=source.nulls,
+        undecoded=source.decoders,
         verify_checksums=source.verify_checksums,
         local_cache=cache,
     )
@@ -93,8 +96,15 @@ def read_runs(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: r
             ahead=source.windows_ahead,
             given_up=reader.given_up,
         )
-        for run in cut_run(windows, plan.batch_size, num_rows, first_batch=wanted.start):
-            yield mark_padding(run, plan) if source.uneven == "pad" else run
+        runs = cut_run(windows, plan.batch_size, num_rows, first_batch=wanted.start)
+        if source.uneven == "pad":
+            runs = (mark_padding(run, plan) for run in runs)
+        if not source.decoders:
+            yield from runs
+            return
+        # Closed here: the traceback of an error in a decoder keeps `windows`, and so its threads.
+        with contextlib.closing(windows), contextlib.closing(decode_runs(source, runs)) as decoded:
+            yield from decoded
 
 
 class _WindowReader:
@@ -190,8 +200,9 @@ class _WindowReader:
                 columns[name + VALID_SUFFIX] = gather([group.mask(name) for group in groups], rows)
             if source.has_element_mask(name):
                 columns[name + ELEMENT_VALID_SUFFIX] = gather([group.element_mask(name) for group in groups], rows)
-        if source.row_index is not None:
-            columns[source.row_index] = gather([self._row_numbers(int(group)) for group in piece.row_groups], rows)
+        row_numbers = source.row_index or (ROW_NUMBERS if source.decoders else None)
+        if row_numbers is not None:
+            columns[row_numbers] = gather([self._row_numbers(int(group)) for group in piece.row_groups], rows)
         return columns
 
     def _column_bytes(self, members: Sequence[str], groups: Sequence[RowGroup]) -> int:
@@ -200,7 +211,7 @@ class _WindowReader:
         Wide rows take theirs once, for compressed pages: the result is in `memory.blocks`.
         """
         fields = [self._source.manifest.schema[member] for member in members]
-        if any(self._source.is_variable(member) for member in members):
+        if any(field.is_object or field.shape is None for field in fields):
             return 4 * int(sum(part.nbytes for group in groups for member in members for part in group.parts(member)))
         row_bytes = sum(field.stored_dtype.itemsize * math.prod(field.shape or ()) for field in fields)
         copies = 1 if len(members) == 1 and row_bytes >= WIDE_BYTES else 2

@@ -1,6 +1,6 @@
 """The reference renders without a warning, and every public name is explained, with an example that runs.
 
-    python -m pdoc --docformat google -o site converter converter.schema converter.statistics \
+    python -m pdoc --docformat google -o site converter converter.schema converter.decoders converter.statistics \
         converter.loading.forecast converter.frameworks
 
 renders it into `site/`. The examples run as doctests, or in tests/integration/test_documented_code.py.
@@ -38,7 +38,7 @@ FOR_ITERATORS = {
 """What the iterators and the callback of a dataset call, and users do not."""
 
 EXPLAINED_BY_CLASS = {
-    "Field", "Schema", "ColumnStatistics", "SweepReport",
+    "Field", "Schema", "ColumnStatistics", "SweepReport", "Image", "NumPy", "Decoder",
 }  # fmt: skip
 """Classes whose members need no example of their own: their fields explain themselves in the class's example."""
 

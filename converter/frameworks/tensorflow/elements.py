@@ -211,7 +211,7 @@ def find_specs(source: BatchSource, files: DataFiles) -> dict[str, Any]:
             if source.has_mask(members):
                 specs[name + VALID_SUFFIX] = tf.TensorSpec((rows, len(members)), tf.bool)
             continue
-        field = source.manifest.schema[name]
+        field = source.schema[name]
         specs |= specs_of_field(field, rows, source.ragged)
         if source.has_mask([name]):
             specs[name + VALID_SUFFIX] = tf.TensorSpec((rows,), tf.bool)

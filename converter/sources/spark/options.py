@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from converter.decoders import to_json
+from converter.decoders.decoder import Decoder
 from converter.schema import DeclaredShape
 
 DEFAULT_ROW_GROUP_BYTES = 8 << 20
@@ -22,6 +24,7 @@ class WriteOptions:
 
     float_dtype: str | None
     shapes: Mapping[str, DeclaredShape]
+    decode: Mapping[str, Decoder]
     row_group_bytes: int
     compression: str
     shuffle_rows_seed: int | None
@@ -30,7 +33,9 @@ class WriteOptions:
     def for_key(self, *, is_kept: bool) -> dict[str, Any]:
         """The options as plain values. Entries that are kept have keys of their own."""
         shapes = {name: list(shape or ()) for name, shape in self.shapes.items()}
-        return asdict(self) | {"shapes": shapes} | ({"is_kept": True} if is_kept else {})
+        plain = {field.name: getattr(self, field.name) for field in fields(self)} | {"shapes": shapes}
+        decoders = {name: to_json(decoder) for name, decoder in plain.pop("decode").items()}
+        return plain | ({"decode": decoders} if decoders else {}) | ({"is_kept": True} if is_kept else {})
 
 
 def check_write_options(*, float_dtype: Any, row_group_bytes: Any, compression: Any, writer: Any, shapes: Any) -> None:

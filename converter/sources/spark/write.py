@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from converter.cache import entries, finding, roots
 from converter.cache.entries import HeldEntry
+from converter.decoders.decoder import Decoder, check_decode
 from converter.errors import CacheCorruptError, CacheError, SourceError
 from converter.manifest import MAX_END_BYTES, Origin
 from converter.schema import DeclaredShape
@@ -92,6 +93,7 @@ def write_dataframe(
     cache_key: str | None,
     float_dtype: str | None,
     shapes: Mapping[str, DeclaredShape] | None,
+    decode: Mapping[str, Decoder] | None,
     row_group_bytes: int,
     compression: str,
     shuffle_rows_seed: int | None,
@@ -107,19 +109,22 @@ def write_dataframe(
     options = WriteOptions(
         float_dtype=float_dtype,
         shapes=shapes or {},
+        decode=decode or {},
         row_group_bytes=row_group_bytes,
         compression=compression,
         shuffle_rows_seed=shuffle_rows_seed,
         writer=writer,
     )
+    columns = plan_columns(
+        df.schema.jsonValue(),
+        float_dtype=float_dtype,
+        shapes=options.shapes,
+        is_case_sensitive=df.sparkSession.conf.get("spark.sql.caseSensitive", None) == "true",
+    )
+    check_decode(decode, {column.name: column.dtype if column.kind == "scalar" else "array" for column in columns})
     request = _Request(
         df=df,
-        columns=plan_columns(
-            df.schema.jsonValue(),
-            float_dtype=float_dtype,
-            shapes=options.shapes,
-            is_case_sensitive=df.sparkSession.conf.get("spark.sql.caseSensitive", None) == "true",
-        ),
+        columns=columns,
         root=_open_root(df.sparkSession, cache_dir, storage_options, timeout_seconds, writer=writer),
         options=options,
         cache_key=cache_key,
@@ -250,7 +255,7 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
         if version is not None and not version.is_fixed and identity.find_delta_version(request.df) != version:
             raise _TableChangedError
         entries.delete_unlisted(root, attempt, manifest)
-        entry = entries.commit(root, attempt, replace(manifest, origin=origin))
+        entry = entries.commit(root, attempt, replace(manifest, origin=origin, decoders=options.decode))
     except BaseException:
         # Also on Ctrl-C: files without a manifest must not stay.
         try:

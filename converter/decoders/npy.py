@@ -1,0 +1,119 @@
+"""Bytes of NumPy's own formats: `.npy`, and one array of an `.npz`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Array = npt.NDArray[Any]
+
+_MAGIC = b"\x93NUMPY"
+
+
+@dataclass(frozen=True, slots=True)
+class NumPy:
+    """Decodes `.npy` bytes, as `numpy.save` writes them; objects are refused, because nothing is unpickled.
+
+    >>> NumPy("float32", (28, 28)).shape
+    (28, 28)
+
+    Args:
+        dtype: the dtype of every row; None takes the first row's when the converter is made. Byte order does not
+            matter, nor whether a row is in C or Fortran order.
+        shape: the shape of every row; None if rows differ; `"first"` takes the first row's when the converter is made.
+        ndim: dimensions of a row, if `shape` is None.
+        key: the name of an array in `.npz` bytes, as `numpy.savez` writes them; None for `.npy`.
+        on_error: `"skip"` leaves rows that cannot be decoded out of the dataset, at the cost of a pass when the
+            converter is made.
+    """
+
+    dtype: Any = None
+    shape: Any = "first"
+    ndim: int = 1
+    key: str | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+
+    def decode(self, values: pa.LargeBinaryArray) -> Array | Sequence[Array]:
+        """The rows as one array `(len(values), *shape)`, at once where their headers are equal; else as a list.
+
+        Raises:
+            ValueError: the bytes are no array, or one of another dtype or shape.
+        """
+        alike = self._decode_alike(values) if self.key is None and self.shape is not None else None
+        if alike is not None:
+            return alike
+        rows = [self._row(value.as_buffer()) for value in values]
+        odd = next((row for row in rows if self.shape is not None and row.shape != self.shape), None)
+        if odd is not None:
+            raise ValueError(f"an array of shape {odd.shape}, expected {self.shape}")
+        return rows if self.shape is None else np.stack(rows)
+
+    def _decode_alike(self, values: pa.LargeBinaryArray) -> Array | None:
+        """The numbers of all rows, if all have the first row's header and that is the right one; else None."""
+        _, offsets, data = values.buffers()
+        edges = np.frombuffer(offsets, np.int64, len(values) + 1, values.offset * 8)
+        sizes = np.diff(edges)
+        if (sizes != sizes[0]).any() or sizes[0] < len(_MAGIC) + 4:
+            return None
+        rows = np.frombuffer(data, np.uint8, int(edges[-1] - edges[0]), int(edges[0])).reshape(len(values), -1)
+        first = _read(rows[0].tobytes(), None)
+        header = rows.shape[1] - first.nbytes
+        is_right = first.shape == self.shape and first.dtype.newbyteorder("=") == np.dtype(self.dtype)
+        if not is_right or not first.nbytes or (rows[:, :header] != rows[0, :header]).any():
+            return None
+        numbers = np.ascontiguousarray(rows[:, header:]).view(first.dtype)
+        if first.flags.f_contiguous and not first.flags.c_contiguous:
+            numbers = numbers.reshape(len(values), *first.shape[::-1]).transpose(0, *range(first.ndim, 0, -1))
+        return np.ascontiguousarray(numbers.reshape(len(values), *first.shape), self.dtype)
+
+    def _row(self, data: Any) -> Array:
+        array = _read(data, self.key)
+        if array.dtype.newbyteorder("=") != np.dtype(self.dtype):
+            raise ValueError(f"an array of {array.dtype}, expected {self.dtype}")
+        return array.astype(self.dtype, copy=False)
+
+
+def is_settled(decoder: object) -> bool:
+    """Whether a decoder's dtype and shape are known before the first row is looked at."""
+    return not isinstance(decoder, NumPy) or (decoder.dtype is not None and decoder.shape != "first")
+
+
+def settled(decoder: NumPy, first: Any) -> NumPy:
+    """The decoder with what it lacks taken from the bytes of the first row.
+
+    Raises:
+        ValueError: they are no array.
+    """
+    array = _read(first, decoder.key)
+    shape = array.shape if decoder.shape == "first" else decoder.shape
+    return NumPy(
+        dtype=decoder.dtype or array.dtype.newbyteorder("=").name,
+        shape=shape,
+        ndim=array.ndim if shape is None else decoder.ndim,
+        key=decoder.key,
+        on_error=decoder.on_error,
+    )
+
+
+def _read(data: Any, key: str | None) -> Array:
+    """The array in `.npy` bytes, or the one called `key` in `.npz` bytes."""
+    stream = io.BytesIO(data)
+    if key is None:
+        if stream.read(len(_MAGIC)) != _MAGIC:
+            raise ValueError("the bytes are no .npy file (as numpy.save writes it)")
+        stream.seek(0)
+        array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+        if stream.read(1):
+            raise ValueError("more bytes follow the array of the .npy file")
+        return array
+    with np.load(stream, allow_pickle=False) as arrays:
+        if not isinstance(arrays, np.lib.npyio.NpzFile) or key not in arrays:
+            raise ValueError(f"the bytes are no .npz file with an array {key!r}")
+        member: Array = arrays[key]
+        return member

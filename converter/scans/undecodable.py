@@ -1,0 +1,131 @@
+"""Decoders meet their rows when a converter is made: the first row settles them, and undecodable rows are left out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from converter.decoders.decoder import Decoder, NamedDecoder, check_decoder, skips_errors
+from converter.decoders.npy import NumPy, is_settled, settled
+from converter.errors import ReadError, SourceError
+from converter.manifest import Manifest
+from converter.reading.ahead import map_row_groups
+from converter.reading.data_files import DataFiles
+from converter.reading.decoding import place_of_row, said, undecodable_error, undecodable_rows
+from converter.scans.columns import read_columns
+from converter.selection import Mask, select_some
+from converter.storage.directory import Storage
+
+logger = logging.getLogger(__name__)
+
+
+_CHUNK_ROWS = 64
+
+
+def with_decoders(storage: Storage, manifest: Manifest, decode: Mapping[str, Decoder]) -> Manifest:
+    """The manifest with its columns decoded as the user says, in addition to what an entry's manifest says.
+
+    Rows that decoders with `on_error="skip"` cannot decode are not live.
+
+    Raises:
+        ReadError: the first row that settles a decoder is none of its kind.
+        SourceError: no row can be decoded.
+        ValueError: an entry needs a decoder of the user's own, which was not given.
+    """
+    decoders = {**manifest.decoders, **decode}
+    for name, decoder in decoders.items():
+        if isinstance(decoder, NamedDecoder):
+            raise ValueError(  # noqa: TRY004  # An argument is missing.
+                f"Column {name!r} was declared with a decoder of your own, {decoder.name}, whose code is not stored. "
+                f"Pass it again: decode={{{name!r}: …}}."
+            )
+        if isinstance(decoder, NumPy) and not is_settled(decoder):
+            decoders[name] = _settled(storage, manifest, name, decoder)
+            check_decoder(name, decoders[name])
+    decoded = replace(manifest, decoders=decoders)
+    skipping = [name for name, decoder in decoders.items() if skips_errors(decoder)]
+    return _without_undecodable(storage, decoded, skipping) if skipping else decoded
+
+
+def _settled(storage: Storage, manifest: Manifest, name: str, decoder: NumPy) -> NumPy:
+    """The decoder with the dtype and shape of the first live row that it can decode, if it skips others."""
+    files = DataFiles(storage, manifest, [manifest.schema[name]])
+    first_error: ReadError | None = None
+    for row_group in np.flatnonzero(manifest.live_rows > 0).tolist():
+        column = read_columns(files, row_group).column(name)
+        live = np.flatnonzero(_live(manifest, row_group))
+        for row in live[np.asarray(pc.is_valid(column))[live]].tolist():
+            try:
+                return settled(decoder, column[row].as_buffer())
+            except Exception as error:
+                number = int(manifest.row_group_rows[:row_group].sum()) + row
+                first_error = first_error or undecodable_error(storage, manifest, number, error, (name, decoder))
+                if not skips_errors(decoder):
+                    raise first_error from error
+    if first_error is not None:
+        raise _nothing_left([name]) from first_error
+    raise SourceError(
+        f"decode: all rows of column {name!r} are null, so its dtype and shape are unknown. Pass "
+        "NumPy(dtype, shape), e.g. NumPy('float32', (28, 28)).",
+        column=name,
+    )
+
+
+def _live(manifest: Manifest, row_group: int) -> Mask:
+    num_rows = int(manifest.row_group_rows[row_group])
+    return np.ones(num_rows, np.bool_) if manifest.selection is None else manifest.selection.mask(row_group, num_rows)
+
+
+def _without_undecodable(storage: Storage, manifest: Manifest, names: list[str]) -> Manifest:
+    """The manifest whose live rows can all be decoded in the columns `names`, by one pass over them."""
+    files = DataFiles(storage, manifest, [manifest.schema[name] for name in names])
+    firsts: dict[str, tuple[int, Exception]] = {}
+    counts = dict.fromkeys(names, 0)
+    lock = threading.Lock()
+
+    def mask_row_group(row_group: int, given_up: threading.Event) -> Mask:
+        table, mask = read_columns(files, row_group, given_up), _live(manifest, row_group)
+        for name in names:
+            values = pc.cast(table.column(name).combine_chunks(), pa.large_binary())
+            bad = [
+                (first + row, error)
+                for first in range(0, len(values), _CHUNK_ROWS)
+                for row, error in undecodable_rows(manifest.decoders[name], values[first : first + _CHUNK_ROWS])
+                if mask[first + row]
+            ]
+            if bad:
+                start = int(manifest.row_group_rows[:row_group].sum())
+                with lock:
+                    counts[name] += len(bad)
+                    firsts[name] = min(firsts.get(name, (1 << 62, bad[0][1])), (start + bad[0][0], bad[0][1]), key=_row)
+                mask[[row for row, _ in bad]] = False
+        return mask
+
+    wanted = np.flatnonzero(manifest.live_rows > 0).tolist()
+    masks = dict(zip(wanted, map_row_groups(mask_row_group, wanted), strict=True))
+    for name, (row, error) in firsts.items():
+        logger.warning(
+            "Column %r: %d of %d rows cannot be decoded and are left out. The first is %s: %s",
+            name, counts[name], manifest.num_live_rows, place_of_row(storage, manifest, row), said(error),
+        )  # fmt: skip
+    if not firsts:
+        return manifest
+    selection = select_some(np.zeros(manifest.num_row_groups, np.int64), masks)
+    if not selection.num_rows:
+        raise _nothing_left(list(firsts))
+    return replace(manifest, selection=selection)
+
+
+def _nothing_left(names: list[str]) -> SourceError:
+    shown = ", ".join(map(repr, names))
+    return SourceError(f"No row of {shown} can be decoded, so there is nothing to train on.", column=names[0])
+
+
+def _row(found: tuple[int, Exception]) -> int:
+    return found[0]
