@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -112,8 +113,12 @@ def _read(data: Any, key: str | None) -> Array:
         if stream.read(1):
             raise ValueError("more bytes follow the array of the .npy file")
         return array
+    wrong = ValueError(f"the bytes are no .npz file with an array {key!r}")
+    if not zipfile.is_zipfile(stream):
+        raise wrong
+    stream.seek(0)
     with np.load(stream, allow_pickle=False) as arrays:
-        if not isinstance(arrays, np.lib.npyio.NpzFile) or key not in arrays:
-            raise ValueError(f"the bytes are no .npz file with an array {key!r}")
+        if key not in arrays:
+            raise wrong
         member: Array = arrays[key]
         return member

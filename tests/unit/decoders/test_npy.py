@@ -1,0 +1,143 @@
+"""What `NumPy` makes of `.npy` and `.npz` bytes, settled by the first row or declared, and bad bytes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from converter import NumPy, ReadError, SourceError, make_parquet_converter
+
+
+def npy(array: np.ndarray[Any, Any], **options: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array, **options)
+    return stream.getvalue()
+
+
+def npz(**arrays: Any) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+def decode(decoder: NumPy, *rows: bytes) -> Any:
+    return decoder.decode(pa.array(rows, pa.large_binary()))
+
+
+NUMBERS = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "int64", "float16", "float32", "float64"])
+def test_every_dtype_arrives(dtype: str) -> None:
+    rows = [(NUMBERS * factor).astype(dtype) for factor in range(3)]
+    np.testing.assert_array_equal(decode(NumPy(dtype, (2, 3, 4)), *map(npy, rows)), np.stack(rows))
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [NUMBERS, NUMBERS + 1],
+        [np.asfortranarray(NUMBERS), np.asfortranarray(NUMBERS + 1)],
+        [NUMBERS.astype(">f4"), (NUMBERS + 1).astype(">f4")],
+        [np.asfortranarray(NUMBERS.astype(">f4")), NUMBERS + 1],
+        [NUMBERS, np.asfortranarray(NUMBERS + 1), (NUMBERS + 2).astype(">f4")],
+    ],
+    ids=["C", "Fortran", "big-endian", "both and neither", "mixed"],
+)
+def test_order_and_byte_order_do_not_matter(arrays: list[Any]) -> None:
+    decoded = decode(NumPy("float32", (2, 3, 4)), *map(npy, arrays))
+    assert decoded.dtype == np.float32
+    np.testing.assert_array_equal(decoded, np.stack([array.astype(np.float32) for array in arrays]))
+
+
+def test_a_slice_of_a_column_is_decoded_from_its_own_bytes() -> None:
+    column = pa.array([npy(NUMBERS + number) for number in range(10)], pa.large_binary())
+    decoded = NumPy("float32", (2, 3, 4)).decode(column[3:6])
+    np.testing.assert_array_equal(decoded, np.stack([NUMBERS + number for number in (3, 4, 5)]))
+
+
+def test_rows_without_a_shape_and_rows_without_numbers() -> None:
+    np.testing.assert_array_equal(decode(NumPy("int64", ()), npy(np.int64(4)), npy(np.int64(5))), [4, 5])
+    rows = decode(NumPy("float32", None, ndim=2), npy(np.zeros((0, 3), np.float32)), npy(np.ones((2, 1), np.float32)))
+    assert [row.shape for row in rows] == [(0, 3), (2, 1)]
+
+
+def test_an_array_of_an_npz_is_found_by_its_name() -> None:
+    rows = [npz(x=NUMBERS + number, y=np.arange(2)) for number in range(3)]
+    decoded = decode(NumPy("float32", (2, 3, 4), key="x"), *rows)
+    np.testing.assert_array_equal(decoded[2], NUMBERS + 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([npy(NUMBERS), npy(NUMBERS.astype(np.float64))], "an array of float64, expected float32"),
+        ([npy(NUMBERS), npy(NUMBERS[:1])], r"an array of shape \(1, 3, 4\), expected \(2, 3, 4\)"),
+        ([npy(NUMBERS[:1]), npy(NUMBERS[:1])], r"an array of shape \(1, 3, 4\), expected \(2, 3, 4\)"),
+        ([npy(np.array([{}], object))], "Object arrays cannot be loaded"),
+        ([npy(NUMBERS)[:-8]], "."),
+        ([npy(NUMBERS) + b"more"], "more bytes follow"),
+        ([b"\x93NUMPY\x01\x00"], "."),
+        ([b"text"], "no .npy file"),
+        ([b""], "no .npy file"),
+        ([npz(x=NUMBERS)], "no .npy file"),
+    ],
+)
+def test_bad_bytes_say_what_they_are(rows: list[bytes], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        decode(NumPy("float32", (2, 3, 4)), *rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [([npy(NUMBERS)], "no .npz file"), ([npz(y=NUMBERS)], "no .npz file with an array 'x'")]
+)
+def test_an_npz_without_the_array_says_so(rows: list[bytes], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        decode(NumPy("float32", (2, 3, 4), key="x"), *rows)
+
+
+def write(folder: Path, rows: list[bytes | None]) -> Path:
+    pq.write_table(pa.table({"x": pa.array(rows, pa.binary())}), folder / "part.parquet", row_group_size=2)
+    return folder
+
+
+def test_the_first_row_settles_what_is_not_declared(tmp_path: Path) -> None:
+    folder = write(tmp_path, [None, None, None, npy(NUMBERS.astype(">f8")), npy(NUMBERS.astype(np.float64))])
+    field = make_parquet_converter(folder, decode={"x": NumPy()}).schema["x"]
+    assert (field.dtype, field.shape) == ("float64", (2, 3, 4))
+    field = make_parquet_converter(folder, decode={"x": NumPy(shape=None)}).schema["x"]
+    assert (field.dtype, field.shape, field.ndim) == ("float64", None, 3)
+    field = make_parquet_converter(folder, decode={"x": NumPy(shape=(1, 3, 4))}).schema["x"]
+    assert (field.dtype, field.shape) == ("float64", (1, 3, 4))
+
+
+def test_a_first_row_that_is_none_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, [None, b"text", npy(NUMBERS)])
+    with pytest.raises(ReadError, match=r"'x' cannot be decoded in row 1 \(row 1 of .*part\.parquet\)"):
+        make_parquet_converter(folder, decode={"x": NumPy()})
+    assert make_parquet_converter(folder, decode={"x": NumPy(on_error="skip")}).schema["x"].shape == (2, 3, 4)
+
+
+def test_nulls_alone_settle_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"all rows of column 'x' are null.*Pass NumPy\(dtype, shape\)"):
+        make_parquet_converter(write(tmp_path, [None, None]), decode={"x": NumPy()})
+
+
+def test_a_dtype_that_no_tensor_has_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path, [npy(np.array(["a", "b"]))])
+    with pytest.raises(ValueError, match=r"column 'x' has the dtype 'str\d*'; it can be bool, uint8"):
+        make_parquet_converter(folder, decode={"x": NumPy()})
+
+
+def test_rows_of_another_shape_than_the_first_are_named(tmp_path: Path) -> None:
+    converter = make_parquet_converter(
+        write(tmp_path, [npy(NUMBERS), npy(NUMBERS), npy(NUMBERS[:1])]), decode={"x": NumPy()}
+    )
+    with pytest.raises(ReadError, match=r"in row 2 .*shape \(1, 3, 4\), expected \(2, 3, 4\)"):
+        converter.head()
