@@ -1,0 +1,163 @@
+"""Decoders on what Spark wrote: the cache holds the bytes, its manifest and key say how they are decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+
+from converter import (
+    DatasetConverter,
+    Image,
+    NumPy,
+    SourceError,
+    make_delta_converter,
+    make_spark_converter,
+    open_converter,
+)
+from tests.folders import files_below
+
+NUM_ROWS, NULL_ROW = 40, 11
+DECODE: dict[str, Any] = {"photo": Image(size=(6, 5)), "features": NumPy()}
+
+
+def picture(number: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(number).integers(0, 256, (6, 5, 3), np.uint8)
+
+
+def rows(bad: int | None = None) -> pa.Table:
+    photos: list[bytes | None] = []
+    features = []
+    for number in range(NUM_ROWS):
+        stream = io.BytesIO()
+        PIL.Image.fromarray(picture(number)).save(stream, "PNG")
+        photos.append(stream.getvalue())
+        stream = io.BytesIO()
+        np.save(stream, np.full((2, 3), number, np.float32))
+        features.append(stream.getvalue())
+    photos[NULL_ROW] = None
+    if bad is not None:
+        photos[bad] = b"no picture"
+    columns = {
+        "id": range(NUM_ROWS),
+        "photo": pa.array(photos, pa.binary()),
+        "features": pa.array(features, pa.binary()),
+    }
+    return pa.table(columns)
+
+
+def frame(spark: SparkSession, bad: int | None = None) -> DataFrame:
+    return spark.createDataFrame(rows(bad).to_pylist(), "id long, photo binary, features binary").repartition(3, "id")
+
+
+def check(batches: list[dict[str, Any]]) -> None:
+    ids = np.concatenate([np.asarray(batch["id"]) for batch in batches])
+    photos = np.concatenate([np.asarray(batch["photo"]) for batch in batches])
+    features = np.concatenate([np.asarray(batch["features"]) for batch in batches])
+    assert sorted(ids.tolist()) == list(range(NUM_ROWS))
+    for id_, photo, feature in zip(ids.tolist(), photos, features, strict=True):
+        np.testing.assert_array_equal(photo, 0 if id_ == NULL_ROW else picture(id_))
+        np.testing.assert_array_equal(feature, np.full((2, 3), id_))
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("writer", ["executors", "spark"])
+def test_tensors_arrive_in_every_framework(spark: SparkSession, tmp_path: Path, writer: str) -> None:
+    with make_spark_converter(frame(spark), cache_dir=tmp_path, writer=writer, decode=DECODE) as converter:
+        assert converter.schema["photo"].shape == (6, 5, 3)
+        assert converter.schema["features"].dtype == "float32"
+        for copy in (converter, pickle.loads(pickle.dumps(converter))):
+            with copy.make_batch_reader(batch_size=7, shuffle=True, nulls="mask") as reader:
+                check(list(reader))
+        with converter.make_torch_dataloader(batch_size=7, shuffle=True, nulls={"photo": 0}) as loader:
+            check(list(loader))
+        with converter.make_tf_dataset(batch_size=7, shuffle=True, nulls="mask") as dataset:
+            assert dataset.element_spec["photo"].shape.as_list() == [None, 6, 5, 3]
+            check(list(dataset))
+
+
+def test_a_delta_tables_bytes_are_decoded_where_they_are(tmp_path: Path) -> None:
+    write_deltalake(tmp_path / "table", rows())
+    converter = make_delta_converter(tmp_path / "table", decode=DECODE)
+    with converter.make_batch_reader(batch_size=7, nulls="mask") as reader:
+        check(list(reader))
+    part = make_delta_converter(tmp_path / "table", filters=[("id", "<", 5)], decode=DECODE)
+    assert part.head(5)["photo"].shape == (5, 6, 5, 3)
+
+
+class Halves:
+    """A user's decoder: the picture's bytes are not looked at."""
+
+    dtype, shape = "uint8", (1,)
+
+    def decode(self, values: pa.LargeBinaryArray) -> np.ndarray[Any, Any]:
+        return np.array([[len(value.as_buffer()) % 256] for value in values], np.uint8)
+
+
+def test_an_entry_knows_its_decoders_and_asks_for_the_users_own(spark: SparkSession, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"cache_dir": tmp_path, "cache_key": "photos", "delete_on_exit": False}
+    df = frame(spark)
+    with contextlib.ExitStack() as stack:
+
+        def convert(decode: Any) -> DatasetConverter:
+            return stack.enter_context(make_spark_converter(df, decode=decode, **options))
+
+        converter = convert(DECODE)
+        with open_converter(converter.url) as opened:
+            assert opened.schema == converter.schema
+            with opened.make_batch_reader(batch_size=7, nulls="mask") as reader:
+                check(list(reader))
+        with open_converter(converter.url, decode={"photo": Image(size=(3, 3))}) as opened:
+            assert opened.schema["photo"].shape == (3, 3, 3)
+        # What a column is belongs to the key.
+        own = convert({"photo": Halves()})
+        assert convert(DECODE).url == converter.url
+        assert own.url not in (converter.url, convert(None).url)
+        with pytest.raises(
+            ValueError, match=r"'photo' was declared with a decoder of your own, .*Halves.*decode=\{'photo': …\}"
+        ):
+            open_converter(own.url)
+        with open_converter(own.url, decode={"photo": Halves()}) as opened:
+            assert opened.head(2)["photo"].shape == (2, 1)
+
+
+def test_what_cannot_be_decoded_is_refused_before_anything_is_written(spark: SparkSession, tmp_path: Path) -> None:
+    for decode, said in (
+        ({"id": Image()}, "column 'id' has the type int64; only binary columns are decoded"),
+        ({"phto": Image()}, "'phto', which does not exist. The columns are 'id', 'photo', 'features'"),
+        ({"photo": Image}, r"is a class; pass an object of it"),
+        ({"photo": object()}, "has no dtype, no shape, no decode"),
+        ([Image()], "decode must be a dict of column name to decoder"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=said):
+            make_spark_converter(frame(spark), cache_dir=tmp_path, decode=decode)  # type: ignore[arg-type]
+        assert not files_below(tmp_path)
+
+
+@pytest.mark.parametrize("writer", ["executors", "spark"])
+def test_rows_that_are_no_pictures_are_left_out_of_the_cache_too(
+    spark: SparkSession, tmp_path: Path, writer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode = {"photo": Image(size=(6, 5), on_error="skip")}
+    with make_spark_converter(frame(spark, bad=3), cache_dir=tmp_path, writer=writer, decode=decode) as converter:
+        assert len(converter) == NUM_ROWS - 1
+        assert "1 of 40 rows cannot be decoded and are left out" in caplog.text
+        with converter.make_batch_reader(batch_size=7, nulls="mask") as reader:
+            assert 3 not in {int(id_) for batch in reader for id_ in batch["id"]}
+        assert converter.statistics["id"].null_count == 0
+
+
+def test_an_entry_whose_rows_cannot_be_decoded_is_removed_again(spark: SparkSession, tmp_path: Path) -> None:
+    df = frame(spark).selectExpr("id", "binary('text') as photo")
+    with pytest.raises(SourceError, match="No row of 'photo' can be decoded"):
+        make_spark_converter(df, cache_dir=tmp_path, decode={"photo": Image(on_error="skip")})
+    assert [path for path in files_below(tmp_path) if not path.endswith(".owner")] == []
