@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,3 +91,20 @@ def check_integer(name: str, value: Any, *, least: int) -> int:
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
     return int(value)
+
+
+def check_timestamp(timestamp: Any) -> dt.datetime | None:
+    """A time with a zone, from what a user gave."""
+    if timestamp is None:
+        return None
+    if isinstance(timestamp, dt.datetime):
+        parsed = timestamp
+    elif isinstance(timestamp, str):
+        try:
+            # Python 3.10 does not parse a Z.
+            parsed = dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", timestamp))
+        except ValueError as error:
+            raise ValueError(f"timestamp must have a form such as '2026-11-21T12:00:00', got {timestamp!r}.") from error
+    else:
+        raise TypeError(f"timestamp must be a datetime, or a string such as '2026-11-21T12:00:00', got {timestamp!r}.")
+    return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=dt.timezone.utc)

@@ -119,7 +119,7 @@ class DatasetConverter:
             ReadError: the pass could not read a file.
         """
         if self._statistics is None:
-            self._statistics = scan_all_statistics(self._manifest.schema, self._whole)
+            self._statistics = scan_all_statistics(replace(self._manifest, decoders={}).batch_schema, self._whole)
         return self._statistics
 
     @property
@@ -571,7 +571,16 @@ def borrow_files(storage: Storage, manifest: Manifest, host: str | None = None) 
 def _written_statistics(manifest: Manifest) -> StatisticsByColumn | None:
     """The statistics that the writers took; None if they are not complete, or not of these rows alone."""
     is_complete = manifest.selection is None and all(
-        field.is_object or (field.name in manifest.statistics and manifest.statistics[field.name].closed)
+        field.is_object or (field.name in manifest.statistics and _is_counted(manifest.statistics[field.name]))
         for field in manifest.schema
     )
-    return StatisticsByColumn(manifest.statistics) if is_complete else None
+    if not is_complete:
+        return None
+    schema = manifest.batch_schema
+    columns = {name: replace(column, field=schema[name]) for name, column in manifest.statistics.items()}
+    return StatisticsByColumn(columns)
+
+
+def _is_counted(statistics: ColumnStatistics) -> bool:
+    """Whether the writer counted a column's numbers, or the rows of its categories."""
+    return statistics.closed is not None or statistics.counts is not None

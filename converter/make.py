@@ -7,26 +7,27 @@ import datetime as dt
 import functools
 import logging
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from converter.arguments import check_cache_key, check_flag, check_integer
+from converter.arguments import check_cache_key, check_flag, check_integer, check_timestamp
 from converter.cache import entries, finding, roots, sweeps
 from converter.cache.entries import HeldEntry
 from converter.cache.leases import release
 from converter.cache.removal import SweepReport
+from converter.categories import CategoriesOption, Unseen
 from converter.dataset import DatasetConverter
 from converter.decoders.decoder import Decoder, check_decode
 from converter.errors import CacheError, CacheNotOwnedError, SourceError
 from converter.holding import Holding
 from converter.manifest import Manifest
 from converter.reading.local_cache import find_local_root, remove_unheld
+from converter.scans.categories import with_categories
 from converter.scans.filters import Filters, list_values
 from converter.scans.parts import select_rows
 from converter.scans.pruning import rule_in_files
 from converter.scans.undecodable import with_decoders
-from converter.schema import DeclaredShape, FloatDtype, split_declared
+from converter.schema import DeclaredShape, FloatDtype
 from converter.sources.delta.snapshot import find_location, read_snapshot
 from converter.sources.parquet.fields import read_footers
 from converter.sources.spark import identity
@@ -51,6 +52,8 @@ def make_spark_converter(
     float_dtype: FloatDtype | None = "float32",
     shapes: Mapping[str, DeclaredShape] | None = None,
     decode: Mapping[str, Decoder] | None = None,
+    categories: CategoriesOption = None,
+    unseen: Unseen = "raise",
     row_group_bytes: int = DEFAULT_ROW_GROUP_BYTES,
     compression: str = "auto",
     shuffle_rows_seed: int | None = None,
@@ -92,6 +95,11 @@ def make_spark_converter(
         decode: `{"photo": Image(size=(224, 224)), "features": NumPy()}` makes tensors of the bytes of binary columns.
             The cache holds the bytes; reader threads decode them. An object of your own can be a decoder, too: see
             `converter.decoders.Decoder`.
+        categories: `["carrier", "origin"]` hands these columns out as int32 codes 0…n-1, as an embedding takes them, in
+            the sorted order of their values; `schema["carrier"].categories` lists the values.
+            `{"carrier": train.schema["carrier"].categories}` gives them the codes of another converter. Strings, whole
+            numbers, booleans and dates can be categories. Filters and `split` take the values.
+        unseen: what a value is that is none of the categories that you gave: `"raise"`, or `"null"`.
         row_group_bytes: uncompressed bytes of a row group, all columns together. Readers read whole row groups.
         compression: `"auto"` (none on a local disk; elsewhere zstd for the columns that it makes smaller), `"none"`,
             `"lz4"`, `"zstd"` or `"snappy"`.
@@ -122,17 +130,9 @@ def make_spark_converter(
         UnsupportedTypeError: columns have no tensor form; the message names all of them.
         ValueError: an option has a wrong value.
     """
-    declared: Any = shapes
-    if isinstance(shapes, Mapping):
-        # A value that is not a shape is passed on unchanged, and refused below.
-        declared = {
-            name: split_declared(name, shape)[1] if isinstance(shape, (list, tuple)) else shape
-            for name, shape in shapes.items()
-        }
     check_write_options(
-        float_dtype=float_dtype, row_group_bytes=row_group_bytes, compression=compression, writer=writer,
-        shapes=declared,
-    )  # fmt: skip
+        float_dtype=float_dtype, row_group_bytes=row_group_bytes, compression=compression, writer=writer, shapes=shapes
+    )
     check_flag("delete_on_exit", delete_on_exit)
     if progress is not None:
         check_flag("progress", progress)
@@ -146,6 +146,8 @@ def make_spark_converter(
         float_dtype=float_dtype,
         shapes=shapes,
         decode=decode,
+        categories=categories,
+        unseen=unseen,
         row_group_bytes=row_group_bytes,
         compression=compression,
         shuffle_rows_seed=shuffle_rows_seed,
@@ -258,6 +260,8 @@ def make_parquet_converter(
     float_dtype: FloatDtype | None = "float32",
     shapes: Mapping[str, DeclaredShape] | None = None,
     decode: Mapping[str, Decoder] | None = None,
+    categories: CategoriesOption = None,
+    unseen: Unseen = "raise",
     storage_options: StorageOptions | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> DatasetConverter:
@@ -297,6 +301,8 @@ def make_parquet_converter(
             that dtype. Without a declaration, lists have one length if each row group's numbers divide evenly among
             its rows; a row that does not fit is an error while reading.
         decode: as in `make_spark_converter`.
+        categories: as in `make_spark_converter`; one pass over these columns finds their values, unless you give them.
+        unseen: as in `make_spark_converter`.
         storage_options: as in `make_spark_converter`.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
 
@@ -321,7 +327,7 @@ def make_parquet_converter(
             storage_options=storage_options,
             timeout_seconds=check_timeout(timeout_seconds),
         )
-        manifest = _decoded(storage, manifest, decode)
+        manifest = _decoded(storage, with_categories(storage, manifest, categories, unseen), decode)
     return DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=True)
 
 
@@ -335,6 +341,8 @@ def make_delta_converter(
     float_dtype: FloatDtype | None = "float32",
     shapes: Mapping[str, DeclaredShape] | None = None,
     decode: Mapping[str, Decoder] | None = None,
+    categories: CategoriesOption = None,
+    unseen: Unseen = "raise",
     storage_options: StorageOptions | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
     spark: SparkSession | None = None,
@@ -361,6 +369,8 @@ def make_delta_converter(
         shapes: as in `make_parquet_converter`. Without a declaration, a column of lists has a fixed length if the
             footers of a hundred files show only one length.
         decode: as in `make_spark_converter`.
+        categories: as in `make_spark_converter`; one pass over these columns finds their values, unless you give them.
+        unseen: as in `make_spark_converter`.
         storage_options: as in `make_spark_converter`.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
         spark: a session whose catalog knows `table`.
@@ -384,7 +394,7 @@ def make_delta_converter(
         storage, manifest = read_snapshot(
             name if spark is None else find_location(spark, name),
             version=None if version is None else check_integer("version", version, least=0),
-            timestamp=_parse_timestamp(timestamp),
+            timestamp=check_timestamp(timestamp),
             columns=columns,
             float_dtype=float_dtype,
             shapes=shapes or {},
@@ -394,25 +404,8 @@ def make_delta_converter(
         )
         if values is not None:
             manifest = select_rows(storage, manifest, values)
-        manifest = _decoded(storage, manifest, decode)
+        manifest = _decoded(storage, with_categories(storage, manifest, categories, unseen), decode)
     return DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=True)
-
-
-def _parse_timestamp(timestamp: Any) -> dt.datetime | None:
-    """A time with a zone, from what a user gave."""
-    if timestamp is None:
-        return None
-    if isinstance(timestamp, dt.datetime):
-        parsed = timestamp
-    elif isinstance(timestamp, str):
-        try:
-            # Python 3.10 does not parse a Z.
-            parsed = dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", timestamp))
-        except ValueError as error:
-            raise ValueError(f"timestamp must have a form such as '2026-11-21T12:00:00', got {timestamp!r}.") from error
-    else:
-        raise TypeError(f"timestamp must be a datetime, or a string such as '2026-11-21T12:00:00', got {timestamp!r}.")
-    return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=dt.timezone.utc)
 
 
 @contextlib.contextmanager
@@ -426,14 +419,9 @@ def _named_store_errors(url: str, kind: type[SourceError | CacheError] = SourceE
 
 
 def _check_source_options(columns: Any, shapes: Any, float_dtype: Any) -> None:
-    declared = shapes
-    if isinstance(shapes, Mapping):
-        split = {name: split_declared(name, shape)[1] for name, shape in shapes.items()}
-        # None: rows of existing files may differ in shape.
-        declared = {name: shape for name, shape in split.items() if shape is not None}
     check_write_options(
         float_dtype=float_dtype, row_group_bytes=DEFAULT_ROW_GROUP_BYTES, compression="auto", writer="auto",
-        shapes=declared,
+        shapes=shapes, may_differ=True,
     )  # fmt: skip
     is_list = isinstance(columns, Sequence) and not isinstance(columns, str) and len(columns) > 0
     if columns is not None and not (is_list and all(isinstance(name, str) for name in columns)):

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from converter import decoders
+from converter.categories import Categories
 from converter.decoders.decoder import Decoder, ndim_of
 from converter.errors import CacheCorruptError, CacheError
 from converter.places import SourceColumn
@@ -159,6 +160,9 @@ class Manifest:
     decoders: Mapping[str, Decoder] = field(default_factory=dict)
     """What makes tensors of the bytes of columns."""
 
+    categories: Mapping[str, Categories] = field(default_factory=dict)
+    """The values of columns that arrive as codes."""
+
     remedy: str = "Convert again."
     """What to do if a file changed, for errors."""
 
@@ -167,12 +171,29 @@ class Manifest:
 
     @property
     def batch_schema(self) -> Schema:
-        """The columns as batches have them: those of the files, decoded."""
+        """The columns as batches have them: those of the files, decoded, or as codes."""
+        if not self.decoders and not self.categories:
+            return self.schema
+        fields = []
+        for column in self.schema:
+            if column.name in self.decoders:
+                fields.append(_decoded(column, self.decoders[column.name]))
+            elif column.name in self.categories:
+                fields.append(self.categories[column.name].field_of(column))
+            else:
+                fields.append(column)
+        return Schema(tuple(fields))
+
+    @property
+    def value_schema(self) -> Schema:
+        """The columns as they are compared, in filters and in `split`: codes as the values that they stand for."""
+        if not self.categories:
+            return self.schema
         fields = (
-            _decoded(column, self.decoders[column.name]) if column.name in self.decoders else column
+            self.categories[column.name].value_field_of(column) if column.name in self.categories else column
             for column in self.schema
         )
-        return Schema(tuple(fields)) if self.decoders else self.schema
+        return Schema(tuple(fields))
 
     @property
     def summary(self) -> str:
@@ -246,6 +267,8 @@ class Manifest:
             document["origin"] = self.origin.to_json()
         if self.decoders:
             document["decoders"] = {name: decoders.to_json(decoder) for name, decoder in self.decoders.items()}
+        if self.categories:
+            document["categories"] = {name: values.to_json() for name, values in self.categories.items()}
         return json.dumps(document, separators=(",", ":")).encode()
 
     @classmethod
@@ -288,6 +311,10 @@ class Manifest:
                     checked(name, str): decoders.from_json(decoder)
                     for name, decoder in checked(document.get("decoders", {}), dict).items()
                 },
+                categories={
+                    checked(name, str): Categories.from_json(name, values, len(document["files"]["name"]))
+                    for name, values in checked(document.get("categories", {}), dict).items()
+                },
             )
             manifest._check()
         except (
@@ -322,6 +349,11 @@ class Manifest:
         undecodable = [name for name in self.decoders if name not in self.schema or self.schema[name].dtype != "bytes"]
         if undecodable:
             raise ValueError(f"column {undecodable[0]!r} is decoded and has no bytes")
+        for name, categories in self.categories.items():
+            stored = self.schema.get(name)
+            kind = "int32" if categories.are_coded else categories.kind
+            if stored is None or name in self.decoders or stored.shape != () or not _holds(stored.dtype, kind):
+                raise ValueError(f"column {name!r} has categories and is none of {kind}")
         for column in self.schema:
             if column.shape != () and (column.is_object or column.dtype.startswith("datetime64")):
                 raise ValueError(f"column {column.name!r} of {column.dtype} has the shape {column.shape}")
@@ -347,6 +379,11 @@ def _decoded(column: Field, decoder: Decoder) -> Field:
     """A column of bytes as its decoder hands it out."""
     kind = getattr(decoder, "name", type(decoder).__name__).rpartition(".")[2]
     return replace(column, dtype=decoder.dtype, shape=decoder.shape, ragged_ndim=ndim_of(decoder), decoder=kind)
+
+
+def _holds(dtype: str, kind: str) -> bool:
+    """Whether values of a dtype are categories of a kind; whole numbers of any width are."""
+    return dtype == kind or (kind == "int64" and dtype in ("int8", "int16", "int32"))
 
 
 def _is_data_file(name: str) -> bool:
@@ -394,7 +431,15 @@ def _integers(values: Sequence[Any]) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def fingerprint_of(schema: Schema, rows: Sequence[Sequence[int]], digests: Sequence[Sequence[str]]) -> str:
-    """A dataset's digest, from the rows and the digests of each file's row groups."""
-    content = json.dumps([schema.to_json(), [list(file) for file in rows], [list(file) for file in digests]])
+def fingerprint_of(
+    schema: Schema,
+    rows: Sequence[Sequence[int]],
+    digests: Sequence[Sequence[str]],
+    categories: Mapping[str, Categories] | None = None,
+) -> str:
+    """A dataset's digest, from the rows and the digests of each file's row groups, and the values of categories."""
+    described: list[Any] = [schema.to_json(), [list(file) for file in rows], [list(file) for file in digests]]
+    if categories:
+        described.append({name: values.to_json() for name, values in categories.items()})
+    content = json.dumps(described)
     return hashlib.sha256(content.encode()).hexdigest()[:32]

@@ -145,6 +145,9 @@ class Field:
     decoder: str = field(default="", repr=False)
     """The name of the decoder that makes it from the bytes in the files; empty if nothing is decoded."""
 
+    categories: tuple[Any, ...] | None = field(default=None, repr=False)
+    """The value of each code, if values arrive as codes."""
+
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(
@@ -170,6 +173,13 @@ class Field:
         if self.shape is not None:
             return str(self.shape)
         return "ragged" if self.ragged_ndim == 1 else f"ragged, {self.ragged_ndim} dimensions"
+
+    @property
+    def shown_dtype(self) -> str:
+        """The dtype as a table shows it, with what it was made of."""
+        if self.categories is not None:
+            return f"{self.dtype} ({len(self.categories):,} categories)"
+        return self.dtype + (f" ({self.decoder})" if self.decoder else "")
 
     @property
     def is_object(self) -> bool:
@@ -255,7 +265,7 @@ class Schema:
         return [
             (
                 field.name if field.name.isprintable() else repr(field.name),
-                field.dtype + (f" ({field.decoder})" if field.decoder else ""),
+                field.shown_dtype,
                 field.shown_shape,
                 "yes" if field.has_nulls else "no",
             )

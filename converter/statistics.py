@@ -55,6 +55,9 @@ class ColumnStatistics:
     num_bytes: int | None = None
     """Uncompressed bytes of the column in the files; None if unknown."""
 
+    counts: npt.NDArray[np.int64] | None = None
+    """For categories, how many rows have each of `field.categories`: what class weights are made of."""
+
     closed: Mapping[str, Any] | None = None
     """The moments as `portable.moments` closes them; None for strings and bytes."""
 
@@ -150,7 +153,7 @@ class ColumnStatistics:
             "row_group_span": self.row_group_span,
             "num_bytes": self.num_bytes,
             "moments": None if self.closed is None else moments.to_json(dict(self.closed)),
-        }
+        } | ({} if self.counts is None else {"counts": self.counts.tolist()})
 
     @classmethod
     def from_json(cls, field: Field, value: Mapping[str, Any]) -> ColumnStatistics:
@@ -172,7 +175,10 @@ class ColumnStatistics:
         if span is not None and not 0 <= checked(span, float) < np.inf:
             raise ValueError(f"column {field.name!r} has the row group span {span}")
         null_count = checked_count(value["null_count"])
-        return cls(field=field, null_count=null_count, row_group_span=span, closed=closed, **counts)
+        rows = None
+        if "counts" in value:
+            rows = np.array([checked_count(count) for count in checked(value["counts"], list)], np.int64)
+        return cls(field=field, null_count=null_count, row_group_span=span, closed=closed, counts=rows, **counts)
 
 
 def _check_moments(field: Field, closed: Mapping[str, Any]) -> None:

@@ -94,6 +94,9 @@ def write_batches(
             for index, partition in enumerate(partitions)
             for report in write(partition, directory, plans, partition=index, attempt=index + 1, **options)
         ]
+        for _, report in reports:
+            if "finding" in report:
+                raise spark_reports.error_of(report["finding"], plans)
         manifest = spark_reports.manifest_from(
             reports, plans, directory=attempt.data_directory, is_kept=False, float_dtype=float_dtype
         )

@@ -23,6 +23,40 @@ class StoreSpec(TypedDict):
     timeout_seconds: float
 
 
+class CategoriesSpec(TypedDict):
+    """How the values of a column become codes."""
+
+    kind: str
+    """The dtype of the values."""
+    values: list[Any] | None
+    """The values that the user gave, in order; None: those that come. Dates are days since 1970."""
+    unseen: Literal["raise", "null"]
+    """`raise` or `null`: what a value is that was not given."""
+    most: int
+    """How many values there may be."""
+
+
+class Vocabulary(TypedDict):
+    """The values of a column that a task knows, in the order of their codes."""
+
+    values: pa.Array
+    counts: Numbers
+    """How many rows have each."""
+    is_settled: bool
+    """Whether codes keep their meaning from now on: rows were written."""
+    is_given: bool
+    skips_unseen: bool
+    most: int
+
+
+class CategoriesReport(TypedDict):
+    """The values that a task met, and how many rows have each."""
+
+    values: str
+    """JSON, compressed, in base64."""
+    counts: list[int]
+
+
 class ColumnSpec(TypedDict):
     """A column of the input, by position."""
 
@@ -33,6 +67,8 @@ class ColumnSpec(TypedDict):
     ndim: int
     shape: list[int] | None
     """The declared shape of a row, if there is one."""
+    categories: CategoriesSpec | None
+    """For a scalar column whose values become codes; `dtype` is then that of the codes."""
 
 
 class WriteSpec(TypedDict):
@@ -55,7 +91,7 @@ class Finding(TypedDict, total=False):
     """Bad data: a row of the result instead of an error, because Spark would run a failed task again."""
 
     kind: str
-    """`null_element`, `jagged`, `shape` or `matrix`."""
+    """`null_element`, `jagged`, `shape`, `matrix`, `unseen` or `categories`."""
     column: str
     row: int
     found: str
@@ -128,6 +164,8 @@ class FileReport(_WrittenFile, total=False):
     """Moments of all files of a task, in its last report; as `to_json` gives them."""
     lengths: dict[str, list[int]]
     """The fewest and the most numbers of a row; in the last report."""
+    categories: dict[str, CategoriesReport]
+    """The values of categories that the task met; in the last report."""
 
 
 class OpenFile(TypedDict, total=False):

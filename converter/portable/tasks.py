@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from converter.portable.categories import new_vocabulary, report_of, settle, with_codes
 from converter.portable.deadlines import answer_in, seconds_for
 from converter.portable.filesystems import close_whole, open_filesystem, open_new
 from converter.portable.moments import (
@@ -239,6 +240,7 @@ def _write(
     pending: list[pa.Table] = []
     pending_rows = pending_bytes = rows_seen = 0
     moments: dict[str, OpenMoments] = {}
+    vocabularies = {column["name"]: new_vocabulary(column) for column in columns if column["categories"] is not None}
     scratch = new_scratch()
     lengths: dict[str, list[int]] = {}
     closed_moments: dict[str, ClosedMoments] = {}
@@ -262,6 +264,10 @@ def _write(
     def write_rows(num_rows: int | None = None) -> None:
         """Write the first `num_rows` pending rows (None: all) as one row group."""
         nonlocal file, pending, pending_rows, pending_bytes
+        for name, vocabulary in vocabularies.items():
+            codes = settle(vocabulary)
+            if codes is not None:
+                pending = [with_codes(part, name, codes) for part in pending]
         table = pa.concat_tables([without_placeholders(part, layout, columns) for part in pending])
         if file is None:
             name = f"part-{partition:05d}-{attempt:08x}-{len(reports):04d}.parquet"
@@ -279,7 +285,7 @@ def _write(
         for batch in _coalesce(batches):
             encoded: dict[str, EncodedScalar | EncodedTensor] = {}
             for column, array in zip(columns, batch.columns, strict=True):
-                values = encode(array, column)
+                values = encode(array, column, vocabularies.get(column["name"]))
                 if "finding" in values:
                     finding = values["finding"]
                     finding["column"] = column["name"]
@@ -291,6 +297,8 @@ def _write(
             after = next_layout(layout, encoded, odd_rows, rows_seen)
             for column in columns:
                 counted = encoded[column["name"]]
+                if column["categories"] is not None:
+                    continue
                 _add_to_lengths(lengths, column["name"], counted)
                 _add_to_moments(moments, closed_moments, column, counted, layout=after, scratch=scratch)
             for name, shape in after.items():
@@ -324,6 +332,7 @@ def _write(
             _merge_into(closed_moments, name, close_moments(opened))
         reports[-1]["moments"] = {name: to_json(closed) for name, closed in closed_moments.items()}
         reports[-1]["lengths"] = lengths
+        reports[-1]["categories"] = {name: report_of(vocabulary) for name, vocabulary in vocabularies.items()}
     return reports
 
 

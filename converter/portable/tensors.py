@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from converter.portable.categories import encode_categories
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         Layout,
         Numbers,
         Shape,
+        Vocabulary,
     )
 
 DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA = "converter.dtype", "converter.ndim", "converter.shape"
@@ -90,8 +93,10 @@ def with_shapes(schema: pa.Schema, layout: Layout, columns: list[ColumnSpec]) ->
     return schema
 
 
-def encode(array: pa.Array, column: ColumnSpec) -> Encoded:
-    """One batch of one column, ready to store; or a finding, if the data are bad."""
+def encode(array: pa.Array, column: ColumnSpec, vocabulary: Vocabulary | None = None) -> Encoded:
+    """One batch of one column, ready to store; or a finding, if the data are bad. Categories change `vocabulary`."""
+    if vocabulary is not None:
+        return encode_categories(array, vocabulary)
     if column["kind"] == "scalar":
         target = _ARROW[column["dtype"]]
         return {"array": array if array.type == target else pc.cast(array, target, safe=False)}

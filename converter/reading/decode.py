@@ -121,7 +121,6 @@ def _typed(array: pa.Array, field: Field) -> pa.Array:
         types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
         or types.is_fixed_size_binary(kind)
     )  # fmt: skip
-    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
     if field.dtype.startswith("datetime64"):
         is_right = types.is_date32(inner) or (field.dtype == "datetime64[us]" and types.is_timestamp(inner))
     elif field.dtype == "bool":
@@ -129,7 +128,7 @@ def _typed(array: pa.Array, field: Field) -> pa.Array:
     else:
         is_right = types.is_integer(inner) or types.is_floating(inner) or types.is_decimal(inner)
     if field.is_object:
-        is_right = (is_bytes or is_text) and field.shape == ()
+        is_right = (is_bytes or is_text(kind)) and field.shape == ()
     elif field.ndim and not is_bytes:
         # One list of all numbers gets the declared shape.
         is_right = is_right and depth in ({1, field.ndim} if field.shape is not None else {field.ndim})
@@ -143,6 +142,11 @@ def _typed(array: pa.Array, field: Field) -> pa.Array:
         )
         raise pa.ArrowInvalid(f"column {field.name!r} holds {kind}, expected {field.dtype}{shape}")
     return array
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of this type are text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:

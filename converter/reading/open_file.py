@@ -14,6 +14,7 @@ from converter.places import Place
 from converter.portable.footers import head_of
 from converter.reading.calendars import is_julian
 from converter.reading.checks import DataFile
+from converter.reading.decode import is_text
 from converter.reading.gather import Array
 from converter.reading.pages import Chunk, PlainColumn, find_plain_column
 from converter.reading.stored import find_places, read_places
@@ -47,10 +48,18 @@ class OpenFile:
         self.places = find_places(file.manifest, list(files.fields), self.schema)
         self._leaves = [leaf for place in self.places.values() if place is not None for leaf in place.leaves]
         self.footer.keep(self._leaves)
+        self._dictionaries = [
+            ".".join((self.schema.field(place.top).name, *place.members))
+            for name, place in self.places.items()
+            if place is not None and name in file.manifest.categories and is_text(place.field.type)
+        ]
+        """Columns whose different values are looked up, not each of them."""
+
         self._chunks: dict[int, dict[str, Chunk | list[Array]]] = {}
         self.plain: dict[str, PlainColumn] = {}
         for name, place in self.places.items():
-            if place is not None and not is_julian(self.metadata, place):
+            is_plain = name not in files.manifest.categories or files.manifest.categories[name].are_coded
+            if place is not None and is_plain and not is_julian(self.metadata, place):
                 plain_column = find_plain_column(self.metadata, place, files.fields[name])
                 if plain_column is not None:
                     self.plain[name] = plain_column
@@ -129,6 +138,7 @@ class OpenFile:
         parquet = pq.ParquetFile(
             pa.BufferReader(self.buffer) if fetched is None else self.file.open_partial(fetched),
             metadata=self.metadata,
+            read_dictionary=self._dictionaries,
             page_checksum_verification=self.verify_checksums,
             coerce_int96_timestamp_unit="us",
         )

@@ -53,7 +53,7 @@ class RowGroup:
         Read-only, and of memory that may be the mapped file's.
         """
         with self.opened.file.named_errors(self._number):
-            parts = None if name in self._decoded else self._plain_parts(name)
+            parts = None if name in self._decoded else self._with_codes(name, self._plain_parts(name))
             if parts is None:
                 if name not in self._decoded:
                     self._decode([name])
@@ -66,6 +66,18 @@ class RowGroup:
                 # `gather` relies on it.
                 raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows, expected {self.num_rows}")
         return parts
+
+    def _with_codes(self, name: str, parts: list[Array] | None) -> list[Array] | None:
+        """The same, with a file's own codes of categories translated."""
+        categories = self._files.manifest.categories.get(name)
+        table = None if categories is None else (categories.tables or {}).get(self.opened.file.number)
+        if parts is None or table is None:
+            return parts
+        try:
+            # As unsigned numbers, so that a damaged code is too large, not counted from the end.
+            return [table[part.view(np.uint32)] for part in parts]
+        except IndexError as error:
+            raise pa.ArrowInvalid(f"column {name!r} has a code that is none of its categories") from error
 
     def _plain_parts(self, name: str) -> list[Array] | None:
         """A column's values as they lie in the pages; None if Arrow must decode them."""
@@ -117,6 +129,11 @@ class RowGroup:
             field, place = files.fields[name], stored.get(name)
             if place is None:
                 columns[name] = constant_column(self.opened.file, name, self.num_rows)
+            categories = files.manifest.categories.get(name)
+            if categories is not None and categories.are_coded:
+                columns[name] = categories.global_codes(columns[name], self.opened.file.number)
+            elif categories is not None:
+                columns[name] = categories.codes_of(columns[name], name)
             decoded = decode(
                 columns[name],
                 field,

@@ -76,8 +76,8 @@ class BatchSource:
 
     @property
     def stored_fields(self) -> tuple[Field, ...]:
-        """The same columns as the files have them, before they are decoded."""
-        return tuple(self.manifest.schema[field.name] for field in self.fields)
+        """The same columns as windows hold them: codes, and bytes before they are decoded."""
+        return tuple(field if not field.decoder else self.manifest.schema[field.name] for field in self.fields)
 
     @property
     def decoders(self) -> Mapping[str, Decoder]:

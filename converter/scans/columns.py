@@ -13,7 +13,7 @@ from converter.reading.stored import constant_column
 
 
 def read_columns(files: DataFiles, row_group: int, given_up: threading.Event | None = None) -> pa.Table:
-    """The columns `files.fields` of a row group, in the types that the dataset gives them.
+    """The columns `files.fields` of a row group, in the types that the dataset gives them; codes as their values.
 
     Raises:
         SourceChangedError: the file is gone, or is not what the manifest says.
@@ -33,6 +33,11 @@ def read_columns(files: DataFiles, row_group: int, given_up: threading.Event | N
         for name in files.fields:
             if name not in columns:
                 columns[name] = constant_column(file, name, int(manifest.row_group_rows[row_group]))
+            categories = manifest.categories.get(name)
+            if categories is not None and categories.are_coded:
+                columns[name] = categories.values_of(columns[name], file.number)
+            elif pa.types.is_dictionary(columns[name].type):
+                columns[name] = columns[name].cast(columns[name].type.value_type)
             if manifest.source_columns is not None:
                 columns[name] = signed(floor_times(columns[name]), name).cast(manifest.source_columns[name].arrow_type)
         return pa.table({name: columns[name] for name in files.fields})

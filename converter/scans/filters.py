@@ -80,7 +80,7 @@ class Comparison(NamedTuple):
 
 def comparisons_of(filters: Any, manifest: Manifest, arrow_schema: pa.Schema) -> list[list[Comparison]]:
     """The filters as checked comparisons: all of an inner list must pass, and any list. Empty for an expression."""
-    schema = manifest.schema
+    schema = manifest.value_schema
     if isinstance(filters, pc.Expression):
         if "FieldPath(" in say_filters(filters) and not any("FieldPath(" in name for name in schema.names):
             raise ValueError(f"filters: {filters} names a column by its position; use its name.")
@@ -328,8 +328,10 @@ def bounded_columns(filters: Any, manifest: Manifest, names: Sequence[str]) -> l
 
     In an expression, floats that may hold NaN are left out: NaN is outside all bounds. Comparisons handle it.
     """
+    # The bounds in the files are those of codes.
+    names = [name for name in names if name not in manifest.categories or not manifest.categories[name].are_coded]
     if not isinstance(filters, pc.Expression):
-        return list(names)
+        return names
     constant = {name for name, column in (manifest.source_columns or {}).items() if column.values is not None}
     floats = {name for name in names if manifest.schema[name].dtype.startswith("float")} - constant
     return [name for name in names if name not in floats or not _may_have_nan(manifest, name)]

@@ -53,7 +53,7 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     arrow_schema = find_arrow_schema(storage, manifest)
     comparisons = comparisons_of(listed, manifest, arrow_schema)
     expression = expression_of(listed, comparisons)
-    names = named_columns(expression, comparisons, manifest.schema, arrow_schema)
+    names = named_columns(expression, comparisons, manifest.value_schema, arrow_schema)
     files = DataFiles(storage, manifest, [manifest.schema[name] for name in names])
     may_pass_footer = None
     may_pass = np.ones(manifest.num_row_groups, np.bool_)
@@ -90,7 +90,7 @@ def split(
     """
     if by is None:
         return split_by_rows(manifest, bounds, seed=seed)
-    field = manifest.schema.get(by) if isinstance(by, str) else None
+    field = manifest.value_schema.get(by) if isinstance(by, str) else None
     if field is None:
         raise ValueError(f"by: {manifest.schema.explain_missing(str(by))}")
     if field.shape != () or field.dtype.startswith("float"):
@@ -160,6 +160,7 @@ def _hash_column(column: pa.ChunkedArray, field: Field, seed: int) -> npt.NDArra
 
 def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
     """Exact statistics of the columns of `source`, by one pass over all rows, for datasets without them."""
+    counts: dict[str, npt.NDArray[np.int64]] = {}
     opened: dict[str, Any] = {}
     opened_odd: dict[str, Any] = {}
     lengths: dict[str, tuple[int, int]] = {}
@@ -173,6 +174,11 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
             if valid is not None:
                 null_counts[field.name] += int(len(valid) - valid.sum())
             if field.is_object:
+                continue
+            if field.categories is not None:
+                present = column if valid is None else column[valid]
+                before = counts.setdefault(field.name, np.zeros(len(field.categories), np.int64))
+                before += np.bincount(present, minlength=len(before))
                 continue
             if isinstance(column, pa.Array):
                 rows = ragged_values(column, field)
@@ -210,7 +216,12 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
             odd_closed = moments.close_moments(opened_odd[field.name])
             closed = moments.merge_moments(moments.flatten_moments(closed), odd_closed)
         statistics[field.name] = ColumnStatistics(
-            field=field, null_count=null_counts[field.name], shortest=shortest, longest=longest, closed=closed
+            field=field,
+            null_count=null_counts[field.name],
+            shortest=shortest,
+            longest=longest,
+            closed=closed,
+            counts=counts.get(field.name),
         )
     return statistics
 

@@ -43,7 +43,7 @@ def rule_in_files(filters: Filters, manifest: Manifest) -> Mask:
     arrow_schema = _arrow_schema_of(manifest)
     comparisons = comparisons_of(filters, manifest, arrow_schema)
     expression = expression_of(filters, comparisons)
-    names = named_columns(expression, comparisons, manifest.schema, arrow_schema)
+    names = named_columns(expression, comparisons, manifest.value_schema, arrow_schema)
     bounded = bounded_columns(filters, manifest, names)
     if not bounded:
         return np.ones(len(manifest.file_names), np.bool_)
@@ -55,7 +55,11 @@ def find_arrow_schema(storage: Storage, manifest: Manifest) -> pa.Schema:
     if manifest.source_columns is not None:
         return _arrow_schema_of(manifest)
     with DataFiles(storage, manifest, ()).opened(0) as opened:
-        return opened.schema
+        schema = opened.schema
+    for name, categories in manifest.categories.items():
+        index = schema.get_field_index(name)
+        schema = schema.set(index, pa.field(name, categories.values.type)) if categories.are_coded else schema
+    return schema
 
 
 def _arrow_schema_of(manifest: Manifest) -> pa.Schema:

@@ -10,8 +10,8 @@ import pytest
 from tests.faults import footer_fuzz
 from tests.repository import REPOSITORY
 
-_CASES = 3_000
-_CASES_OF_A_CHILD = 1_500
+_CASES = 1_600
+_CASES_OF_A_CHILD = 800
 
 
 @pytest.mark.parametrize("first", range(0, _CASES, _CASES_OF_A_CHILD))

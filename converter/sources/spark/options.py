@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converter.decoders import to_json
 from converter.decoders.decoder import Decoder
-from converter.schema import DeclaredShape
+from converter.schema import DeclaredShape, split_declared
+
+if TYPE_CHECKING:
+    from converter.portable.records import CategoriesSpec
 
 DEFAULT_ROW_GROUP_BYTES = 8 << 20
 """Small enough that a window of some 48 MB mixes several places of the dataset, large enough that decoding takes longer
@@ -25,6 +28,7 @@ class WriteOptions:
     float_dtype: str | None
     shapes: Mapping[str, DeclaredShape]
     decode: Mapping[str, Decoder]
+    categories: Mapping[str, CategoriesSpec]
     row_group_bytes: int
     compression: str
     shuffle_rows_seed: int | None
@@ -34,17 +38,29 @@ class WriteOptions:
         """The options as plain values. Entries that are kept have keys of their own."""
         shapes = {name: list(shape or ()) for name, shape in self.shapes.items()}
         plain = {field.name: getattr(self, field.name) for field in fields(self)} | {"shapes": shapes}
-        decoders = {name: to_json(decoder) for name, decoder in plain.pop("decode").items()}
-        return plain | ({"decode": decoders} if decoders else {}) | ({"is_kept": True} if is_kept else {})
+        added = {
+            "decode": {name: to_json(decoder) for name, decoder in plain.pop("decode").items()},
+            "categories": plain.pop("categories"),
+            "is_kept": is_kept,
+        }
+        # Without them, so that entries from before there was such an option are found again.
+        return plain | {name: value for name, value in added.items() if value}
 
 
-def check_write_options(*, float_dtype: Any, row_group_bytes: Any, compression: Any, writer: Any, shapes: Any) -> None:
-    """Refuse option values before any work is done, naming the option."""
+def check_write_options(
+    *, float_dtype: Any, row_group_bytes: Any, compression: Any, writer: Any, shapes: Any, may_differ: bool = False
+) -> None:
+    """Refuse option values before any work is done, naming the option. `may_differ`: a shape may be None."""
     if shapes is not None and not isinstance(shapes, Mapping):
         raise TypeError(
             f"shapes must be a dict of column name to shape, e.g. {{'image': (3, 32, 32)}}, got {shapes!r}."
         )
-    for name, shape in (shapes or {}).items():
+    for name, declared in (shapes or {}).items():
+        # What is no shape is refused below.
+        is_split = may_differ or isinstance(declared, (list, tuple))
+        shape: Any = split_declared(name, declared)[1] if is_split else declared
+        if shape is None and may_differ:
+            continue
         is_shape = isinstance(shape, Sequence) and not isinstance(shape, str) and len(shape) > 0
         if not is_shape or not all(type(size) is int and size > 0 for size in shape):
             raise ValueError(f"shapes[{name!r}] must be a tuple of sizes above 0, e.g. (3, 32, 32), got {shape!r}.")

@@ -10,9 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from converter.categories import MAX_CATEGORIES, Categories, Codes, check_values, sorted_values
 from converter.errors import ConverterError, NullValueError, SourceError, UnsupportedTypeError
 from converter.manifest import MAX_END_BYTES, FileEnd, Manifest, fingerprint_of
+from converter.portable.categories import array_of, values_in
 from converter.portable.tasks import add_moments
 from converter.schema import Field, Schema
 from converter.sources.spark.schema import SparkColumn
@@ -44,6 +49,18 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
         return UnsupportedTypeError(
             f"Column {name!r} has matrices, whose shape Spark's own writer does not keep. Pass writer='executors', or "
             f"writer='spark' with shapes={{{name!r}: (rows, columns)}}.",
+            column=name,
+        )
+    if finding["kind"] == "unseen":
+        return SourceError(
+            f"Column {name!r} has the value {finding['found']}, which is none of its categories. Pass unseen='null' "
+            "or other categories.",
+            column=name,
+        )
+    if finding["kind"] == "categories":
+        return SourceError(
+            f"Column {name!r} has more than {MAX_CATEGORIES:,} different values, which are too many for categories. Is "
+            "it a key? Take it out of categories=, or replace rare values.",
             column=name,
         )
     return UnsupportedTypeError(
@@ -82,12 +99,13 @@ def manifest_from(
             "The DataFrame has no rows, so there is nothing to train on. Check its filters and its source."
         )
     statistics = {}
+    categories = {column.name: _categories_of(column, reports) for column in columns if column.categories is not None}
     for column in columns:
         null_count = sum(report["nulls"].get(column.name, 0) for report in files)
         shape = () if column.kind == "scalar" else _common_shape(column, reports, lengths.get(column.name))
         field = Field(
             name=column.name,
-            dtype=column.dtype,
+            dtype="int32" if column.name in categories and categories[column.name].are_coded else column.dtype,
             shape=shape,
             has_nulls=null_count > 0,
             ragged_ndim=column.ndim if shape is None else 1,
@@ -102,6 +120,7 @@ def manifest_from(
             row_group_span=_row_group_span(column, spans, num_row_groups=sum(map(len, rows))),
             num_bytes=sum(report["column_bytes"].get(column.name, 0) for report in files),
             closed=totals.get(column.name),
+            counts=None if column.name not in categories else _counts_of(categories[column.name], column, reports),
         )
     schema = Schema(tuple(column.field for column in statistics.values()))
     return Manifest(
@@ -113,12 +132,70 @@ def manifest_from(
         row_group_file=np.repeat(np.arange(len(files)), [len(groups) for groups in rows]).astype(np.int64),
         row_group_rows=np.array([count for groups in rows for count in groups], np.int64),
         row_group_bytes=np.array([size for report in files for size in report["row_group_bytes"]], np.int64),
-        fingerprint=fingerprint_of(schema, rows, [report["digests"] for report in files]),
+        fingerprint=fingerprint_of(schema, rows, [report["digests"] for report in files], categories),
         num_rows=num_rows,
         statistics=statistics,
+        categories=categories,
         is_kept=is_kept,
         float_dtype=float_dtype or "float64",
     )
+
+
+def _categories_of(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> Categories:
+    """The values of all tasks together, sorted or as the user gave them; and what each file's codes are.
+
+    Raises:
+        SourceError: there are too many values, or none, or one that is none of those given.
+    """
+    name, spec = column.name, column.categories
+    assert spec is not None
+    given = None if spec["values"] is None else array_of(spec["values"], spec["kind"])
+    seen = [array_of(report["seen"][name], spec["kind"]) for _, report in reports if name in report.get("seen", {})]
+    local = _local_values(column, reports)
+    values = sorted_values([*seen, *local.values()], spec["kind"]) if given is None else given
+    if not len(values):
+        raise SourceError(f"Column {name!r} has no value but null, so it has no categories.", column=name)
+    tables: dict[int, Codes] | None = None
+    if seen:
+        # Spark's own writer wrote the values.
+        odd = seen[0].filter(pc.invert(pc.is_in(seen[0], values)))
+        if len(odd) and spec["unseen"] == "raise":
+            raise error_of({"kind": "unseen", "column": name, "found": repr(odd[0].as_py())}, [column])
+    else:
+        own = {partition: np.asarray(pc.index_in(known, values)) for partition, known in local.items()}
+        tables = {
+            number: own[partition].astype(np.int32)
+            for number, (partition, _) in enumerate(reports)
+            if (own[partition] != np.arange(len(own[partition]))).any()
+        }
+    return Categories(
+        values=check_values(name, values), unseen=spec["unseen"], are_given=given is not None, tables=tables
+    )
+
+
+def _local_values(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[int, pa.Array]:
+    """The values of each partition, in the order of its codes."""
+    assert column.categories is not None
+    return {
+        partition: values_in(report["categories"][column.name], column.categories["kind"])
+        for partition, report in reports
+        if column.name in report.get("categories", {})
+    }
+
+
+def _counts_of(
+    categories: Categories, column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]
+) -> npt.NDArray[np.int64] | None:
+    """How many rows have each category; None if nobody counted."""
+    if categories.tables is None:
+        return None
+    counts = np.zeros(len(categories.values), np.int64)
+    local = _local_values(column, reports)
+    for partition, report in reports:
+        if column.name in report.get("categories", {}):
+            codes = np.asarray(pc.index_in(local[partition], categories.values))
+            counts[codes] += np.array(report["categories"][column.name]["counts"], np.int64)
+    return counts
 
 
 def _ends_of(files: Sequence[Mapping[str, Any]]) -> tuple[FileEnd, ...] | None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from converter.categories import MAX_CATEGORIES, check_categories, kind_of
 from converter.errors import SourceError
 from converter.schema import DeclaredShape, dtype_of, raise_unsupported, split_declared
 from converter.sources.types import arrow_type_of
 
 if TYPE_CHECKING:
-    from converter.portable.records import ColumnSpec
+    from converter.portable.records import CategoriesSpec, ColumnSpec
 
 _MOST_MEMBERS = 8
 """How many members of a struct an error writes out."""
@@ -43,6 +44,9 @@ class SparkColumn:
     is_decimal: bool = False
     element: str = "double"
     """Spark's name for the type of one number."""
+
+    categories: CategoriesSpec | None = None
+    """How its values become codes; None if they stay values."""
 
     def select(self, name: str) -> str:
         """The column as a SQL expression on the user's DataFrame, called `name`; decimals as doubles.
@@ -75,7 +79,10 @@ class SparkColumn:
     def spec(self) -> ColumnSpec:
         """What the executors need to know, as plain values."""
         shape = None if self.shape is None else list(self.shape)
-        return {"name": self.name, "kind": self.kind, "dtype": self.dtype, "ndim": self.ndim, "shape": shape}
+        return {
+            "name": self.name, "kind": self.kind, "dtype": self.dtype, "ndim": self.ndim, "shape": shape,
+            "categories": self.categories,
+        }  # fmt: skip
 
 
 def plan_columns(
@@ -120,6 +127,30 @@ def plan_columns(
     if not columns:
         raise SourceError("The DataFrame has no columns. Select at least one before converting.")
     return columns
+
+
+def with_categories(columns: Sequence[SparkColumn], categories: Any, unseen: Any) -> list[SparkColumn]:
+    """The columns, with those that become codes marked; `categories` as `make_spark_converter` takes them.
+
+    Raises:
+        TypeError, ValueError: as `check_categories`.
+    """
+    kinds = {column.name: (column.dtype, () if column.kind == "scalar" else (column.ndim,)) for column in columns}
+    given = check_categories(categories, kinds, unseen)
+    marked = []
+    for column in columns:
+        if column.name not in given:
+            marked.append(column)
+            continue
+        values = given[column.name]
+        spec: CategoriesSpec = {
+            "kind": kind_of(column.name, column.dtype),
+            "values": None if values is None else values.to_json()["values"],
+            "unseen": unseen,
+            "most": MAX_CATEGORIES,
+        }
+        marked.append(replace(column, categories=spec))
+    return marked
 
 
 def _flatten(fields: Sequence[Mapping[str, Any]], above: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Any]]:

@@ -8,6 +8,7 @@ lengths, and a digest of all rows. The layout is read from the footers, never as
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import posixpath
 import re
@@ -87,6 +88,8 @@ def write_with_spark(
     metrics = [functions.bit_xor(digest).alias("digest")]
     for name, column in named:
         metrics.append(functions.sum(functions.col(name).isNull().cast("long")).alias(f"{name}_nulls"))
+        if column.categories is not None:
+            metrics.append(functions.collect_set(name).alias(f"{name}_values"))
         if column.kind != "scalar":
             is_bytes = packed or column.kind == "bytes"
             metrics += (_byte_metrics if is_bytes else _level_metrics)(functions, column, name)
@@ -143,7 +146,13 @@ def _summary(named: Sequence[tuple[str, SparkColumn]], observed: Mapping[str, An
         "extreme_rows": extreme_rows,
         "lengths": lengths,
         "digests": [f"{observed['digest'] or 0:x}"],
+        "seen": {column.name: _plain_values(observed[f"{name}_values"]) for name, column in named if column.categories},
     }
+
+
+def _plain_values(values: Sequence[Any]) -> list[Any]:
+    """Values as JSON has them: dates are days since 1970."""
+    return [(value - dt.date(1970, 1, 1)).days if isinstance(value, dt.date) else value for value in values]
 
 
 def _plain(functions: Any, column: SparkColumn, name: str) -> Any:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from converter.cache import entries, finding, roots
 from converter.cache.entries import HeldEntry
+from converter.categories import Unseen
 from converter.decoders.decoder import Decoder, check_decode
 from converter.errors import CacheCorruptError, CacheError, SourceError
 from converter.manifest import MAX_END_BYTES, Origin
@@ -34,7 +35,7 @@ from converter.sources.spark.options import WriteOptions
 from converter.sources.spark.progress import check_progress
 from converter.sources.spark.reports import manifest_from
 from converter.sources.spark.run import run_write
-from converter.sources.spark.schema import SparkColumn, plan_columns
+from converter.sources.spark.schema import SparkColumn, plan_columns, with_categories
 from converter.storage.directory import Storage, StorageOptions
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def write_dataframe(
     float_dtype: str | None,
     shapes: Mapping[str, DeclaredShape] | None,
     decode: Mapping[str, Decoder] | None,
+    categories: Any,
+    unseen: Unseen,
     row_group_bytes: int,
     compression: str,
     shuffle_rows_seed: int | None,
@@ -106,22 +109,24 @@ def write_dataframe(
     """The entry of `df`: one that provably holds its rows, else a new one, written once."""
     _check_dataframe(df)
     check_progress(progress)
+    columns = plan_columns(
+        df.schema.jsonValue(),
+        float_dtype=float_dtype,
+        shapes=shapes or {},
+        is_case_sensitive=df.sparkSession.conf.get("spark.sql.caseSensitive", None) == "true",
+    )
+    check_decode(decode, {column.name: column.dtype if column.kind == "scalar" else "array" for column in columns})
+    columns = with_categories(columns, categories, unseen)
     options = WriteOptions(
         float_dtype=float_dtype,
         shapes=shapes or {},
         decode=decode or {},
+        categories={column.name: column.categories for column in columns if column.categories is not None},
         row_group_bytes=row_group_bytes,
         compression=compression,
         shuffle_rows_seed=shuffle_rows_seed,
         writer=writer,
     )
-    columns = plan_columns(
-        df.schema.jsonValue(),
-        float_dtype=float_dtype,
-        shapes=options.shapes,
-        is_case_sensitive=df.sparkSession.conf.get("spark.sql.caseSensitive", None) == "true",
-    )
-    check_decode(decode, {column.name: column.dtype if column.kind == "scalar" else "array" for column in columns})
     request = _Request(
         df=df,
         columns=columns,

@@ -1,0 +1,248 @@
+"""Values of a column that arrive as codes 0…n-1, for embeddings: which values there are, and in which order."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from converter.errors import SourceError
+from converter.schema import Field, checked
+
+Codes = npt.NDArray[np.int32]
+Unseen = Literal["raise", "null"]
+CategoriesOption = Sequence[str] | Mapping[str, Sequence[Any] | None] | None
+"""Names of columns; with values where the data do not decide them."""
+
+MAX_CATEGORIES = 1_000_000
+"""More values than an embedding has rows are a mistake, such as a key; each process holds them all in memory."""
+
+_KINDS = {
+    "str": pa.large_string(), "bool": pa.bool_(), "int64": pa.int64(), "datetime64[D]": pa.date32(),
+}  # fmt: skip
+"""The types of categories. Whole numbers of any width are held as int64."""
+
+_DTYPES = {"str": "str", "bool": "bool", "datetime64[D]": "datetime64[D]"} | dict.fromkeys(
+    ("int8", "int16", "int32", "int64"), "int64"
+)
+
+
+def kind_of(name: str, dtype: str, shape: tuple[int, ...] | None = ()) -> str:
+    """How the values of a column are held as categories.
+
+    Raises:
+        ValueError: the column's values are no categories.
+    """
+    if shape != () or dtype not in _DTYPES:
+        what = f"arrays of {dtype}" if shape != () else dtype
+        raise ValueError(
+            f"categories: column {name!r} holds {what}; categories are strings, whole numbers, booleans or dates."
+        )
+    return _DTYPES[dtype]
+
+
+def check_categories(
+    categories: Any, columns: Mapping[str, tuple[str, tuple[int, ...] | None]], unseen: Any
+) -> dict[str, Categories | None]:
+    """The columns of categories that a user named, with the values that they gave; None where the data decide.
+
+    Args:
+        categories: a list of names, or a dict of name to values (None: those of the data, sorted).
+        columns: dtype and shape of each column.
+        unseen: what a value is that is none of those given.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: a column does not exist, cannot have categories, or its values are no categories of it.
+    """
+    if unseen not in ("raise", "null"):
+        raise ValueError(f"unseen must be 'raise' or 'null', got {unseen!r}.")
+    if categories is None:
+        return {}
+    is_list = isinstance(categories, Sequence) and not isinstance(categories, str)
+    if not is_list and not isinstance(categories, Mapping):
+        raise TypeError(f"categories must be a list of names, or a dict of name to values, got {categories!r}.")
+    given = dict(categories) if isinstance(categories, Mapping) else dict.fromkeys(categories)
+    checked_ones: dict[str, Categories | None] = {}
+    for name, values in given.items():
+        if name not in columns:
+            names = ", ".join(map(repr, list(columns)[:20]))
+            raise ValueError(f"categories names the column {name!r}, which does not exist. The columns are {names}.")
+        kind = kind_of(name, *columns[name])
+        checked_ones[name] = None if values is None else _of_values(name, kind, values, unseen)
+    return checked_ones
+
+
+def _of_values(name: str, kind: str, values: Any, unseen: Unseen) -> Categories:
+    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+        raise TypeError(
+            f"categories: {name!r} needs a list of values, or None for those of the data, got {values!r:.80}."
+        )
+    expected = {"str": str, "bool": bool, "int64": int, "datetime64[D]": dt.date}[kind]
+    odd = next((value for value in values if type(value) is not expected), None)
+    if odd is not None or None in values:
+        raise ValueError(f"categories: {odd!r} is no value of column {name!r}, whose values are of {kind}.")
+    array = pa.array(values, _KINDS[kind])
+    return Categories(values=check_values(name, array), unseen=unseen)
+
+
+def check_values(name: str, values: pa.Array) -> pa.Array:
+    """The values, unless one comes twice or there are more than `MAX_CATEGORIES`.
+
+    Raises:
+        ValueError, SourceError: so.
+    """
+    if len(values) > MAX_CATEGORIES:
+        raise SourceError(
+            f"Column {name!r} has {len(values):,} different values, and at most {MAX_CATEGORIES:,} can be categories. "
+            "Is it a key? Take it out of categories=, or replace rare values.",
+            column=name,
+        )
+    if pc.count_distinct(values).as_py() != len(values):
+        twice = pc.value_counts(values)
+        first = twice.filter(pc.greater(twice.field("counts"), 1)).field("values")[0].as_py()
+        raise ValueError(f"categories: {first!r} comes twice among the values of column {name!r}.")
+    return values
+
+
+def sorted_values(arrays: Sequence[pa.Array], kind: str) -> pa.Array:
+    """The different values in arrays, sorted: text by its code points. Nulls are no value."""
+    together = pa.chunked_array([array.cast(_KINDS[kind]) for array in arrays], _KINDS[kind])
+    values = pc.unique(together).drop_null()
+    return values.take(pc.array_sort_indices(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Categories:
+    """The values of a column whose batches hold codes."""
+
+    values: pa.Array
+    """The value of each code; none is null."""
+
+    unseen: Unseen = "raise"
+    """What a value that is none of them is: an error, or null."""
+
+    tables: Mapping[int, Codes] | None = None
+    """If the files hold codes: for each file whose codes are its own, what each of them is here. None: they hold the
+    values."""
+
+    are_given: bool = field(default=False)
+    """Whether the user gave the values, so that a value may be none of them."""
+
+    @property
+    def are_coded(self) -> bool:
+        """Whether the files hold codes, not the values."""
+        return self.tables is not None
+
+    @property
+    def kind(self) -> str:
+        """The dtype of the values."""
+        return next(kind for kind, arrow_type in _KINDS.items() if arrow_type == self.values.type)
+
+    def field_of(self, stored: Field) -> Field:
+        """The column as batches have it."""
+        has_nulls = stored.has_nulls or (self.unseen == "null" and self.are_given)
+        return replace(stored, dtype="int32", has_nulls=has_nulls, categories=tuple(self.values.to_pylist()))
+
+    def value_field_of(self, stored: Field) -> Field:
+        """The column as its values are compared: in filters and in `split`."""
+        return replace(stored, dtype=self.kind)
+
+    def codes_of(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+        """The codes of values; null where they are null, or unseen.
+
+        Raises:
+            SourceError: a value is none of these, and `unseen="raise"`.
+        """
+        chunks = [self._codes_of(chunk, name) for chunk in column.chunks]
+        return pa.chunked_array(chunks, pa.int32())
+
+    def _codes_of(self, array: pa.Array, name: str) -> pa.Array:
+        if pa.types.is_dictionary(array.type):
+            # Each different value is looked up once.
+            codes = self._codes_of(array.dictionary, name)
+            return codes.take(array.indices)
+        codes = pc.index_in(array.cast(self.values.type), self.values)
+        if self.unseen == "raise" and codes.null_count != array.null_count:
+            odd = array.filter(pc.and_(pc.is_null(codes), pc.is_valid(array)))[0].as_py()
+            raise SourceError(
+                f"Column {name!r} has the value {odd!r}, which is none of its {len(self.values):,} categories. Pass "
+                "unseen='null' when the converter is made, or other categories.",
+                column=name,
+            )
+        return codes
+
+    def global_codes(self, column: pa.ChunkedArray, file: int) -> pa.ChunkedArray:
+        """The codes that a file's own codes stand for."""
+        table = (self.tables or {}).get(file)
+        if table is None:
+            return column
+        codes = pa.array(table)
+        return pa.chunked_array([codes.take(chunk) for chunk in column.chunks], pa.int32())
+
+    def values_of(self, column: pa.ChunkedArray, file: int) -> pa.ChunkedArray:
+        """The values of a file's codes."""
+        codes = self.global_codes(column, file)
+        return pa.chunked_array([self.values.take(chunk) for chunk in codes.chunks], self.values.type)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        values = self.values.cast(pa.int32()) if self.kind == "datetime64[D]" else self.values
+        document = {"kind": self.kind, "values": values.to_pylist(), "unseen": self.unseen, "are_given": self.are_given}
+        if self.tables is None:
+            return document
+        tables = {str(file): _packed(table) for file, table in self.tables.items()}
+        return document | {"tables": tables}
+
+    @classmethod
+    def from_json(cls, name: str, value: Mapping[str, Any], num_files: int) -> Categories:
+        """The inverse of `to_json`; checks every value.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is not what `to_json` returns.
+        """
+        kind = checked(value["kind"], str)
+        expected = {"str": str, "bool": bool, "int64": int, "datetime64[D]": int}[kind]
+        listed: list[Any] = [checked(item, expected) for item in checked(value["values"], list)]
+        if len(listed) > MAX_CATEGORIES:
+            raise ValueError(f"column {name!r} has {len(listed)} categories")
+        values = (
+            pa.array(listed, pa.int32()).cast(pa.date32())
+            if kind == "datetime64[D]"
+            else pa.array(listed, _KINDS[kind])
+        )
+        if value["unseen"] not in ("raise", "null"):
+            raise ValueError(f"column {name!r} has unseen={value['unseen']!r}")
+        tables = None
+        if "tables" in value:
+            tables = {int(file): _unpacked(table) for file, table in checked(value["tables"], dict).items()}
+            if any(not 0 <= file < num_files or _is_outside(table, len(values)) for file, table in tables.items()):
+                raise ValueError(f"column {name!r} has codes that are none")
+        return cls(
+            values=check_values(name, values),
+            unseen=value["unseen"],
+            tables=tables,
+            are_given=checked(value["are_given"], bool),
+        )
+
+
+def _is_outside(table: Codes, num_values: int) -> bool:
+    return bool(len(table)) and not 0 <= table.min() <= table.max() < num_values
+
+
+def _packed(table: Codes) -> str:
+    return base64.b64encode(zlib.compress(table.astype("<i4").tobytes())).decode()
+
+
+def _unpacked(text: Any) -> Codes:
+    # At most one byte more than there can be, however large the content is.
+    raw = zlib.decompressobj().decompress(base64.b64decode(checked(text, str), validate=True), 4 * MAX_CATEGORIES + 1)
+    return np.frombuffer(raw, "<i4").astype(np.int32)

@@ -1,0 +1,58 @@
+"""One pass over columns of existing files finds the values of their categories."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from converter.categories import Categories, check_categories, check_values, kind_of, sorted_values
+from converter.errors import SourceError
+from converter.manifest import Manifest
+from converter.reading.ahead import map_row_groups
+from converter.reading.data_files import DataFiles
+from converter.scans.columns import read_columns
+from converter.storage.directory import Storage
+
+
+def with_categories(storage: Storage, manifest: Manifest, categories: Any, unseen: Any) -> Manifest:
+    """The manifest whose columns of categories arrive as codes; `categories` as `make_parquet_converter` takes them.
+
+    Raises:
+        SourceError: a column has too many values, or none.
+        TypeError, ValueError: as `check_categories`.
+    """
+    columns = {field.name: (field.dtype, field.shape) for field in manifest.schema}
+    given = check_categories(categories, columns, unseen)
+    if not given:
+        return manifest
+    kinds = {name: kind_of(name, *columns[name]) for name, values in given.items() if values is None}
+    found = _find_values(storage, manifest, kinds) if kinds else {}
+    known = {name: found[name] if values is None else values for name, values in given.items()}
+    return replace(manifest, categories=known)
+
+
+def _find_values(storage: Storage, manifest: Manifest, kinds: dict[str, str]) -> dict[str, Categories]:
+    """The values of columns in the live rows, sorted."""
+    files = DataFiles(storage, manifest, [manifest.schema[name] for name in kinds])
+
+    def unique_values(row_group: int, given_up: threading.Event) -> dict[str, pa.Array]:
+        table = read_columns(files, row_group, given_up)
+        if manifest.selection is not None:
+            table = table.filter(pa.array(manifest.selection.mask(row_group, table.num_rows)))
+        return {name: pc.unique(table.column(name)) for name in kinds}
+
+    values: dict[str, pa.Array] = {name: pa.array([], pa.null()) for name in kinds}
+    wanted = np.flatnonzero(manifest.live_rows > 0).tolist()
+    for unique in map_row_groups(unique_values, wanted):
+        for name, kind in kinds.items():
+            # Merged as they come, so that a key with millions of values is noticed before it fills the memory.
+            values[name] = check_values(name, sorted_values([values[name], unique[name]], kind))
+    for name, found in values.items():
+        if not len(found):
+            raise SourceError(f"Column {name!r} has no value but null, so it has no categories.", column=name)
+    return {name: Categories(values=found) for name, found in values.items()}
