@@ -48,15 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keras.utils.set_random_seed(options.seed)
     spark = start_local_spark("train_flights_tf")
     with tempfile.TemporaryDirectory() as scratch:
-        flights, sizes = prepare(spark, options.data_dir or unpack_flights(scratch))
+        flights = prepare(spark, options.data_dir or unpack_flights(scratch))
         start = time.perf_counter()
-        with (
-            make_spark_converter(flights.where("tenth > 0"), cache_dir=options.cache_dir) as train,
-            make_spark_converter(flights.where("tenth = 0"), cache_dir=options.cache_dir) as held_out,
-        ):
+        with make_spark_converter(flights, cache_dir=options.cache_dir, categories=CATEGORIES) as rows:
             write_seconds = time.perf_counter() - start
+            train, held_out = rows.where([("tenth", ">", 0)]), rows.where([("tenth", "=", 0)])
             print(f"{train}\n{held_out}\nWritten in {write_seconds:.1f} s.", flush=True)
-            result = fit(train, held_out, sizes, options)
+            result = fit(train, held_out, options)
     spark.stop()
     rows = result.pop("rows")
     print(json.dumps({"job": "train_flights_tf", "rows": rows, "write_seconds": round(write_seconds, 2), **result}))
@@ -86,17 +84,11 @@ def unpack_flights(folder: str) -> str:
     return folder
 
 
-def prepare(spark: SparkSession, folder: str) -> tuple[DataFrame, dict[str, int]]:
-    """One row for each flight that arrived: numbers (some of them null), categories as integers, the label."""
+def prepare(spark: SparkSession, folder: str) -> DataFrame:
+    """One row for each flight that arrived: numbers (some of them null), categories as text, the label."""
     read = spark.read.option("header", True).option("nullValue", "NA").option("inferSchema", True)
     planes = read.csv(f"{folder}/planes.csv").select("tailnum", F.col("year").alias("built"), "seats")
     flights = read.csv(f"{folder}/flights.csv").where(F.col(LABEL).isNotNull()).join(planes, "tailnum", "left")
-    sizes = {}
-    for name in CATEGORIES:
-        values = sorted(row[0] for row in flights.select(name).distinct().collect())
-        sizes[name] = len(values)
-        position = F.array_position(F.array(*map(F.lit, values)), F.col(name)) - 1
-        flights = flights.withColumn(f"{name}_index", position)
     hour = F.col("sched_dep_time") / 100 / 24 * 2 * 3.14159265
     day = F.dayofyear("time_hour") / 365 * 2 * 3.14159265
     numbers = {
@@ -111,9 +103,14 @@ def prepare(spark: SparkSession, folder: str) -> tuple[DataFrame, dict[str, int]
         "plane_age": F.col("year") - F.col("built"),
     }
     columns = [F.col(name).cast("float").alias(name) for name in NUMBERS]
-    columns += [F.col(f"{name}_index").cast("int").alias(name) for name in CATEGORIES]
+    columns += [F.col(name) for name in CATEGORIES]
     columns += [F.col(LABEL).cast("float").alias(LABEL), F.pmod(F.xxhash64(*FLIGHT), F.lit(10)).alias("tenth")]
-    return flights.withColumns(numbers).select(*columns), sizes
+    return flights.withColumns(numbers).select(*columns)
+
+
+def num_categories(rows: DatasetConverter, name: str) -> int:
+    """How many values a column has: its batches hold codes from 0 on, as an embedding takes them."""
+    return len(rows.schema[name].categories or ())
 
 
 def mean_and_variance(rows: DatasetConverter, name: str) -> tuple[float, float]:
@@ -124,7 +121,7 @@ def mean_and_variance(rows: DatasetConverter, name: str) -> tuple[float, float]:
     return found.mean, found.std**2
 
 
-def build_model(train: DatasetConverter, sizes: dict[str, int]) -> keras.Model:
+def build_model(train: DatasetConverter) -> keras.Model:
     """Numbers and embedded categories through two hidden layers; gives the delay in minutes, one for each row."""
     means, variances = zip(*[mean_and_variance(train, name) for name in NUMBERS], strict=True)
     mean, variance = mean_and_variance(train, LABEL)
@@ -136,7 +133,7 @@ def build_model(train: DatasetConverter, sizes: dict[str, int]) -> keras.Model:
     normalise = keras.layers.Normalization(mean=means, variance=variances)
     present = keras.ops.cast(inputs["numbers__valid"], "float32")
     parts = [normalise(inputs["numbers"]) * present, present]
-    parts += [keras.layers.Embedding(size, 8)(inputs[name]) for name, size in sizes.items()]
+    parts += [keras.layers.Embedding(num_categories(train, name), 8)(inputs[name]) for name in CATEGORIES]
     hidden = keras.layers.Concatenate()(parts)
     for width in (128, 64):
         hidden = keras.layers.Dense(width, activation="relu")(hidden)
@@ -169,9 +166,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         )
 
 
-def fit(
-    train: DatasetConverter, held_out: DatasetConverter, sizes: dict[str, int], options: argparse.Namespace
-) -> dict[str, Any]:
+def fit(train: DatasetConverter, held_out: DatasetConverter, options: argparse.Namespace) -> dict[str, Any]:
     """Train for some epochs; the losses (mean squared error, minutes²) beside that of predicting the mean."""
     mean, _ = mean_and_variance(train, LABEL)
     held_out_mean, held_out_variance = mean_and_variance(held_out, LABEL)
@@ -189,7 +184,7 @@ def fit(
         train.make_tf_dataset(**batches, shuffle=True, seed=options.seed) as dataset,
         held_out.make_tf_dataset(**batches) as validation,
     ):
-        model = build_model(train, sizes)
+        model = build_model(train)
         schedule = keras.optimizers.schedules.CosineDecay(2e-3, decay_steps=options.epochs * len(dataset))
         model.compile(optimizer=keras.optimizers.Adam(schedule), loss="mse")
         # The dataset shuffles by itself; shuffle=True, the default of fit, would only warn that it is ignored.

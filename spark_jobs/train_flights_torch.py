@@ -50,15 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.manual_seed(options.seed)
     spark = start_local_spark("train_flights_torch")
     with tempfile.TemporaryDirectory() as scratch:
-        flights, sizes = prepare(spark, options.data_dir or unpack_flights(scratch))
+        flights = prepare(spark, options.data_dir or unpack_flights(scratch))
         start = time.perf_counter()
-        with (
-            make_spark_converter(flights.where("tenth > 0"), cache_dir=options.cache_dir) as train,
-            make_spark_converter(flights.where("tenth = 0"), cache_dir=options.cache_dir) as held_out,
-        ):
+        with make_spark_converter(flights, cache_dir=options.cache_dir, categories=CATEGORIES) as rows:
             write_seconds = time.perf_counter() - start
+            train, held_out = rows.where([("tenth", ">", 0)]), rows.where([("tenth", "=", 0)])
             print(f"{train}\n{held_out}\nWritten in {write_seconds:.1f} s.", flush=True)
-            result = fit(train, held_out, sizes, options)
+            result = fit(train, held_out, options)
     spark.stop()
     rows = result.pop("rows")
     print(json.dumps({"job": "train_flights_torch", "rows": rows, "write_seconds": round(write_seconds, 2), **result}))
@@ -88,17 +86,11 @@ def unpack_flights(folder: str) -> str:
     return folder
 
 
-def prepare(spark: SparkSession, folder: str) -> tuple[DataFrame, dict[str, int]]:
-    """One row for each flight that arrived: numbers (some of them null), categories as integers, the label."""
+def prepare(spark: SparkSession, folder: str) -> DataFrame:
+    """One row for each flight that arrived: numbers (some of them null), categories as text, the label."""
     read = spark.read.option("header", True).option("nullValue", "NA").option("inferSchema", True)
     planes = read.csv(f"{folder}/planes.csv").select("tailnum", F.col("year").alias("built"), "seats")
     flights = read.csv(f"{folder}/flights.csv").where(F.col(LABEL).isNotNull()).join(planes, "tailnum", "left")
-    sizes = {}
-    for name in CATEGORIES:
-        values = sorted(row[0] for row in flights.select(name).distinct().collect())
-        sizes[name] = len(values)
-        position = F.array_position(F.array(*map(F.lit, values)), F.col(name)) - 1
-        flights = flights.withColumn(f"{name}_index", position)
     hour = F.col("sched_dep_time") / 100 / 24 * 2 * 3.14159265
     day = F.dayofyear("time_hour") / 365 * 2 * 3.14159265
     numbers = {
@@ -113,9 +105,14 @@ def prepare(spark: SparkSession, folder: str) -> tuple[DataFrame, dict[str, int]
         "plane_age": F.col("year") - F.col("built"),
     }
     columns = [F.col(name).cast("float").alias(name) for name in NUMBERS]
-    columns += [F.col(f"{name}_index").cast("int").alias(name) for name in CATEGORIES]
+    columns += [F.col(name) for name in CATEGORIES]
     columns += [F.col(LABEL).cast("float").alias(LABEL), F.pmod(F.xxhash64(*FLIGHT), F.lit(10)).alias("tenth")]
-    return flights.withColumns(numbers).select(*columns), sizes
+    return flights.withColumns(numbers).select(*columns)
+
+
+def num_categories(rows: DatasetConverter, name: str) -> int:
+    """How many values a column has: its batches hold codes from 0 on, as an embedding takes them."""
+    return len(rows.schema[name].categories or ())
 
 
 class ArrivalDelay(nn.Module):
@@ -138,15 +135,13 @@ class ArrivalDelay(nn.Module):
         return hidden.squeeze(1) * self.std + self.mean
 
 
-def fit(
-    train: DatasetConverter, held_out: DatasetConverter, sizes: dict[str, int], options: argparse.Namespace
-) -> dict[str, Any]:
+def fit(train: DatasetConverter, held_out: DatasetConverter, options: argparse.Namespace) -> dict[str, Any]:
     """Train for some epochs; the losses (mean squared error, minutes²) beside that of predicting the mean."""
     columns = ["numbers", *CATEGORIES, LABEL]
     with train.make_batch_reader(batch_size=65536, columns=[LABEL]) as reader:
         labels = np.concatenate([batch[LABEL] for batch in reader])
     mean, std = labels.mean(dtype="f8").item(), labels.std(dtype="f8").item()
-    model = ArrivalDelay(len(NUMBERS), sizes, mean, std)
+    model = ArrivalDelay(len(NUMBERS), {name: num_categories(train, name) for name in CATEGORIES}, mean, std)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs)
     baseline = evaluate(held_out, lambda batch: torch.full_like(batch[LABEL], mean), options.batch_size)
