@@ -270,3 +270,10 @@ def test_what_is_no_category_is_refused(tmp_path: Path, column: pa.Array) -> Non
         ValueError, match=r"column 'c' holds .*; categories are strings, whole numbers, booleans or dates"
     ):
         make_parquet_converter(tmp_path, categories=["c"])
+
+
+def test_a_given_number_that_the_column_cannot_hold_is_no_row_of_it(source: str, tmp_path: Path) -> None:
+    # As 16 bits 65,539 would be 3.
+    numbers = [[3, 4, 3, None]]
+    with convert(source, tmp_path, tables_of(numbers, pa.int16()), {"c": [65_539, 4, 3]}) as converter:
+        assert read(converter) == {0: 2, 1: 1, 2: 2, 3: None}
