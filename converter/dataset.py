@@ -18,7 +18,7 @@ from converter.frameworks.numpy import BatchReader
 from converter.holding import Holding, holdings
 from converter.loading.batches import first_batch
 from converter.loading.forecast import LoaderPlan, check_steps, describe_plan, log_uneven_shards, suggest_mixing
-from converter.loading.options import LoaderOptions
+from converter.loading.options import LoaderOptions, all_rows
 from converter.manifest import Manifest
 from converter.reading.gather import Array
 from converter.reading.nulls import Nulls
@@ -119,7 +119,9 @@ class DatasetConverter:
             ReadError: the pass could not read a file.
         """
         if self._statistics is None:
-            self._statistics = scan_all_statistics(replace(self._manifest, decoders={}).batch_schema, self._whole)
+            self._statistics = scan_all_statistics(
+                replace(self._manifest, decoders={}, scales={}).batch_schema, self._all_rows
+            )
         return self._statistics
 
     @property
@@ -142,13 +144,9 @@ class DatasetConverter:
         """The `cache_key` that the cache entry was written with; None without one."""
         return None if self._manifest.origin is None else self._manifest.origin.cache_key
 
-    def _whole(self, columns: Sequence[str]) -> BatchSource:
-        """All rows of these columns as the files have them, whatever shard this process is."""
+    def _all_rows(self, columns: Sequence[str]) -> BatchSource:
         self._check_open()
-        options = LoaderOptions(
-            batch_size=1 << 16, columns=columns, nulls="mask", ragged="pad", cur_shard=0, shard_count=1
-        )
-        return options.make_source(self._storage, replace(self._manifest, decoders={}))
+        return all_rows(self._storage, self._manifest, columns)
 
     def __repr__(self) -> str:
         state = self._state or self._holding.state

@@ -1,4 +1,7 @@
-"""The functions that users call: converters of a DataFrame, Parquet files, a Delta table or cache entry; `sweep`."""
+"""The functions that users call: converters of a DataFrame, Parquet files, a Delta table or cache entry; `sweep`.
+
+Long, because three of them take the same options, and each says what they mean there.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from converter.arguments import check_cache_key, check_flag, check_integer, check_timestamp
@@ -20,12 +24,15 @@ from converter.dataset import DatasetConverter
 from converter.decoders.decoder import Decoder, check_decode
 from converter.errors import CacheError, CacheNotOwnedError, SourceError
 from converter.holding import Holding
+from converter.loading.options import all_rows
 from converter.manifest import Manifest
 from converter.reading.local_cache import find_local_root, remove_unheld
+from converter.scaling import StandardizeOption, check_standardize
 from converter.scans.categories import with_categories
 from converter.scans.filters import Filters, list_values
 from converter.scans.parts import select_rows
 from converter.scans.pruning import rule_in_files
+from converter.scans.scales import with_scales
 from converter.scans.undecodable import with_decoders
 from converter.schema import DeclaredShape, FloatDtype
 from converter.sources.delta.snapshot import find_location, read_snapshot
@@ -54,6 +61,7 @@ def make_spark_converter(
     decode: Mapping[str, Decoder] | None = None,
     categories: CategoriesOption = None,
     unseen: Unseen = "raise",
+    standardize: StandardizeOption = None,
     row_group_bytes: int = DEFAULT_ROW_GROUP_BYTES,
     compression: str = "auto",
     shuffle_rows_seed: int | None = None,
@@ -100,6 +108,10 @@ def make_spark_converter(
             `{"carrier": train.schema["carrier"].categories}` gives them the codes of another converter. Strings, whole
             numbers, booleans and dates can be categories. Filters and `split` take the values.
         unseen: what a value is that is none of the categories that you gave: `"raise"`, or `"null"`.
+        standardize: `["dep_delay", "distance"]` hands these columns out as (x − mean) / std, by the statistics of these
+            rows; `schema["distance"].scale` has the two numbers, and `{"distance": train.schema["distance"].scale}`
+            takes those of another converter. A null that is masked becomes 0, the mean. Filters and `statistics` know
+            the numbers as they were written.
         row_group_bytes: uncompressed bytes of a row group, all columns together. Readers read whole row groups.
         compression: `"auto"` (none on a local disk; elsewhere zstd for the columns that it makes smaller), `"none"`,
             `"lz4"`, `"zstd"` or `"snappy"`.
@@ -148,6 +160,7 @@ def make_spark_converter(
         decode=decode,
         categories=categories,
         unseen=unseen,
+        standardize=standardize,
         row_group_bytes=row_group_bytes,
         compression=compression,
         shuffle_rows_seed=shuffle_rows_seed,
@@ -239,18 +252,20 @@ def hold_entry(
     """The converter of a committed entry that this process uses."""
     holding = Holding(entry=entry, delete_on_exit=delete_on_exit)
     try:
-        manifest = _decoded(entry.folder, entry.manifest, decode)
+        manifest = _settled(entry.folder, entry.manifest, decode)
     except BaseException:
         holding.close(delete=delete_on_exit)
         raise
     return DatasetConverter(storage=entry.folder, manifest=manifest, holding=holding, is_owner=True)
 
 
-def _decoded(storage: Storage, manifest: Manifest, decode: Mapping[str, Decoder] | None) -> Manifest:
-    """The manifest with the user's decoders, which may take a look at the rows."""
+def _settled(storage: Storage, manifest: Manifest, decode: Mapping[str, Decoder] | None) -> Manifest:
+    """The manifest with the user's decoders, and what takes a look at the rows: their first shapes, their means."""
     dtypes = {field.name: field.dtype if field.shape == () else "array" for field in manifest.schema}
-    checked = check_decode(decode, dtypes)
-    return with_decoders(storage, manifest, checked) if checked or manifest.decoders else manifest
+    decoders = check_decode(decode, dtypes)
+    if decoders or manifest.decoders:
+        manifest = with_decoders(storage, manifest, decoders)
+    return with_scales(manifest, functools.partial(all_rows, storage)) if manifest.scales else manifest
 
 
 def make_parquet_converter(
@@ -262,6 +277,7 @@ def make_parquet_converter(
     decode: Mapping[str, Decoder] | None = None,
     categories: CategoriesOption = None,
     unseen: Unseen = "raise",
+    standardize: StandardizeOption = None,
     storage_options: StorageOptions | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> DatasetConverter:
@@ -303,6 +319,7 @@ def make_parquet_converter(
         decode: as in `make_spark_converter`.
         categories: as in `make_spark_converter`; one pass over these columns finds their values, unless you give them.
         unseen: as in `make_spark_converter`.
+        standardize: as in `make_spark_converter`; one pass over these columns finds means and deviations, unless given.
         storage_options: as in `make_spark_converter`.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
 
@@ -327,7 +344,9 @@ def make_parquet_converter(
             storage_options=storage_options,
             timeout_seconds=check_timeout(timeout_seconds),
         )
-        manifest = _decoded(storage, with_categories(storage, manifest, categories, unseen), decode)
+        manifest = with_categories(storage, manifest, categories, unseen)
+        scales = check_standardize(standardize, manifest.batch_schema)
+        manifest = _settled(storage, replace(manifest, scales=scales), decode)
     return DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=True)
 
 
@@ -343,6 +362,7 @@ def make_delta_converter(
     decode: Mapping[str, Decoder] | None = None,
     categories: CategoriesOption = None,
     unseen: Unseen = "raise",
+    standardize: StandardizeOption = None,
     storage_options: StorageOptions | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
     spark: SparkSession | None = None,
@@ -371,6 +391,7 @@ def make_delta_converter(
         decode: as in `make_spark_converter`.
         categories: as in `make_spark_converter`; one pass over these columns finds their values, unless you give them.
         unseen: as in `make_spark_converter`.
+        standardize: as in `make_spark_converter`; one pass over these columns finds means and deviations, unless given.
         storage_options: as in `make_spark_converter`.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.
         spark: a session whose catalog knows `table`.
@@ -404,7 +425,9 @@ def make_delta_converter(
         )
         if values is not None:
             manifest = select_rows(storage, manifest, values)
-        manifest = _decoded(storage, with_categories(storage, manifest, categories, unseen), decode)
+        manifest = with_categories(storage, manifest, categories, unseen)
+        scales = check_standardize(standardize, manifest.batch_schema)
+        manifest = _settled(storage, replace(manifest, scales=scales), decode)
     return DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=True)
 
 

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import itertools
 import json
+import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from converter.categories import Categories
 from converter.decoders.decoder import Decoder, ndim_of
 from converter.errors import CacheCorruptError, CacheError
 from converter.places import SourceColumn
-from converter.schema import Field, Schema, checked, checked_count
+from converter.schema import Field, Scale, Schema, checked, checked_count
 from converter.selection import Selection
 from converter.statistics import ColumnStatistics
 
@@ -163,6 +164,9 @@ class Manifest:
     categories: Mapping[str, Categories] = field(default_factory=dict)
     """The values of columns that arrive as codes."""
 
+    scales: Mapping[str, Scale | None] = field(default_factory=dict)
+    """Columns that arrive standardised; None: by the mean and the standard deviation of the data, once known."""
+
     remedy: str = "Convert again."
     """What to do if a file changed, for errors."""
 
@@ -172,7 +176,7 @@ class Manifest:
     @property
     def batch_schema(self) -> Schema:
         """The columns as batches have them: those of the files, decoded, or as codes."""
-        if not self.decoders and not self.categories:
+        if not self.decoders and not self.categories and not self.scales:
             return self.schema
         fields = []
         for column in self.schema:
@@ -180,6 +184,9 @@ class Manifest:
                 fields.append(_decoded(column, self.decoders[column.name]))
             elif column.name in self.categories:
                 fields.append(self.categories[column.name].field_of(column))
+            elif column.name in self.scales:
+                dtype = "float64" if column.dtype == "float64" else "float32"
+                fields.append(replace(column, dtype=dtype, scale=self.scales[column.name]))
             else:
                 fields.append(column)
         return Schema(tuple(fields))
@@ -269,6 +276,8 @@ class Manifest:
             document["decoders"] = {name: decoders.to_json(decoder) for name, decoder in self.decoders.items()}
         if self.categories:
             document["categories"] = {name: values.to_json() for name, values in self.categories.items()}
+        if self.scales:
+            document["scales"] = dict(self.scales)
         return json.dumps(document, separators=(",", ":")).encode()
 
     @classmethod
@@ -315,6 +324,10 @@ class Manifest:
                     checked(name, str): Categories.from_json(name, values, len(document["files"]["name"]))
                     for name, values in checked(document.get("categories", {}), dict).items()
                 },
+                scales={
+                    name: None if scale is None else Scale(*(checked(number, float) for number in checked(scale, list)))
+                    for name, scale in checked(document.get("scales", {}), dict).items()
+                },
             )
             manifest._check()
         except (
@@ -349,6 +362,8 @@ class Manifest:
         undecodable = [name for name in self.decoders if name not in self.schema or self.schema[name].dtype != "bytes"]
         if undecodable:
             raise ValueError(f"column {undecodable[0]!r} is decoded and has no bytes")
+        for name, scale in self.scales.items():
+            _check_scale(self.schema.get(name), scale)
         for name, categories in self.categories.items():
             stored = self.schema.get(name)
             kind = "int32" if categories.are_coded else categories.kind
@@ -379,6 +394,14 @@ def _decoded(column: Field, decoder: Decoder) -> Field:
     """A column of bytes as its decoder hands it out."""
     kind = getattr(decoder, "name", type(decoder).__name__).rpartition(".")[2]
     return replace(column, dtype=decoder.dtype, shape=decoder.shape, ragged_ndim=ndim_of(decoder), decoder=kind)
+
+
+def _check_scale(stored: Field | None, scale: Scale | None) -> None:
+    """Raise ValueError unless a column can be standardised so."""
+    if stored is None or stored.shape is None or not stored.dtype.startswith(("int", "uint", "float")):
+        raise ValueError("a column without numbers is standardised")
+    if scale is not None and not (math.isfinite(scale.mean) and 0 < scale.std < math.inf):
+        raise ValueError(f"column {stored.name!r} is standardised by {tuple(scale)}")
 
 
 def _holds(dtype: str, kind: str) -> bool:

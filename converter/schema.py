@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -113,6 +113,17 @@ def checked_count(value: Any) -> int:
     return int(value)
 
 
+class Scale(NamedTuple):
+    """What a column is standardised by: its numbers arrive as `(x - mean) / std`.
+
+    >>> Scale(12.6, 40.2).mean
+    12.6
+    """
+
+    mean: float
+    std: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """One column as it arrives in a batch.
@@ -148,6 +159,9 @@ class Field:
     categories: tuple[Any, ...] | None = field(default=None, repr=False)
     """The value of each code, if values arrive as codes."""
 
+    scale: Scale | None = field(default=None, repr=False)
+    """The mean and the standard deviation, if numbers arrive standardised."""
+
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(
@@ -179,7 +193,8 @@ class Field:
         """The dtype as a table shows it, with what it was made of."""
         if self.categories is not None:
             return f"{self.dtype} ({len(self.categories):,} categories)"
-        return self.dtype + (f" ({self.decoder})" if self.decoder else "")
+        made = self.decoder or ("standardized" if self.scale else "")
+        return self.dtype + (f" ({made})" if made else "")
 
     @property
     def is_object(self) -> bool:

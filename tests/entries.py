@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -82,6 +83,7 @@ def write_batches(
     *,
     float_dtype: str = "float32",
     delete_on_exit: bool = True,
+    scales: dict[str, Any] | None = None,
     **options: Any,
 ) -> DatasetConverter:
     """A committed entry whose partitions are Arrow batches of the columns in `plans`."""
@@ -100,7 +102,7 @@ def write_batches(
         manifest = spark_reports.manifest_from(
             reports, plans, directory=attempt.data_directory, is_kept=False, float_dtype=float_dtype
         )
-        entry = entries.commit(root, attempt, manifest)
+        entry = entries.commit(root, attempt, dataclasses.replace(manifest, scales=scales or {}))
     except BaseException:
         leases.release(attempt.intent)
         raise

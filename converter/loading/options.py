@@ -146,3 +146,9 @@ class LoaderOptions:
             window_rows=check_window(self.shuffle_window_rows, manifest),
             shuffle=Shuffle(seed=self.seed, fingerprint=manifest.live_fingerprint) if self.shuffle else None,
         )
+
+
+def all_rows(storage: Storage, manifest: Manifest, columns: Sequence[str]) -> BatchSource:
+    """Every live row of columns before they are decoded or standardised, whatever shard this process is."""
+    options = LoaderOptions(batch_size=1 << 16, columns=columns, nulls="mask", ragged="pad", cur_shard=0, shard_count=1)
+    return options.make_source(storage, dataclasses.replace(manifest, decoders={}, scales={}))

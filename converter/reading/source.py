@@ -15,7 +15,7 @@ from converter.reading.gather import Array, Stack
 from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged, RaggedRows
 from converter.reading.runs import LENGTH_SUFFIX
-from converter.schema import Field, Schema
+from converter.schema import Field, Scale, Schema
 from converter.state import Past, State, Uneven
 from converter.storage.directory import Storage
 
@@ -76,8 +76,15 @@ class BatchSource:
 
     @property
     def stored_fields(self) -> tuple[Field, ...]:
-        """The same columns as windows hold them: codes, and bytes before they are decoded."""
-        return tuple(field if not field.decoder else self.manifest.schema[field.name] for field in self.fields)
+        """The same columns as they are read from the files: bytes and numbers before anything is made of them."""
+        return tuple(
+            self.manifest.schema[field.name] if field.decoder or field.scale else field for field in self.fields
+        )
+
+    @property
+    def scales(self) -> Mapping[str, Scale]:
+        """What columns are standardised by."""
+        return {name: scale for name, scale in self.manifest.scales.items() if scale is not None}
 
     @property
     def decoders(self) -> Mapping[str, Decoder]:

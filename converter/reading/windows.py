@@ -31,6 +31,7 @@ from converter.reading.gather import WIDE_BYTES, Array, gather, gather_stack, jo
 from converter.reading.local_cache import open_local_cache
 from converter.reading.row_groups import FetchedGroup, RowGroup
 from converter.reading.runs import VALID_SUFFIX, Columns, Run, cut_run, mark_padding
+from converter.reading.scaling import standardized
 from converter.reading.source import ELEMENT_VALID_SUFFIX, BatchSource
 from converter.storage.at_once import Turn, result_of
 
@@ -115,6 +116,7 @@ class _WindowReader:
         self.given_up = threading.Event()
         """Set when the fetched bytes are no longer wanted."""
 
+        self._scales = source.scales
         rows = source.manifest.row_group_rows
         self._first_rows = np.cumsum(rows) - rows
         if files.room.most_bytes is None:
@@ -189,7 +191,7 @@ class _WindowReader:
             has_mask = source.has_mask(members)
             if name in stacks:
                 num_rows = sum(group.num_rows for group in groups)
-                numbers = ([joined(group.parts(member)) for member in members] for group in groups)
+                numbers = ([self._scaled_part(group, member, has_mask) for member in members] for group in groups)
                 columns[name] = gather_stack(numbers, num_rows, rows, len(members), stacks[name].dtype)
                 if has_mask:
                     masks = ([group.mask(member) for member in members] for group in groups)
@@ -198,12 +200,26 @@ class _WindowReader:
             columns[name] = gather([part for group in groups for part in group.parts(name)], rows)
             if has_mask:
                 columns[name + VALID_SUFFIX] = gather([group.mask(name) for group in groups], rows)
+            if name in self._scales:
+                valid = columns[name + VALID_SUFFIX] if has_mask else None
+                columns[name] = standardized(columns[name], self._scales[name], source.schema[name].dtype, valid)
             if source.has_element_mask(name):
                 columns[name + ELEMENT_VALID_SUFFIX] = gather([group.element_mask(name) for group in groups], rows)
         row_numbers = source.row_index or (ROW_NUMBERS if source.decoders else None)
         if row_numbers is not None:
             columns[row_numbers] = gather([self._row_numbers(int(group)) for group in piece.row_groups], rows)
         return columns
+
+    def _scaled_part(self, group: RowGroup, name: str, has_mask: bool) -> Array:
+        """A column of a row group on its way into a stack: standardised while it is in the processor's cache."""
+        values = joined(group.parts(name))
+        if name not in self._scales:
+            return values
+        # What is read may be the mapped file's memory.
+        values = values.view()
+        values.flags.writeable = False
+        valid = group.mask(name) if has_mask else None
+        return standardized(values, self._scales[name], self._source.schema[name].dtype, valid)
 
     def _column_bytes(self, members: Sequence[str], groups: Sequence[RowGroup]) -> int:
         """Bytes of Arrow's pool that gathering columns takes: twice theirs; four times for strings and ragged rows.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from converter.decoders import to_json
 from converter.decoders.decoder import Decoder
-from converter.schema import DeclaredShape, split_declared
+from converter.schema import DeclaredShape, Scale, split_declared
 
 if TYPE_CHECKING:
     from converter.portable.records import CategoriesSpec
@@ -29,6 +29,7 @@ class WriteOptions:
     shapes: Mapping[str, DeclaredShape]
     decode: Mapping[str, Decoder]
     categories: Mapping[str, CategoriesSpec]
+    scales: Mapping[str, Scale | None]
     row_group_bytes: int
     compression: str
     shuffle_rows_seed: int | None
@@ -41,6 +42,7 @@ class WriteOptions:
         added = {
             "decode": {name: to_json(decoder) for name, decoder in plain.pop("decode").items()},
             "categories": plain.pop("categories"),
+            "scales": plain.pop("scales"),
             "is_kept": is_kept,
         }
         # Without them, so that entries from before there was such an option are found again.

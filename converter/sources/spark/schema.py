@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from converter.categories import MAX_CATEGORIES, check_categories, kind_of
 from converter.errors import SourceError
-from converter.schema import DeclaredShape, dtype_of, raise_unsupported, split_declared
+from converter.schema import DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
 from converter.sources.types import arrow_type_of
 
 if TYPE_CHECKING:
@@ -151,6 +151,22 @@ def with_categories(columns: Sequence[SparkColumn], categories: Any, unseen: Any
         }
         marked.append(replace(column, categories=spec))
     return marked
+
+
+def batch_schema_of(columns: Sequence[SparkColumn]) -> Schema:
+    """The columns as batches will have them, as far as is known before they are written."""
+    return Schema(
+        tuple(
+            Field(
+                name=column.name,
+                dtype=column.dtype,
+                # The shape of an array is known once all rows were seen.
+                shape=() if column.kind == "scalar" else column.shape or (1,) * column.ndim,
+                categories=None if column.categories is None else (),
+            )
+            for column in columns
+        )
+    )
 
 
 def _flatten(fields: Sequence[Mapping[str, Any]], above: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Any]]:

@@ -28,6 +28,7 @@ from converter.categories import Unseen
 from converter.decoders.decoder import Decoder, check_decode
 from converter.errors import CacheCorruptError, CacheError, SourceError
 from converter.manifest import MAX_END_BYTES, Origin
+from converter.scaling import StandardizeOption, check_standardize
 from converter.schema import DeclaredShape
 from converter.sources.spark import identity
 from converter.sources.spark.choose import find_other_user
@@ -35,7 +36,7 @@ from converter.sources.spark.options import WriteOptions
 from converter.sources.spark.progress import check_progress
 from converter.sources.spark.reports import manifest_from
 from converter.sources.spark.run import run_write
-from converter.sources.spark.schema import SparkColumn, plan_columns, with_categories
+from converter.sources.spark.schema import SparkColumn, batch_schema_of, plan_columns, with_categories
 from converter.storage.directory import Storage, StorageOptions
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def write_dataframe(
     decode: Mapping[str, Decoder] | None,
     categories: Any,
     unseen: Unseen,
+    standardize: StandardizeOption,
     row_group_bytes: int,
     compression: str,
     shuffle_rows_seed: int | None,
@@ -117,11 +119,13 @@ def write_dataframe(
     )
     check_decode(decode, {column.name: column.dtype if column.kind == "scalar" else "array" for column in columns})
     columns = with_categories(columns, categories, unseen)
+    scales = check_standardize(standardize, batch_schema_of(columns))
     options = WriteOptions(
         float_dtype=float_dtype,
         shapes=shapes or {},
         decode=decode or {},
         categories={column.name: column.categories for column in columns if column.categories is not None},
+        scales=scales,
         row_group_bytes=row_group_bytes,
         compression=compression,
         shuffle_rows_seed=shuffle_rows_seed,
@@ -260,7 +264,10 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
         if version is not None and not version.is_fixed and identity.find_delta_version(request.df) != version:
             raise _TableChangedError
         entries.delete_unlisted(root, attempt, manifest)
-        entry = entries.commit(root, attempt, replace(manifest, origin=origin, decoders=options.decode))
+        # Only now is it known which arrays have one shape.
+        check_standardize(options.scales, manifest.batch_schema)
+        declared = replace(manifest, origin=origin, decoders=options.decode, scales=options.scales)
+        entry = entries.commit(root, attempt, declared)
     except BaseException:
         # Also on Ctrl-C: files without a manifest must not stay.
         try:

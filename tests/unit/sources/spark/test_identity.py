@@ -79,6 +79,7 @@ def test_the_options_of_a_key_are_those_that_entries_were_written_under(is_kept:
         shapes={"x": (2, 3), "raw": ("float32", (4,)), "ragged": None},
         decode={},
         categories={},
+        scales={},
         row_group_bytes=8 << 20,
         compression="auto",
         shuffle_rows_seed=None,

@@ -1,0 +1,53 @@
+"""Columns that arrive standardised, as users name them: checked against the columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from converter.schema import Scale, Schema
+
+StandardizeOption = Sequence[str] | Mapping[str, tuple[float, float] | None] | None
+"""Names of columns; with mean and standard deviation where the data do not decide them."""
+
+
+def check_standardize(standardize: Any, schema: Schema) -> dict[str, Scale | None]:
+    """The columns that a user wants standardised, and the numbers if they were given.
+
+    Args:
+        standardize: a list of names, or a dict of name to (mean, std); None there means those of the data.
+        schema: the columns as batches have them.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: a column does not exist or holds no numbers, or a mean or std is none.
+    """
+    if standardize is None:
+        return {}
+    is_list = isinstance(standardize, Sequence) and not isinstance(standardize, str)
+    if not is_list and not isinstance(standardize, Mapping):
+        raise TypeError(f"standardize must be a list of names, or a dict of name to (mean, std), got {standardize!r}.")
+    given = dict(standardize) if isinstance(standardize, Mapping) else dict.fromkeys(standardize)
+    return {name: _check_scale(name, scale, schema) for name, scale in given.items()}
+
+
+def _check_scale(name: Any, scale: Any, schema: Schema) -> Scale | None:
+    field = schema.get(name) if isinstance(name, str) else None
+    if field is None:
+        raise ValueError(f"standardize: {schema.explain_missing(str(name))}")
+    is_number = field.dtype.startswith(("int", "uint", "float")) and field.categories is None
+    if not is_number or field.shape is None or field.decoder:
+        raise ValueError(
+            f"standardize: column {name!r} is {field.shown_dtype} of shape {field.shown_shape}; only numbers of one "
+            "shape can be standardised."
+        )
+    if scale is None:
+        return None
+    try:
+        mean, std = map(float, scale)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"standardize: {name!r} needs (mean, std) or None, got {scale!r}.") from error
+    if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
+        raise ValueError(f"standardize: {name!r} needs a finite mean and a std above 0, got {scale!r}.")
+    return Scale(mean, std)

@@ -1,0 +1,49 @@
+"""Standardised columns from real Spark: the numbers come from the statistics of the write, whoever writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from converter import make_spark_converter, open_converter
+from tests.folders import files_below
+
+DELAY = np.arange(300) * 0.5 - 20
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("writer", ["executors", "spark"])
+def test_columns_arrive_standardised_in_every_framework(spark: SparkSession, tmp_path: Path, writer: str) -> None:
+    df = spark.range(0, 300, 1, 3).selectExpr("id", "id * 0.5D - 20 AS delay", "array(float(id), 2f) AS pair")
+    options: dict[str, Any] = {"cache_dir": tmp_path, "writer": writer, "standardize": ["delay", "pair"]}
+    with make_spark_converter(df, **options) as converter:
+        assert converter.schema["delay"].scale == pytest.approx((DELAY.mean(), DELAY.std()), rel=1e-6)
+        expected = (DELAY - DELAY.mean()) / DELAY.std()
+        np.testing.assert_allclose(converter.head(300)["delay"], expected, atol=1e-5)
+        with open_converter(converter.url) as opened:
+            np.testing.assert_allclose(opened.head(300)["delay"], expected, atol=1e-5)
+        with converter.make_tf_dataset(batch_size=100, features=["delay"], labels="id") as dataset:
+            for features, labels in dataset:
+                np.testing.assert_allclose(features["delay"].numpy(), expected[labels.numpy()], atol=1e-5)
+        with converter.make_torch_dataloader(batch_size=100, stack={"x": ["delay"]}) as loader:
+            np.testing.assert_allclose(next(iter(loader))["x"].numpy()[:, 0], expected[:100], atol=1e-5)
+
+
+def test_other_numbers_are_another_entry(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.range(10).selectExpr("id * 1.0D AS x")
+    urls = set()
+    for standardize in (None, ["x"], {"x": (1, 2)}):
+        with make_spark_converter(df, cache_dir=tmp_path, cache_key="rows", standardize=standardize) as converter:
+            urls.add(converter.url.rpartition("/")[2])
+    assert len(urls) == 3
+
+
+def test_arrays_that_turn_out_ragged_are_refused_and_leave_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.range(10).selectExpr("IF(id = 3, array(1f), array(1f, 2f)) AS x")
+    with pytest.raises(ValueError, match="column 'x' is float32 of shape ragged; only numbers of one shape"):
+        make_spark_converter(df, cache_dir=tmp_path, standardize=["x"])
+    assert [path for path in files_below(tmp_path) if not path.endswith(".owner")] == []
