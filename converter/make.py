@@ -1,6 +1,6 @@
 """The functions that users call: converters of a DataFrame, Parquet files, a Delta table or cache entry; `sweep`.
 
-Long, because three of them take the same options, and each says what they mean there.
+Longer than others, because three of them take the same options and each says what they mean there.
 """
 
 from __future__ import annotations
