@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from converter.arguments import check_cache_key, check_flag, check_integer, check_timestamp
 from converter.cache import entries, finding, roots, sweeps
@@ -59,6 +59,7 @@ def make_spark_converter(
     float_dtype: FloatDtype | None = "float32",
     shapes: Mapping[str, DeclaredShape] | None = None,
     decode: Mapping[str, Decoder] | None = None,
+    decode_at: Literal["read", "write"] = "read",
     categories: CategoriesOption = None,
     unseen: Unseen = "raise",
     standardize: StandardizeOption = None,
@@ -103,6 +104,9 @@ def make_spark_converter(
         decode: `{"photo": Image(size=(224, 224)), "features": NumPy()}` makes tensors of the bytes of binary columns.
             The cache holds the bytes; reader threads decode them. An object of your own can be a decoder, too: see
             `converter.decoders.Decoder`.
+        decode_at: `"read"` keeps the bytes and decodes them in each epoch. `"write"` lets the executors decode
+            them once and keeps the tensors: larger (a JPEG some ten times), and read as fast as any array. They
+            need the library for it.
         categories: `["carrier", "origin"]` hands these columns out as int32 codes 0…n-1, as an embedding takes them, in
             the sorted order of their values; `schema["carrier"].categories` lists the values.
             `{"carrier": train.schema["carrier"].categories}` gives them the codes of another converter. Strings, whole
@@ -145,6 +149,8 @@ def make_spark_converter(
     check_write_options(
         float_dtype=float_dtype, row_group_bytes=row_group_bytes, compression=compression, writer=writer, shapes=shapes
     )
+    if decode_at not in ("read", "write"):
+        raise ValueError(f"decode_at must be 'read' or 'write', got {decode_at!r}.")
     check_flag("delete_on_exit", delete_on_exit)
     if progress is not None:
         check_flag("progress", progress)
@@ -158,6 +164,7 @@ def make_spark_converter(
         float_dtype=float_dtype,
         shapes=shapes,
         decode=decode,
+        decode_at=decode_at,
         categories=categories,
         unseen=unseen,
         standardize=standardize,
@@ -171,6 +178,7 @@ def make_spark_converter(
         progress=progress,
     )
     # Only delete() removes an entry that is kept.
+    decode = decode if decode_at == "read" else None
     converter = hold_entry(entry, delete_on_exit=delete_on_exit and not entry.manifest.is_kept, decode=decode)
     logger.info("Use %s", converter)
     sweeps.sweep_after_write(entry.root)

@@ -121,6 +121,26 @@ def check_decode(decode: Any, dtypes: Mapping[str, str]) -> Mapping[str, Decoder
     return dict(decode)
 
 
+class ColumnDecoder:
+    """Decodes a whole column for a task that writes the tensors; travels to executors with its decoder."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def __call__(self, values: pa.LargeBinaryArray) -> tuple[Array, npt.NDArray[np.int64]]:
+        """The numbers of rows that are not null, one after the other, and each row's shape, `(rows, ndim)`."""
+        decoder, num_rows = self._decoder, len(values)
+        dtype = np.dtype(decoder.dtype)
+        if decoder.shape is not None:
+            out = np.empty((num_rows, *decoder.shape), dtype)
+            decode_rows(decoder, values, out)
+            shapes = np.broadcast_to(np.array(decoder.shape, np.int64), (num_rows, len(decoder.shape)))
+            return out.reshape(-1), shapes
+        rows = decode_rows(decoder, values, None) or ()
+        shapes = np.array([row.shape for row in rows], np.int64).reshape(num_rows, ndim_of(decoder))
+        return (np.concatenate([row.reshape(-1) for row in rows]) if rows else np.empty(0, dtype)), shapes
+
+
 def decode_rows(decoder: Decoder, values: pa.LargeBinaryArray, out: Array | None) -> Sequence[Array] | None:
     """Decode rows that are not null into `out`, `(len(values), *shape)`; without `out` return them as a list.
 

@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from converter.errors import MissingDependencyError
-
 Array = npt.NDArray[Any]
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP")
@@ -99,7 +97,7 @@ class Image:
         """Pictures as one array `(len(values), *shape)`; without a size as a list of arrays.
 
         Raises:
-            MissingDependencyError: Pillow or simplejpeg is not installed.
+            ImportError: Pillow or simplejpeg is not installed.
             ValueError, OSError: the bytes are no picture that `Image` decodes.
         """
         _check_installed()
@@ -234,6 +232,6 @@ def _check_installed() -> None:
         import PIL.Image  # noqa: F401
         import simplejpeg  # noqa: F401
     except ImportError as error:
-        raise MissingDependencyError(
-            "Image() needs Pillow and simplejpeg: pip install 'spark-tensor-converter[images]'."
+        raise ImportError(
+            f"Image() needs Pillow and simplejpeg: pip install 'spark-tensor-converter[images]' ({error})"
         ) from error

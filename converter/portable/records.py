@@ -62,11 +62,13 @@ class ColumnSpec(TypedDict):
 
     name: str
     kind: str
-    """`scalar`, `tensor` (nested lists), `bytes`, `vector` or `matrix`."""
+    """`scalar`, `tensor` (nested lists), `bytes`, `decoded`, `vector` or `matrix`."""
     dtype: str
     ndim: int
     shape: list[int] | None
     """The declared shape of a row, if there is one."""
+    decode: Callable[[Any], tuple[Numbers, Numbers]] | None
+    """For a column of bytes whose tensors are written: makes the numbers of rows, and each row's shape."""
     categories: CategoriesSpec | None
     """For a scalar column whose values become codes; `dtype` is then that of the codes."""
 
@@ -91,7 +93,7 @@ class Finding(TypedDict, total=False):
     """Bad data: a row of the result instead of an error, because Spark would run a failed task again."""
 
     kind: str
-    """`null_element`, `jagged`, `shape`, `matrix`, `unseen` or `categories`."""
+    """`null_element`, `jagged`, `shape`, `matrix`, `unseen`, `categories`, `undecodable` or `no_library`."""
     column: str
     row: int
     found: str

@@ -102,6 +102,8 @@ def encode(array: pa.Array, column: ColumnSpec, vocabulary: Vocabulary | None = 
         return {"array": array if array.type == target else pc.cast(array, target, safe=False)}
     if column["kind"] == "bytes":
         return _encode_bytes(array, column)
+    if column["kind"] == "decoded":
+        return _encode_decoded(array, column)
     encoded = {"tensor": _encode_tensor, "vector": _encode_vector, "matrix": _encode_matrix}[column["kind"]](
         array, column
     )
@@ -148,6 +150,39 @@ def _encode_bytes(array: pa.Array, column: ColumnSpec) -> EncodedTensor | Findin
     sizes = np.full(len(array), row_numbers) if valid is None else valid * row_numbers
     shape = tuple(column["shape"])
     return {"values": values, "sizes": sizes, "valid": valid, "shape": shape, "shapes": None, "empty": not len(present)}
+
+
+def _encode_decoded(array: pa.Array, column: ColumnSpec) -> EncodedTensor | FindingReport:
+    """Rows of bytes as the tensors that the column's decoder makes of them."""
+    decode = column["decode"]
+    assert decode is not None
+    valid = None if not array.null_count else np.asarray(array.is_valid())
+    present = pc.cast(array if valid is None else array.drop_null(), pa.large_binary())
+    try:
+        values, present_shapes = decode(present)
+    except ImportError as error:
+        return {"finding": {"kind": "no_library", "found": f"{type(error).__name__}: {error}"}}
+    except Exception as error:  # noqa: BLE001  # A decoder may be a user's.
+        row = _first_undecodable(present, column)
+        row = row if valid is None else int(np.flatnonzero(valid)[row])
+        return {"finding": {"kind": "undecodable", "row": row, "found": f"{type(error).__name__}: {error}"}}
+    shapes = present_shapes
+    if valid is not None:
+        shapes = np.zeros((len(array), present_shapes.shape[1]), np.int64)
+        shapes[valid] = present_shapes
+    return _encoded(np.ascontiguousarray(values, values.dtype.newbyteorder("<")), valid, shapes)
+
+
+def _first_undecodable(present: pa.Array, column: ColumnSpec) -> int:
+    """The first row that cannot be decoded alone; 0 if each can."""
+    decode = column["decode"]
+    assert decode is not None
+    for row in range(len(present)):
+        try:
+            decode(present[row : row + 1])
+        except Exception:  # noqa: BLE001  # A decoder may be a user's.
+            return row
+    return 0
 
 
 def _encode_tensor(array: pa.Array, column: ColumnSpec) -> EncodedTensor | FindingReport:

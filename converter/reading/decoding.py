@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from converter.decoders.decoder import Decoder, decode_rows, ndim_of
-from converter.errors import ConverterError, ReadError
+from converter.errors import MissingDependencyError, ReadError
 from converter.manifest import Manifest
 from converter.reading.ahead import read_ahead
 from converter.reading.gather import Array, new_array
@@ -119,8 +119,8 @@ class _Piece:
             out = self._decoded[name][first:stop] if name in self._decoded else None
             try:
                 rows = _decode_present(decoder, values, out, self._fill(name))
-            except ConverterError:
-                raise
+            except ImportError as error:
+                raise MissingDependencyError(f"Column {name!r} cannot be decoded: {error}.") from error
             except Exception as error:
                 number = _first_bad_row(decoder, values)
                 raise self._error(name, first + number, error) from error
@@ -191,8 +191,8 @@ def undecodable_rows(decoder: Decoder, values: pa.Array) -> list[tuple[int, Exce
         out = None if decoder.shape is None else np.empty((1, *decoder.shape), decoder.dtype)
         try:
             decode_rows(decoder, values[row : row + 1], out)
-        except ConverterError:
-            raise
+        except ImportError as error:
+            raise MissingDependencyError(f"{type(decoder).__name__} cannot decode: {error}.") from error
         except Exception as error:  # noqa: BLE001  # A decoder may be a user's.
             bad.append((row, error))
     return bad

@@ -161,3 +161,44 @@ def test_an_entry_whose_rows_cannot_be_decoded_is_removed_again(spark: SparkSess
     with pytest.raises(SourceError, match="No row of 'photo' can be decoded"):
         make_spark_converter(df, cache_dir=tmp_path, decode={"photo": Image(on_error="skip")})
     assert [path for path in files_below(tmp_path) if not path.endswith(".owner")] == []
+
+
+@pytest.mark.parametrize("writer", ["executors", "spark"])
+def test_executors_decode_once_if_asked(spark: SparkSession, tmp_path: Path, writer: str) -> None:
+    decode: dict[str, Any] = {"photo": Image(size=(6, 5)), "features": NumPy("float32", (2, 3))}
+    options: dict[str, Any] = {"cache_dir": tmp_path, "writer": writer, "decode": decode, "decode_at": "write"}
+    with make_spark_converter(frame(spark), **options) as converter:
+        field = converter.schema["photo"]
+        assert (field.dtype, field.shape, field.decoder) == ("uint8", (6, 5, 3), "")
+        assert converter.statistics["features"].mean == pytest.approx((NUM_ROWS - 1) / 2)
+        with converter.make_batch_reader(batch_size=7, shuffle=True, nulls="mask") as reader:
+            check(list(reader))
+        with open_converter(converter.url) as opened, opened.make_torch_dataloader(nulls="mask") as loader:
+            check(list(loader))
+    assert [path for path in files_below(tmp_path) if not path.endswith(".owner")] == []
+
+
+def test_pictures_of_many_sizes_are_ragged_in_the_cache_too(spark: SparkSession, tmp_path: Path) -> None:
+    df = frame(spark).where(f"id <> {NULL_ROW}")
+    with make_spark_converter(df, cache_dir=tmp_path, decode={"photo": Image()}, decode_at="write") as converter:
+        # They happen to have one size.
+        assert converter.schema["photo"].shape == (6, 5, 3)
+        np.testing.assert_array_equal(converter.head(1)["photo"][0], picture(int(converter.head(1)["id"][0])))
+
+
+def test_what_executors_cannot_decode_is_named_and_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    for options, said in (
+        (
+            {"decode": {"photo": Image(size=(6, 5))}},
+            r"Column 'photo' cannot be decoded in row \d+ of a partition: .*no JPEG",
+        ),
+        (
+            {"decode": {"features": NumPy()}},
+            "with decode_at='write' the decoder of column 'features' needs a dtype and a",
+        ),
+        ({"decode": {"photo": Image(on_error="skip")}}, "column 'photo' needs on_error='raise'"),
+        ({"decode": {}, "decode_at": "now"}, "decode_at must be 'read' or 'write', got 'now'"),
+    ):
+        with pytest.raises((SourceError, ValueError), match=said):
+            make_spark_converter(frame(spark, bad=3), cache_dir=tmp_path, **{"decode_at": "write", **options})  # type: ignore[arg-type]
+        assert [path for path in files_below(tmp_path) if not path.endswith(".owner")] == []

@@ -28,6 +28,7 @@ class WriteOptions:
     float_dtype: str | None
     shapes: Mapping[str, DeclaredShape]
     decode: Mapping[str, Decoder]
+    decode_at: str
     categories: Mapping[str, CategoriesSpec]
     scales: Mapping[str, Scale | None]
     row_group_bytes: int
@@ -39,7 +40,9 @@ class WriteOptions:
         """The options as plain values. Entries that are kept have keys of their own."""
         shapes = {name: list(shape or ()) for name, shape in self.shapes.items()}
         plain = {field.name: getattr(self, field.name) for field in fields(self)} | {"shapes": shapes}
+        decode_at = plain.pop("decode_at")
         added = {
+            "decode_at": decode_at if self.decode and decode_at == "write" else None,
             "decode": {name: to_json(decoder) for name, decoder in plain.pop("decode").items()},
             "categories": plain.pop("categories"),
             "scales": plain.pop("scales"),

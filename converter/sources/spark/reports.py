@@ -51,6 +51,18 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
             f"writer='spark' with shapes={{{name!r}: (rows, columns)}}.",
             column=name,
         )
+    if finding["kind"] == "undecodable":
+        return SourceError(
+            f"Column {name!r} cannot be decoded in row {finding['row']} of a partition: {finding['found']}. Mend or "
+            "drop the row, or pass decode_at='read' with on_error='skip'.",
+            column=name,
+        )
+    if finding["kind"] == "no_library":
+        return SourceError(
+            f"The executors cannot decode column {name!r}: {finding['found']}. Install the library there (for Image: "
+            "pillow and simplejpeg), or pass decode_at='read', which decodes where the rows are read.",
+            column=name,
+        )
     if finding["kind"] == "unseen":
         return SourceError(
             f"Column {name!r} has the value {finding['found']}, which is none of its categories. Pass unseen='null' "

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from converter.categories import MAX_CATEGORIES, check_categories, kind_of
+from converter.decoders.decoder import ColumnDecoder, Decoder, ndim_of, skips_errors
+from converter.decoders.npy import is_settled
 from converter.errors import SourceError
 from converter.schema import DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
 from converter.sources.types import arrow_type_of
@@ -35,7 +37,7 @@ class SparkColumn:
     name: str
     path: tuple[str, ...]
     kind: str
-    """`scalar`, `tensor`, `vector`, `matrix`, or `bytes` (numbers of a declared dtype and shape)."""
+    """`scalar`, `tensor`, `vector`, `matrix`, `bytes` (numbers of a declared dtype and shape), or `decoded`."""
 
     dtype: str
     ndim: int
@@ -44,6 +46,9 @@ class SparkColumn:
     is_decimal: bool = False
     element: str = "double"
     """Spark's name for the type of one number."""
+
+    decoder: Decoder | None = None
+    """For `decoded`: what makes tensors of its bytes, before they are written."""
 
     categories: CategoriesSpec | None = None
     """How its values become codes; None if they stay values."""
@@ -81,7 +86,7 @@ class SparkColumn:
         shape = None if self.shape is None else list(self.shape)
         return {
             "name": self.name, "kind": self.kind, "dtype": self.dtype, "ndim": self.ndim, "shape": shape,
-            "categories": self.categories,
+            "decode": None if self.decoder is None else ColumnDecoder(self.decoder), "categories": self.categories,
         }  # fmt: skip
 
 
@@ -127,6 +132,39 @@ def plan_columns(
     if not columns:
         raise SourceError("The DataFrame has no columns. Select at least one before converting.")
     return columns
+
+
+def decoded_columns(columns: Sequence[SparkColumn], decoders: Mapping[str, Decoder]) -> list[SparkColumn]:
+    """The columns, those with a decoder as the tensors that executors are to write.
+
+    Raises:
+        ValueError: a decoder would need a look at the rows first.
+    """
+    changed = []
+    for column in columns:
+        decoder = decoders.get(column.name)
+        if decoder is None:
+            changed.append(column)
+            continue
+        if not is_settled(decoder) or skips_errors(decoder):
+            how = (
+                "on_error='raise'" if skips_errors(decoder) else "a dtype and a shape, e.g. NumPy('float32', (28, 28))"
+            )
+            raise ValueError(
+                f"decode: with decode_at='write' the decoder of column {column.name!r} needs {how}: rows are decoded "
+                "while they are written, before any other is known."
+            )
+        changed.append(
+            replace(
+                column,
+                kind="decoded",
+                dtype=decoder.dtype,
+                ndim=ndim_of(decoder),
+                shape=decoder.shape,
+                decoder=decoder,
+            )
+        )
+    return changed
 
 
 def with_categories(columns: Sequence[SparkColumn], categories: Any, unseen: Any) -> list[SparkColumn]:

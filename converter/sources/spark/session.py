@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from converter import portable
+from converter import decoders, portable
 
 logger = logging.getLogger(__name__)
 _MAX_COMMAND_BYTES = 4096
@@ -196,7 +196,9 @@ _by_value_users = 0
 
 @contextlib.contextmanager
 def travels_by_value() -> Iterator[None]:
-    """Let `portable` be pickled by value during the block; the registration is process-global, so users are counted.
+    """Let `portable` and `decoders` be pickled by value during the block.
+
+    The registration is process-global, so users are counted.
 
     Reaches into: pyspark.cloudpickle.register_pickle_by_value (pyspark 3.5 to 4.3).
     Without it: `portable` is pickled by its name, so executors need this package; `auto` else takes Spark's own writer.
@@ -210,6 +212,7 @@ def travels_by_value() -> Iterator[None]:
     with _by_value_lock:
         if _by_value_users == 0:
             register(portable)
+            register(decoders)
         _by_value_users += 1
     try:
         yield
@@ -218,3 +221,4 @@ def travels_by_value() -> Iterator[None]:
             _by_value_users -= 1
             if _by_value_users == 0:
                 unregister(portable)
+                unregister(decoders)

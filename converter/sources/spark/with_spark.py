@@ -67,6 +67,9 @@ def write_with_spark(
         # Spark's writer loses the two sizes of a matrix, and without Python the matrix itself.
         if column.kind == "matrix" and (column.shape is None or not packed):
             return [(0, {"finding": {"kind": "matrix", "column": column.name}})]
+        if column.kind == "decoded" and not packed:
+            found = "Spark's own writer is used without Python"
+            return [(0, {"finding": {"kind": "no_library", "column": column.name, "found": found}})]
     observations = [Observation()]
     lists: list[tuple[str, SparkColumn]] = []
     if packed:

@@ -36,7 +36,7 @@ from converter.sources.spark.options import WriteOptions
 from converter.sources.spark.progress import check_progress
 from converter.sources.spark.reports import manifest_from
 from converter.sources.spark.run import run_write
-from converter.sources.spark.schema import SparkColumn, batch_schema_of, plan_columns, with_categories
+from converter.sources.spark.schema import SparkColumn, batch_schema_of, decoded_columns, plan_columns, with_categories
 from converter.storage.directory import Storage, StorageOptions
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def write_dataframe(
     float_dtype: str | None,
     shapes: Mapping[str, DeclaredShape] | None,
     decode: Mapping[str, Decoder] | None,
+    decode_at: str,
     categories: Any,
     unseen: Unseen,
     standardize: StandardizeOption,
@@ -118,12 +119,15 @@ def write_dataframe(
         is_case_sensitive=df.sparkSession.conf.get("spark.sql.caseSensitive", None) == "true",
     )
     check_decode(decode, {column.name: column.dtype if column.kind == "scalar" else "array" for column in columns})
+    if decode_at == "write":
+        columns = decoded_columns(columns, decode or {})
     columns = with_categories(columns, categories, unseen)
     scales = check_standardize(standardize, batch_schema_of(columns))
     options = WriteOptions(
         float_dtype=float_dtype,
         shapes=shapes or {},
         decode=decode or {},
+        decode_at=decode_at,
         categories={column.name: column.categories for column in columns if column.categories is not None},
         scales=scales,
         row_group_bytes=row_group_bytes,
@@ -266,7 +270,8 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
         entries.delete_unlisted(root, attempt, manifest)
         # Only now is it known which arrays have one shape.
         check_standardize(options.scales, manifest.batch_schema)
-        declared = replace(manifest, origin=origin, decoders=options.decode, scales=options.scales)
+        decoders = options.decode if options.decode_at == "read" else {}
+        declared = replace(manifest, origin=origin, decoders=decoders, scales=options.scales)
         entry = entries.commit(root, attempt, declared)
     except BaseException:
         # Also on Ctrl-C: files without a manifest must not stay.

@@ -6,14 +6,16 @@ import builtins
 import io
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import PIL.Image
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from converter import Image, MissingDependencyError
+from converter import Image, MissingDependencyError, make_parquet_converter
 
 RNG = np.random.default_rng(1)
 NOISE = RNG.integers(0, 256, (12, 17, 3), np.uint8)
@@ -247,7 +249,11 @@ def test_wrong_options_are_refused_by_name(options: dict[str, Any], said: str) -
         Image(**options)
 
 
-def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_missing_library_is_named_with_its_extra(
+    on_error: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"x": [saved(NOISE, "PNG")]}), tmp_path / "part.parquet")
     real = builtins.__import__
 
     def without(name: str, *arguments: Any, **options: Any) -> Any:
@@ -257,4 +263,4 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingDependencyError, match=r"spark-tensor-converter\[images\]"):
-        decode(Image(), saved(NOISE, "PNG"))
+        make_parquet_converter(tmp_path, decode={"x": Image(on_error=on_error)}).head()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark.cloudpickle
 
+from converter import NumPy
 from converter.portable.tasks import make_pack_batches, make_probe, make_write_partition
+from converter.sources.spark.schema import SparkColumn, decoded_columns
 from converter.sources.spark.session import travels_by_value
 from tests.columns import ALL, record_batch
 from tests.entries import make_spec
@@ -63,6 +67,12 @@ print(json.dumps({"reports": reports, "packed": packed, "probed": probed, "ours"
 
 def test_a_fresh_interpreter_runs_it_from_its_bytes(tmp_path: Path) -> None:
     columns = [column.plan() for column in ALL]
+    bytes_column = SparkColumn(
+        name="array", path=("array",), kind="scalar", dtype="bytes", ndim=0, shape=None, narrowed_from=None
+    )
+    columns += decoded_columns([bytes_column], {"array": NumPy("float32", (3,))})
+    stream = io.BytesIO()
+    np.save(stream, np.arange(3, dtype=np.float32))
     spec = make_spec(tmp_path / "out", columns)
     Path(tmp_path / "out").mkdir()
     with travels_by_value():
@@ -73,6 +83,8 @@ def test_a_fresh_interpreter_runs_it_from_its_bytes(tmp_path: Path) -> None:
         }
         (tmp_path / "functions").write_bytes(pyspark.cloudpickle.dumps(functions))
     batch = record_batch(ALL, range(100))
+    arrays = pa.array([stream.getvalue()] * 100, pa.binary())
+    batch = pa.RecordBatch.from_arrays([*batch.columns, arrays], names=[*batch.schema.names, "array"])
     with pa.OSFile(str(tmp_path / "batches"), "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
         stream.write_batch(batch)
     (tmp_path / "executor.py").write_text(EXECUTOR)
@@ -90,3 +102,5 @@ def test_a_fresh_interpreter_runs_it_from_its_bytes(tmp_path: Path) -> None:
     assert found["packed"] == [100]
     files = [file["name"] for report in found["reports"] for file in report.get("files", [report]) if "name" in file]
     assert sum(pq.read_metadata(tmp_path / "out" / name).num_rows for name in files) == 100
+    written = pq.read_table(tmp_path / "out" / files[0], columns=["array"])["array"]
+    assert set(written.to_pylist()) == {np.arange(3, dtype="<f4").tobytes()}

@@ -78,6 +78,7 @@ def test_the_options_of_a_key_are_those_that_entries_were_written_under(is_kept:
         float_dtype=None,
         shapes={"x": (2, 3), "raw": ("float32", (4,)), "ragged": None},
         decode={},
+        decode_at="read",
         categories={},
         scales={},
         row_group_bytes=8 << 20,
