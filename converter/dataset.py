@@ -24,6 +24,7 @@ from converter.reading.gather import Array
 from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged
 from converter.reading.source import BatchSource, Transform
+from converter.scans.distributions import MAX_BINS, check_distribution, histogram_of, quantiles_of
 from converter.scans.filters import Filters
 from converter.scans.parts import select_rows, split_rows
 from converter.scans.passes import scan_all_statistics
@@ -119,10 +120,52 @@ class DatasetConverter:
             ReadError: the pass could not read a file.
         """
         if self._statistics is None:
-            self._statistics = scan_all_statistics(
-                replace(self._manifest, decoders={}, scales={}).batch_schema, self._all_rows
-            )
+            self._statistics = scan_all_statistics(self._as_stored, self._all_rows)
         return self._statistics
+
+    def quantiles(self, name: str, levels: Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95)) -> Array:
+        """The quantiles of a column's numbers, dates or times, by one pass over it. Nulls and NaNs are left out.
+
+        Exact up to a million rows. Of more rows they are those of a random million: the part of the rows below an
+        estimate then differs from the level by at most 0.0014, in 19 of 20 cases.
+
+        ```python
+        low, median, high = converter.quantiles("distance", [0.05, 0.5, 0.95])
+        ```
+
+        Returns:
+            One number for each level, shape `(len(levels),)`: float64, or the dtype of dates and times.
+
+        Raises:
+            CacheError: the converter was deleted.
+            ValueError: the column does not exist or has no single numbers, or a level is outside 0 to 1.
+        """
+        check_distribution(name, self._as_stored)
+        return quantiles_of(self._all_rows([name]), name, levels)
+
+    def histogram(self, name: str, bins: int = 64) -> tuple[Array, Array]:
+        """How a column's numbers, dates or times are distributed from the smallest to the largest, by one pass over it.
+
+        ```python
+        counts, edges = converter.histogram("distance", bins=20)  # plt.stairs(counts, edges)
+        ```
+
+        Args:
+            name: the column.
+            bins: how many parts of equal width, at most 64.
+
+        Returns:
+            The counts, shape `(bins,)`, and the edges, shape `(bins + 1,)`, as `numpy.histogram` gives them. Nulls and
+            numbers that are not finite are left out.
+
+        Raises:
+            CacheError: the converter was deleted.
+            ValueError, TypeError: the column does not exist or has no single numbers, or `bins` is not from 1 to 64.
+        """
+        check_distribution(name, self._as_stored)
+        if check_integer("bins", bins, least=1) > MAX_BINS:
+            raise ValueError(f"bins must be at most {MAX_BINS}, got {bins}.")
+        return histogram_of(self._all_rows([name]), name, bins)
 
     @property
     def url(self) -> str:
@@ -143,6 +186,11 @@ class DatasetConverter:
     def cache_key(self) -> str | None:
         """The `cache_key` that the cache entry was written with; None without one."""
         return None if self._manifest.origin is None else self._manifest.origin.cache_key
+
+    @property
+    def _as_stored(self) -> Schema:
+        """The columns before they are decoded or standardised."""
+        return replace(self._manifest, decoders={}, scales={}).batch_schema
 
     def _all_rows(self, columns: Sequence[str]) -> BatchSource:
         self._check_open()
