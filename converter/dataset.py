@@ -130,7 +130,7 @@ class DatasetConverter:
         estimate then differs from the level by at most 0.0014, in 19 of 20 cases.
 
         ```python
-        low, median, high = converter.quantiles("distance", [0.05, 0.5, 0.95])
+        low, median, high = converter.quantiles("y", [0.05, 0.5, 0.95])
         ```
 
         Returns:
@@ -147,7 +147,7 @@ class DatasetConverter:
         """How a column's numbers, dates or times are distributed from the smallest to the largest, by one pass over it.
 
         ```python
-        counts, edges = converter.histogram("distance", bins=20)  # plt.stairs(counts, edges)
+        counts, edges = converter.histogram("y", bins=20)  # plt.stairs(counts, edges)
         ```
 
         Args:

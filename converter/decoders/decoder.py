@@ -24,13 +24,16 @@ class Decoder(Protocol):
     """Turns a column of bytes into tensors, in the reader threads. Any object with these parts is one.
 
     ```python
+    import numpy as np
+
     class Features:
-        dtype, shape = "float32", (16,)
+        dtype, shape = "float32", (4,)
 
         def decode(self, values):  # pyarrow.LargeBinaryArray without nulls
-            return np.stack([parse(value.as_buffer()) for value in values])
+            return np.stack([np.frombuffer(value.as_buffer(), "<f4") for value in values])
 
-    converter = make_parquet_converter(folder, decode={"features": Features()})
+    converter = make_parquet_converter("/data/features", decode={"features": Features()})
+    print(converter.head(2)["features"])
     ```
 
     It must release the GIL to run in several threads at once. One that does not is faster in worker processes

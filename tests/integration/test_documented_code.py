@@ -56,7 +56,7 @@ def keras_model(*, by_name: bool) -> Any:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the blocks call `/data`: rides as Parquet files by year, and as a Delta table of 4 versions."""
+    """The folder that the blocks call `/data`: rides as Parquet by year and as a Delta table of 4 versions, and bytes."""
     directory = tmp_path_factory.mktemp("data")
     rides = pa.table({"distance": np.arange(4000.0), "fare": np.arange(4000.0), "user": np.arange(4000) % 50})
     for year in (2025, 2026):
@@ -64,6 +64,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pq.write_table(rides, directory / "rides" / f"year={year}" / "rides.parquet")
     for _ in range(4):
         write_deltalake(directory / "rides_delta", rides, mode="append")
+    (directory / "features").mkdir()
+    features = pa.table({"features": [np.full(4, number, "<f4").tobytes() for number in range(10)]})
+    pq.write_table(features, directory / "features" / "features.parquet")
     return directory
 
 
