@@ -34,6 +34,9 @@ _PIECE_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 20
 """How much one thread decodes at a time: several milliseconds of JPEG."""
 
+_PART_BYTES = 64 << 20
+"""How much a worker process decodes before it sends it; a guess."""
+
 _RAGGED_ROW_BYTES = 64 << 10
 """What a row counts as if rows differ in shape: nobody knows their sizes before they are decoded."""
 
@@ -49,6 +52,18 @@ def decoded_bytes_ahead(source: BatchSource) -> int:
     """Bytes of decoded rows that wait to be used or are being decoded."""
     bytes_of_a_row = sum(map(row_bytes, source.decoders.values()))
     return bytes_of_a_row * (_chunks_ahead(source) * _chunk_rows(source) + 2 * _piece_rows(source))
+
+
+def parts_of_run(source: BatchSource, batches: range) -> Iterator[range]:
+    """Cut a run of batches so that a worker process does not decode a whole window before it hands out a batch.
+
+    The window's bytes are then read once for each part, which costs little beside decoding.
+    """
+    step = len(batches)
+    if source.decoders:
+        step = max(1, _PART_BYTES // (source.batch_size * sum(map(row_bytes, source.decoders.values()))))
+    for start in range(batches.start, batches.stop, step):
+        yield range(start, min(start + step, batches.stop))
 
 
 def _piece_rows(source: BatchSource) -> int:

@@ -56,7 +56,7 @@ def keras_model(*, by_name: bool) -> Any:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the blocks call `/data`: rides as Parquet by year and as a Delta table of 4 versions, and bytes."""
+    """The folder that the blocks call `/data`: rides as Parquet and as a Delta table of 4 versions, and bytes."""
     directory = tmp_path_factory.mktemp("data")
     rides = pa.table({"distance": np.arange(4000.0), "fare": np.arange(4000.0), "user": np.arange(4000) % 50})
     for year in (2025, 2026):

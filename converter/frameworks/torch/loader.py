@@ -32,6 +32,7 @@ from converter.loading.batches import numpy_batches
 from converter.loading.epochs import BatchesOf, Epochs, as_generator
 from converter.plan import EpochPlan
 from converter.reading.data_files import DataFiles
+from converter.reading.decoding import parts_of_run
 from converter.reading.source import BatchSource
 from converter.reading.windows import open_files, read_runs
 from converter.state import Past
@@ -352,10 +353,11 @@ class _Runs(IterableDataset[list[Batch]]):
         epochs.begin_at(epoch, epochs_done, self._past)
         item, files = 0, open_files(self.source, count)
         for _, plan in epochs.plans(epochs.next):
-            for batches in plan.batch_runs():
-                if item % count == index:
-                    yield list(_batches_in(self.source, plan, files, batches))
-                item += 1
+            for run in plan.batch_runs():
+                for batches in parts_of_run(self.source, run):
+                    if item % count == index:
+                        yield list(_batches_in(self.source, plan, files, batches))
+                    item += 1
 
 
 def _batches_in(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: range) -> Iterator[Batch]:
@@ -375,7 +377,7 @@ def _is_starting_process() -> bool:
 
 
 def _check_pickles(source: BatchSource, multiprocessing_context: Any) -> None:
-    """Raise TypeError if the transform or a token provider cannot be sent to worker processes."""
+    """Raise TypeError if the transform, a decoder or a token provider cannot be sent to worker processes."""
     method = multiprocessing_context
     if method is None:
         # get_start_method() would fix the method for the whole process.
@@ -386,11 +388,12 @@ def _check_pickles(source: BatchSource, multiprocessing_context: Any) -> None:
     if method == "fork":
         return
     options = {f"storage_options[{name!r}]": option for name, option in source.storage.options.items()}
-    for name, value in {"transform": source.transform, **options}.items():
+    decoders = {f"decode[{name!r}]": decoder for name, decoder in source.decoders.items()}
+    for name, value in {"transform": source.transform, **decoders, **options}.items():
         try:
             pickle.dumps(value)
         except Exception as error:
-            instead = "" if name == "transform" else ", pass an object of azure-identity"
+            instead = "" if name == "transform" or name in decoders else ", pass an object of azure-identity"
             raise TypeError(
                 f"{name} cannot be sent to worker processes ({method}): {error}. Define it at the top of a "
                 f"module{instead}, or pass num_workers=0, which runs it in threads."
