@@ -27,7 +27,7 @@ from converter.reading.source import BatchSource, Transform
 from converter.scans.filters import Filters
 from converter.scans.parts import select_rows, split_rows
 from converter.scans.passes import scan_all_statistics
-from converter.schema import Schema
+from converter.schema import Field, Schema
 from converter.state import Uneven
 from converter.statistics import ColumnStatistics, StatisticsByColumn
 from converter.storage.directory import Storage
@@ -569,8 +569,7 @@ def borrow_files(storage: Storage, manifest: Manifest, host: str | None = None) 
 def _written_statistics(manifest: Manifest) -> StatisticsByColumn | None:
     """The statistics that the writers took; None if they are not complete, or not of these rows alone."""
     is_complete = manifest.selection is None and all(
-        field.is_object or (field.name in manifest.statistics and _is_counted(manifest.statistics[field.name]))
-        for field in manifest.schema
+        _is_complete(field, manifest.statistics.get(field.name)) for field in manifest.schema
     )
     if not is_complete:
         return None
@@ -579,6 +578,8 @@ def _written_statistics(manifest: Manifest) -> StatisticsByColumn | None:
     return StatisticsByColumn(columns)
 
 
-def _is_counted(statistics: ColumnStatistics) -> bool:
-    """Whether the writer counted a column's numbers, or the rows of its categories."""
-    return statistics.closed is not None or statistics.counts is not None
+def _is_complete(field: Field, statistics: ColumnStatistics | None) -> bool:
+    """Whether the writers took all statistics of a column: moments of numbers, rows of categories, lengths of lists."""
+    if field.is_object:
+        return field.shape == () or (statistics is not None and statistics.longest is not None)
+    return statistics is not None and (statistics.closed is not None or statistics.counts is not None)
