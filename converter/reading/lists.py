@@ -60,6 +60,12 @@ def without_views(array: pa.Array) -> pa.Array:
     return kind.from_arrays(offsets, values, mask=pc.is_null(array) if array.null_count else None)
 
 
+def list_lengths(lists: pa.Array) -> npt.NDArray[np.int64]:
+    """How many elements each list has; a null list has none."""
+    sizes = pc.list_value_length(lists)
+    return np.asarray(pc.fill_null(sizes, 0) if sizes.null_count else sizes).astype(np.int64)
+
+
 def flatten_lists(array: pa.Array, field: Field) -> tuple[pa.Array, list[npt.NDArray[np.int64]]]:
     """The innermost values of nested lists, and the lengths of the lists on each level; a null row has none.
 
@@ -74,8 +80,6 @@ def flatten_lists(array: pa.Array, field: Field) -> tuple[pa.Array, list[npt.NDA
                 "with Spark and convert the DataFrame, or leave the column out with columns=….",
                 column=field.name,
             )
-        sizes = pc.list_value_length(level)
-        sizes = pc.fill_null(sizes, 0) if sizes.null_count else sizes
-        lengths.append(np.asarray(sizes).astype(np.int64))
+        lengths.append(list_lengths(level))
         level = level.flatten()
     return level, lengths

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from converter.reading.runs import LENGTH_SUFFIX, VALID_SUFFIX
 from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
 from converter.reading.windows import open_files, read_runs
 from converter.scans.columns import read_columns
+from converter.scans.elements import with_flags
 from converter.scans.filters import (
     Filters,
     bounded_columns,
@@ -54,6 +56,8 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     arrow_schema = find_arrow_schema(storage, manifest)
     comparisons = comparisons_of(listed, manifest, arrow_schema)
     expression = expression_of(listed, comparisons)
+    flags = [(item.flag_name, pa.bool_()) for group in comparisons for item in group if item.elements is not None]
+    arrow_schema = pa.schema([*arrow_schema, *starmap(pa.field, flags)])
     names = named_columns(expression, comparisons, manifest.value_schema, arrow_schema)
     files = DataFiles(storage, manifest, [manifest.schema[name] for name in names])
     may_pass_footer = None
@@ -71,7 +75,7 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
             return np.zeros(num_rows, np.bool_)
         table = read_columns(files, row_group, given_up)
         try:
-            mask = evaluate(expression, table)
+            mask = evaluate(expression, with_flags(table, comparisons, manifest.schema))
         except pa.ArrowException as error:
             raise ValueError(f"filters: {say_filters(expression)} fails on row group {row_group}: {error}") from error
         return mask if manifest.selection is None else mask & manifest.selection.mask(row_group, num_rows)
