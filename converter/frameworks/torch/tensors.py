@@ -168,7 +168,7 @@ def _lists(source: BatchSource, field: Field, part: Any) -> Batch:
     rows = ragged_values(part, field)
     if source.ragged == "pad":
         return make_tensors(source.padded(field.name, rows))
-    return {field.name: as_lists(rows.split())}
+    return {field.name: rows.to_lists()}
 
 
 def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Tensor]:

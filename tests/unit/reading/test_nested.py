@@ -15,6 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converter import DatasetConverter, NullValueError, ReadError, SourceError, make_parquet_converter
+from converter.portable.tensors import encode
+from converter.sources.spark.schema import plan_columns
+from tests.entries import write_batches
 from tests.properties import examples
 
 DAY, TIME = dt.date(2026, 11, 25), dt.datetime(2026, 11, 25, 1, 2, 3, 4)  # noqa: DTZ001 (as NumPy has it)
@@ -422,3 +425,55 @@ def test_times_of_day_and_durations_are_microseconds(tmp_path: Path) -> None:
     pq.write_table(table.select(["us"]).cast(pa.schema({"us": pa.int64()})), tmp_path / "y.parquet")
     with pytest.raises(SourceError, match="'us' is int64, and time there"):
         make_parquet_converter(tmp_path, columns=["us"])
+
+
+def test_old_days_in_lists_are_counted_by_todays_calendar(tmp_path: Path) -> None:
+    """As Spark's LEGACY mode writes them: by the Julian calendar before 1582-10-15."""
+    table = pa.table(
+        {"x": pa.array([[dt.date(1582, 10, 14), None], [DAY]]), "y": pa.array([[dt.date(1000, 1, 6)]] * 2)}
+    )
+    write(tmp_path, table.replace_schema_metadata({"org.apache.spark.legacyDateTime": ""}))
+    found = read(make_parquet_converter(tmp_path), nulls="mask")
+    assert found["x"] == [[dt.date(1582, 10, 4), dt.date(1970, 1, 1)], [DAY]]
+    assert found["y"] == [[dt.date(1000, 1, 1)]] * 2
+
+
+@pytest.mark.parametrize("options", [{}, {"row_group_bytes": 64}])
+def test_a_cache_holds_lists_with_their_nulls(tmp_path: Path, options: Any) -> None:
+    """As the executors write them, without Spark."""
+    kinds: dict[str, Any] = {"tags": "string", "days": "date", "texts": "binary"}
+    fields: list[Any] = [{"name": name, "type": {"type": "array", "elementType": kind}} for name, kind in kinds.items()]
+    fields.append({"name": "m", "type": {"type": "map", "keyType": "string", "valueType": "short"}})
+    plans = plan_columns({"fields": fields}, float_dtype="float32", shapes={})
+    values = {
+        "tags": pa.array([["a", None], None, [], ["ž"]]),
+        "days": pa.array([[DAY], [DAY], [dt.date(1, 1, 1)], None]),
+        "texts": pa.array([[b"\xff"], [], [None], None], pa.list_(pa.binary())),
+        "m.key": pa.array([["k"], None, [], ["l", "m"]]),
+        "m.value": pa.array([[None], None, [], [1, -2]], pa.list_(pa.int16())),
+    }
+    batch = pa.RecordBatch.from_arrays(list(values.values()), names=[f"c{index}" for index in range(len(values))])
+    with write_batches(tmp_path, plans, [[batch.slice(0, 1), batch.slice(1)], [batch]], **options) as converter:
+        found = read(converter, nulls="mask")
+        twice = [0, *range(1, 4), *range(4)]
+        assert found["tags"] == [[["a", ""], [], [], ["ž"]][row] for row in twice]
+        assert found["tags__element_valid"] == [[[True, False], [], [], [True]][row] for row in twice]
+        assert converter.schema["days"].shape == (1,)
+        assert found["days"][:3] == [[DAY], [DAY], [dt.date(1, 1, 1)]]
+        assert found["days__valid"] == [row < 3 for row in twice]
+        assert found["texts"] == [[[b"\xff"], [], [b""], []][row] for row in twice]
+        assert found["m.value"] == [[[0], [], [], [1, -2]][row] for row in twice]
+        assert found["m.key"] == [[["k"], [], [], ["l", "m"]][row] for row in twice]
+        statistics = converter.statistics["m.value"]
+        assert (statistics.min, statistics.max, statistics.shortest, statistics.null_count) == (-2, 1, 0, 2)
+        assert converter.statistics["tags"].longest == 2
+        assert converter.statistics["days"].min == dt.date(1, 1, 1)
+        again = pickle.loads(pickle.dumps(converter))
+        assert read(again, nulls="mask") == found
+
+
+def test_a_null_inner_list_is_a_finding(tmp_path: Path) -> None:
+    nested = {"type": "array", "elementType": {"type": "array", "elementType": "string"}}
+    [plan] = plan_columns({"fields": [{"name": "x", "type": nested}]}, float_dtype=None, shapes={})
+    found = encode(pa.array([[["a"], None]], pa.list_(pa.list_(pa.string()))), plan.spec())
+    assert found == {"finding": {"kind": "null_element"}}
