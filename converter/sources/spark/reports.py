@@ -53,8 +53,8 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
         )
     if finding["kind"] == "matrix":
         return UnsupportedTypeError(
-            f"Column {name!r} has matrices, whose shape Spark's own writer does not keep. Pass writer='executors', or "
-            f"writer='spark' with shapes={{{name!r}: (rows, columns)}}.",
+            f"Column {name!r} has matrices, which Spark's own writer can write only with Python on the executors. "
+            "Install pyarrow there, or pass writer='executors'.",
             column=name,
         )
     if finding["kind"] == "unseen":

@@ -64,8 +64,8 @@ def write_with_spark(
 
     named = [(f"c{index}", column) for index, column in enumerate(columns)]
     for column in columns:
-        # Spark's writer loses the two sizes of a matrix, and without Python the matrix itself.
-        if column.kind == "matrix" and (column.shape is None or not packed):
+        # A matrix is a struct of several arrays: only Python makes one row of numbers of it.
+        if column.kind == "matrix" and not packed:
             return [(0, {"finding": {"kind": "matrix", "column": column.name}})]
     observations = [Observation()]
     lists: list[tuple[str, SparkColumn]] = []
@@ -233,10 +233,19 @@ def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
     value = functions.col(name)
     header = header_bytes(len(column.shape) if column.shape is not None else column.ndim)
     sizes = functions.when(value.isNotNull(), functions.length(value) - header)
+    shapes = []
+    if column.kind == "matrix":
+        # A row's bytes begin with its two sizes.
+        header_of_row = functions.hex(functions.substring(value, 1, header))
+        shapes = [
+            functions.min(header_of_row).alias(f"{name}_first_shape"),
+            functions.max(header_of_row).alias(f"{name}_last_shape"),
+        ]
     itemsize = functions.lit(1 if column.kind == "bytes" else stored_dtype(column.dtype).itemsize)
     return [
         (functions.min(sizes) / itemsize).cast("long").alias(f"{name}_least"),
         (functions.max(sizes) / itemsize).cast("long").alias(f"{name}_most"),
+        *shapes,
     ]
 
 
@@ -292,6 +301,10 @@ def _observed_shape(column: SparkColumn, name: str, observed: Mapping[str, Any])
         levels = [(observed[f"{name}_least"], observed[f"{name}_most"])]
     if levels[0][1] is None:
         return "unknown"
+    if column.kind == "matrix":
+        first, last = observed[f"{name}_first_shape"], observed[f"{name}_last_shape"]
+        shape = np.frombuffer(bytes.fromhex(first), "<i4").tolist()
+        return shape if first == last and 0 not in shape else None
     if any(least != most or not most for least, most in levels):
         return None
     return [most for _, most in levels]
