@@ -215,7 +215,9 @@ def batch_schema_of(columns: Sequence[SparkColumn]) -> Schema:
                 name=column.name,
                 dtype=column.dtype,
                 # The shape of an array is known once all rows were seen.
-                shape=() if column.kind == "scalar" else column.shape or (1,) * column.ndim,
+                shape=None if column.kind == "lists" else column.shape or (1,) * column.ndim,
+                ragged_ndim=max(1, column.ndim),
+                unit=column.unit,
                 categories=None if column.categories is None else (),
             )
             for column in columns

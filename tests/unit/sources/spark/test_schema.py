@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from converter.errors import SourceError, UnsupportedTypeError
-from converter.sources.spark.schema import SparkColumn, plan_columns
+from converter.sources.spark.schema import SparkColumn, batch_schema_of, plan_columns
 
 Json = dict[str, Any]
 
@@ -81,6 +81,8 @@ def test_members_of_lists_are_lists_and_arrays_of_numbers_are_packed() -> None:
         "span": ("scalar", "int64", 0),
     }
     assert columns["span"].unit == "µs"
+    schema = batch_schema_of(list(columns.values()))
+    assert [field.shape for field in schema] == [None, (1,), (1,), None, None, None, None, ()]
     declared = plan(shapes={"items.n": (4,)}, items=array(struct(n="long")))["items.n"]
     assert (declared.kind, declared.shape) == ("tensor", (4,))
 
