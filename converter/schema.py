@@ -25,7 +25,7 @@ Kind = TypeVar("Kind")
 FloatDtype = Literal["float32", "float64"]
 
 OBJECT_DTYPES = frozenset({"str", "bytes"})
-"""Dtypes whose values are Python objects, one per row."""
+"""Dtypes whose values are Python objects: one for each row, or for each element of its lists."""
 
 _SCALARS: dict[pa.DataType, str] = {
     pa.bool_(): "bool",

@@ -75,7 +75,7 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
             return np.zeros(num_rows, np.bool_)
         table = read_columns(files, row_group, given_up)
         try:
-            mask = evaluate(expression, with_flags(table, comparisons, manifest.schema))
+            mask = evaluate(expression, with_flags(table, comparisons, manifest.schema, arrow_schema))
         except pa.ArrowException as error:
             raise ValueError(f"filters: {say_filters(expression)} fails on row group {row_group}: {error}") from error
         return mask if manifest.selection is None else mask & manifest.selection.mask(row_group, num_rows)

@@ -65,15 +65,16 @@ class SparkColumn:
         Spark rounds a decimal to the nearest double; Arrow's own cast does not (3 becomes 3.0000002 as float32).
         SQL, because a thousand `Column` objects cost the driver more than a second.
         """
+        return f"{self._selected()} AS {name}"
+
+    def _selected(self) -> str:
         if not self.steps and not self.unit:
             value = _quoted(self.path)
-            if self.is_decimal:
-                value = f"CAST({value} AS {'array<' * self.ndim}double{'>' * self.ndim})"
-            return f"{value} AS {name}"
+            return f"CAST({value} AS {'array<' * self.ndim}double{'>' * self.ndim})" if self.is_decimal else value
         steps = self.steps or self.path
         steps += (LIST,) * (self.ndim - sum(step in (LIST, KEYS, VALUES) for step in steps))
         first, *inner = steps
-        return f"{self._sql(_quoted([str(first)]), inner)} AS {name}"
+        return self._sql(_quoted([str(first)]), inner)
 
     def _sql(self, value: str, steps: Sequence[str | int], depth: int = 0) -> str:
         """What `steps` lead to from a SQL expression, each number converted.
@@ -119,7 +120,7 @@ class SparkColumn:
     @property
     def code(self) -> str:
         """Code that names the column, for messages."""
-        return f"F.col({_quoted(self.path)!r})"
+        return f"F.expr({self._selected()!r})" if self.steps else f"F.col({_quoted(self.path)!r})"
 
     def without_null_elements(self) -> str:
         """Code that replaces null elements by zeros and keeps the column's type."""
