@@ -104,7 +104,8 @@ class SparkColumn:
         if self.unit == _MONTHS:
             return f"CAST(CAST({value} AS INTERVAL MONTH) AS INT)"
         if self.element.startswith("time("):
-            return f"time_to_micros({value})"
+            # Spark 4.1 has no time_to_micros.
+            return f"time_diff('MICROSECOND', time'00:00:00', {value})"
         if self.unit:
             # In seconds, exactly: a cast to BIGINT would drop what is less than one.
             return f"CAST(CAST(CAST({value} AS INTERVAL DAY TO SECOND) AS DECIMAL(19, 6)) * 1000000 AS BIGINT)"

@@ -55,7 +55,7 @@ SELECTED: list[tuple[Any, dict[str, str]]] = [
     ("interval year", {"x": "CAST(CAST(`x` AS INTERVAL MONTH) AS INT)"}),
     ("interval day to second", {"x": SECONDS.format("`x`")}),
     (array("interval hour"), {"x": f"transform(`x`, x0 -> {SECONDS.format('x0')})"}),
-    (struct(t="time(6)"), {"x.t": "time_to_micros(`x`.`t`)"}),
+    (struct(t="time(6)"), {"x.t": "time_diff('MICROSECOND', time'00:00:00', `x`.`t`)"}),
 ]
 
 
