@@ -150,7 +150,7 @@ class Categories:
     def field_of(self, stored: Field) -> Field:
         """The column as batches have it."""
         has_nulls = stored.has_nulls or (self.unseen == "null" and self.are_given)
-        return replace(stored, dtype="int32", has_nulls=has_nulls, categories=tuple(self.values.to_pylist()))
+        return replace(stored, dtype="int32", has_nulls=has_nulls, unit="", categories=tuple(self.values.to_pylist()))
 
     def value_field_of(self, stored: Field) -> Field:
         """The column as its values are compared: in filters and in `split`."""

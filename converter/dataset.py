@@ -28,7 +28,7 @@ from converter.scans.distributions import MAX_BINS, check_distribution, histogra
 from converter.scans.filters import Filters
 from converter.scans.parts import select_rows, split_rows
 from converter.scans.passes import scan_all_statistics
-from converter.schema import Schema
+from converter.schema import Field, Schema
 from converter.state import Uneven
 from converter.statistics import ColumnStatistics, StatisticsByColumn
 from converter.storage.directory import Storage
@@ -289,7 +289,8 @@ class DatasetConverter:
             filters: read only the rows that pass: a list of tuples `(column, operator, value)` (all must hold), a list
                 of such lists (at least one must hold), or a `pyarrow.compute` expression. One pass over the filtered
                 columns counts the rows first. `where` makes that pass once for many loaders; its documentation says how
-                values are compared.
+                values are compared. Of arrays, `("tags", "contains", "red")` keeps rows with an element that equals
+                the value, and `("tags", "contains any", ["red", "blue"])` with one that equals any of them.
             shuffle: permute row groups across the dataset, then rows across a window. Each epoch has another order;
                 the same seed and rows give the same order.
             seed: the seed of the order and of the generators that `transform` gets.
@@ -315,15 +316,17 @@ class DatasetConverter:
             with_row_index: add a column of this name with each row's number in the dataset (int64), so that
                 predictions can be joined to rows.
             nulls: `"raise"`; `"mask"`: adds a boolean `<name>__valid` for each column that has nulls, and puts zeros
-                in their places; or `{column: fill value}`. Arrays whose elements may be null (only in your own Parquet
-                files) also get `<name>__element_valid` in the values' shape, False for all elements of a null row. A
-                fill value fills elements and null rows; for rows of different shapes it is one number, and fills
-                elements only.
+                in their places; or `{column: fill value}`. Arrays whose elements may be null (numeric arrays only in
+                your own Parquet files) also get `<name>__element_valid` in the values' shape, False for all elements of
+                a null row. A fill value fills elements and null rows; for rows of different shapes it is one value, and
+                fills elements only.
             ragged: for rows of different shapes: `"raise"`; `"pad"`: zeros at the end, and `<name>__length` holds each
                 row's size (`(rows,)`, for nested arrays `(rows, ndim)`); or `"nested"`: a jagged tensor, whose rows
-                may differ in their first size only. If inner lists of one row differ in length (only in your own
-                Parquet files), `"pad"` adds `<name>__inner_length` (`(rows, *longest[:-1])`); `"nested"` is an error
-                for torch, a RaggedTensor for TensorFlow, and an object array of arrays for NumPy.
+                may differ in their first size only. If inner lists of one row may differ in length (in your own
+                Parquet files, of text, and inside arrays of structs or maps), `"pad"` adds `<name>__inner_length`
+                (`(rows, *longest[:-1])`); `"nested"` is an error for torch, a RaggedTensor for TensorFlow, and an
+                object array of arrays for NumPy. Arrays of strings or bytes are Python lists in any case, and padded
+                with empty ones only by `"pad"`.
             workers_count: reader threads; None for one per core, at most four.
             prefetch_batches: batches that are read (and transformed) ahead of use; None for one window per thread,
                 with a transform two batches per thread. It does not change the order.
@@ -617,8 +620,7 @@ def borrow_files(storage: Storage, manifest: Manifest, host: str | None = None) 
 def _written_statistics(manifest: Manifest) -> StatisticsByColumn | None:
     """The statistics that the writers took; None if they are not complete, or not of these rows alone."""
     is_complete = manifest.selection is None and all(
-        field.is_object or (field.name in manifest.statistics and _is_counted(manifest.statistics[field.name]))
-        for field in manifest.schema
+        _is_complete(field, manifest.statistics.get(field.name)) for field in manifest.schema
     )
     if not is_complete:
         return None
@@ -627,6 +629,8 @@ def _written_statistics(manifest: Manifest) -> StatisticsByColumn | None:
     return StatisticsByColumn(columns)
 
 
-def _is_counted(statistics: ColumnStatistics) -> bool:
-    """Whether the writer counted a column's numbers, or the rows of its categories."""
-    return statistics.closed is not None or statistics.counts is not None
+def _is_complete(field: Field, statistics: ColumnStatistics | None) -> bool:
+    """Whether the writers took all statistics of a column: moments of numbers, rows of categories, lengths of lists."""
+    if field.is_object:
+        return field.shape == () or (statistics is not None and statistics.longest is not None)
+    return statistics is not None and (statistics.closed is not None or statistics.counts is not None)

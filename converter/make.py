@@ -87,7 +87,9 @@ def make_spark_converter(
 
     Args:
         df: a Spark DataFrame, classic or Connect. Structs are flattened to columns `a.b`; numeric arrays (nested
-            ones too) and vectors become tensors.
+            ones too) and vectors become tensors, arrays of strings lists. An array of structs becomes an array for each
+            member, `items.price`; a map becomes two, `m.key` and `m.value`. Day-time intervals and times of day are
+            int64 microseconds, year-month intervals int32 months.
         cache_dir: a directory that the driver and every executor can reach; the cache is a subdirectory of it. None:
             the environment variable CONVERTER_CACHE_DIR, else the Spark conf converter.cacheDir, else, in local mode,
             the user's cache folder.
@@ -140,7 +142,7 @@ def make_spark_converter(
         CacheError: the directory is a file, not writable, or not shared with the driver; or Spark's job failed (its
             own error is `__cause__`).
         MissingDependencyError: `progress=True` and tqdm is not installed; or a package that a URL needs is missing.
-        NullValueError: an array column has null elements.
+        NullValueError: a numeric array has null elements, or a nested array a null inner array.
         SourceError: `df` has no rows or no columns, is a stream, or has rows that contradict `shapes`.
         TypeError: `df` is no Spark DataFrame, or an option has a wrong type.
         UnsupportedTypeError: columns have no tensor form; the message names all of them.
@@ -311,6 +313,7 @@ def make_parquet_converter(
     | BYTE_ARRAY annotated as UTF8, STRING, ENUM or JSON | text; a ReadError if it is not valid UTF-8 |
     | BYTE_ARRAY without annotation | bytes, or numbers if `shapes` declares them |
     | lists of numbers | tensors; the loader's `nulls` and `ragged` apply to null elements and varying lengths |
+    | TIME, Arrow's durations, Spark's intervals | microseconds or months, as from Spark |
 
     Args:
         url_or_urls: a folder, a file, a pattern (`sales/*/day-?.parquet`), or a list of them. Names that begin with

@@ -359,7 +359,11 @@ class Manifest:
             raise ValueError("columns share a name, or float_dtype is unknown")
         if not self.schema:
             raise ValueError("there are no columns")
-        undecodable = [name for name in self.decoders if name not in self.schema or self.schema[name].dtype != "bytes"]
+        undecodable = [
+            name
+            for name in self.decoders
+            if name not in self.schema or self.schema[name].dtype != "bytes" or self.schema[name].shape != ()
+        ]
         if undecodable:
             raise ValueError(f"column {undecodable[0]!r} is decoded and has no bytes")
         for name, scale in self.scales.items():
@@ -370,8 +374,8 @@ class Manifest:
             if stored is None or name in self.decoders or stored.shape != () or not _holds(stored.dtype, kind):
                 raise ValueError(f"column {name!r} has categories and is none of {kind}")
         for column in self.schema:
-            if column.shape != () and (column.is_object or column.dtype.startswith("datetime64")):
-                raise ValueError(f"column {column.name!r} of {column.dtype} has the shape {column.shape}")
+            if column.is_object and (column.shape or (column.shape is None and column.is_jagged != (column.ndim > 1))):
+                raise ValueError(f"column {column.name!r} of {column.dtype} has the shape {column.shown_shape}")
         if len(self.row_group_file) != num_row_groups or len(self.row_group_bytes) != num_row_groups:
             raise ValueError("row groups do not agree with each other")
         if not _add_up(self.row_group_bytes):

@@ -27,10 +27,11 @@ class SourceColumn:
     """The type of its values; a file may hold a narrower one."""
 
     path: tuple[str, ...] = ()
-    """The column's name in the files; a struct's member has the names of the structs around it first."""
+    """The column's name in the files; a member has the names of the structs around it first, also if these stand in
+    lists. The members of a map are called `key` and `value`."""
 
-    field_ids: tuple[int, ...] = ()
-    """The path as field ids of the files, if the table goes by those; else empty."""
+    field_ids: tuple[int | str, ...] = ()
+    """The path as field ids of the files, if the table goes by those; else empty. A map's members have none."""
 
     ignores_case: bool = False
     """Whether a file may spell the names in other cases."""
@@ -52,21 +53,22 @@ class SourceColumn:
         leaf, members, top = 0, [], -1
         keys: Sequence[str | int] = self.field_ids or self.path
         for depth, key in enumerate(keys):
-            number = level.number_of(key, by_id=bool(self.field_ids), ignores_case=self.ignores_case)
+            number = level.number_of(key, ignores_case=self.ignores_case)
             if number is None:
                 return None
             leaf += level.leaves[number]
             field = level.fields[number]
             if depth:
-                members.append(field.name)
+                members.append(number if level.is_map else field.name)
             else:
                 top = number
             if depth + 1 == len(keys):
                 # pandas writes a column without a value as the type of nulls.
                 return None if pa.types.is_null(field.type) else Place(leaf, top, tuple(members), field)
-            if not pa.types.is_struct(field.type):
+            below = level.below(number)
+            if below is None:
                 return None
-            level = level.below(number)
+            level = below
         return None
 
 
@@ -78,27 +80,28 @@ class Level:
     2
     """
 
-    def __init__(self, fields: Iterable[pa.Field]) -> None:
-        self.fields = list(fields)
+    def __init__(self, fields: Iterable[pa.Field], *, is_map: bool = False) -> None:
+        self.fields, self.is_map = list(fields), is_map
         self.leaves = [0, *itertools.accumulate(count_leaves(field.type) for field in self.fields)]
         """How many columns of values precede each, and how many there are in all."""
-        self._below: dict[int, Level] = {}
+        self._below: dict[int, Level | None] = {}
 
-    def below(self, number: int) -> Level:
-        """The members of a struct."""
+    def below(self, number: int) -> Level | None:
+        """The members of a struct or a map, also if these stand in lists; None for other types."""
         if number not in self._below:
             kind = self.fields[number].type
-            self._below[number] = Level(kind.field(index) for index in range(kind.num_fields))
+            members = members_of(kind)
+            self._below[number] = None if members is None else Level(members, is_map=pa.types.is_map(innermost(kind)))
         return self._below[number]
 
-    def number_of(self, key: str | int, *, by_id: bool, ignores_case: bool) -> int | None:
+    def number_of(self, key: str | int, *, ignores_case: bool) -> int | None:
         """The index of the column with this name or field id; None if there is none, or several differ only in case."""
-        if by_id:
+        if isinstance(key, int):
             return self._ids.get(key)
-        number = self._names.get(str(key))
+        number = self._names.get(key)
         if number is not None or not ignores_case:
             return number
-        alike = self._folded.get(str(key).casefold(), [])
+        alike = self._folded.get(key.casefold(), [])
         return alike[0] if len(alike) == 1 else None
 
     # The first of several equal names or ids is meant.
@@ -127,16 +130,75 @@ class Place(NamedTuple):
     top: int
     """The index of the top-level column that it is, or is a member of."""
 
-    members: tuple[str, ...]
-    """The names of the members that lead to it from there."""
+    members: tuple[str | int, ...]
+    """The names of the members that lead to it from there; of a map 0 for the keys, 1 for the values."""
 
     field: pa.Field
-    """The column as the file describes it."""
+    """The column as the file describes it; a member of structs in a list is a list."""
 
     @property
     def leaves(self) -> range:
         """Its columns of values."""
         return range(self.leaf, self.leaf + count_leaves(self.field.type))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a type is a list in any of its forms; a map is none."""
+    types = pa.types
+    return bool(
+        types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        or types.is_list_view(kind) or types.is_large_list_view(kind)
+    )  # fmt: skip
+
+
+def is_bytes_type(kind: pa.DataType) -> bool:
+    """Whether the values of a type are bytes."""
+    variable = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    return bool(variable or pa.types.is_fixed_size_binary(kind))
+
+
+def innermost(kind: pa.DataType) -> pa.DataType:
+    """The type of the elements of nested lists; any other type unchanged."""
+    while is_list(kind):
+        kind = kind.value_type
+    return kind
+
+
+def list_of(kind: pa.DataType, values: pa.Field) -> pa.DataType:
+    """The same form of list with other values; a map becomes a list."""
+    types = pa.types
+    if types.is_fixed_size_list(kind):
+        return pa.list_(values, kind.list_size)
+    if types.is_large_list(kind):
+        return pa.large_list(values)
+    if types.is_list_view(kind):
+        return pa.list_view(values)
+    return pa.large_list_view(values) if types.is_large_list_view(kind) else pa.list_(values)
+
+
+def members_of(kind: pa.DataType) -> list[pa.Field] | None:
+    """The members of a struct, or of a map; those of structs or maps in lists as lists. None for other types.
+
+    >>> members_of(pa.list_(pa.struct({"a": pa.int32()})))
+    [pyarrow.Field<a: list<item: int32>>]
+    >>> members_of(pa.map_(pa.string(), pa.int32()))
+    [pyarrow.Field<key: list<key: string not null>>, pyarrow.Field<value: list<value: int32>>]
+    """
+    if pa.types.is_struct(kind):
+        return [kind.field(index) for index in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        return [pa.field("key", pa.list_(kind.key_field)), pa.field("value", pa.list_(kind.item_field))]
+    members = members_of(kind.value_type) if is_list(kind) else None
+    if members is None:
+        return None
+    values = kind.value_field
+    # A null struct is a null element of each member.
+    is_struct = pa.types.is_struct(kind.value_type)
+    nullable = [values.nullable or (is_struct and member.nullable) for member in members]
+    return [
+        member.with_type(list_of(kind, values.with_type(member.type).with_nullable(is_nullable)))
+        for member, is_nullable in zip(members, nullable, strict=True)
+    ]
 
 
 def count_leaves(kind: pa.DataType) -> int:

@@ -25,7 +25,7 @@ Kind = TypeVar("Kind")
 FloatDtype = Literal["float32", "float64"]
 
 OBJECT_DTYPES = frozenset({"str", "bytes"})
-"""Dtypes whose values are Python objects, one per row."""
+"""Dtypes whose values are Python objects: one for each row, or for each element of its lists."""
 
 _SCALARS: dict[pa.DataType, str] = {
     pa.bool_(): "bool",
@@ -66,7 +66,7 @@ _HEADINGS = ("name", "dtype", "shape", "nulls")
 def dtype_of(arrow_type: pa.DataType) -> str | None:
     """The dtype of one value of this Arrow type, or None if it has no tensor form.
 
-    >>> dtype_of(pa.timestamp("us", tz="UTC")), dtype_of(pa.map_(pa.string(), pa.int32()))
+    >>> dtype_of(pa.timestamp("us", tz="UTC")), dtype_of(pa.month_day_nano_interval())
     ('datetime64[us]', None)
     """
     if pa.types.is_timestamp(arrow_type):
@@ -153,6 +153,9 @@ class Field:
     is_jagged: bool = field(default=False, repr=False)
     """Whether the inner lists of one row may differ in length."""
 
+    unit: str = field(default="", repr=False)
+    """What whole numbers count, if they are a time of day or an interval: `"µs"` or `"months"`; else empty."""
+
     decoder: str = field(default="", repr=False)
     """The name of the decoder that makes it from the bytes in the files; empty if nothing is decoded."""
 
@@ -193,8 +196,8 @@ class Field:
         """The dtype as a table shows it, with what it was made of."""
         if self.categories is not None:
             return f"{self.dtype} ({len(self.categories):,} categories)"
-        made = self.decoder or ("standardized" if self.scale else "")
-        return self.dtype + (f" ({made})" if made else "")
+        note = self.decoder or ("standardized" if self.scale else self.unit)
+        return self.dtype + (f" ({note})" if note else "")
 
     @property
     def is_object(self) -> bool:
@@ -216,6 +219,7 @@ class Field:
         shape = None if self.shape is None else list(self.shape)
         document = {"name": self.name, "dtype": self.dtype, "shape": shape, "has_nulls": self.has_nulls}
         document |= {name: True for name in ("has_null_elements", "is_jagged") if getattr(self, name)}
+        document |= {"unit": self.unit} if self.unit else {}
         return document | ({"ragged_ndim": self.ragged_ndim} if self.shape is None else {})
 
     @classmethod
@@ -236,6 +240,7 @@ class Field:
             ragged_ndim=checked_count(value["ragged_ndim"]) if shape is None else 1,
             has_null_elements=checked(value.get("has_null_elements", False), bool),
             is_jagged=checked(value.get("is_jagged", False), bool),
+            unit=checked(value.get("unit", ""), str),
         )
         row_bytes = 0 if field.is_object else math.prod(field.shape or ()) * field.stored_dtype.itemsize
         if row_bytes > _MAX_ROW_BYTES:

@@ -46,7 +46,7 @@ class ColumnStatistics:
 
     shortest: int | None = None
     longest: int | None = None
-    """For tensors, the fewest and the most numbers in a row that is not null."""
+    """For arrays, the fewest and the most elements in a row that is not null."""
 
     row_group_span: float | None = None
     """For single numbers, the fraction of the column's range that a row group covers on average: near 1 if rows are

@@ -674,7 +674,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/parquet/footers.py",
         claim="empty lists are counted as nulls",
-        old=" and not (is_list and total) else",
+        old=" and not (has_lists and total) else",
         new=" else",
         tests=(
             "tests/unit/sources/parquet",
@@ -1119,5 +1119,40 @@ MUTATIONS: tuple[Mutation, ...] = (
         old="self._steps += batch - self._last_batch",
         new="self._steps += 1",
         tests=("tests/integration/test_framework_contract.py", "tests/integration/test_tensorflow.py"),
+    ),
+    Mutation(
+        module="reading/lists.py",
+        claim="the values of a map are its keys",
+        old="else min(member, kind.num_fields - 1)",
+        new="else 0",
+        tests=("tests/unit/reading/test_nested.py",),
+    ),
+    Mutation(
+        module="places.py",
+        claim="a null struct in a list is no null element",
+        old="[values.nullable or (is_struct and member.nullable)",
+        new="[is_struct and member.nullable and False",
+        tests=("tests/unit/reading/test_nested.py",),
+    ),
+    Mutation(
+        module="scans/elements.py",
+        claim="the first rows have the element",
+        old="flags[rows[passes]] = True",
+        new="flags[rows[: passes.sum()]] = True",
+        tests=("tests/unit/scans/test_elements.py",),
+    ),
+    Mutation(
+        module="sources/spark/with_spark.py",
+        claim="which elements are null is not in the digest",
+        old="hashed.append(functions.transform(level, lambda element: element.isNull()))",
+        new="pass",
+        tests=("tests/integration/test_nested.py",),
+    ),
+    Mutation(
+        module="reading/ragged.py",
+        claim="lists of text are cut at the wrong places",
+        old="parts = [parts[start:stop] for",
+        new="parts = [parts[start : stop + 1] for",
+        tests=("tests/unit/reading/test_nested.py",),
     ),
 )

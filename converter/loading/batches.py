@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import inspect
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from converter.reading.ragged import ragged_values
 from converter.reading.runs import Run
 from converter.reading.source import BatchSource, Transform
 from converter.reading.windows import open_files, read_runs
+from converter.schema import Field
 
 Batch = dict[str, npt.NDArray[Any]]
 
@@ -156,11 +158,18 @@ def _finish(source: BatchSource, name: str, column: Any) -> Batch:
     field = source.field_of(name)
     if isinstance(column, pa.Array):
         assert field is not None
-        if field.is_object:
+        if field.is_object and field.shape == ():
             return {name: column.to_numpy(zero_copy_only=False)}
         rows = ragged_values(column, field)
+        if field.dtype.startswith("datetime64"):
+            rows = replace(rows, values=_as_times(rows.values, field))
         return source.padded(name, rows) if source.ragged == "pad" else {name: rows.split()}
     if field is not None and field.dtype.startswith("datetime64"):
-        stored = column.view("int64") if field.dtype == "datetime64[us]" else column.astype("int64")
-        return {name: stored.view(field.dtype)}
+        return {name: _as_times(column, field)}
     return {name: column}
+
+
+def _as_times(column: npt.NDArray[Any], field: Field) -> npt.NDArray[Any]:
+    """Days or microseconds as NumPy's times."""
+    stored = column.view("int64") if field.dtype == "datetime64[us]" else column.astype("int64")
+    return stored.view(field.dtype)

@@ -151,7 +151,8 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
         is_certain = has_nulls and source.manifest.selection is None and not is_filtered
         if is_certain and source.nulls != "mask" and not has_fill(source.nulls, field):
             raise null_error(field, nulls=source.nulls)
-        if field.shape is None and source.ragged == "raise":
+        # Texts are objects in any case, so they arrive as lists.
+        if field.shape is None and not field.is_object and source.ragged == "raise":
             raise SourceError(
                 f"Column {field.name!r} has rows of different lengths, which make no tensor. Pass ragged='pad' "
                 f"(adds {field.name + LENGTH_SUFFIX!r}) or ragged='nested', or leave the column out with columns=….",

@@ -62,8 +62,11 @@ def choose_codecs(table: pa.Table) -> dict[str, str]:
     group = pq.ParquetFile(packed).metadata.row_group(0)
     chunks = [group.column(index) for index in range(group.num_columns)]
     return {
-        name: "zstd" if chunk.total_compressed_size <= (1 - _LEAST_SAVING) * chunk.total_uncompressed_size else "none"
-        for name, chunk in zip(table.column_names, chunks, strict=True)
+        # A column's name, unless it is a list: then its elements' place below it.
+        chunk.path_in_schema: "zstd"
+        if chunk.total_compressed_size <= (1 - _LEAST_SAVING) * chunk.total_uncompressed_size
+        else "none"
+        for chunk in chunks
     }
 
 

@@ -62,7 +62,7 @@ class ColumnSpec(TypedDict):
 
     name: str
     kind: str
-    """`scalar`, `tensor` (nested lists), `bytes`, `decoded`, `vector` or `matrix`."""
+    """`scalar`, `tensor` (nested lists of numbers), `bytes`, `decoded`, `vector`, `matrix`, or `lists` that stay lists."""
     dtype: str
     ndim: int
     shape: list[int] | None
@@ -164,6 +164,8 @@ class FileReport(_WrittenFile, total=False):
     """Footer and heads, compressed, in base64."""
     moments: dict[str, Any]
     """Moments of all files of a task, in its last report; as `to_json` gives them."""
+    null_elements: dict[str, int]
+    """How many elements of `lists` are null; in the last report."""
     lengths: dict[str, list[int]]
     """The fewest and the most numbers of a row; in the last report."""
     categories: dict[str, CategoriesReport]
@@ -213,6 +215,21 @@ class EncodedScalar(TypedDict):
 
 
 @final
+class EncodedLists(TypedDict):
+    """A batch of lists that stay lists, ready to store."""
+
+    array: pa.Array
+    elements: pa.Array
+    """The innermost values."""
+    sizes: Numbers
+    """How many of them each row has."""
+    valid: Numbers | None
+    """Which rows are not null; None if all are."""
+    empty: bool
+    """Whether all rows are null."""
+
+
+@final
 class EncodedTensor(TypedDict):
     """A batch of a tensor column."""
 
@@ -230,4 +247,6 @@ class EncodedTensor(TypedDict):
     """Whether no row has a shape, because all are null."""
 
 
-Encoded: TypeAlias = "EncodedScalar | EncodedTensor | FindingReport"
+EncodedColumn: TypeAlias = "EncodedScalar | EncodedLists | EncodedTensor"
+
+Encoded: TypeAlias = "EncodedColumn | FindingReport"

@@ -7,7 +7,8 @@ an exception here: Spark would run the task again, to fail again, and its messag
 of JVM stack. A finding is a row of the result instead.
 
 How a value is stored: arrays whose rows have one length as FIXED_LEN_BYTE_ARRAY (read at 10 to 13 GB/s; a list column
-at 1.4), of varying length as BINARY, scalars as themselves.
+at 1.4), of varying length as BINARY, scalars as themselves; text in arrays, members of structs in arrays and of maps as
+lists, which may have null elements.
 """
 
 from __future__ import annotations
@@ -46,7 +47,15 @@ from converter.portable.parquet_file import (
     write_row_group,
 )
 from converter.portable.redaction import hide_secrets, shows_secrets
-from converter.portable.tensors import as_binary, encode, next_layout, stored, with_shapes, without_placeholders
+from converter.portable.tensors import (
+    as_binary,
+    encode,
+    next_layout,
+    stored,
+    stored_dtype,
+    with_shapes,
+    without_placeholders,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,8 +63,7 @@ if TYPE_CHECKING:
     from converter.portable.records import (
         ClosedMoments,
         ColumnSpec,
-        EncodedScalar,
-        EncodedTensor,
+        EncodedColumn,
         FileReport,
         FindingReport,
         Layout,
@@ -243,6 +251,7 @@ def _write(
     vocabularies = {column["name"]: new_vocabulary(column) for column in columns if column["categories"] is not None}
     scratch = new_scratch()
     lengths: dict[str, list[int]] = {}
+    null_elements: dict[str, int] = {}
     closed_moments: dict[str, ClosedMoments] = {}
     reports: list[FileReport] = []
     file: OpenFile | None = None
@@ -283,7 +292,7 @@ def _write(
 
     try:
         for batch in _coalesce(batches):
-            encoded: dict[str, EncodedScalar | EncodedTensor] = {}
+            encoded: dict[str, EncodedColumn] = {}
             for column, array in zip(columns, batch.columns, strict=True):
                 values = encode(array, column, vocabularies.get(column["name"]))
                 if "finding" in values:
@@ -300,6 +309,9 @@ def _write(
                 if column["categories"] is not None:
                     continue
                 _add_to_lengths(lengths, column["name"], counted)
+                if "elements" in counted:
+                    name = column["name"]
+                    null_elements[name] = null_elements.get(name, 0) + counted["elements"].null_count
                 _add_to_moments(moments, closed_moments, column, counted, layout=after, scratch=scratch)
             for name, shape in after.items():
                 before = layout.get(name)
@@ -333,6 +345,7 @@ def _write(
         reports[-1]["moments"] = {name: to_json(closed) for name, closed in closed_moments.items()}
         reports[-1]["lengths"] = lengths
         reports[-1]["categories"] = {name: report_of(vocabulary) for name, vocabulary in vocabularies.items()}
+        reports[-1]["null_elements"] = null_elements
     return reports
 
 
@@ -340,7 +353,7 @@ def _add_to_moments(
     moments: dict[str, OpenMoments],
     closed: dict[str, ClosedMoments],
     column: ColumnSpec,
-    values: EncodedScalar | EncodedTensor,
+    values: EncodedColumn,
     *,
     layout: Layout,
     scratch: Scratch,
@@ -348,12 +361,13 @@ def _add_to_moments(
     """Count one batch of one column into the task's statistics, while it is in the processor's cache."""
     name, shape = column["name"], layout.get(column["name"])
     if "array" in values:
-        numbers = _scalar_numbers(values["array"], column["dtype"])
+        flat = values["elements"] if "elements" in values else values["array"]
+        numbers = _scalar_numbers(flat, column["dtype"])
         if numbers is None:
             return
         num_elements = 1
     else:
-        numbers = values["values"].view(np.dtype(column["dtype"]))
+        numbers = values["values"].view(stored_dtype(column["dtype"]).newbyteorder("="))
         whole = int(np.prod(shape)) if isinstance(shape, tuple) else 0
         num_elements = whole if 0 < whole <= MAX_ELEMENTS else 1
     opened = moments.get(name)
@@ -364,7 +378,7 @@ def _add_to_moments(
     add_values(opened, numbers.reshape(-1, num_elements), scratch)
 
 
-def _add_to_lengths(lengths: dict[str, list[int]], name: str, values: EncodedScalar | EncodedTensor) -> None:
+def _add_to_lengths(lengths: dict[str, list[int]], name: str, values: EncodedColumn) -> None:
     """Keep the fewest and the most numbers of a tensor's row."""
     if "sizes" in values and not values["empty"]:
         present = values["sizes"] if values["valid"] is None else values["sizes"][values["valid"]]

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from converter.portable.records import (
         ColumnSpec,
         Encoded,
-        EncodedScalar,
+        EncodedColumn,
+        EncodedLists,
         EncodedTensor,
         FindingReport,
         Layout,
@@ -31,8 +32,18 @@ DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA = "converter.dtype", "converter.nd
 """A tensor's dtype and shape in the metadata of a file's field: other programs have no manifest."""
 
 
+def stored_dtype(dtype: str) -> np.dtype[Any]:
+    """How numbers are stored, little-endian: days as int32, times as int64 microseconds since 1970."""
+    stored_name = {"datetime64[D]": "int32", "datetime64[us]": "int64"}.get(dtype, dtype)
+    kind: np.dtype[Any] = np.dtype(stored_name).newbyteorder("<")
+    return kind
+
+
 def next_layout(
-    layout: Layout, encoded: dict[str, EncodedScalar | EncodedTensor], odd_rows: dict[str, int], rows_seen: int
+    layout: Layout,
+    encoded: dict[str, EncodedColumn],
+    odd_rows: dict[str, int],
+    rows_seen: int,
 ) -> Layout:
     """The layout after one more batch; notes the first row that differs from those before it."""
     after = dict(layout)
@@ -61,7 +72,7 @@ def _row_shapes(values: Mapping[str, Any]) -> Numbers:
     return np.asarray(values["sizes"])[:, None]
 
 
-def stored(values: EncodedScalar | EncodedTensor, shape: Shape) -> pa.Array:
+def stored(values: EncodedColumn, shape: Shape) -> pa.Array:
     """The array that goes into the file; of type null while every row so far was null."""
     if "array" in values:
         return values["array"]
@@ -73,9 +84,9 @@ def stored(values: EncodedScalar | EncodedTensor, shape: Shape) -> pa.Array:
 def without_placeholders(table: pa.Table, layout: Layout, columns: list[ColumnSpec]) -> pa.Table:
     """The table with its null columns typed, now that a row group of them must be written."""
     for index, column in enumerate(columns):
-        if column["kind"] != "scalar" and pa.types.is_null(table.schema.field(index).type):
+        if column["kind"] not in ("scalar", "lists") and pa.types.is_null(table.schema.field(index).type):
             shape = layout.get(column["name"], "ragged")
-            width = -1 if not isinstance(shape, tuple) else int(np.prod(shape)) * np.dtype(column["dtype"]).itemsize
+            width = -1 if not isinstance(shape, tuple) else int(np.prod(shape)) * stored_dtype(column["dtype"]).itemsize
             table = table.set_column(index, column["name"], pa.nulls(table.num_rows, pa.binary(width)))
     return table
 
@@ -83,7 +94,7 @@ def without_placeholders(table: pa.Table, layout: Layout, columns: list[ColumnSp
 def with_shapes(schema: pa.Schema, layout: Layout, columns: list[ColumnSpec]) -> pa.Schema:
     """The schema with the dtype and the shape of each tensor's bytes in its field's metadata."""
     for index, column in enumerate(columns):
-        if column["kind"] != "scalar":
+        if column["kind"] not in ("scalar", "lists"):
             shape = layout.get(column["name"], "ragged")
             ndim = len(column["shape"]) if column["shape"] is not None else column["ndim"]
             metadata = {DTYPE_METADATA: column["dtype"], NDIM_METADATA: str(ndim)}
@@ -100,6 +111,8 @@ def encode(array: pa.Array, column: ColumnSpec, vocabulary: Vocabulary | None = 
     if column["kind"] == "scalar":
         target = _ARROW[column["dtype"]]
         return {"array": array if array.type == target else pc.cast(array, target, safe=False)}
+    if column["kind"] == "lists":
+        return _encode_lists(array, column)
     if column["kind"] == "bytes":
         return _encode_bytes(array, column)
     if column["kind"] == "decoded":
@@ -125,6 +138,23 @@ def encode(array: pa.Array, column: ColumnSpec, vocabulary: Vocabulary | None = 
         return _wrong_shape(row, f"{present[wrong[0]]} numbers", f"{size} numbers")
     encoded["shape"] = tuple(declared)
     return encoded
+
+
+def _encode_lists(array: pa.Array, column: ColumnSpec) -> EncodedLists | FindingReport:
+    """Lists that stay lists: Parquet holds null elements, and text."""
+    target = _ARROW[column["dtype"]]
+    for _ in range(column["ndim"]):
+        target = pa.list_(target)
+    lists = array if array.type == target else pc.cast(array, target, safe=False)
+    valid = None if not array.null_count else np.asarray(array.is_valid())
+    level, sizes = lists, np.ones(len(lists), np.int64)
+    for depth in range(column["ndim"]):
+        if depth and level.null_count:
+            return {"finding": {"kind": "null_element"}}
+        lengths = pc.fill_null(pc.list_value_length(level), 0).to_numpy(zero_copy_only=False)
+        ends, total = np.cumsum(sizes), np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+        sizes, level = total[ends] - total[ends - sizes], level.flatten()
+    return {"array": lists, "elements": level, "sizes": sizes, "valid": valid, "empty": lists.null_count == len(lists)}
 
 
 def _wrong_shape(row: Any, found: str, expected: str) -> FindingReport:
@@ -289,8 +319,10 @@ def _numbers(array: pa.Array, dtype: str) -> Numbers:
     """Flat numbers without nulls as a little-endian NumPy array of `dtype`."""
     if pa.types.is_boolean(array.type):
         return np.asarray(pc.cast(array, pa.uint8()))
+    if dtype.startswith("datetime64"):
+        array = pc.cast(array, _ARROW[dtype]).view(pa.int32() if dtype == "datetime64[D]" else pa.int64())
     values = array.to_numpy(zero_copy_only=False)
-    return np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<"))
+    return np.ascontiguousarray(values, dtype=stored_dtype(dtype))
 
 
 def as_binary(encoded: Mapping[str, Any], *, fixed: tuple[int, ...] | None) -> pa.Array:

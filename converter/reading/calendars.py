@@ -1,8 +1,9 @@
-"""Converts dates of old calendars to today's calendar, and nanoseconds to microseconds."""
+"""Converts dates of old calendars to today's calendar, nanoseconds and times of day to microseconds."""
 
 from __future__ import annotations
 
 import datetime as dt
+import functools
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from converter.errors import SourceError
-from converter.places import Place
+from converter.places import Place, innermost, is_list
+from converter.reading.lists import map_chunks, map_values
 
 _DATETIME_NOTE, _INT96_NOTE = b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"
 _SPARK_VERSION = b"org.apache.spark.version"
@@ -23,7 +25,7 @@ def is_julian(metadata: pq.FileMetaData, place: Place) -> bool:
 
     The marks in the footer are those of `DataSourceUtils.datetimeRebaseSpec` in Spark's sources.
     """
-    kind, stored = place.field.type, metadata.schema.column(place.leaf)
+    kind, stored = innermost(place.field.type), metadata.schema.column(place.leaf)
     is_int96 = stored.physical_type == "INT96"
     if not (pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and (kind.tz or is_int96))):
         return False
@@ -35,6 +37,16 @@ def in_todays_calendar(column: pa.ChunkedArray, metadata: pq.FileMetaData, place
     """The column with old dates counted by today's calendar, where its file counts them by the Julian one."""
     if not is_julian(metadata, place):
         return column
+    if not is_list(column.type):
+        return _in_todays_calendar(column, place)
+
+    def convert(values: pa.Array) -> pa.Array:
+        return _in_todays_calendar(pa.chunked_array([values]), place).chunk(0)
+
+    return map_chunks(column, functools.partial(map_values, function=convert))
+
+
+def _in_todays_calendar(column: pa.ChunkedArray, place: Place) -> pa.ChunkedArray:
     if pa.types.is_date(column.type):
         return gregorian_days(column)
     # The offsets of time zones differ, too, before they were agreed on.
@@ -83,3 +95,18 @@ def floor_times(column: pa.ChunkedArray) -> pa.ChunkedArray:
     masks = [np.asarray(pc.is_null(chunk)) for chunk in column.chunks]
     floored = [pa.array(chunk, mask=mask).view(kind) for chunk, mask in zip(numbers, masks, strict=True)]
     return pa.chunked_array(floored, kind)
+
+
+def count_microseconds(array: pa.Array) -> pa.Array:
+    """Times of day and durations as whole microseconds, finer ones rounded down; any other array unchanged.
+
+    Raises:
+        pyarrow.ArrowInvalid: there are more of them than an int64 holds.
+    """
+    kind = array.type
+    if not (pa.types.is_time(kind) or pa.types.is_duration(kind)):
+        return array
+    if kind.unit == "ns":
+        numbers = np.asarray(pc.fill_null(array.view(pa.int64()), 0)) // 1000
+        return pa.array(numbers, mask=np.asarray(pc.is_null(array)))
+    return pc.cast(array, pa.time64("us") if pa.types.is_time(kind) else pa.duration("us")).view(pa.int64())

@@ -16,10 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from converter.errors import NullValueError, SourceError
+from converter.errors import SourceError
+from converter.places import innermost, is_bytes_type, is_list
 from converter.portable.tensors import DTYPE_METADATA, SHAPE_METADATA, as_binary
 from converter.reading.gather import Array, new_array
-from converter.reading.ragged import RaggedRows, find_rows, ragged_values
+from converter.reading.lists import flatten_lists, map_values
+from converter.reading.objects import decode_lists, decode_text
+from converter.reading.ragged import RaggedRows, find_rows, ragged_values, row_sizes
 from converter.schema import Field
 
 _DECIMAL_BITS = 128
@@ -55,7 +58,11 @@ class Decoded:
     def element_mask(self, field: Field) -> Array | pa.Array:
         """Where elements are not null: `(rows, *shape)`, or an Arrow array for ragged rows."""
         if field.shape is None:
-            rows = ragged_values(self.values, field)
+            if field.is_object:
+                level, lengths = flatten_lists(self.values, field)
+                rows = RaggedRows.of_lists(np.ones(len(level), np.bool_), lengths)
+            else:
+                rows = ragged_values(self.values, field)
             is_there = np.ones(len(rows.values), np.bool_) if self.element_valid is None else self.element_valid
             return replace(rows, values=is_there).to_arrow(is_jagged=field.is_jagged)
         if self.element_valid is not None:
@@ -77,14 +84,16 @@ def decode(
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if is_list(array.type) and pa.types.is_dictionary(innermost(array.type)):
+        array = map_values(array, pa.DictionaryArray.dictionary_decode)
     array = _typed(array, field)
     metadata = (stored.metadata if stored is not None else None) or {}
     dtype = metadata.get(DTYPE_METADATA.encode(), field.dtype.encode()).decode()
     if dtype != field.dtype:
         raise pa.ArrowInvalid(f"column {field.name!r} holds numbers of {dtype}, expected {field.dtype}")
     valid = None if not array.null_count else np.asarray(pc.is_valid(array))
-    if field.is_object:
-        return Decoded(values=_decode_objects(array, field, fill), valid=valid)
+    if field.is_object and field.shape == ():
+        return Decoded(values=decode_text(array, field, fill), valid=valid)
     if field.shape is None:
         if is_list(array.type):
             return _decode_ragged_lists(array, field, fill, valid)
@@ -112,15 +121,12 @@ def _typed(array: pa.Array, field: Field) -> pa.Array:
     inner, depth = kind, 0
     while is_list(inner):
         inner, depth = inner.value_type, depth + 1
-    if depth and types.is_null(inner) and not field.is_object:
-        empty = pa.from_numpy_dtype(field.stored_dtype)
+    if depth and types.is_null(inner):
+        empty = pa.string() if field.is_object else pa.from_numpy_dtype(field.stored_dtype)
         for _ in range(max(depth, field.ndim)):
             empty = pa.list_(empty)
         return pc.cast(array, empty)
-    is_bytes = (
-        types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    )  # fmt: skip
+    is_bytes = is_bytes_type(kind)
     if field.dtype.startswith("datetime64"):
         is_right = types.is_date32(inner) or (field.dtype == "datetime64[us]" and types.is_timestamp(inner))
     elif field.dtype == "bool":
@@ -128,7 +134,8 @@ def _typed(array: pa.Array, field: Field) -> pa.Array:
     else:
         is_right = types.is_integer(inner) or types.is_floating(inner) or types.is_decimal(inner)
     if field.is_object:
-        is_right = (is_bytes or is_text(kind)) and field.shape == ()
+        label = inner.storage_type if isinstance(inner, pa.BaseExtensionType) else inner
+        is_right = (is_bytes_type(label) or is_text(label)) and depth == field.ndim
     elif field.ndim and not is_bytes:
         # One list of all numbers gets the declared shape.
         is_right = is_right and depth in ({1, field.ndim} if field.shape is not None else {field.ndim})
@@ -149,41 +156,6 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def is_list(kind: pa.DataType) -> bool:
-    """Whether rows of this type are lists."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _decode_objects(array: pa.Array, field: Field, fill: Any) -> pa.Array:
-    empty: Any = "" if field.dtype == "str" else b""
-    # One type for all files of a window.
-    objects = pc.cast(array, pa.large_string() if field.dtype == "str" else pa.large_binary())
-    if field.dtype == "str":
-        _check_text(objects, field)
-    return objects if fill is None or not objects.null_count else pc.fill_null(objects, fill or empty)
-
-
-def _check_text(array: pa.Array, field: Field) -> None:
-    """Raise ArrowInvalid if text is not UTF-8: when strings are made, its file is no longer known."""
-    if not len(array):
-        return
-    _, offsets, data = array.buffers()
-    start, stop = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)[[0, -1]].tolist()
-    if data is None or not 0 <= start < stop <= data.size:
-        is_ascii = start == stop
-    else:
-        raw = np.frombuffer(data, np.uint8, stop - start, start)
-        whole = raw[: len(raw) // 8 * 8].view(np.uint64)
-        # Most text is ASCII, which is valid however it is cut: a tenth of the time of validating each text.
-        highest = int(np.bitwise_or.reduce(whole)) if len(whole) else 0
-        is_ascii = not highest & 0x8080808080808080 and not (raw[len(whole) * 8 :] & 0x80).any()
-    if not is_ascii:
-        try:
-            array.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise pa.ArrowInvalid(f"column {field.name!r} has text that is no UTF-8 ({error})") from error
-
-
 def _decode_ragged_bytes(array: pa.Array, field: Field, stored: pa.Field | None) -> pa.Array:
     # Files whose rows all have one shape store them with a fixed width, and the shape in the metadata.
     has_one_shape = pa.types.is_fixed_size_binary(array.type) and field.ragged_ndim > 1
@@ -196,21 +168,13 @@ def _decode_ragged_bytes(array: pa.Array, field: Field, stored: pa.Field | None)
 
 def _decode_ragged_lists(array: pa.Array, field: Field, fill: Any, valid: npt.NDArray[np.bool_] | None) -> Decoded:
     """Ragged lists as Arrow's large lists (`is_jagged`), or as bytes, which are gathered faster."""
-    level, lengths = array, []
-    for depth in range(field.ragged_ndim):
-        if depth and level.null_count:
-            raise NullValueError(
-                f"Column {field.name!r} has arrays whose inner arrays are null, which have no length. Replace them "
-                "with Spark and convert the DataFrame, or leave the column out with columns=….",
-                column=field.name,
-            )
-        sizes = pc.list_value_length(level)
-        sizes = pc.fill_null(sizes, 0) if sizes.null_count else sizes
-        lengths.append(np.asarray(sizes).astype(np.int64))
-        level = level.flatten()
-    element_valid = None
-    if level.null_count:
-        element_valid = np.asarray(pc.is_valid(level))
+    level, lengths = flatten_lists(array, field)
+    element_valid = None if not level.null_count else np.asarray(pc.is_valid(level))
+    if field.is_object:
+        rows_of_text = decode_lists(level, lengths, field, fill)
+        sizes = None if element_valid is None else row_sizes(lengths)
+        return Decoded(values=rows_of_text, valid=valid, element_valid=element_valid, row_sizes=sizes)
+    if element_valid is not None:
         values = np.full(len(level), fill, field.stored_dtype)
         values[element_valid] = _flat_numbers(level.drop_null(), field)
     else:

@@ -17,9 +17,10 @@ def null_element_error(field: Field, *, is_masked: bool) -> NullValueError:
     """The error for arrays with null elements that no policy covers."""
     why = ", although the footers that were read did not show any" if is_masked else ", and nulls='raise'"
     or_mask = "" if is_masked else f"nulls='mask' (adds {field.name + '__element_valid'!r}) or "
+    fill = _example_fill(field)
     return NullValueError(
         f"Column {field.name!r} has arrays with null elements{why}. Replace them in Spark, leave the column out with "
-        f"columns=…, or pass {or_mask}nulls={{{field.name!r}: 0}}.",
+        f"columns=…, or pass {or_mask}nulls={{{field.name!r}: {fill!r}}}.",
         column=field.name,
     )
 
@@ -59,7 +60,7 @@ def check_fill(field: Field, value: Any) -> Any:
 
 def has_fill(nulls: Nulls, field: Field) -> bool:
     """Whether a policy fills null rows of a column: a null ragged row has no length to fill."""
-    return fills_elements(nulls, field) and (field.shape is not None or field.is_object)
+    return fills_elements(nulls, field) and field.shape is not None
 
 
 def fills_elements(nulls: Nulls, field: Field) -> bool:
@@ -70,15 +71,18 @@ def fills_elements(nulls: Nulls, field: Field) -> bool:
 def null_error(field: Field, *, count: int | None = None, nulls: Nulls = "raise") -> NullValueError:
     """The error for null rows that no policy covers."""
     name, nulls_held = field.name, "nulls" if count is None else f"{count} null{'s' if count > 1 else ''}"
-    fill: Any = {"str": "", "bytes": b""}.get(field.dtype, "1970-01-01" if field.dtype.startswith("datetime64") else 0)
+    fill = _example_fill(field)
     or_fill = "" if field.shape is None else f" or nulls={{{name!r}: {fill!r}}}"
     why = (
-        "which no number can fill, as its rows differ in length"
-        if fills_elements(nulls, field)
-        else "and nulls='raise'"
+        "which no value can fill, as its rows differ in length" if fills_elements(nulls, field) else "and nulls='raise'"
     )
     return NullValueError(
         f"Column {name!r} holds {nulls_held}, {why}. Fill or drop them in Spark, leave the column out with "
         f"columns=…, or pass nulls='mask' (adds {name + '__valid'!r}){or_fill}.",
         column=name,
     )
+
+
+def _example_fill(field: Field) -> Any:
+    """A value that can stand for nulls of a column, for messages."""
+    return {"str": "", "bytes": b""}.get(field.dtype, "1970-01-01" if field.dtype.startswith("datetime64") else 0)

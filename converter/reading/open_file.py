@@ -49,7 +49,7 @@ class OpenFile:
         self._leaves = [leaf for place in self.places.values() if place is not None for leaf in place.leaves]
         self.footer.keep(self._leaves)
         self._dictionaries = [
-            ".".join((self.schema.field(place.top).name, *place.members))
+            ".".join((self.schema.field(place.top).name, *map(str, place.members)))
             for name, place in self.places.items()
             if place is not None and name in file.manifest.categories and is_text(place.field.type)
         ]

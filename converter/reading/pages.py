@@ -21,9 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.parsed_footer import BIT_PACKED, PLAIN, RLE, ColumnChunk
-from converter.places import Place
+from converter.places import Place, is_list
 from converter.portable.tensors import DTYPE_METADATA
-from converter.reading.decode import is_list
 from converter.reading.gather import Array
 from converter.schema import Field
 from converter.thrift import read_struct, read_varint

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ class RaggedRows:
     """Rows that differ in shape."""
 
     values: Array
-    """All numbers, row after row."""
+    """All numbers, or texts or bytes as objects, row after row."""
 
     offsets: npt.NDArray[np.int64]
     """Where each row's numbers begin, and where the last one's end."""
@@ -44,8 +45,7 @@ class RaggedRows:
             starts, filled = ends - counts, counts > 0
             if len(sizes):
                 shapes[filled, axis] = np.maximum.reduceat(sizes, starts[filled])
-            total = _offsets_of(sizes)
-            counts = total[ends] - total[starts]
+            counts = _sums_of(sizes, counts)
         return cls(values=values, offsets=_offsets_of(counts), shapes=shapes, lengths=tuple(lengths))
 
     @property
@@ -79,7 +79,7 @@ class RaggedRows:
         packed = as_binary(encoded | {"shapes": self.shapes if has_shapes else None}, fixed=None)
         return pc.cast(packed, pa.large_binary())
 
-    def pad(self) -> tuple[Array, npt.NDArray[np.int64]]:
+    def pad(self, padding: Any = 0) -> tuple[Array, npt.NDArray[np.int64]]:
         """The rows as `(rows, *longest)`, padded with zeros; and their sizes, `(rows,)` or `(rows, ndim)`.
 
         >>> rows = RaggedRows(values=np.array([1, 2, 3]), offsets=np.array([0, 1, 3]), shapes=np.array([[1], [2]]))
@@ -89,6 +89,8 @@ class RaggedRows:
         num_rows, ndim = self.shapes.shape
         longest = self._longest()
         padded = np.zeros((num_rows, *longest), self.values.dtype)
+        if self.values.dtype == object:
+            padded[...] = padding
         if ndim == 1:
             padded[np.arange(longest[0]) < self.shapes] = self.values
             return padded, self.shapes[:, 0]
@@ -106,6 +108,17 @@ class RaggedRows:
         padded = np.zeros((num_rows, *self._longest()[:-1]), np.int64)
         padded.reshape(-1)[self._places(ndim - 1)] = self.level_lengths()[-1]
         return padded
+
+    def to_lists(self) -> list[Any]:
+        """Each row as nested Python lists.
+
+        >>> RaggedRows.of_lists(np.array(["a", "b", "c"], object), [np.array([2, 0, 1])]).to_lists()
+        [['a', 'b'], [], ['c']]
+        """
+        parts: list[Any] = self.values.tolist()
+        for sizes in reversed(self.level_lengths()):
+            parts = [parts[start:stop] for start, stop in pairwise(_offsets_of(sizes).tolist())]
+        return parts
 
     def _longest(self) -> list[int]:
         num_rows, ndim = self.shapes.shape
@@ -136,6 +149,25 @@ class RaggedRows:
         return rows
 
 
+def row_sizes(lengths: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """How many elements each row has, from the lengths of its lists on each level.
+
+    >>> row_sizes([np.array([2, 0]), np.array([1, 2])]).tolist()
+    [3, 0]
+    """
+    counts = np.ones(len(lengths[0]), np.int64)
+    for sizes in lengths:
+        counts = _sums_of(sizes, counts)
+    return counts
+
+
+def _sums_of(sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The sums of the first `counts[0]` sizes, of the next `counts[1]`, and so on."""
+    ends, total = np.cumsum(counts), _offsets_of(sizes)
+    sums: npt.NDArray[np.int64] = total[ends] - total[ends - counts]
+    return sums
+
+
 def _offsets_of(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
 
@@ -144,12 +176,15 @@ def _objects(values: Array, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.ob
     """The slices of an array between offsets, as objects."""
     objects = np.empty(len(offsets) - 1, object)
     if len(objects):
-        objects[:] = np.split(values, offsets[1:-1])
+        # `np.split` takes six times as long: 1.01 against 0.16 ms for 1,000 rows.
+        objects[:] = [values[start:stop] for start, stop in pairwise(offsets.tolist())]
     return objects
 
 
 def ragged_values(array: pa.Array, field: Field) -> RaggedRows:
     """Ragged rows from lists, or from bytes: numbers, preceded by the shape if rows have several dimensions.
+
+    Texts and bytes become Python objects here.
 
     Raises:
         ValueError: the bytes are not what their writer would have written.
@@ -176,6 +211,8 @@ def _values_of_lists(array: pa.Array, field: Field) -> RaggedRows:
         lengths.append(np.asarray(pc.fill_null(sizes, 0) if sizes.null_count else sizes).astype(np.int64))
         level = level.flatten()
     numbers = np.asarray(level.to_numpy(zero_copy_only=False))
+    if field.is_object:
+        return RaggedRows.of_lists(numbers, lengths)
     values = numbers.view(np.bool_).copy() if field.dtype == "bool" else numbers.astype(field.stored_dtype)
     return RaggedRows.of_lists(values, lengths)
 

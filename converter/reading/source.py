@@ -96,6 +96,11 @@ class BatchSource:
         field = self.schema.get(name)
         return field is not None and (field.is_object or field.shape is None)
 
+    def is_lists_of_objects(self, name: str) -> bool:
+        """Whether rows are lists of texts or bytes, or the mask of such lists."""
+        field = self.schema.get(name if name in self.names else name.removesuffix(ELEMENT_VALID_SUFFIX))
+        return field is not None and field.is_object and field.shape is None
+
     def has_mask(self, names: Sequence[str]) -> bool:
         """Whether every batch has a mask of these columns: the dataset may have a null in one of them."""
         return self.nulls == "mask" and any(self.schema[name].has_nulls for name in names)
@@ -116,7 +121,8 @@ class BatchSource:
 
     def padded(self, name: str, rows: RaggedRows) -> dict[str, Array]:
         """The columns that `ragged="pad"` makes of ragged rows; a mask has no lengths of its own."""
-        values, lengths = rows.pad()
+        field = self.field_of(name)
+        values, lengths = rows.pad({"str": "", "bytes": b""}.get("" if field is None else field.dtype, 0))
         if name not in self.names:
             return {name: values}
         columns = {name: values, name + LENGTH_SUFFIX: lengths}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from converter.manifest import Manifest
-from converter.places import Level, Place
-from converter.reading.calendars import in_todays_calendar
+from converter.places import Level, Place, innermost
+from converter.reading.calendars import count_microseconds, in_todays_calendar
 from converter.reading.checks import DataFile
+from converter.reading.lists import map_chunks, map_values, member_of, without_views
 
 
 def find_places(manifest: Manifest, names: Sequence[str], schema: pa.Schema) -> dict[str, Place | None]:
@@ -33,14 +33,17 @@ def read_places(parquet: pq.ParquetFile, indices: Sequence[int], places: Sequenc
     for place in places:
         column = tops[place.top]
         for member in place.members:
-            # Unlike `flatten`, this keeps the nulls of the struct.
-            column = pc.struct_field(column, [column.type.get_field_index(member)])
+            column = map_chunks(column, functools.partial(member_of, member=member))
         if isinstance(column.type, pa.BaseExtensionType):
             # JSON is text with a label; no other extension type is read.
             column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
         if column.chunks and (pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type)):
-            column = pa.chunked_array([_without_views(chunk) for chunk in column.chunks])
-        columns.append(in_todays_calendar(column, parquet.metadata, place))
+            column = pa.chunked_array([without_views(chunk) for chunk in column.chunks])
+        column = in_todays_calendar(column, parquet.metadata, place)
+        kind = innermost(column.type)
+        if pa.types.is_time(kind) or pa.types.is_duration(kind):
+            column = map_chunks(column, functools.partial(map_values, function=count_microseconds))
+        columns.append(column)
     return columns
 
 
@@ -59,19 +62,6 @@ def _read_tops(parquet: pq.ParquetFile, indices: Sequence[int], places: Sequence
     table = reader.read_row_groups(indices, column_indices=leaves, use_threads=False)
     # Columns come in the order in which a leaf of theirs is first asked for.
     return dict(zip(numbers, table.columns, strict=True))
-
-
-def _without_views(array: pa.Array) -> pa.Array:
-    """List views as lists; Arrow's own cast loses values where there are nulls."""
-    is_large = pa.types.is_large_list_view(array.type)
-    if not is_large and not pa.types.is_list_view(array.type):
-        return array
-    values = _without_views(array.flatten())
-    sizes = np.asarray(pc.fill_null(pc.list_value_length(array), 0))
-    ends = np.cumsum(sizes, dtype=np.int64)
-    offsets = pa.array(np.concatenate([[0], ends]), pa.int64() if is_large else pa.int32())
-    kind = pa.LargeListArray if is_large else pa.ListArray
-    return kind.from_arrays(offsets, values, mask=pc.is_null(array) if array.null_count else None)
 
 
 def constant_column(file: DataFile, name: str, num_rows: int) -> pa.ChunkedArray:

@@ -6,6 +6,7 @@ import threading
 
 import pyarrow as pa
 
+from converter.places import is_list
 from converter.reading.calendars import floor_times
 from converter.reading.data_files import DataFiles
 from converter.reading.decode import signed
@@ -38,6 +39,8 @@ def read_columns(files: DataFiles, row_group: int, given_up: threading.Event | N
                 columns[name] = categories.values_of(columns[name], file.number)
             elif pa.types.is_dictionary(columns[name].type):
                 columns[name] = columns[name].cast(columns[name].type.value_type)
-            if manifest.source_columns is not None:
+            if manifest.source_columns is not None and not is_list(columns[name].type):
                 columns[name] = signed(floor_times(columns[name]), name).cast(manifest.source_columns[name].arrow_type)
-        return pa.table({name: columns[name] for name in files.fields})
+        notes = {name: place.field.metadata for name, place in stored.items()}
+        fields = [pa.field(name, columns[name].type, metadata=notes.get(name)) for name in files.fields]
+        return pa.table([columns[name] for name in files.fields], schema=pa.schema(fields))

@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from converter.manifest import Manifest
+from converter.places import innermost, is_list
 from converter.scans.values import are_numbers, decimals_of, fitting, is_many, is_nan_value, plain_value, value_of
-from converter.schema import Schema
+from converter.schema import Field, Schema
 from converter.selection import Mask
 
 Filters: TypeAlias = pc.Expression | Sequence[Any]
@@ -32,7 +33,13 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
 }  # fmt: skip
 _MEMBERSHIP = ("in", "not in")
-_OPERATORS = (*_COMPARISONS, *_MEMBERSHIP)
+_CONTAINS = {"contains": "==", "contains any": "in"}
+"""Operators for columns of lists, and how one of the elements must compare."""
+
+_OPERATORS = (*_COMPARISONS, *_MEMBERSHIP, *_CONTAINS)
+_OF_LISTS = (*_MEMBERSHIP, "contains any")
+"""Operators whose value is a list."""
+
 _MAX_LISTED = 100
 """Bounds are not compared with the values of a longer `in`."""
 
@@ -40,7 +47,7 @@ LEAST, MOST, _MASK = "least", "most", "mask"
 
 
 def list_values(filters: Filters) -> Filters:
-    """The same filters with lists for the values of `in` and `not in`, which may be iterators.
+    """The same filters with lists for the values of `in`, `not in` and `contains any`, which may be iterators.
 
     >>> list_values([("day", "in", iter([1, 2])), ("x", ">", 0)])
     [('day', 'in', [1, 2]), ('x', '>', 0)]
@@ -51,7 +58,7 @@ def list_values(filters: Filters) -> Filters:
     for item in filters:
         if isinstance(item, (list, tuple)) and item and not isinstance(item[0], str):
             listed.append(list_values(item))
-        elif isinstance(item, tuple) and len(item) == 3 and item[1] in _MEMBERSHIP and is_many(item[2]):
+        elif isinstance(item, tuple) and len(item) == 3 and item[1] in _OF_LISTS and is_many(item[2]):
             listed.append((*item[:2], list(item[2])))
         else:
             listed.append(item)
@@ -76,6 +83,11 @@ class Comparison(NamedTuple):
 
     may_keep: pc.Expression | None
     """Whether one of several rows may pass, as an expression of `LEAST` and `MOST`; None if these cannot tell."""
+
+    elements: pc.Expression | None = None
+    """For lists, which elements pass; `keeps` is then the column `flag_name` of whether one of them does."""
+
+    flag_name: str = ""
 
 
 def comparisons_of(filters: Any, manifest: Manifest, arrow_schema: pa.Schema) -> list[list[Comparison]]:
@@ -102,16 +114,20 @@ def comparisons_of(filters: Any, manifest: Manifest, arrow_schema: pa.Schema) ->
                 raise ValueError(f"filters: {schema.explain_missing(name)}")
             if sign not in _OPERATORS:
                 raise ValueError(f"filters: {sign!r} is no operator; use one of {', '.join(_OPERATORS)}.")
-            if sign in _MEMBERSHIP and not is_many(value):
+            if sign in _OF_LISTS and not is_many(value):
                 raise TypeError(f"filters: {name!r} {sign} needs a list of values, got {value!r}.")
-            if schema[name].shape != ():
-                raise ValueError(
-                    f"filters: column {name!r} is a tensor; only columns of single values can be compared."
-                )
+            if sign == "contains" and is_many(value):
+                raise TypeError(f"filters: {name!r} contains needs one value, got {value!r}; use 'contains any'.")
+            if (schema[name].shape != ()) != (sign in _CONTAINS):
+                raise _wrong_operator(name, is_list=schema[name].shape != ())
         # NaN that fails one comparison fails the whole group: then bounds also decide the column's other comparisons.
-        without_nan = {name for name, sign, value in group if not _nan_passes(sign, value)}
+        without_nan = {name for name, sign, value in group if sign not in _CONTAINS and not _nan_passes(sign, value)}
         for name, sign, value in group:
-            if sign == "not in" and not list(value):
+            if sign in _CONTAINS:
+                kind = element_type(schema[name], arrow_schema.field(name).type)
+                flag_name = f"\0{len(comparisons)} {len(checked)} {name}"
+                checked.append(_contains(name, sign, value, kind, flag_name))
+            elif sign == "not in" and not list(value):
                 # As in Spark 4 and in SQL, everything passes, null too.
                 checked.append(Comparison(name, pc.scalar(True), None))
             elif pa.types.is_floating(arrow_schema.field(name).type):
@@ -121,6 +137,33 @@ def comparisons_of(filters: Any, manifest: Manifest, arrow_schema: pa.Schema) ->
                 checked.append(_compare(name, sign, value, arrow_schema))
         comparisons.append(checked)
     return comparisons
+
+
+def _wrong_operator(name: str, *, is_list: bool) -> ValueError:
+    if is_list:
+        return ValueError(
+            f"filters: column {name!r} is a tensor; only columns of single values can be compared. For lists there are "
+            f"({name!r}, 'contains', value) and ({name!r}, 'contains any', values)."
+        )
+    return ValueError(f"filters: column {name!r} has single values, and 'contains' is for lists; use '=' or 'in'.")
+
+
+def element_type(field: Field, kind: pa.DataType) -> pa.DataType:
+    """The type of the elements of a column of lists, which a cache may hold as bytes."""
+    if is_list(kind):
+        return innermost(kind)
+    times = {"datetime64[D]": pa.date32(), "datetime64[us]": pa.timestamp("us")}
+    return times.get(field.dtype) or pa.from_numpy_dtype(field.stored_dtype)
+
+
+def _contains(name: str, sign: str, value: Any, kind: pa.DataType, flag_name: str) -> Comparison:
+    """Whether one of a list's elements equals a value, or one of several."""
+    of_elements = pa.schema([(name, kind)])
+    if pa.types.is_floating(kind):
+        compared = _compare_floats(name, _CONTAINS[sign], value, of_elements, may_have_nan=True)
+    else:
+        compared = _compare(name, _CONTAINS[sign], value, of_elements)
+    return Comparison(name, pc.field(flag_name), None, compared.keeps, flag_name)
 
 
 def _nan_passes(sign: str, value: Any) -> bool:
@@ -305,7 +348,7 @@ def named_columns(
         names = fewer
     for name in names:
         if schema[name].shape != ():
-            raise ValueError(f"filters: column {name!r} is a tensor; only columns of single values can be compared.")
+            raise _wrong_operator(name, is_list=True)
     return names or [schema.names[0]]
 
 
@@ -330,6 +373,8 @@ def bounded_columns(filters: Any, manifest: Manifest, names: Sequence[str]) -> l
     """
     # The bounds in the files are those of codes.
     names = [name for name in names if name not in manifest.categories or not manifest.categories[name].are_coded]
+    # Those of lists are of their elements, null lists aside.
+    names = [name for name in names if manifest.schema[name].shape == ()]
     if not isinstance(filters, pc.Expression):
         return names
     constant = {name for name, column in (manifest.source_columns or {}).items() if column.values is not None}

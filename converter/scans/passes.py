@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from converter.portable import moments
 from converter.reading.ahead import map_row_groups
 from converter.reading.data_files import DataFiles
 from converter.reading.decode import decode
-from converter.reading.ragged import ragged_values
+from converter.reading.lists import flatten_lists
+from converter.reading.ragged import ragged_values, row_sizes
 from converter.reading.runs import LENGTH_SUFFIX, VALID_SUFFIX
 from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
 from converter.reading.windows import open_files, read_runs
 from converter.scans.columns import read_columns
+from converter.scans.elements import with_flags
 from converter.scans.filters import (
     Filters,
     bounded_columns,
@@ -53,6 +56,8 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
     arrow_schema = find_arrow_schema(storage, manifest)
     comparisons = comparisons_of(listed, manifest, arrow_schema)
     expression = expression_of(listed, comparisons)
+    flags = [(item.flag_name, pa.bool_()) for group in comparisons for item in group if item.elements is not None]
+    arrow_schema = pa.schema([*arrow_schema, *starmap(pa.field, flags)])
     names = named_columns(expression, comparisons, manifest.value_schema, arrow_schema)
     files = DataFiles(storage, manifest, [manifest.schema[name] for name in names])
     may_pass_footer = None
@@ -70,7 +75,7 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
             return np.zeros(num_rows, np.bool_)
         table = read_columns(files, row_group, given_up)
         try:
-            mask = evaluate(expression, table)
+            mask = evaluate(expression, with_flags(table, comparisons, manifest.schema, arrow_schema))
         except pa.ArrowException as error:
             raise ValueError(f"filters: {say_filters(expression)} fails on row group {row_group}: {error}") from error
         return mask if manifest.selection is None else mask & manifest.selection.mask(row_group, num_rows)
@@ -173,14 +178,17 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
             valid = run.columns[field.name + VALID_SUFFIX] if field.has_nulls else None
             if valid is not None:
                 null_counts[field.name] += int(len(valid) - valid.sum())
-            if field.is_object:
+            if field.is_object and field.shape == ():
                 continue
             if field.categories is not None:
                 present = column if valid is None else column[valid]
                 before = counts.setdefault(field.name, np.zeros(len(field.categories), np.int64))
                 before += np.bincount(present, minlength=len(before))
                 continue
-            if isinstance(column, pa.Array):
+            if field.is_object:
+                sizes = row_sizes(flatten_lists(column, field)[1])
+                sizes, values = (sizes if valid is None else sizes[valid]), None
+            elif isinstance(column, pa.Array):
                 rows = ragged_values(column, field)
                 values, offsets = rows.values, rows.offsets
                 sizes = np.diff(offsets) if valid is None else np.diff(offsets)[valid]
@@ -190,6 +198,8 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
             if field.shape != () and len(sizes):
                 least, most = lengths.get(field.name, (int(sizes.min()), int(sizes.max())))
                 lengths[field.name] = (min(least, int(sizes.min())), max(most, int(sizes.max())))
+            if values is None:
+                continue
             elements = math.prod(field.shape) if field.shape else 1
             width = elements if elements <= moments.MAX_ELEMENTS else 1
             parts = [(opened, width, values)]

@@ -23,6 +23,7 @@ TABLE = pa.table(
         "x": pa.array([None if number % 97 == 0 else number / 2 for number in range(NUM_ROWS)], pa.float32()),
         "text": [f"row {number}" for number in range(NUM_ROWS)],
         "vector": pa.array([[number, -number] for number in range(NUM_ROWS)], pa.list_(pa.float32())),
+        "tags": [[f"tag {number + place}" for place in range(number % 3)] for number in range(NUM_ROWS)],
     }
 )
 
@@ -76,9 +77,10 @@ class SourceContract:
         np.testing.assert_array_equal(batch["x"], np.where(is_null, 0, np.arange(NUM_ROWS) / 2).astype(np.float32))
         assert batch["text"].tolist() == TABLE["text"].to_pylist()
         np.testing.assert_array_equal(batch["vector"], np.stack([np.arange(NUM_ROWS), -np.arange(NUM_ROWS)], axis=1))
+        assert [tags.tolist() for tags in batch["tags"]] == TABLE["tags"].to_pylist()
 
     def test_the_schema_says_what_arrives(self, converter: DatasetConverter) -> None:
-        assert converter.columns == ("id", "x", "text", "vector")
+        assert converter.columns == ("id", "x", "text", "vector", "tags")
         assert (len(converter), converter.schema["vector"].shape, converter.schema["x"].has_nulls) == (1000, (2,), True)
 
     def test_each_seed_has_its_own_order(self, converter: DatasetConverter) -> None:
@@ -93,6 +95,7 @@ class SourceContract:
 
     def test_filters_and_splits_choose_rows(self, converter: DatasetConverter) -> None:
         assert sorted(self.ids(converter, filters=[("id", ">=", 300), ("id", "<", 600)])) == list(range(300, 600))
+        assert self.ids(converter, filters=[("tags", "contains", "tag 300")]) == [299]
         parts = converter.split({"train": 0.9, "val": 0.1})
         ids = {name: self.ids(part) for name, part in parts.items()}
         assert [len(ids["train"]), len(ids["val"])] == [900, 100]

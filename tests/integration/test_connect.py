@@ -82,6 +82,16 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
         with written as converter:
             result["images"].append(read(converter)["image"].tolist())
         shutil.rmtree(f"{folder}/images")
+    nested = rows.selectExpr("id", "array(string(id), NULL) AS tags", "map('k', id) AS m", "interval '1' day AS span")
+    result["nested"] = []
+    for writer in ("executors", "spark"):
+        with make_spark_converter(nested, cache_dir=f"{folder}/nested", writer=writer) as converter:
+            found = read(converter, nulls="mask")
+            result["nested"].append(
+                [[row.tolist() for row in found[name]] for name in ("tags", "tags__element_valid", "m.key", "m.value")]
+                + [found["span"].tolist()]
+            )
+        shutil.rmtree(f"{folder}/nested")
     result["nowhere"] = error_of(lambda: make_spark_converter(rows))
     os.environ["CONVERTER_CACHE_DIR"] = f"{folder}/from environment"
     with make_spark_converter(rows):
@@ -94,7 +104,7 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
         lambda: make_spark_converter(spark.sql("SELECT id DIV (id - 7) AS x FROM range(10)"), cache_dir=cache_dir)
     )
     result["unsupported"] = error_of(
-        lambda: make_spark_converter(spark.sql("SELECT map('a', 1) AS m, NULL AS n"), cache_dir=cache_dir)
+        lambda: make_spark_converter(spark.sql("SELECT map('a', NULL) AS m, NULL AS n"), cache_dir=cache_dir)
     )
     result["stream"] = error_of(
         lambda: make_spark_converter(spark.readStream.format("rate").load(), cache_dir=cache_dir)
@@ -129,6 +139,11 @@ def test_bytes_are_the_numbers_that_are_declared_over_connect(connect: dict[str,
     assert connect["images"] == [[[[0, 0], [0, number]] for number in range(10)]] * 2
 
 
+def test_lists_of_text_maps_and_intervals_over_connect(connect: dict[str, Any]) -> None:
+    tags, masks = [[str(row), ""] for row in range(10)], [[True, False]] * 10
+    assert connect["nested"] == [[tags, masks, [["k"]] * 10, [[row] for row in range(10)], [86_400_000_000] * 10]] * 2
+
+
 def test_connect_needs_to_be_told_where_the_cache_goes(connect: dict[str, Any]) -> None:
     kind, text = connect["nowhere"]
     assert kind == "CacheNotConfiguredError"
@@ -149,7 +164,7 @@ def test_errors_over_connect_are_ours(connect: dict[str, Any]) -> None:
     assert len(text) < 1000
     kind, text = connect["unsupported"]
     assert kind == "UnsupportedTypeError"
-    assert re.search(r"(?s)2 columns cannot.*'m' has type map.*'n' has type void", text)
+    assert re.search(r"(?s)2 columns cannot.*'m\.value' has type void.*'n' has type void", text)
     kind, text = connect["stream"]
     assert kind == "SourceError"
     assert re.search("A streaming DataFrame has no end", text)

@@ -20,10 +20,10 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import Matrices, MatrixUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
 
 from converter import (
     CacheError,
-    ConverterError,
     DatasetConverter,
     NullValueError,
     SourceError,
@@ -217,24 +217,36 @@ def matrices(spark: SparkSession) -> DataFrame:
     return spark.range(0, 6, 1, 2).select("id", to_matrix("id").alias("matrix"))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_matrices_are_right_or_refused_by_name(spark: SparkSession, cache_dir: Path, way: str) -> None:
-    found: dict[str, Any] = {}
-    refused: ConverterError | None = None
-    try:
-        found = convert_and_read(matrices(spark), way, cache_dir)
-    except ConverterError as error:
-        refused = error
-    if refused is None:
-        # Spark's matrices run along columns.
-        expected = [[[row + line + 2 * place for place in range(3)] for line in range(2)] for row in range(6)]
-        assert found["matrix"].tolist() == expected
-        return
-    assert way != "executors"
-    # Not Spark's own words about a type, but the column, and what to do.
-    assert type(refused) is UnsupportedTypeError, refused
-    assert refused.column == "matrix"
-    assert "writer=" in str(refused)
+@pytest.mark.parametrize("way", ["executors", "spark"])
+def test_matrices_of_one_shape_are_tensors(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    # Spark's matrices run along columns.
+    expected = [[[row + line + 2 * place for place in range(3)] for line in range(2)] for row in range(6)]
+    assert convert_and_read(matrices(spark), way, cache_dir)["matrix"].tolist() == expected
+
+
+@pytest.mark.parametrize("way", ["executors", "spark"])
+def test_matrices_of_several_shapes_are_ragged(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    rows = [
+        Matrices.dense(2, 3, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+        None,
+        Matrices.dense(3, 2, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+    ]
+    df = spark.createDataFrame([(row,) for row in rows], StructType([StructField("x", MatrixUDT())])).coalesce(1)
+    with convert(df, way, cache_dir) as converter:
+        assert converter.schema["x"].shape is None
+        found = read(converter, nulls="mask")
+    assert [row.shape for row in found["x"]] == [(2, 3), (0, 0), (3, 2)]
+    assert found["x"][0].tolist() == [[1, 3, 5], [2, 4, 6]]
+    with convert(df.where("x IS NULL"), way, cache_dir, shapes={"x": (2, 2)}) as converter:
+        assert read(converter, nulls="mask")["x__valid"].tolist() == [False]
+    with pytest.raises(SourceError, match=r"'x' has a row of shape \(\d, \d\), but shapes= declares shape \(2, 3\)"):
+        convert(df, way, cache_dir, shapes={"x": (2, 3)})
+
+
+def test_matrices_need_python_on_the_executors(spark: SparkSession, cache_dir: Path) -> None:
+    with pytest.raises(UnsupportedTypeError, match=r"'matrix' has matrices, .*Install pyarrow there") as refused:
+        convert(matrices(spark), "lists", cache_dir)
+    assert refused.value.column == "matrix"
     assert files_below(cache_dir) == [MARKER]
 
 

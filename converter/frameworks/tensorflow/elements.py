@@ -89,21 +89,20 @@ def _check_names(argument: str, given: Any, names: Sequence[str], taken: dict[st
 
 def specs_of_field(field: Field, rows: int | None, ragged: str) -> dict[str, Any]:
     """The specs of a field's tensors in an element, by name."""
-    if field.is_object:
-        return {field.name: tf.TensorSpec((rows,), tf.string)}
+    dtype = tf.string if field.is_object else field.stored_dtype
     if field.shape is not None:
-        return {field.name: tf.TensorSpec((rows, *field.shape), field.stored_dtype)}
+        return {field.name: tf.TensorSpec((rows, *field.shape), dtype)}
     inner = (None,) * field.ndim
     if ragged == "pad":
         sizes = (rows,) if field.ndim == 1 else (rows, field.ndim)
         specs = {
-            field.name: tf.TensorSpec((rows, *inner), field.stored_dtype),
+            field.name: tf.TensorSpec((rows, *inner), dtype),
             field.name + LENGTH_SUFFIX: tf.TensorSpec(sizes, tf.int64),
         }
         if field.is_jagged:
             specs[field.name + INNER_LENGTH_SUFFIX] = tf.TensorSpec((rows, *inner[1:]), tf.int64)
         return specs
-    return {field.name: tf.RaggedTensorSpec((None, *inner), field.stored_dtype, ragged_rank=field.ndim)}
+    return {field.name: tf.RaggedTensorSpec((None, *inner), dtype, ragged_rank=field.ndim)}
 
 
 def spec_of(name: str, column: Any, rows: int | None, is_by_batch: bool) -> Any:
@@ -157,7 +156,7 @@ def components(source: BatchSource, name: str, column: Any, num_batches: int) ->
     if isinstance(column, np.ndarray):
         return {name: _aligned(column).reshape(num_batches, -1, *column.shape[1:])}
     assert field is not None
-    if field.is_object:
+    if field.is_object and field.shape == ():
         return {name: column.to_numpy(zero_copy_only=False).reshape(num_batches, -1)}
     rows = ragged_values(column, field)
     if source.ragged == "pad":
@@ -191,7 +190,9 @@ def _ragged(rows: RaggedRows) -> Any:
     """Rows as a RaggedTensor of one batch."""
     splits = [np.array([0, len(rows.shapes)])]
     splits += [np.concatenate(([0], np.cumsum(lengths))) for lengths in rows.level_lengths()]
-    return tf.RaggedTensor.from_nested_row_splits(rows.values, splits, validate=False)
+    # TensorFlow makes floats of no objects.
+    values = tf.constant(rows.values, tf.string) if rows.values.dtype == object else rows.values
+    return tf.RaggedTensor.from_nested_row_splits(values, splits, validate=False)
 
 
 def find_specs(source: BatchSource, files: DataFiles) -> dict[str, Any]:
@@ -247,7 +248,7 @@ def stretches_in(
 
 def _is_by_batch(source: BatchSource) -> bool:
     """Whether batches may differ in shape."""
-    return any(field.shape is None and not field.is_object for field in source.fields)
+    return any(field.shape is None for field in source.fields)
 
 
 def _check_transformed(batch: Batch, specs: Mapping[str, Any]) -> Batch:

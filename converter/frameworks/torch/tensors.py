@@ -17,6 +17,7 @@ import torch
 from converter.errors import SourceError
 from converter.loading.batches import times_as_integers
 from converter.loading.epochs import as_generator
+from converter.reading.objects import as_lists
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import LENGTH_SUFFIX, Run
 from converter.reading.source import INNER_LENGTH_SUFFIX, BatchSource
@@ -110,7 +111,8 @@ def make_tensors(batch: Mapping[str, Any]) -> Batch:
 
 def _tensor(column: np.ndarray[Any, Any]) -> Any:
     if column.dtype.kind in "OSU":
-        return column.tolist()
+        is_lists = len(column) > 0 and isinstance(column[0], np.ndarray) and column[0].dtype.kind == "O"
+        return as_lists(column) if is_lists else column.tolist()
     if column.dtype.kind == "M":
         column = times_as_integers(column)
     # torch takes neither read-only arrays nor negative strides.
@@ -154,8 +156,19 @@ def torch_batches(source: BatchSource, run: Run) -> Iterator[Batch]:
             field = source.field_of(name)
             assert field is not None
             part: Any = column[rows]
-            batch |= {name: part.to_pylist()} if field.is_object else _ragged(source, field, part)
+            if source.is_lists_of_objects(name):
+                batch |= _lists(source, field, part)
+            else:
+                batch |= {name: part.to_pylist()} if field.is_object else _ragged(source, field, part)
         yield batch
+
+
+def _lists(source: BatchSource, field: Field, part: Any) -> Batch:
+    """Lists of texts or bytes, or their mask: as Python's lists, or padded, where the mask and lengths are tensors."""
+    rows = ragged_values(part, field)
+    if source.ragged == "pad":
+        return make_tensors(source.padded(field.name, rows))
+    return {field.name: rows.to_lists()}
 
 
 def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Tensor]:

@@ -31,35 +31,68 @@ _CHAR_METADATA = "__CHAR_VARCHAR_TYPE_STRING"
 def table_columns(
     schema: Mapping[str, Any], mapping: str, actions: pa.Table, wrapped: Collection[str] | None
 ) -> list[Column]:
-    """The columns, a struct as its members. Bounds of columns in `wrapped` (None: all) are dropped."""
+    """The columns, structs and maps as their members. Bounds of columns in `wrapped` (None: all) are dropped."""
     columns: list[Column] = []
     num_files = actions.num_rows
 
     def add(
-        field: Mapping[str, Any], above: tuple[str, ...], stored_above: tuple[str, ...], ids_above: tuple[int, ...]
+        field: Mapping[str, Any],
+        above: tuple[str, ...],
+        stored_above: tuple[str, ...],
+        ids_above: tuple[int | str, ...],
+        *,
+        num_lists: int,
     ) -> None:
         metadata = field.get("metadata") or {}
         names = (*above, str(field["name"]))
         stored_name = metadata.get("delta.columnMapping.physicalName", field["name"])
         path = (*stored_above, str(field["name"] if mapping == "none" else stored_name))
         ids = (*ids_above, int(metadata["delta.columnMapping.id"])) if mapping == "id" else ids_above
-        kind = field["type"]
-        if isinstance(kind, Mapping) and kind["type"] == "struct":
-            for member in kind["fields"]:
-                add(member, names, path, ids)
+        add_type(field["type"], metadata=metadata, names=names, path=path, ids=ids, num_lists=num_lists)
+
+    def add_type(
+        kind: Any,
+        *,
+        metadata: Mapping[str, Any],
+        names: tuple[str, ...],
+        path: tuple[str, ...],
+        ids: tuple[int | str, ...],
+        num_lists: int,
+    ) -> None:
+        inner, depth = kind, num_lists
+        while isinstance(inner, Mapping) and inner["type"] == "array":
+            inner, depth = inner["elementType"], depth + 1
+        if isinstance(inner, Mapping) and inner["type"] == "struct":
+            for member in inner["fields"]:
+                add(member, names, path, ids, num_lists=depth)
+            return
+        if isinstance(inner, Mapping) and inner["type"] == "map":
+            for part in ("key", "value"):
+                ids_of_part = (*ids, part) if mapping == "id" else ids
+                add_type(
+                    inner[f"{part}Type"],
+                    metadata=metadata,
+                    names=(*names, part),
+                    path=(*path, part),
+                    ids=ids_of_part,
+                    num_lists=depth + 1,
+                )
             return
         type_name = str(metadata.get(_CHAR_METADATA, kind))
         # Spark pads such values with blanks while it reads.
         is_padded = type_name.startswith("char(")
         name, arrow_type = ".".join(names), pa.null() if is_padded else _arrow_type(kind)
+        for _ in range(num_lists if not pa.types.is_null(arrow_type) else 0):
+            arrow_type = pa.list_(arrow_type)
         partition = f"partition.{name}"
-        if not above and partition in actions.column_names:
+        if len(names) == 1 and partition in actions.column_names:
             values = pc.cast(bounds_array(actions, partition), arrow_type)
             source = SourceColumn(arrow_type=arrow_type, values=values.dictionary_encode())
             columns.append(Column(name=name, source=source, null_count=1 if values.null_count else 0, num_bytes=0))
             return
         key = ".".join(path)
-        nulls = bounds_array(actions, f"null_count.{key}")
+        # The log counts the nulls of whole arrays and maps only.
+        nulls = None if num_lists else bounds_array(actions, f"null_count.{key}")
         # Bounds from before floats became doubles: 0.1 is written, and the double is a little more.
         is_unknown = any(change.get("fromType") == "float" for change in metadata.get("delta.typeChanges") or ())
         is_unknown |= kind == "timestamp" and (wrapped is None or key in wrapped)
@@ -68,18 +101,20 @@ def table_columns(
             path=path,
             field_ids=ids,
             ignores_case=True,
-            least=None if is_unknown else typed_bound(actions, f"min.{key}", arrow_type),
-            most=None if is_unknown else typed_bound(actions, f"max.{key}", arrow_type),
+            least=None if is_unknown or num_lists else typed_bound(actions, f"min.{key}", arrow_type),
+            most=None if is_unknown or num_lists else typed_bound(actions, f"max.{key}", arrow_type),
             null_counts=nulls,
         )
         is_counted = nulls is not None and not nulls.null_count
         null_count = int(pc.sum(nulls).as_py() or 0) if is_counted and num_files else None
         if not is_padded:
             type_name = str(kind["type"]) if isinstance(kind, Mapping) else str(kind)
-        columns.append(Column(name=name, source=source, null_count=null_count, type_name=type_name))
+        columns.append(
+            Column(name=name, source=source, null_count=null_count, type_name=type_name, is_in_lists=num_lists > 0)
+        )
 
     for top_field in schema["fields"]:
-        add(top_field, (), (), ())
+        add(top_field, (), (), (), num_lists=0)
     return columns
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from converter.errors import SourceError
 from converter.manifest import Manifest
+from converter.places import is_list
 from converter.schema import DeclaredShape, Schema
 from converter.sources.delta.bounds import wrapped_bounds
 from converter.sources.delta.columns import comparable_columns, table_columns
@@ -31,7 +32,6 @@ from converter.sources.delta.log import (
     read_actions,
     read_log_folder,
 )
-from converter.sources.parquet.columns import is_list
 from converter.sources.parquet.fields import choose_columns, plan_fields, statistics_of
 from converter.storage.directory import Storage, StorageOptions
 from converter.storage.opening import open_storage

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from converter.errors import SourceError
-from converter.places import Level, SourceColumn
+from converter.places import Level, SourceColumn, innermost, is_list, members_of
 from converter.portable.tensors import DTYPE_METADATA
 from converter.sources.parquet.footers import SPARK_TYPE, Footer
 
@@ -32,6 +32,10 @@ _WIDER = {
     pa.binary_view(): pa.binary(),
 }  # fmt: skip
 """Arrow types that Spark does not have, and the types that Spark reads them as."""
+
+_SPARK_UNITS = {"interval year": "months", "interval month": "months", "interval day": "µs", "interval hour": "µs",
+                "interval minute": "µs", "interval second": "µs", "time(": "µs"}  # fmt: skip
+"""What the integers count that Spark writes for a type, by the beginning of its name."""
 
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
@@ -60,10 +64,16 @@ class Column:
     num_bytes: int | None = None
 
     type_name: str = ""
-    """The table's or Spark's name of a type that Arrow does not have."""
+    """The table's or Spark's name of a type that Arrow does not have, or of one that becomes whole numbers."""
+
+    unit: str = ""
+    """As in `Field.unit`."""
 
     is_twice: bool = False
     """Whether a file has several columns of this name."""
+
+    is_in_lists: bool = False
+    """Whether it is a member of structs in lists, or of a map."""
 
     disagreement: SourceError | None = None
     """The error if the column is wanted, because no type is wide enough for all files."""
@@ -87,9 +97,10 @@ def merge_columns(url: str, files: Sequence[Footer]) -> dict[str, Column]:
 
     for kind in kinds:
         flat = list(_flatten(kind.first.schema))
-        counts = Counter(name for name, _, _ in flat)
-        for name, path, part in flat:
+        counts = Counter(name for name, _, _, _ in flat)
+        for name, path, part, is_in_lists in flat:
             added, before = _column_of(name, path, part), columns.get(name)
+            added.is_in_lists = is_in_lists
             added.is_twice = counts[name] > 1 or (before is not None and before.is_twice)
             if before is None or _is_untyped(before):
                 columns[name], first_files[name] = added, kind.first
@@ -112,10 +123,11 @@ def merge_columns(url: str, files: Sequence[Footer]) -> dict[str, Column]:
                 disagree(before, kind.first, name, here, there)
                 continue
             before.source = SourceColumn(arrow_type=wider, path=path)
+            before.is_in_lists |= added.is_in_lists
             before.list_size = before.list_size if before.list_size == added.list_size else None
     for kind in kinds:
         # A column may be a struct in some files and none in others.
-        types = {path: part.type for _, path, part in _flatten(kind.first.schema) if not pa.types.is_null(part.type)}
+        types = {path: part.type for _, path, part, _ in _flatten(kind.first.schema) if not pa.types.is_null(part.type)}
         structs = {path[:depth] for path in types for depth in range(1, len(path))}
         for name, column in list(columns.items()):
             path = column.source.path
@@ -135,13 +147,18 @@ def merge_columns(url: str, files: Sequence[Footer]) -> dict[str, Column]:
 def _column_of(name: str, path: tuple[str, ...], part: pa.Field) -> Column:
     """A column as one file has it."""
     metadata = {key.decode(): value.decode() for key, value in (part.metadata or {}).items()}
-    spark_type = metadata.get(SPARK_TYPE.decode(), "")
+    type_name = metadata.get(SPARK_TYPE.decode(), "")
+    unit = next((unit for prefix, unit in _SPARK_UNITS.items() if type_name.startswith(prefix)), "")
+    arrow_type = pa.null() if type_name and not unit else canonical(part.type)
+    if not type_name and (pa.types.is_time(innermost(part.type)) or pa.types.is_duration(innermost(part.type))):
+        unit, type_name = "µs", "time" if pa.types.is_time(innermost(part.type)) else "duration"
     return Column(
         name=name,
-        source=SourceColumn(arrow_type=pa.null() if spark_type else canonical(part.type), path=path),
+        source=SourceColumn(arrow_type=arrow_type, path=path),
         metadata=metadata,
         list_size=part.type.list_size if pa.types.is_fixed_size_list(part.type) else None,
-        type_name=spark_type,
+        type_name=type_name,
+        unit=unit,
     )
 
 
@@ -212,19 +229,19 @@ def _may_hold_null(kind: pa.DataType) -> bool:
     return is_list(kind) and (kind.value_field.nullable or _may_hold_null(kind.value_type))
 
 
-def _flatten(schema: pa.Schema) -> Iterator[tuple[str, tuple[str, ...], pa.Field]]:
-    """Name, path and field of each column, a struct as its members."""
+def _flatten(schema: pa.Schema) -> Iterator[tuple[str, tuple[str, ...], pa.Field, bool]]:
+    """Name, path and field of each column, and whether it is in lists; structs and maps as their members."""
 
-    def below(part: pa.Field, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], pa.Field]]:
-        if pa.types.is_struct(part.type) and SPARK_TYPE not in (part.metadata or {}):
-            for index in range(part.type.num_fields):
-                member = part.type.field(index)
-                yield from below(member, (*path, member.name))
-        else:
-            yield ".".join(path), path, part
+    def below(part: pa.Field, path: tuple[str, ...], is_in_lists: bool) -> Iterator[Any]:
+        members = None if SPARK_TYPE in (part.metadata or {}) else members_of(part.type)
+        if members is None:
+            yield ".".join(path), path, part, is_in_lists
+            return
+        for member in members:
+            yield from below(member, (*path, member.name), is_in_lists or not pa.types.is_struct(part.type))
 
     for top in schema:
-        yield from below(top, (top.name,))
+        yield from below(top, (top.name,), False)
 
 
 def canonical(kind: pa.DataType) -> pa.DataType:
@@ -235,19 +252,13 @@ def canonical(kind: pa.DataType) -> pa.DataType:
         return pa.list_(canonical(kind.value_type))
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz and "UTC")
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        # As microseconds.
+        return pa.int64()
     if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json":
         return canonical(kind.storage_type)
     # A registered extension type need not have a hash.
     return kind if isinstance(kind, pa.BaseExtensionType) else _WIDER.get(kind, kind)
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Whether a type is a list in any of its forms."""
-    types = pa.types
-    return bool(
-        types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        or types.is_list_view(kind) or types.is_large_list_view(kind)
-    )  # fmt: skip
 
 
 def _wider(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:

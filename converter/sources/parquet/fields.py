@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from converter.errors import SourceError
 from converter.manifest import Manifest
+from converter.places import is_bytes_type, is_list
 from converter.portable.tensors import DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA
-from converter.schema import DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
-from converter.sources.parquet.columns import Column, is_list, merge_columns
-from converter.sources.parquet.footers import Footer, is_bytes_type, look_at
+from converter.schema import OBJECT_DTYPES, DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
+from converter.sources.parquet.columns import Column, merge_columns
+from converter.sources.parquet.footers import Footer, look_at
 from converter.sources.parquet.listing import find_files, partition_columns
 from converter.statistics import ColumnStatistics
 from converter.storage.directory import Storage, StorageOptions
@@ -163,7 +164,7 @@ def _plan_field(
     if DTYPE_METADATA in metadata:
         # A file of a cache, read without the cache's manifest.
         dtype, ndim = metadata[DTYPE_METADATA], int(metadata[NDIM_METADATA])
-    elif dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
+    elif dtype is None:
         remedy = (
             "leave it out with columns=…, or read it with Spark and call make_spark_converter, whose error gives the "
             "expressions that keep its values"
@@ -174,8 +175,12 @@ def _plan_field(
     elif float_dtype is not None and (pa.types.is_float64(kind) or pa.types.is_decimal(kind)):
         dtype = float_dtype
     shape: tuple[int, ...] | None = ()
-    if ndim:
-        shape = _shape_of(column, ndim)
+    if ndim and dtype in OBJECT_DTYPES:
+        if shapes.get(column.name) is not None:
+            raise ValueError(f"shapes: the lists of {column.name!r} are {dtype}, and lists of text have no one shape.")
+        shape = None
+    elif ndim:
+        shape = None if column.is_in_lists else _shape_of(column, ndim)
         if column.name in shapes:
             declared_dtype, declared = split_declared(column.name, shapes[column.name])
             if declared_dtype is not None:
@@ -191,6 +196,7 @@ def _plan_field(
         ragged_ndim=ndim if shape is None else 1,
         has_null_elements=ndim > 0 and column.has_null_elements,
         is_jagged=ndim > 1 and shape is None and DTYPE_METADATA not in metadata,
+        unit=column.unit,
     )
 
 

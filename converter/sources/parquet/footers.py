@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from converter.errors import SourceError
 from converter.parsed_footer import END_BYTES, ParsedFooter, parse_end
-from converter.places import count_leaves, refuse_encrypted
+from converter.places import count_leaves, is_bytes_type, is_list, list_of, refuse_encrypted
 from converter.portable.footers import end_of
 from converter.storage.at_once import at_once
 from converter.storage.directory import Storage
@@ -103,9 +103,14 @@ def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterato
     leaves = iter(columns)
 
     def with_text(part: pa.Field) -> pa.Field:
-        if pa.types.is_struct(part.type):
-            members = [with_text(part.type.field(index)) for index in range(part.type.num_fields)]
+        kind = part.type
+        if pa.types.is_struct(kind):
+            members = [with_text(kind.field(index)) for index in range(kind.num_fields)]
             return part.with_type(pa.struct(members))
+        if is_list(kind):
+            return part.with_type(list_of(kind, with_text(kind.value_field)))
+        if pa.types.is_map(kind):
+            return part.with_type(pa.map_(with_text(kind.key_field), with_text(kind.item_field)))
         first, *_ = [next(leaves, None) for _ in range(count_leaves(part.type))]
         is_enum = first is not None and first.logical_type.type == "ENUM" and is_bytes_type(part.type)
         return part.with_type(pa.string()) if is_enum else part
@@ -160,7 +165,7 @@ def _sum_leaves(
     nulls = np.zeros(num_leaves, np.int64)
     sizes = np.zeros(num_leaves, np.int64)
     lengths: dict[int, set[tuple[int, int]]] = {}
-    for leaf, (is_nullable, is_list) in enumerate(kind.levels):
+    for leaf, (is_nullable, has_lists) in enumerate(kind.levels):
         counts = footer.counts(leaf)
         sizes[leaf] = sum([raw_bytes for _, raw_bytes, _ in counts])
         if not is_nullable:
@@ -169,7 +174,7 @@ def _sum_leaves(
         for num_rows, (num_values, _, absent) in zip(footer.row_group_rows, counts, strict=True):
             is_counted = is_counted and absent is not None
             total += absent or 0
-            if is_list and num_rows:
+            if has_lists and num_rows:
                 # A null or empty list counts as one value; a row group may hold only such lists.
                 length = divmod(num_values, num_rows)
                 if absent or (absent is None and length == (1, 0)):
@@ -177,7 +182,7 @@ def _sum_leaves(
                 if absent != num_rows:
                     lengths.setdefault(leaf, set()).add(length)
         # For lists the count includes null elements.
-        nulls[leaf] = total if is_counted and not (is_list and total) else -1
+        nulls[leaf] = total if is_counted and not (has_lists and total) else -1
     return nulls, sizes, lengths
 
 
@@ -194,9 +199,3 @@ def _spark_types(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
         for name, kind in names.items()
         if kind.startswith(("variant", "interval", "geometry", "geography", "org.apache.spark.", "time("))
     }
-
-
-def is_bytes_type(kind: pa.DataType) -> bool:
-    """Whether the values of a type are bytes."""
-    variable = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
-    return bool(variable or pa.types.is_fixed_size_binary(kind))

@@ -32,6 +32,12 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
     quoted = f"`{name}`"
     if finding["kind"] == "null_element":
         column = next(column for column in columns if column.name == name)
+        if column.kind == "lists":
+            return NullValueError(
+                f"Column {name!r} has arrays whose inner arrays are null, which have no length. Leave them out before "
+                f"converting, e.g. F.filter({column.code}, lambda x: x.isNotNull()).",
+                column=name,
+            )
         no_size = " (drop rows whose inner array is null: it has no size to fill)" if column.ndim > 1 else ""
         return NullValueError(
             f"Column {name!r} has arrays with null elements, which a tensor cannot hold. Replace them before "
@@ -47,8 +53,8 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
         )
     if finding["kind"] == "matrix":
         return UnsupportedTypeError(
-            f"Column {name!r} has matrices, whose shape Spark's own writer does not keep. Pass writer='executors', or "
-            f"writer='spark' with shapes={{{name!r}: (rows, columns)}}.",
+            f"Column {name!r} has matrices, which Spark's own writer can write only with Python on the executors. "
+            "Install pyarrow there, or pass writer='executors'.",
             column=name,
         )
     if finding["kind"] == "undecodable":
@@ -114,13 +120,18 @@ def manifest_from(
     categories = {column.name: _categories_of(column, reports) for column in columns if column.categories is not None}
     for column in columns:
         null_count = sum(report["nulls"].get(column.name, 0) for report in files)
-        shape = () if column.kind == "scalar" else _common_shape(column, reports, lengths.get(column.name))
+        shape: tuple[int, ...] | None = () if column.kind == "scalar" else None
+        if column.kind not in ("scalar", "lists"):
+            shape = _common_shape(column, reports, lengths.get(column.name))
         field = Field(
             name=column.name,
             dtype="int32" if column.name in categories and categories[column.name].are_coded else column.dtype,
             shape=shape,
             has_nulls=null_count > 0,
             ragged_ndim=column.ndim if shape is None else 1,
+            has_null_elements=any(report.get("null_elements", {}).get(column.name, 0) for report in files),
+            is_jagged=column.kind == "lists" and column.ndim > 1,
+            unit=column.unit,
         )
         shortest, longest = lengths.get(column.name, (None, None))
         spans = [report["spans"][column.name] for report in files if column.name in report["spans"]]

@@ -1,4 +1,4 @@
-"""A Spark schema becomes columns to write: structs flattened, and a remedy for types without tensor form.
+"""A Spark schema becomes columns to write: structs and maps flattened, and a remedy for types without tensor form.
 
 Works on the schema's JSON, which classic Spark and Spark Connect give alike, so
 nothing here imports Spark.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,16 +18,20 @@ from converter.categories import MAX_CATEGORIES, check_categories, kind_of
 from converter.decoders.decoder import ColumnDecoder, Decoder, ndim_of, skips_errors
 from converter.decoders.npy import is_settled
 from converter.errors import SourceError
-from converter.schema import DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
+from converter.schema import OBJECT_DTYPES, DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
 from converter.sources.types import arrow_type_of
 
 if TYPE_CHECKING:
     from converter.portable.records import CategoriesSpec, ColumnSpec
 
-_MOST_MEMBERS = 8
-"""How many members of a struct an error writes out."""
+LIST, KEYS, VALUES = 0, 1, 2
+"""Steps on the way to a column, beside the names of members: into each element, to a map's keys, to its values."""
+
+_MICROSECONDS, _MONTHS = "µs", "months"
 
 _SQL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
+_ZEROS = {"date": "1970-01-01", "timestamp": "1970-01-01", "time(": "00:00:00"}
+"""What Spark casts to a day or a time that is stored as 0, by the beginning of the type's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,8 @@ class SparkColumn:
     name: str
     path: tuple[str, ...]
     kind: str
-    """`scalar`, `tensor`, `vector`, `matrix`, `bytes` (numbers of a declared dtype and shape), or `decoded`."""
+    """`scalar`, `tensor`, `vector`, `matrix`, `bytes` (numbers of a declared dtype and shape), `decoded` (by a decoder), or
+    `lists` (of texts or bytes, and members of structs in arrays and of maps)."""
 
     dtype: str
     ndim: int
@@ -53,16 +58,63 @@ class SparkColumn:
     categories: CategoriesSpec | None = None
     """How its values become codes; None if they stay values."""
 
+    steps: tuple[str | int, ...] = ()
+    """How Spark gets at the column, if it is in arrays of structs or in maps; else empty."""
+
+    unit: str = ""
+    """As in `Field.unit`."""
+
     def select(self, name: str) -> str:
         """The column as a SQL expression on the user's DataFrame, called `name`; decimals as doubles.
 
         Spark rounds a decimal to the nearest double; Arrow's own cast does not (3 becomes 3.0000002 as float32).
         SQL, because a thousand `Column` objects cost the driver more than a second.
         """
-        value = _quoted(self.path)
+        return f"{self._selected()} AS {name}"
+
+    def _selected(self) -> str:
+        if not self.steps and not self.unit:
+            value = _quoted(self.path)
+            return f"CAST({value} AS {'array<' * self.ndim}double{'>' * self.ndim})" if self.is_decimal else value
+        steps = self.steps or self.path
+        steps += (LIST,) * (self.ndim - sum(step in (LIST, KEYS, VALUES) for step in steps))
+        first, *inner = steps
+        return self._sql(_quoted([str(first)]), inner)
+
+    def _sql(self, value: str, steps: Sequence[str | int], depth: int = 0) -> str:
+        """What `steps` lead to from a SQL expression, each number converted.
+
+        Spark reads one member of an array of structs as `array.member`; `transform`, which it does not compile, is
+        slower.
+        """
+        if not steps:
+            return self._converted(value)
+        first, *inner = steps
+        if isinstance(first, str):
+            return self._sql(f"{value}.{_quoted([first])}", inner, depth)
+        if first != LIST:
+            return self._sql(f"map_{'keys' if first == KEYS else 'values'}({value})", [LIST, *inner], depth)
+        element = f"x{depth}"
+        of_element = self._sql(element, inner, depth + 1)
+        names = [step for step in inner if isinstance(step, str)]
+        member = f".{_quoted(names)}" if names else ""
+        if of_element == element + member and inner[: len(names)] == names:
+            return value + member
+        return f"transform({value}, {element} -> {of_element})"
+
+    def _converted(self, value: str) -> str:
+        """A number of SQL from a decimal, an interval or a time; any other value unchanged."""
         if self.is_decimal:
-            value = f"CAST({value} AS {'array<' * self.ndim}double{'>' * self.ndim})"
-        return f"{value} AS {name}"
+            return f"CAST({value} AS double)"
+        if self.unit == _MONTHS:
+            return f"CAST(CAST({value} AS INTERVAL MONTH) AS INT)"
+        if self.element.startswith("time("):
+            # Spark 4.1 has no time_to_micros.
+            return f"time_diff('MICROSECOND', time'00:00:00', {value})"
+        if self.unit:
+            # In seconds, exactly: a cast to BIGINT would drop what is less than one.
+            return f"CAST(CAST(CAST({value} AS INTERVAL DAY TO SECOND) AS DECIMAL(19, 6)) * 1000000 AS BIGINT)"
+        return value
 
     @property
     def fixed_bytes(self) -> int | None:
@@ -71,13 +123,17 @@ class SparkColumn:
             return None
         return 8 if self.narrowed_from else np.dtype(self.dtype).itemsize
 
+    @property
+    def code(self) -> str:
+        """Code that names the column, for messages."""
+        return f"F.expr({self._selected()!r})" if self.steps else f"F.col({_quoted(self.path)!r})"
+
     def without_null_elements(self) -> str:
         """Code that replaces null elements by zeros and keeps the column's type."""
         names = [f"x{depth}" if self.ndim > 1 else "x" for depth in range(self.ndim)]
-        code = f"F.coalesce({names[-1]}, F.lit(0).cast({_SQL_NAMES.get(self.element, self.element)!r}))"
-        for inside, around in zip(
-            reversed(names), reversed([f"F.col({_quoted(self.path)!r})", *names[:-1]]), strict=True
-        ):
+        zero = next((text for kind, text in _ZEROS.items() if self.element.startswith(kind)), 0)
+        code = f"F.coalesce({names[-1]}, F.lit({zero!r}).cast({_SQL_NAMES.get(self.element, self.element)!r}))"
+        for inside, around in zip(reversed(names), reversed([self.code, *names[:-1]]), strict=True):
             code = f"F.transform({around}, lambda {inside}: {code})"
         return code
 
@@ -106,12 +162,12 @@ def plan_columns(
     """
     unsupported: dict[str, tuple[str, str]] = {}
     columns: list[SparkColumn] = []
-    for name, path, spark_type in _flatten(schema["fields"], ()):
-        planned = _plan_column(name, path, spark_type, float_dtype, shapes)
+    for leaf in _flatten(schema["fields"]):
+        planned = _plan_column(leaf, float_dtype, shapes)
         if isinstance(planned, SparkColumn):
             columns.append(planned)
         else:
-            unsupported[name] = planned
+            unsupported[leaf.name] = planned
     raise_unsupported(unsupported)
     names = [column.name for column in columns]
     counted = Counter(names if is_case_sensitive else map(str.casefold, names))
@@ -119,7 +175,7 @@ def plan_columns(
     if twice:
         raise SourceError(
             f"Several columns are called {', '.join(map(repr, twice))} (a member of a struct is called "
-            "'struct.member'). Rename them before converting.",
+            "'struct.member', the keys of a map 'map.key'). Rename them before converting.",
             column=twice[0],
         )
     for name in shapes:
@@ -199,7 +255,9 @@ def batch_schema_of(columns: Sequence[SparkColumn]) -> Schema:
                 name=column.name,
                 dtype=column.dtype,
                 # The shape of an array is known once all rows were seen.
-                shape=() if column.kind == "scalar" else column.shape or (1,) * column.ndim,
+                shape=None if column.kind == "lists" else column.shape or (1,) * column.ndim,
+                ragged_ndim=max(1, column.ndim),
+                unit=column.unit,
                 categories=None if column.categories is None else (),
             )
             for column in columns
@@ -207,21 +265,54 @@ def batch_schema_of(columns: Sequence[SparkColumn]) -> Schema:
     )
 
 
-def _flatten(fields: Sequence[Mapping[str, Any]], above: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+class _Leaf(NamedTuple):
+    """A column of a schema, structs and maps flattened."""
+
+    path: tuple[str, ...]
+    """Its name after those of the structs around it; the members of a map are called `key` and `value`."""
+
+    steps: tuple[str | int, ...]
+    spark_type: Any
+    num_lists: int
+    """In how many arrays and maps it is, besides its own."""
+
+    @property
+    def name(self) -> str:
+        """The column's name."""
+        return ".".join(self.path)
+
+
+def _flatten(
+    fields: Sequence[Mapping[str, Any]],
+    path: tuple[str, ...] = (),
+    steps: tuple[str | int, ...] = (),
+    num_lists: int = 0,
+) -> Iterator[_Leaf]:
     for field in fields:
-        path = (*above, str(field["name"]))
-        kind = field["type"]
-        if isinstance(kind, Mapping) and kind["type"] == "struct":
-            yield from _flatten(kind["fields"], path)
-        else:
-            yield ".".join(path), path, kind
+        name = str(field["name"])
+        yield from _flatten_type(_Leaf((*path, name), (*steps, name), field["type"], num_lists))
+
+
+def _flatten_type(leaf: _Leaf) -> Iterator[_Leaf]:
+    inner, lists = leaf.spark_type, leaf.num_lists
+    while isinstance(inner, Mapping) and inner["type"] == "array":
+        inner, lists = inner["elementType"], lists + 1
+    kind = inner["type"] if isinstance(inner, Mapping) else ""
+    steps = (*leaf.steps, *(LIST,) * (lists - leaf.num_lists))
+    if kind == "struct":
+        yield from _flatten(inner["fields"], leaf.path, steps, lists)
+    elif kind == "map":
+        for part, step in (("key", KEYS), ("value", VALUES)):
+            yield from _flatten_type(_Leaf((*leaf.path, part), (*steps, step), inner[f"{part}Type"], lists + 1))
+    else:
+        yield leaf
 
 
 def _plan_column(
-    name: str, path: tuple[str, ...], spark_type: Any, float_dtype: str | None, shapes: Mapping[str, DeclaredShape]
+    leaf: _Leaf, float_dtype: str | None, shapes: Mapping[str, DeclaredShape]
 ) -> SparkColumn | tuple[str, str]:
     """The column, or the name of its type and what to write instead."""
-    kind, ndim, element = "scalar", 0, spark_type
+    name, kind, ndim, element = leaf.name, "scalar", 0, leaf.spark_type
     if isinstance(element, Mapping) and element["type"] == "udt":
         if str(element.get("class", "")).endswith(("ml.linalg.VectorUDT", "mllib.linalg.VectorUDT")):
             kind, ndim, element = "vector", 1, "double"
@@ -231,15 +322,24 @@ def _plan_column(
             element = element["sqlType"]
     while isinstance(element, Mapping) and element["type"] == "array":
         kind, ndim, element = "tensor", ndim + 1, element["elementType"]
-    arrow = _arrow_type(element)
+    arrow, unit = _arrow_type(element), _unit_of(element)
     dtype = None if arrow is None else dtype_of(arrow)
-    if arrow is None or dtype is None or (ndim and (dtype in ("str", "bytes") or dtype.startswith("datetime64"))):
-        return _type_name(spark_type), _remedy(path, element, ndim)
+    if unit:
+        dtype = "int32" if unit == _MONTHS else "int64"
+    if dtype is None or (leaf.num_lists and kind in ("vector", "matrix")):
+        return _type_name(leaf.spark_type), _remedy(leaf, element, ndim)
+    ndim += leaf.num_lists
+    if ndim and (dtype in OBJECT_DTYPES or (leaf.num_lists and shapes.get(name) is None)):
+        kind = "lists"
+        if shapes.get(name) is not None:
+            raise ValueError(f"shapes: the arrays of {name!r} are {dtype}, and arrays of text have no one shape.")
+    elif leaf.num_lists:
+        kind = "tensor"
     narrowed_from = None
     if arrow == pa.float64() and float_dtype is not None:
         narrowed_from = "double" if float_dtype != "float64" else None
         dtype = float_dtype
-    elif pa.types.is_decimal(arrow):
+    elif arrow is not None and pa.types.is_decimal(arrow):
         narrowed_from, dtype = str(element), float_dtype or "float64"
     declared_dtype, declared = split_declared(name, shapes.get(name))
     if kind == "scalar" and arrow == pa.binary() and declared is not None:
@@ -247,15 +347,26 @@ def _plan_column(
     shape = tuple(int(size) for size in declared) if declared is not None and kind != "scalar" else None
     return SparkColumn(
         name=name,
-        path=path,
+        path=leaf.path,
         kind=kind,
         dtype=dtype,
         ndim=ndim,
         shape=shape,
         narrowed_from=narrowed_from,
-        is_decimal=pa.types.is_decimal(arrow),
+        is_decimal=arrow is not None and pa.types.is_decimal(arrow),
         element=str(element),
+        steps=leaf.steps if leaf.num_lists else (),
+        unit=unit,
     )
+
+
+def _unit_of(spark_type: Any) -> str:
+    """What the numbers count that an interval or a time of day becomes; empty for other types."""
+    if not isinstance(spark_type, str):
+        return ""
+    if spark_type.startswith(("interval year", "interval month")):
+        return _MONTHS
+    return _MICROSECONDS if spark_type.startswith(("interval ", "time(")) else ""
 
 
 def _arrow_type(spark_type: Any) -> pa.DataType | None:
@@ -280,84 +391,21 @@ def _quoted(path: Sequence[str]) -> str:
     return ".".join("`" + part.replace("`", "``") + "`" for part in path)
 
 
-def _remedy(path: Sequence[str], element: Any, ndim: int) -> str:
+def _remedy(leaf: _Leaf, element: Any, ndim: int) -> str:
     """What to write instead of a column without tensor form: code that runs as it is."""
     kind = element if isinstance(element, str) else str(element["type"])
-    column, sql = f"F.col({_quoted(path)!r})", _quoted(path)
-    if ndim and kind == "struct":
-        arrays = _arrays_of_members(column, element, ndim, path[-1])
-        return f"make an array of each member, e.g. {_replaced(path, arrays)}"
+    column, sql = f"F.col({_quoted(leaf.path)!r})", _quoted(leaf.path)
+    if leaf.num_lists:
+        return f"leave it out with the column that holds it, e.g. df.drop({leaf.path[0]!r})"
     if ndim:
         for _ in range(ndim - 1):
             column = f"F.flatten({column})"
-        return f"make numbers of its elements, e.g. F.transform({column}, lambda x: {_as_number('x', element)})"
-    if kind == "map":
-        arrays = {
-            f"{path[-1]}_{part}": _array_of(f"F.map_{part}({column})", element[f"{part[:-1]}Type"])
-            for part in ("keys", "values")
-        }
-        key = "key" if element["keyType"] == "string" else 1
-        return f"select the keys you need, as {column}[{key!r}], or make arrays, e.g. {_replaced(path, arrays)}"
+        number = "int" if kind == "void" else "long"
+        return f"make numbers of its elements, e.g. F.transform({column}, lambda x: x.cast({number!r}))"
     if kind == "void":
         return f"drop it, it is always null, or cast it, e.g. {column}.cast('int')"
     if kind == "variant":
         return f"extract a typed value, e.g. F.try_variant_get({column}, '$.field', 'double')"
-    if "interval" in kind:
-        return f"cast it to a number, e.g. {column}.cast('long')"
     if kind.startswith("geo"):
         return f"store it as bytes, e.g. F.expr({f'ST_AsBinary({sql})'!r})"
-    if kind.startswith("time"):
-        return f"cast it to a number, e.g. F.expr({f'time_to_micros({sql})'!r})"
     return f"cast it, e.g. {column}.cast('string')"
-
-
-_NUMBER_OF = {
-    "date": "F.unix_date({})",
-    "timestamp": "F.unix_micros({})",
-    "timestamp_ntz": "F.unix_micros({}.cast('timestamp'))",
-    "string": "F.xxhash64({})",
-    "binary": "F.length({})",
-    "map": "F.size({})",
-    "array": "F.size({})",
-    "struct": "F.xxhash64({})",
-    "void": "{}.cast('int')",
-}
-
-
-def _as_number(value: str, spark_type: Any) -> str:
-    """Code that makes a number of a value inside an array; the value itself if it is a number."""
-    arrow = _arrow_type(spark_type)
-    dtype = None if arrow is None else dtype_of(arrow)
-    if dtype is not None and dtype not in ("str", "bytes") and not dtype.startswith("datetime64"):
-        return value
-    kind = spark_type if isinstance(spark_type, str) else str(spark_type["type"])
-    kind = "string" if kind.startswith(("char", "varchar", "string")) else kind
-    return _NUMBER_OF.get(kind, "{}.cast('long')").format(value)
-
-
-def _array_of(array: str, element: Any) -> str:
-    """Code that makes an array of numbers."""
-    number = _as_number("x", element)
-    return array if number == "x" else f"F.transform({array}, lambda x: {number})"
-
-
-def _arrays_of_members(column: str, struct: Mapping[str, Any], ndim: int, prefix: str) -> dict[str, str]:
-    """Code that makes an array of each of the first members of an array of structs, by the name that it gets."""
-    arrays = {}
-    for field in struct["fields"][:_MOST_MEMBERS]:
-        name = str(field["name"])
-        code = _as_number(f"x[{name!r}]", field["type"])
-        for depth in range(ndim):
-            inner = column if depth == ndim - 1 else f"y{depth}"
-            code = f"F.transform({inner}, lambda {'x' if depth == 0 else f'y{depth - 1}'}: {code})"
-        arrays[f"{prefix}_{name}"] = code
-    return arrays
-
-
-def _replaced(path: Sequence[str], arrays: Mapping[str, str]) -> str:
-    """Code that replaces a column of the DataFrame by these arrays."""
-    added = ", ".join(f"{code}.alias({name!r})" for name, code in arrays.items())
-    if len(path) == 1:
-        return f"df.select('*', {added}).drop({path[0]!r})"
-    parent = f"F.col({_quoted(path[:1])!r}).dropFields({_quoted(path[1:])!r})"
-    return f"df.select('*', {added}).withColumn({path[0]!r}, {parent})"

@@ -25,7 +25,7 @@ from converter.errors import CacheError
 from converter.parsed_footer import ParsedFooter, parse_end
 from converter.portable.footers import add_span, end_of
 from converter.portable.tasks import make_pack_batches
-from converter.portable.tensors import header_bytes
+from converter.portable.tensors import header_bytes, stored_dtype
 from converter.sources.spark.schema import SparkColumn
 from converter.storage.at_once import at_once
 from converter.storage.directory import FileInfo, Storage
@@ -64,8 +64,8 @@ def write_with_spark(
 
     named = [(f"c{index}", column) for index, column in enumerate(columns)]
     for column in columns:
-        # Spark's writer loses the two sizes of a matrix, and without Python the matrix itself.
-        if column.kind == "matrix" and (column.shape is None or not packed):
+        # A matrix is a struct of several arrays: only Python makes one row of numbers of it.
+        if column.kind == "matrix" and not packed:
             return [(0, {"finding": {"kind": "matrix", "column": column.name}})]
         if column.kind == "decoded" and not packed:
             found = "Spark's own writer is used without Python"
@@ -78,7 +78,9 @@ def write_with_spark(
         if nested:
             observations.append(Observation())
             selected = selected.observe(observations[-1], *nested)
-        types = [(name, _SPARK_TYPES[column.dtype] if column.kind == "scalar" else "binary") for name, column in named]
+        types = [
+            (name, _spark_type(column) if column.kind in ("scalar", "lists") else "binary") for name, column in named
+        ]
         schema = ", ".join(f"{name} {kind}" for name, kind in types)
         stored = selected.mapInArrow(make_pack_batches(spec["columns"]), schema)
     else:
@@ -93,7 +95,9 @@ def write_with_spark(
         metrics.append(functions.sum(functions.col(name).isNull().cast("long")).alias(f"{name}_nulls"))
         if column.categories is not None:
             metrics.append(functions.collect_set(name).alias(f"{name}_values"))
-        if column.kind != "scalar":
+        if column.kind == "lists":
+            metrics += _list_metrics(functions, column, name)
+        elif column.kind != "scalar":
             is_bytes = packed or column.kind == "bytes"
             metrics += (_byte_metrics if is_bytes else _level_metrics)(functions, column, name)
             metrics += _extreme_places(functions, column, name, packed=packed)
@@ -125,9 +129,16 @@ def write_with_spark(
 
 def _summary(named: Sequence[tuple[str, SparkColumn]], observed: Mapping[str, Any]) -> dict[str, Any]:
     """What was observed of all rows as parts of a report, or as a finding."""
-    shapes, extreme_rows, lengths = {}, {}, {}
+    shapes, extreme_rows, lengths, null_elements = {}, {}, {}, {}
     for name, column in named:
         if column.kind == "scalar":
+            continue
+        if column.kind == "lists":
+            if observed[f"{name}_null_list"]:
+                return {"finding": {"kind": "null_element", "column": column.name}}
+            if observed[f"{name}_most"] is not None:
+                lengths[column.name] = [observed[f"{name}_least"], observed[f"{name}_most"]]
+            null_elements[column.name] = observed[f"{name}_null_element"] or 0
             continue
         for kind in ("null_element", "jagged"):
             if observed.get(f"{name}_{kind}"):
@@ -150,6 +161,7 @@ def _summary(named: Sequence[tuple[str, SparkColumn]], observed: Mapping[str, An
         "shapes": shapes,
         "extreme_rows": extreme_rows,
         "lengths": lengths,
+        "null_elements": null_elements,
         "digests": [f"{observed['digest'] or 0:x}"],
         "seen": {column.name: _plain_values(observed[f"{name}_values"]) for name, column in named if column.categories},
     }
@@ -174,13 +186,15 @@ def _plain(functions: Any, column: SparkColumn, name: str) -> Any:
         header[: ndim if len(header) else 0] = (column.shape or ())[: len(header)]
         # The header that `portable.tensors.as_binary` writes.
         return functions.concat(functions.lit(bytearray(header.tobytes())), value).alias(name) if len(header) else value
-    kind = _SPARK_TYPES[column.dtype]
-    for _ in range(column.ndim):
-        kind = f"array<{kind}>"
     if column.dtype == "datetime64[us]":
         # A cast to a time without zone would shift by the session's zone; the instant itself is stored.
         return value.alias(name)
-    return value.cast(kind).alias(name)
+    return value.cast(_spark_type(column)).alias(name)
+
+
+def _spark_type(column: SparkColumn) -> str:
+    """The column's type in SQL: its elements' in as many arrays as it has dimensions."""
+    return f"{'array<' * column.ndim}{_SPARK_TYPES[column.dtype]}{'>' * column.ndim}"
 
 
 def _told_apart(functions: Any, named: Sequence[tuple[str, SparkColumn]], *, packed: bool) -> list[Any]:
@@ -189,12 +203,32 @@ def _told_apart(functions: Any, named: Sequence[tuple[str, SparkColumn]], *, pac
     for name, column in named:
         level = functions.col(name)
         hashed.append(level.isNull())
-        if column.kind not in ("scalar", "bytes") and not packed:
+        if column.kind == "lists" or (column.kind not in ("scalar", "bytes") and not packed):
             hashed.append(functions.size(level))
             for _ in range(column.ndim - 1):
                 hashed.append(functions.transform(level, functions.size))
                 level = functions.flatten(level)
+        if column.kind == "lists":
+            hashed.append(functions.transform(level, lambda element: element.isNull()))
     return hashed
+
+
+def _list_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
+    """Fewest and most elements of a row of lists that stay lists, null elements, and inner lists that are null."""
+    level = functions.col(name)
+    is_present, has_null_list = level.isNotNull(), functions.lit(False)
+    for _ in range(column.ndim - 1):
+        has_null = functions.exists(level, lambda element: element.isNull())
+        has_null_list = has_null_list | functions.coalesce(has_null, functions.lit(False))
+        level = functions.flatten(level)
+    size = functions.when(is_present, functions.size(level))
+    null_elements = functions.size(functions.filter(level, lambda element: element.isNull()))
+    return [
+        functions.min(size).cast("long").alias(f"{name}_least"),
+        functions.max(size).cast("long").alias(f"{name}_most"),
+        functions.sum(functions.when(is_present, null_elements).cast("long")).alias(f"{name}_null_element"),
+        functions.sum(has_null_list.cast("long")).alias(f"{name}_null_list"),
+    ]
 
 
 def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
@@ -202,10 +236,19 @@ def _byte_metrics(functions: Any, column: SparkColumn, name: str) -> list[Any]:
     value = functions.col(name)
     header = header_bytes(len(column.shape) if column.shape is not None else column.ndim)
     sizes = functions.when(value.isNotNull(), functions.length(value) - header)
-    itemsize = functions.lit(1 if column.kind == "bytes" else np.dtype(column.dtype).itemsize)
+    shapes = []
+    if column.kind == "matrix":
+        # A row's bytes begin with its two sizes.
+        header_of_row = functions.hex(functions.substring(value, 1, header))
+        shapes = [
+            functions.min(header_of_row).alias(f"{name}_first_shape"),
+            functions.max(header_of_row).alias(f"{name}_last_shape"),
+        ]
+    itemsize = functions.lit(1 if column.kind == "bytes" else stored_dtype(column.dtype).itemsize)
     return [
         (functions.min(sizes) / itemsize).cast("long").alias(f"{name}_least"),
         (functions.max(sizes) / itemsize).cast("long").alias(f"{name}_most"),
+        *shapes,
     ]
 
 
@@ -261,6 +304,10 @@ def _observed_shape(column: SparkColumn, name: str, observed: Mapping[str, Any])
         levels = [(observed[f"{name}_least"], observed[f"{name}_most"])]
     if levels[0][1] is None:
         return "unknown"
+    if column.kind == "matrix":
+        first, last = observed[f"{name}_first_shape"], observed[f"{name}_last_shape"]
+        shape = np.frombuffer(bytes.fromhex(first), "<i4").tolist()
+        return shape if first == last and 0 not in shape else None
     if any(least != most or not most for least, most in levels):
         return None
     return [most for _, most in levels]

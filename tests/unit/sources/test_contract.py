@@ -67,8 +67,8 @@ class TestCache(SourceContract):
     """An entry of the cache, as executors write it."""
 
     def write(self, folder: Path) -> None:
-        array = {"type": "array", "elementType": "float", "containsNull": False}
-        types = {"id": "long", "x": "float", "text": "string", "vector": array}
+        vector, tags = ({"type": "array", "elementType": kind, "containsNull": False} for kind in ("float", "string"))
+        types = {"id": "long", "x": "float", "text": "string", "vector": vector, "tags": tags}
         fields = [{"name": name, "type": kind, "nullable": name == "x", "metadata": {}} for name, kind in types.items()]
         plans = plan_columns({"type": "struct", "fields": fields}, float_dtype="float32", shapes={})
         names = [f"c{index}" for index in range(len(types))]

@@ -136,7 +136,7 @@ def test_null_elements_of_ragged_rows_follow_the_policy(tmp_path: Path, options:
     converter = make_parquet_converter(tmp_path)
     for nulls, said in (
         ("raise", "holds 1 null, and nulls='raise'"),
-        ({"x": 9}, "holds 1 null, which no number can fill"),
+        ({"x": 9}, "holds 1 null, which no value can fill"),
     ):
         with pytest.raises(NullValueError, match=f"'x' {said}"):
             read(converter, ragged="pad", nulls=nulls)
