@@ -35,28 +35,25 @@ _DTYPES = {"str": "str", "bool": "bool", "datetime64[D]": "datetime64[D]"} | dic
 )
 
 
-def kind_of(name: str, dtype: str, shape: tuple[int, ...] | None = ()) -> str:
-    """How the values of a column are held as categories.
+def kind_of(name: str, dtype: str) -> str:
+    """How the values of a column, or the elements of its arrays, are held as categories.
 
     Raises:
         ValueError: the column's values are no categories.
     """
-    if shape != () or dtype not in _DTYPES:
-        what = f"arrays of {dtype}" if shape != () else dtype
+    if dtype not in _DTYPES:
         raise ValueError(
-            f"categories: column {name!r} holds {what}; categories are strings, whole numbers, booleans or dates."
+            f"categories: column {name!r} holds {dtype}; categories are strings, whole numbers, booleans or dates."
         )
     return _DTYPES[dtype]
 
 
-def check_categories(
-    categories: Any, columns: Mapping[str, tuple[str, tuple[int, ...] | None]], unseen: Any
-) -> dict[str, Categories | None]:
+def check_categories(categories: Any, dtypes: Mapping[str, str], unseen: Any) -> dict[str, Categories | None]:
     """The columns of categories that a user named, with the values that they gave; None where the data decide.
 
     Args:
         categories: a list of names, or a dict of name to values (None: those of the data, sorted).
-        columns: dtype and shape of each column.
+        dtypes: the dtype of each column.
         unseen: what a value is that is none of those given.
 
     Raises:
@@ -73,10 +70,10 @@ def check_categories(
     given = dict(categories) if isinstance(categories, Mapping) else dict.fromkeys(categories)
     checked_ones: dict[str, Categories | None] = {}
     for name, values in given.items():
-        if name not in columns:
-            names = ", ".join(map(repr, list(columns)[:20]))
+        if name not in dtypes:
+            names = ", ".join(map(repr, list(dtypes)[:20]))
             raise ValueError(f"categories names the column {name!r}, which does not exist. The columns are {names}.")
-        kind = kind_of(name, *columns[name])
+        kind = kind_of(name, dtypes[name])
         checked_ones[name] = None if values is None else _of_values(name, kind, values, unseen)
     return checked_ones
 
@@ -91,7 +88,7 @@ def _of_values(name: str, kind: str, values: Any, unseen: Unseen) -> Categories:
     if odd is not None or None in values:
         raise ValueError(f"categories: {odd!r} is no value of column {name!r}, whose values are of {kind}.")
     array = pa.array(values, _KINDS[kind])
-    return Categories(values=check_values(name, array), unseen=unseen)
+    return Categories(values=check_values(name, array), unseen=unseen, are_given=True)
 
 
 def check_values(name: str, values: pa.Array) -> pa.Array:
@@ -149,27 +146,30 @@ class Categories:
 
     def field_of(self, stored: Field) -> Field:
         """The column as batches have it."""
-        has_nulls = stored.has_nulls or (self.unseen == "null" and self.are_given)
-        return replace(stored, dtype="int32", has_nulls=has_nulls, unit="", categories=tuple(self.values.to_pylist()))
+        may_be_unseen = self.unseen == "null" and self.are_given
+        has_nulls = stored.has_nulls or (may_be_unseen and stored.shape == ())
+        has_null_elements = stored.has_null_elements or (may_be_unseen and stored.shape != ())
+        return replace(
+            stored,
+            dtype="int32",
+            has_nulls=has_nulls,
+            has_null_elements=has_null_elements,
+            categories=tuple(self.values.to_pylist()),
+        )
 
     def value_field_of(self, stored: Field) -> Field:
         """The column as its values are compared: in filters and in `split`."""
-        return replace(stored, dtype=self.kind)
+        return replace(stored, dtype=self.kind) if self.are_coded else stored
 
-    def codes_of(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    def codes_of(self, array: pa.Array, name: str) -> pa.Array:
         """The codes of values; null where they are null, or unseen.
 
         Raises:
             SourceError: a value is none of these, and `unseen="raise"`.
         """
-        chunks = [self._codes_of(chunk, name) for chunk in column.chunks]
-        return pa.chunked_array(chunks, pa.int32())
-
-    def _codes_of(self, array: pa.Array, name: str) -> pa.Array:
         if pa.types.is_dictionary(array.type):
             # Each different value is looked up once.
-            codes = self._codes_of(array.dictionary, name)
-            return codes.take(array.indices)
+            return self.codes_of(array.dictionary, name).take(array.indices)
         codes = pc.index_in(array.cast(self.values.type), self.values)
         if self.unseen == "raise" and codes.null_count != array.null_count:
             odd = array.filter(pc.and_(pc.is_null(codes), pc.is_valid(array)))[0].as_py()

@@ -371,7 +371,12 @@ class Manifest:
         for name, categories in self.categories.items():
             stored = self.schema.get(name)
             kind = "int32" if categories.are_coded else categories.kind
-            if stored is None or name in self.decoders or stored.shape != () or not _holds(stored.dtype, kind):
+            if (
+                stored is None
+                or name in self.decoders
+                or (categories.are_coded and stored.shape != ())
+                or not _holds(stored.dtype, kind)
+            ):
                 raise ValueError(f"column {name!r} has categories and is none of {kind}")
         for column in self.schema:
             if column.is_object and (column.shape or (column.shape is None and column.is_jagged != (column.ndim > 1))):

@@ -36,11 +36,20 @@ def new_vocabulary(column: ColumnSpec) -> Vocabulary:
     return {
         "values": known,
         "counts": np.zeros(len(known), np.int64),
-        "is_settled": is_settled,
+        # Lists hold their values, which have no codes in the file.
+        "is_settled": is_settled or column["kind"] == "lists",
         "is_given": values is not None,
         "skips_unseen": spec["unseen"] == "null",
         "most": spec["most"],
     }
+
+
+def note_elements(array: pa.Array, vocabulary: Vocabulary) -> FindingReport | None:
+    """Add the elements of lists to the known values, and count them; a finding if one is refused."""
+    while pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        array = array.flatten()
+    encoded = encode_categories(array, vocabulary)
+    return encoded if "finding" in encoded else None
 
 
 def encode_categories(array: pa.Array, vocabulary: Vocabulary) -> EncodedScalar | FindingReport:

@@ -306,13 +306,12 @@ def _write(
             after = next_layout(layout, encoded, odd_rows, rows_seen)
             for column in columns:
                 counted = encoded[column["name"]]
-                if column["categories"] is not None:
-                    continue
                 _add_to_lengths(lengths, column["name"], counted)
                 if "elements" in counted:
                     name = column["name"]
                     null_elements[name] = null_elements.get(name, 0) + counted["elements"].null_count
-                _add_to_moments(moments, closed_moments, column, counted, layout=after, scratch=scratch)
+                if column["categories"] is None:
+                    _add_to_moments(moments, closed_moments, column, counted, layout=after, scratch=scratch)
             for name, shape in after.items():
                 before = layout.get(name)
                 # A column has one type in a file; a column of nulls alone began as BINARY.

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from converter.portable.categories import encode_categories
+from converter.portable.categories import encode_categories, note_elements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,8 +106,10 @@ def with_shapes(schema: pa.Schema, layout: Layout, columns: list[ColumnSpec]) ->
 
 def encode(array: pa.Array, column: ColumnSpec, vocabulary: Vocabulary | None = None) -> Encoded:
     """One batch of one column, ready to store; or a finding, if the data are bad. Categories change `vocabulary`."""
-    if vocabulary is not None:
+    if vocabulary is not None and column["kind"] == "scalar":
         return encode_categories(array, vocabulary)
+    if vocabulary is not None and (finding := note_elements(array, vocabulary)) is not None:
+        return finding
     if column["kind"] == "scalar":
         target = _ARROW[column["dtype"]]
         return {"array": array if array.type == target else pc.cast(array, target, safe=False)}

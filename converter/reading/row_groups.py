@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from converter.categories import Categories
 from converter.reading.decode import Decoded, decode
 from converter.reading.gather import Array
+from converter.reading.lists import map_chunks, map_values
 from converter.reading.nulls import fills_elements, has_fill, null_element_error, null_error
 from converter.reading.open_file import OpenFile
 from converter.reading.pages import Chunk
@@ -34,6 +37,11 @@ class FetchedGroup:
     parts: Fetched
     is_copy: bool = False
     """Whether the bytes come from this host's disk."""
+
+
+def _codes_in(categories: Categories, name: str, array: pa.Array) -> pa.Array:
+    """The codes of a column's values, or of the elements of its lists."""
+    return map_values(array, lambda values: categories.codes_of(values, name))
 
 
 class RowGroup:
@@ -133,7 +141,7 @@ class RowGroup:
             if categories is not None and categories.are_coded:
                 columns[name] = categories.global_codes(columns[name], self.opened.file.number)
             elif categories is not None:
-                columns[name] = categories.codes_of(columns[name], name)
+                columns[name] = map_chunks(columns[name], functools.partial(_codes_in, categories, name))
             decoded = decode(
                 columns[name],
                 field,

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from converter.categories import Categories, check_categories, check_values, kind_of, sorted_values
 from converter.errors import SourceError
 from converter.manifest import Manifest
+from converter.places import is_list
 from converter.reading.ahead import map_row_groups
 from converter.reading.data_files import DataFiles
 from converter.scans.columns import read_columns
@@ -26,14 +27,21 @@ def with_categories(storage: Storage, manifest: Manifest, categories: Any, unsee
         SourceError: a column has too many values, or none.
         TypeError, ValueError: as `check_categories`.
     """
-    columns = {field.name: (field.dtype, field.shape) for field in manifest.schema}
-    given = check_categories(categories, columns, unseen)
+    dtypes = {field.name: field.dtype for field in manifest.schema}
+    given = check_categories(categories, dtypes, unseen)
     if not given:
         return manifest
-    kinds = {name: kind_of(name, *columns[name]) for name, values in given.items() if values is None}
+    kinds = {name: kind_of(name, dtypes[name]) for name, values in given.items() if values is None}
     found = _find_values(storage, manifest, kinds) if kinds else {}
     known = {name: found[name] if values is None else values for name, values in given.items()}
     return replace(manifest, categories=known)
+
+
+def _unique(column: pa.ChunkedArray) -> pa.Array:
+    """The different values of a column, or of the elements of its lists."""
+    while is_list(column.type):
+        column = pc.list_flatten(column)
+    return pc.unique(column)
 
 
 def _find_values(storage: Storage, manifest: Manifest, kinds: dict[str, str]) -> dict[str, Categories]:
@@ -44,7 +52,7 @@ def _find_values(storage: Storage, manifest: Manifest, kinds: dict[str, str]) ->
         table = read_columns(files, row_group, given_up)
         if manifest.selection is not None:
             table = table.filter(pa.array(manifest.selection.mask(row_group, table.num_rows)))
-        return {name: pc.unique(table.column(name)) for name in kinds}
+        return {name: _unique(table.column(name)) for name in kinds}
 
     values: dict[str, pa.Array] = {name: pa.array([], pa.null()) for name in kinds}
     wanted = np.flatnonzero(manifest.live_rows > 0).tolist()

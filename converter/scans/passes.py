@@ -180,11 +180,6 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
                 null_counts[field.name] += int(len(valid) - valid.sum())
             if field.is_object and field.shape == ():
                 continue
-            if field.categories is not None:
-                present = column if valid is None else column[valid]
-                before = counts.setdefault(field.name, np.zeros(len(field.categories), np.int64))
-                before += np.bincount(present, minlength=len(before))
-                continue
             if field.is_object:
                 sizes = row_sizes(flatten_lists(column, field)[1])
                 sizes, values = (sizes if valid is None else sizes[valid]), None
@@ -213,6 +208,11 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
                     # Rows with a null have no complete elements: their numbers are counted alone.
                     odd = values[~is_whole].reshape(-1, mask.shape[1])[mask[~is_whole]]
                     parts = [(opened, width, values[is_whole]), (opened_odd, 1, odd)]
+            if field.categories is not None:
+                rows_of_each = counts.setdefault(field.name, np.zeros(len(field.categories), np.int64))
+                for _, _, part in parts:
+                    rows_of_each += np.bincount(part.reshape(-1), minlength=len(rows_of_each))
+                continue
             for into, part_width, part in parts:
                 numbers = part.view(np.uint8) if part.dtype == np.bool_ else part
                 if len(numbers) or into is opened:

@@ -69,6 +69,12 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
             "pillow and simplejpeg), or pass decode_at='read', which decodes where the rows are read.",
             column=name,
         )
+    if finding["kind"] == "elements":
+        return SourceError(
+            f"Spark's own writer finds no categories in arrays, as those of column {name!r}. Pass writer='executors', or "
+            "take the column out of categories=.",
+            column=name,
+        )
     if finding["kind"] == "unseen":
         return SourceError(
             f"Column {name!r} has the value {finding['found']}, which is none of its categories. Pass unseen='null' "
@@ -184,7 +190,7 @@ def _categories_of(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str
         odd = seen[0].filter(pc.invert(pc.is_in(seen[0], values)))
         if len(odd) and spec["unseen"] == "raise":
             raise error_of({"kind": "unseen", "column": name, "found": repr(odd[0].as_py())}, [column])
-    else:
+    elif column.kind == "scalar":
         own = {partition: np.asarray(pc.index_in(known, values)) for partition, known in local.items()}
         tables = {
             number: own[partition].astype(np.int32)
@@ -210,7 +216,7 @@ def _counts_of(
     categories: Categories, column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]
 ) -> npt.NDArray[np.int64] | None:
     """How many rows have each category; None if nobody counted."""
-    if categories.tables is None:
+    if not _local_values(column, reports):
         return None
     counts = np.zeros(len(categories.values), np.int64)
     local = _local_values(column, reports)

@@ -229,13 +229,17 @@ def with_categories(columns: Sequence[SparkColumn], categories: Any, unseen: Any
     Raises:
         TypeError, ValueError: as `check_categories`.
     """
-    kinds = {column.name: (column.dtype, () if column.kind == "scalar" else (column.ndim,)) for column in columns}
-    given = check_categories(categories, kinds, unseen)
+    given = check_categories(categories, {column.name: column.dtype for column in columns}, unseen)
     marked = []
     for column in columns:
         if column.name not in given:
             marked.append(column)
             continue
+        if column.kind not in ("scalar", "lists"):
+            raise ValueError(
+                f"categories: column {column.name!r} holds arrays of {column.dtype}, which a cache keeps as tensors; "
+                f"categories are single values and the elements of arrays of text."
+            )
         values = given[column.name]
         spec: CategoriesSpec = {
             "kind": kind_of(column.name, column.dtype),

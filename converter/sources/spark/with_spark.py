@@ -67,6 +67,8 @@ def write_with_spark(
         # A matrix is a struct of several arrays: only Python makes one row of numbers of it.
         if column.kind == "matrix" and not packed:
             return [(0, {"finding": {"kind": "matrix", "column": column.name}})]
+        if column.categories is not None and column.kind == "lists":
+            return [(0, {"finding": {"kind": "elements", "column": column.name}})]
         if column.kind == "decoded" and not packed:
             found = "Spark's own writer is used without Python"
             return [(0, {"finding": {"kind": "no_library", "column": column.name, "found": found}})]

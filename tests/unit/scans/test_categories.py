@@ -261,8 +261,8 @@ def test_unseen_has_two_values(source: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "column",
-    [pa.array([1.0]), pa.array([[1]]), pa.array([b"x"]), pa.array([0], pa.timestamp("us"))],
-    ids=["double", "array", "bytes", "time"],
+    [pa.array([1.0]), pa.array([[1.0]]), pa.array([b"x"]), pa.array([0], pa.timestamp("us"))],
+    ids=["double", "array of doubles", "bytes", "time"],
 )
 def test_what_is_no_category_is_refused(tmp_path: Path, column: pa.Array) -> None:
     pq.write_table(pa.table({"c": column}), tmp_path / "part.parquet")
@@ -277,3 +277,77 @@ def test_a_given_number_that_the_column_cannot_hold_is_no_row_of_it(source: str,
     numbers = [[3, 4, 3, None]]
     with convert(source, tmp_path, tables_of(numbers, pa.int16()), {"c": [65_539, 4, 3]}) as converter:
         assert read(converter) == {0: 2, 1: 1, 2: 2, 3: None}
+
+
+TAGS: list[list[Any]] = [
+    [["red", "blue"], [], None, ["red", None, "green"]] * 5,
+    [["blue"], ["zinc", "blue", "blue"]] * 4,
+]
+TAG_ROWS = [tags for part in TAGS for tags in part]
+
+
+def read_tags(converter: DatasetConverter, **options: Any) -> dict[int, Any]:
+    """The codes of each row's tags: None for a null row, and in the place of a null tag."""
+    rows: dict[int, Any] = {}
+    with converter.make_batch_reader(batch_size=9, nulls="mask", ragged="nested", **options) as reader:
+        for batch in reader:
+            valid = batch.get("c__valid", np.ones(len(batch["id"]), bool))
+            element_valid = batch.get("c__element_valid", [np.ones(len(row), bool) for row in batch["c"]])
+            for id_, codes, is_there, are_there in zip(batch["id"], batch["c"], valid, element_valid, strict=True):
+                assert codes.dtype == np.int32
+                row = [int(code) if here else None for code, here in zip(codes, are_there, strict=True)]
+                rows[int(id_)] = row if is_there else None
+    return rows
+
+
+def tag_codes(values: tuple[str, ...]) -> dict[int, Any]:
+    codes: dict[Any, Any] = {value: code for code, value in enumerate(values)}
+    return {id_: None if tags is None else [codes.get(tag) for tag in tags] for id_, tags in enumerate(TAG_ROWS)}
+
+
+def convert_tags(source: str, folder: Path, categories: Any, unseen: str = "raise") -> DatasetConverter:
+    tables = tables_of(TAGS, pa.list_(pa.string()))
+    if source != "cache":
+        return convert(source, folder, tables, categories, unseen)
+    text = {"type": "array", "elementType": "string", "containsNull": True}
+    fields = [
+        {"name": "c", "type": text, "nullable": True, "metadata": {}},
+        {"name": "id", "type": "long", "nullable": True, "metadata": {}},
+    ]
+    plans = plan_columns({"type": "struct", "fields": fields}, float_dtype="float32", shapes={})
+    batches = [table.to_batches(max_chunksize=3) for table in tables]
+    return write_batches(folder, with_categories(plans, categories, unseen), batches)
+
+
+def test_the_elements_of_arrays_become_codes(source: str, tmp_path: Path) -> None:
+    with convert_tags(source, tmp_path, ["c"]) as converter:
+        field = converter.schema["c"]
+        assert (field.dtype, field.shape, field.categories) == ("int32", None, ("blue", "green", "red", "zinc"))
+        expected = tag_codes(("blue", "green", "red", "zinc"))
+        assert read_tags(converter) == expected
+        assert read_tags(converter, shuffle=True) == expected
+        counts = converter.statistics["c"].counts
+        assert counts is not None
+        flat = [tag for tags in TAG_ROWS if tags is not None for tag in tags]
+        assert counts.tolist() == [flat.count(value) for value in ("blue", "green", "red", "zinc")]
+        with_green = converter.where([("c", "contains", "green")])
+        assert sorted(read_tags(with_green)) == [id_ for id_, tags in enumerate(TAG_ROWS) if tags and "green" in tags]
+        assert read_tags(pickle.loads(pickle.dumps(converter))) == expected
+
+
+def test_given_values_of_elements(source: str, tmp_path: Path) -> None:
+    known = ("zinc", "red", "green")
+    with convert_tags(source, tmp_path / "a", {"c": known}, "null") as converter:
+        assert read_tags(converter) == tag_codes(known)
+    with (
+        pytest.raises(SourceError, match="Column 'c' has the value 'blue', which is none of its"),
+        convert_tags(source, tmp_path / "b", {"c": known}) as converter,
+    ):
+        read_tags(converter)
+
+
+def test_unseen_values_of_a_column_without_nulls_are_masked(source: str, tmp_path: Path) -> None:
+    tables = tables_of([["a", "b", "c", "a"]], pa.string())
+    with convert(source, tmp_path, tables, {"c": ["a"]}, "null") as converter:
+        assert converter.schema["c"].has_nulls
+        assert read(converter) == {0: 0, 1: None, 2: None, 3: 0}
