@@ -62,7 +62,7 @@ class ColumnSpec(TypedDict):
 
     name: str
     kind: str
-    """`scalar`, `tensor` (nested lists of numbers), `bytes`, `decoded`, `vector`, `matrix`, or `lists` that stay so."""
+    """`scalar`, `tensor` (nested lists of numbers), `bytes`, `decoded`, `vector`, `matrix`, or `lists` (stay lists)."""
     dtype: str
     ndim: int
     shape: list[int] | None

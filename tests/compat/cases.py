@@ -150,6 +150,38 @@ def arrays(spark: SparkSession, cache_dir: Path) -> str:
     return f"{len(columns)} columns, ragged rows, vectors"
 
 
+def nested(spark: SparkSession, cache_dir: Path) -> str:
+    """Lists of text, members of structs in arrays, maps and intervals, with null elements."""
+    df = spark.range(0, 6, 1, 2).selectExpr(
+        "IF(id = 1, NULL, array('a', IF(id = 2, NULL, string(id)))) AS tags",
+        "IF(id = 3, NULL, array(named_struct('n', id, 'd', CAST(id AS decimal(9,2))), NULL)) AS items",
+        "map('k', array(id, NULL)) AS m",
+        "array(date'1969-12-31') AS days",
+        "interval '-1 02:03:04.000005' day to second AS span",
+        "interval '-1-2' year to month AS months",
+    )
+    rows = range(6)
+    expected = {
+        "tags": [[] if row == 1 else ["a", "" if row == 2 else str(row)] for row in rows],
+        "tags__valid": [row != 1 for row in rows],
+        "tags__element_valid": [[] if row == 1 else [True, row != 2] for row in rows],
+        "items.n": [[] if row == 3 else [row, 0] for row in rows],
+        "items.d": [[] if row == 3 else [float(row), 0.0] for row in rows],
+        "m.key": [["k"]] * 6,
+        "m.value": [[[row, 0]] for row in rows],
+        "span": [-93_784_000_005] * 6,
+        "months": [-14] * 6,
+    }
+    for writer in WRITERS:
+        with make_spark_converter(df, cache_dir=cache_dir, writer=writer) as converter:
+            found = read(converter, nulls="mask")
+        for name, values in expected.items():
+            arrived = [row.tolist() if isinstance(row, np.ndarray) else row for row in found[name]]
+            assert arrived == values, f"{writer}, {name}: {arrived}"
+        assert (found["days"] == np.datetime64("1969-12-31")).all()
+    return "lists, members, maps and intervals, both writers"
+
+
 def order(spark: SparkSession, cache_dir: Path) -> str:
     """Sorted rows are read sorted; shuffled ones arrive once each, and in the same order for the same seed."""
     key = F.col("id") * 1_000_003 % (2**31 - 1)
@@ -372,8 +404,8 @@ def started(spark: SparkSession, cache_dir: Path) -> str:
 
 Case = Callable[[SparkSession, Path], str]
 CASES: dict[str, list[Case]] = {
-    "classic": [started, scalars, arrays, order, writers, statistics, reuse, user_state, wide_rows, refusals],
-    "connect": [started, scalars, arrays, order, writers, user_state, refusals],
+    "classic": [started, scalars, arrays, nested, order, writers, statistics, reuse, user_state, wide_rows, refusals],
+    "connect": [started, scalars, arrays, nested, order, writers, user_state, refusals],
 }
 
 

@@ -41,8 +41,8 @@ class SparkColumn:
     name: str
     path: tuple[str, ...]
     kind: str
-    """`scalar`, `tensor`, `vector`, `matrix`, `bytes` (numbers of a declared dtype and shape), `decoded` (by a decoder
-    of the user's), or `lists` (of texts or bytes, and members of structs in arrays and of maps)."""
+    """`scalar`, `tensor`, `vector`, `matrix`, `bytes` (numbers of a declared dtype and shape), `decoded` (by a
+    decoder), or `lists` (of texts or bytes, and members of structs in arrays and of maps)."""
 
     dtype: str
     ndim: int
