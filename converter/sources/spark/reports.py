@@ -71,8 +71,8 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
         )
     if finding["kind"] == "elements":
         return SourceError(
-            f"Spark's own writer finds no categories in the arrays of column {name!r}. Pass writer='executors', or take "
-            "the column out of categories=.",
+            f"Spark's own writer finds no categories in the arrays of column {name!r}. Pass writer='executors', or "
+            "take the column out of categories=.",
             column=name,
         )
     if finding["kind"] == "unseen":
