@@ -258,3 +258,14 @@ def test_deleting_an_old_entry_leaves_the_one_that_was_written_after_it(root: St
     dataclasses.replace(held, lease=None).delete()
     assert entries.load(root, KEY).fingerprint == "b" * 32
     assert all((ours / KEY / name).exists() for name in again.file_names)
+
+
+def test_an_entry_that_was_written_anew_in_between_is_not_adopted(root: Storage, ours: Path) -> None:
+    first = commit(root)
+    known = first.manifest
+    first.delete()
+    second = commit(root)
+    # Whoever still knows the first manifest would hold files that are gone, under a lease on them.
+    assert entries.adopt(root, KEY, known) is None
+    assert len(signs(ours)) == 1
+    second.delete()
