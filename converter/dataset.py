@@ -73,7 +73,16 @@ class DatasetConverter:
 
     @property
     def schema(self) -> Schema:
-        """The columns: name, dtype, shape of a row, whether there are nulls."""
+        """The columns: name, dtype, shape of a row, whether there are nulls.
+
+        It also has the values of categories, and the mean and deviation of standardised columns:
+
+        ```python
+        with make_spark_converter(df, categories=["y"]) as converter:
+            size = len(converter.schema["y"].categories)  # (0, 1)
+            embedding = torch.nn.Embedding(size, 8)  # in Keras: keras.layers.Embedding(size, 8)
+        ```
+        """
         return self._manifest.batch_schema
 
     @property

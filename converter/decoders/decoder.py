@@ -20,6 +20,10 @@ DTYPES = (
 """Dtypes that a decoder can have."""
 
 
+_MAX_NDIM = 31
+"""As in `schema`: a batch adds one to NumPy's 32."""
+
+
 class Decoder(Protocol):
     """Turns a column of bytes into tensors, in the reader threads. Any object with these parts is one.
 
@@ -99,6 +103,9 @@ def check_decoder(name: str, decoder: Any) -> None:
         raise ValueError(f"{shown} has the dtype {decoder.dtype!r}; it can be {', '.join(DTYPES)}.")
     shape = decoder.shape
     is_shape = isinstance(shape, tuple) and all(isinstance(size, int) and size > 0 for size in shape)
+    ndim = getattr(decoder, "ndim", 1)
+    if shape is None and not (type(ndim) is int and 1 <= ndim <= _MAX_NDIM):
+        raise ValueError(f"{shown} has ndim={ndim!r}; rows that differ have 1 to {_MAX_NDIM} dimensions.")
     if shape is not None and not is_shape:
         raise ValueError(f"{shown} has the shape {shape!r}; it needs a tuple of sizes above 0, or None if rows differ.")
 

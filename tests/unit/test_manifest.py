@@ -16,15 +16,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter import DatasetConverter
+from converter import DatasetConverter, Image
+from converter.categories import Categories
 from converter.dataset import borrow_files
 from converter.errors import CacheCorruptError, CacheError, ConverterError
 from converter.manifest import FORMAT_VERSION, FileEnd, Manifest, Origin, fingerprint_of
-from converter.schema import Field, Schema
+from converter.schema import Field, Scale, Schema
 from converter.selection import select
 from converter.statistics import ColumnStatistics
 from tests.columns import ID, RAGGED, SCALARS, TENSORS, Column
@@ -568,3 +570,78 @@ def test_a_tampered_manifest_works_or_is_an_error_that_names_the_file(
     assert outcomes["CacheCorruptError"] > num_tampered // 2
     assert outcomes["ReadError"] > 0
     assert outcomes["works"] > 0
+
+
+def with_values() -> dict[str, Any]:
+    """A manifest's document whose columns are decoded, categories and standardised."""
+    columns = (("photo", "bytes"), ("city", "int32"), ("day", "datetime64[D]"), ("x", "float32"))
+    schema = Schema(tuple(Field(name=name, dtype=dtype) for name, dtype in columns))
+    manifest = replace(
+        make_manifest([[1]]),
+        schema=schema,
+        statistics={},
+        decoders={"photo": Image(size=(2, 3))},
+        categories={
+            "city": Categories(values=pa.array(["a", "b"], pa.large_string()), tables={0: np.array([1, 0], np.int32)}),
+            "day": Categories(values=pa.array([dt.date(1500, 1, 1)]), unseen="null", are_given=True),
+        },
+        scales={"x": Scale(1.5, 2.0)},
+    )
+    document: dict[str, Any] = json.loads(manifest.to_json())
+    return document
+
+
+def test_what_columns_become_survives_json() -> None:
+    document = with_values()
+    read = Manifest.from_json(json.dumps(document).encode(), path=PATH)
+    assert json.loads(read.to_json()) == document
+    fields = {field.name: field for field in read.batch_schema}
+    assert (fields["photo"].dtype, fields["photo"].shape, fields["photo"].decoder) == ("uint8", (2, 3, 3), "Image")
+    assert fields["city"].categories == ("a", "b")
+    assert fields["day"].categories == (dt.date(1500, 1, 1),)
+    assert fields["x"].scale == (1.5, 2.0)
+    assert read.categories["city"].global_codes(pa.chunked_array([pa.array([0, 1], pa.int32())]), 0).to_pylist() == [
+        1,
+        0,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "change"),
+    [
+        ("decoders", "photo", {"kind": "Unknown"}),
+        ("decoders", "photo", {"mode": "CMYK"}),
+        ("decoders", "photo", {"size": [0, 3]}),
+        ("decoders", "photo", {"other": 1}),
+        ("decoders", "photo", {"on_error": "hide"}),
+        ("decoders", "photo", {"kind": "NumPy"}),
+        ("categories", "city", {"kind": "float64"}),
+        ("categories", "city", {"kind": "int64"}),
+        ("categories", "city", {"values": ["a", "a"]}),
+        ("categories", "city", {"values": ["a", None]}),
+        ("categories", "city", {"values": ["a"]}),
+        ("categories", "city", {"unseen": "guess"}),
+        ("categories", "city", {"tables": {"1": "eJxjZGBgYAAAAAQAAQ=="}}),
+        ("categories", "city", {"tables": {"0": "no base64"}}),
+        ("categories", "day", {"kind": "str", "values": ["a"]}),
+        ("scales", "x", [1.5, 0.0]),
+        ("scales", "x", [1.5]),
+        ("scales", "x", ["1.5", 2.0]),
+    ],
+)
+def test_what_columns_cannot_become_is_corrupt(part: str, name: str, change: Any) -> None:
+    document = with_values()
+    document[part][name] = document[part][name] | change if isinstance(change, dict) else change
+    with pytest.raises(CacheCorruptError, match="is not a manifest that this package wrote"):
+        Manifest.from_json(json.dumps(document).encode(), path=PATH)
+
+
+@pytest.mark.parametrize(
+    ("part", "to"), [("decoders", "x"), ("scales", "photo"), ("categories", "x"), ("scales", "none")]
+)
+def test_a_column_that_cannot_become_that_is_corrupt(part: str, to: str) -> None:
+    document = with_values()
+    first = next(iter(document[part].values()))
+    document[part] = {to: first}
+    with pytest.raises(CacheCorruptError, match="is not a manifest that this package wrote"):
+        Manifest.from_json(json.dumps(document).encode(), path=PATH)
