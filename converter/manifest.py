@@ -31,7 +31,7 @@ from converter.schema import Field, Scale, Schema, checked, checked_count
 from converter.selection import Selection
 from converter.statistics import ColumnStatistics
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 DATA_FILE = re.compile(r"part-[0-9]{5,}-([0-9a-f]{8,}-[0-9]{4,}|[0-9a-f-]{36}-c[0-9]{3,}(\.[0-9a-z_]+)?)\.parquet")
 """Names of data files: our writer's and Spark's."""
@@ -229,6 +229,12 @@ class Manifest:
         return hashlib.sha256(f"{self.fingerprint}/{self.selection.digest}".encode()).hexdigest()[:32]
 
     @property
+    def _format_version(self) -> int:
+        """The oldest version of the format that says all of it: older packages would read codes as plain numbers."""
+        has_lists = any(column.is_object and column.shape is None for column in self.schema)
+        return 2 if self.decoders or self.categories or self.scales or has_lists else 1
+
+    @property
     def num_row_groups(self) -> int:
         """Row groups of all files."""
         return len(self.row_group_rows)
@@ -260,7 +266,7 @@ class Manifest:
             "bytes": self.row_group_bytes.tolist(),
         }
         document = {
-            "format_version": FORMAT_VERSION,
+            "format_version": self._format_version,
             "fingerprint": self.fingerprint,
             "num_rows": self.num_rows,
             "float_dtype": self.float_dtype,

@@ -591,6 +591,11 @@ def with_values() -> dict[str, Any]:
     return document
 
 
+def test_older_packages_open_what_they_understand_alone() -> None:
+    assert with_values()["format_version"] == 2
+    assert json.loads(make_manifest([[1]]).to_json())["format_version"] == 1
+
+
 def test_what_columns_become_survives_json() -> None:
     document = with_values()
     read = Manifest.from_json(json.dumps(document).encode(), path=PATH)
