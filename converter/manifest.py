@@ -12,11 +12,10 @@ import base64
 import hashlib
 import itertools
 import json
-import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +23,11 @@ import numpy.typing as npt
 
 from converter import decoders
 from converter.categories import Categories
-from converter.decoders.decoder import Decoder, ndim_of
+from converter.declared import check_declared, schema_of_batches, schema_of_values
+from converter.decoders.decoder import Decoder
 from converter.errors import CacheCorruptError, CacheError
 from converter.places import SourceColumn
-from converter.schema import Field, Scale, Schema, checked, checked_count
+from converter.schema import Scale, Schema, checked, checked_count
 from converter.selection import Selection
 from converter.statistics import ColumnStatistics
 
@@ -175,32 +175,13 @@ class Manifest:
 
     @property
     def batch_schema(self) -> Schema:
-        """The columns as batches have them: those of the files, decoded, or as codes."""
-        if not self.decoders and not self.categories and not self.scales:
-            return self.schema
-        fields = []
-        for column in self.schema:
-            if column.name in self.decoders:
-                fields.append(_decoded(column, self.decoders[column.name]))
-            elif column.name in self.categories:
-                fields.append(self.categories[column.name].field_of(column))
-            elif column.name in self.scales:
-                dtype = "float64" if column.dtype == "float64" else "float32"
-                fields.append(replace(column, dtype=dtype, scale=self.scales[column.name]))
-            else:
-                fields.append(column)
-        return Schema(tuple(fields))
+        """The columns as batches have them: decoded, as codes, or standardised."""
+        return schema_of_batches(self.schema, self.decoders, self.categories, self.scales)
 
     @property
     def value_schema(self) -> Schema:
         """The columns as they are compared, in filters and in `split`: codes as the values that they stand for."""
-        if not self.categories:
-            return self.schema
-        fields = (
-            self.categories[column.name].value_field_of(column) if column.name in self.categories else column
-            for column in self.schema
-        )
-        return Schema(tuple(fields))
+        return schema_of_values(self.schema, self.categories)
 
     @property
     def summary(self) -> str:
@@ -365,25 +346,7 @@ class Manifest:
             raise ValueError("columns share a name, or float_dtype is unknown")
         if not self.schema:
             raise ValueError("there are no columns")
-        undecodable = [
-            name
-            for name in self.decoders
-            if name not in self.schema or self.schema[name].dtype != "bytes" or self.schema[name].shape != ()
-        ]
-        if undecodable:
-            raise ValueError(f"column {undecodable[0]!r} is decoded and has no bytes")
-        for name, scale in self.scales.items():
-            _check_scale(self.schema.get(name), scale)
-        for name, categories in self.categories.items():
-            stored = self.schema.get(name)
-            kind = "int32" if categories.are_coded else categories.kind
-            if (
-                stored is None
-                or name in self.decoders
-                or (categories.are_coded and stored.shape != ())
-                or not _holds(stored.dtype, kind)
-            ):
-                raise ValueError(f"column {name!r} has categories and is none of {kind}")
+        check_declared(self.schema, self.decoders, self.categories, self.scales)
         for column in self.schema:
             if column.is_object and (column.shape or (column.shape is None and column.is_jagged != (column.ndim > 1))):
                 raise ValueError(f"column {column.name!r} of {column.dtype} has the shape {column.shown_shape}")
@@ -403,25 +366,6 @@ class Manifest:
         unexpected = next((name for name in self.file_names if not _is_data_file(name)), None)
         if unexpected is not None:
             raise ValueError(f"unexpected file name {unexpected!r}")
-
-
-def _decoded(column: Field, decoder: Decoder) -> Field:
-    """A column of bytes as its decoder hands it out."""
-    kind = getattr(decoder, "name", type(decoder).__name__).rpartition(".")[2]
-    return replace(column, dtype=decoder.dtype, shape=decoder.shape, ragged_ndim=ndim_of(decoder), decoder=kind)
-
-
-def _check_scale(stored: Field | None, scale: Scale | None) -> None:
-    """Raise ValueError unless a column can be standardised so."""
-    if stored is None or stored.shape is None or not stored.dtype.startswith(("int", "uint", "float")):
-        raise ValueError("a column without numbers is standardised")
-    if scale is not None and not (math.isfinite(scale.mean) and 0 < scale.std < math.inf):
-        raise ValueError(f"column {stored.name!r} is standardised by {tuple(scale)}")
-
-
-def _holds(dtype: str, kind: str) -> bool:
-    """Whether values of a dtype are categories of a kind; whole numbers of any width are."""
-    return dtype == kind or (kind == "int64" and dtype in ("int8", "int16", "int32"))
 
 
 def _is_data_file(name: str) -> bool:

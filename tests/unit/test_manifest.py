@@ -416,7 +416,7 @@ def test_a_file_that_our_writer_cannot_have_named_is_refused(name: str) -> None:
 def test_a_newer_format_asks_for_an_upgrade_and_is_not_called_corrupt() -> None:
     # A newer format may have changed anything else, so the version is looked at first.
     newer = json.dumps({"format_version": FORMAT_VERSION + 1, "all else": "unknown"}).encode()
-    with pytest.raises(CacheError, match=r"format version 2; .* reads up to 1\. Upgrade") as raised:
+    with pytest.raises(CacheError, match=r"format version 3; .* reads up to 2\. Upgrade") as raised:
         Manifest.from_json(newer, path=PATH)
     assert not isinstance(raised.value, CacheCorruptError)
     assert raised.value.path == PATH
