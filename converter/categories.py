@@ -79,6 +79,7 @@ def check_categories(categories: Any, dtypes: Mapping[str, str], unseen: Any) ->
 
 
 def _of_values(name: str, kind: str, values: Any, unseen: Unseen) -> Categories:
+    values = values.tolist() if isinstance(values, np.ndarray) else values
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
         raise TypeError(
             f"categories: {name!r} needs a list of values, or None for those of the data, got {values!r:.80}."
@@ -161,24 +162,22 @@ class Categories:
         """The column as its values are compared: in filters and in `split`."""
         return replace(stored, dtype=self.kind) if self.are_coded else stored
 
-    def codes_of(self, array: pa.Array, name: str) -> pa.Array:
-        """The codes of values; null where they are null, or unseen.
-
-        Raises:
-            SourceError: a value is none of these, and `unseen="raise"`.
-        """
+    def codes_of(self, array: pa.Array) -> pa.Array:
+        """The codes of values; null where they are null, or none of these."""
         if pa.types.is_dictionary(array.type):
             # Each different value is looked up once.
-            return self.codes_of(array.dictionary, name).take(array.indices)
-        codes = pc.index_in(array.cast(self.values.type), self.values)
+            return self.codes_of(array.dictionary).take(array.indices)
+        return pc.index_in(array.cast(self.values.type), self.values)
+
+    def check_seen(self, array: pa.Array, codes: pa.Array, name: str) -> None:
+        """Raise SourceError if a value has no code and `unseen="raise"`; both arrays without lists around them."""
         if self.unseen == "raise" and codes.null_count != array.null_count:
             odd = array.filter(pc.and_(pc.is_null(codes), pc.is_valid(array)))[0].as_py()
             raise SourceError(
                 f"Column {name!r} has the value {odd!r}, which is none of its {len(self.values):,} categories. Pass "
-                "unseen='null' when the converter is made, or other categories.",
+                "unseen='null' when the converter is made, or other categories, or leave such rows out with where().",
                 column=name,
             )
-        return codes
 
     def global_codes(self, column: pa.ChunkedArray, file: int) -> pa.ChunkedArray:
         """The codes that a file's own codes stand for."""

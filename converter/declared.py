@@ -16,8 +16,9 @@ def schema_of_batches(
     decoders: Mapping[str, Decoder],
     categories: Mapping[str, Categories],
     scales: Mapping[str, Scale | None],
+    float_dtype: str,
 ) -> Schema:
-    """The columns as batches have them; `stored` are those of the files."""
+    """The columns as batches have them; `stored` are those of the files. Standardised integers are `float_dtype`."""
     if not decoders and not categories and not scales:
         return stored
     fields = []
@@ -27,7 +28,7 @@ def schema_of_batches(
         elif column.name in categories:
             fields.append(categories[column.name].field_of(column))
         elif column.name in scales:
-            dtype = "float64" if column.dtype == "float64" else "float32"
+            dtype = column.dtype if column.dtype.startswith("float") else float_dtype
             fields.append(replace(column, dtype=dtype, scale=scales[column.name]))
         else:
             fields.append(column)
@@ -72,7 +73,7 @@ def check_declared(
 def _decoded(column: Field, decoder: Decoder) -> Field:
     """A column of bytes as its decoder hands it out."""
     kind = getattr(decoder, "name", type(decoder).__name__).rpartition(".")[2]
-    return replace(column, dtype=decoder.dtype, shape=decoder.shape, ragged_ndim=ndim_of(decoder), decoder=kind)
+    return replace(column, dtype=decoder.dtype, shape=decoder.shape, ragged_ndim=ndim_of(decoder) or 1, decoder=kind)
 
 
 def _holds(dtype: str, kind: str) -> bool:

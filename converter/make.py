@@ -108,15 +108,16 @@ def make_spark_converter(
             `converter.decoders.Decoder`.
         decode_at: `"read"` keeps the bytes and decodes them in each epoch. `"write"` lets the executors decode
             them once and keeps the tensors: larger (a JPEG some ten times), and read as fast as any array. They
-            need the library for it.
+            need the library for it, `NumPy` its dtype and shape, and a row that cannot be decoded is an error.
         categories: `["carrier", "origin"]` hands these columns out as int32 codes 0…n-1, as an embedding takes them, in
             the sorted order of their values; `schema["carrier"].categories` lists the values.
             `{"carrier": train.schema["carrier"].categories}` gives them the codes of another converter. Strings, whole
-            numbers, booleans and dates can be categories. Filters and `split` take the values.
+            numbers, booleans and dates can be categories, and the elements of arrays of strings (not with
+            `writer="spark"`). Filters and `split` take the values.
         unseen: what a value is that is none of the categories that you gave: `"raise"`, or `"null"`.
         standardize: `["dep_delay", "distance"]` hands these columns out as (x − mean) / std, by the statistics of these
             rows; `schema["distance"].scale` has the two numbers, and `{"distance": train.schema["distance"].scale}`
-            takes those of another converter. A null that is masked becomes 0, the mean. Filters and `statistics` know
+            takes those of another converter. Integers arrive as `float_dtype`. A null that is masked becomes 0, the mean. Filters and `statistics` know
             the numbers as they were written.
         row_group_bytes: uncompressed bytes of a row group, all columns together. Readers read whole row groups.
         compression: `"auto"` (none on a local disk; elsewhere zstd for the columns that it makes smaller), `"none"`,
@@ -269,13 +270,27 @@ def hold_entry(
     return DatasetConverter(storage=entry.folder, manifest=manifest, holding=holding, is_owner=True)
 
 
-def _settled(storage: Storage, manifest: Manifest, decode: Mapping[str, Decoder] | None) -> Manifest:
-    """The manifest with the user's decoders, and what takes a look at the rows: their first shapes, their means."""
+def _settled(
+    storage: Storage,
+    manifest: Manifest,
+    decode: Mapping[str, Decoder] | None,
+    categories: CategoriesOption = None,
+    *,
+    unseen: Unseen = "raise",
+    standardize: StandardizeOption = None,
+) -> Manifest:
+    """The manifest with what its columns become; the first shapes, the values and the means may take a pass."""
     dtypes = {field.name: field.dtype if field.shape == () else "array" for field in manifest.schema}
     decoders = check_decode(decode, dtypes)
     if decoders or manifest.decoders:
+        # First, because it may leave rows out, whose values then count for nothing.
         manifest = with_decoders(storage, manifest, decoders)
-    return with_scales(manifest, functools.partial(all_rows, storage)) if manifest.scales else manifest
+    manifest = with_categories(storage, manifest, categories, unseen)
+    scales = check_standardize(standardize, manifest.batch_schema)
+    if scales or manifest.scales:
+        manifest = replace(manifest, scales={**manifest.scales, **scales})
+        manifest = with_scales(manifest, functools.partial(all_rows, storage))
+    return manifest
 
 
 def make_parquet_converter(
@@ -355,9 +370,7 @@ def make_parquet_converter(
             storage_options=storage_options,
             timeout_seconds=check_timeout(timeout_seconds),
         )
-        manifest = with_categories(storage, manifest, categories, unseen)
-        scales = check_standardize(standardize, manifest.batch_schema)
-        manifest = _settled(storage, replace(manifest, scales=scales), decode)
+        manifest = _settled(storage, manifest, decode, categories, unseen=unseen, standardize=standardize)
     return DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=True)
 
 
@@ -436,9 +449,7 @@ def make_delta_converter(
         )
         if values is not None:
             manifest = select_rows(storage, manifest, values)
-        manifest = with_categories(storage, manifest, categories, unseen)
-        scales = check_standardize(standardize, manifest.batch_schema)
-        manifest = _settled(storage, replace(manifest, scales=scales), decode)
+        manifest = _settled(storage, manifest, decode, categories, unseen=unseen, standardize=standardize)
     return DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=True)
 
 

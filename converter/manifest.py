@@ -176,7 +176,7 @@ class Manifest:
     @property
     def batch_schema(self) -> Schema:
         """The columns as batches have them: decoded, as codes, or standardised."""
-        return schema_of_batches(self.schema, self.decoders, self.categories, self.scales)
+        return schema_of_batches(self.schema, self.decoders, self.categories, self.scales, self.float_dtype)
 
     @property
     def value_schema(self) -> Schema:

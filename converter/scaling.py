@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,6 +47,9 @@ def _check_scale(name: Any, scale: Any, schema: Schema) -> Scale | None:
         mean, std = map(float, scale)
     except (TypeError, ValueError) as error:
         raise ValueError(f"standardize: {name!r} needs (mean, std) or None, got {scale!r}.") from error
-    if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
-        raise ValueError(f"standardize: {name!r} needs a finite mean and a std above 0, got {scale!r}.")
+    largest = 3e38  # Of float32.
+    if not (abs(mean) < largest and 1 / largest < std < largest):
+        raise ValueError(
+            f"standardize: {name!r} needs a finite mean and a std above 0 that float32 holds, got {scale!r}."
+        )
     return Scale(mean, std)

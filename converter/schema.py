@@ -207,7 +207,7 @@ class Field:
     @property
     def is_scalar_number(self) -> bool:
         """Whether a row is one number, so that several such columns can be stacked."""
-        return self.shape == () and not self.is_object and not self.dtype.startswith("datetime64")
+        return self.shape == () and not self.decoder and not self.is_object and not self.dtype.startswith("datetime64")
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:

@@ -59,6 +59,10 @@ class Decoder(Protocol):
         """
 
 
+class WrongDecoderError(TypeError):
+    """A decoder returned something else than it promised: its rows are not to blame."""
+
+
 @dataclass(frozen=True, slots=True)
 class NamedDecoder:
     """Stands for a user's decoder in a manifest that was read from storage: no code is stored."""
@@ -155,17 +159,18 @@ def decode_rows(decoder: Decoder, values: pa.LargeBinaryArray, out: Array | None
     """Decode rows that are not null into `out`, `(len(values), *shape)`; without `out` return them as a list.
 
     Raises:
-        TypeError, ValueError: the decoder returned something else than it promised.
+        WrongDecoderError: the decoder returned something else than it promised.
     """
     if not len(values):
         return [] if out is None else None
     decoded: Any = decoder.decode(values)
-    if len(decoded) != len(values):
-        raise ValueError(f"decode() returned {len(decoded)} rows for {len(values)}")
+    if not hasattr(decoded, "__len__") or len(decoded) != len(values):
+        found = f"{len(decoded)} rows" if hasattr(decoded, "__len__") else type(decoded).__name__
+        raise WrongDecoderError(f"decode() returned {found}, expected {len(values)} rows")
     if out is not None:
         array = np.asarray(decoded)
         if array.dtype != out.dtype or array.shape != out.shape:
-            raise ValueError(
+            raise WrongDecoderError(
                 f"decode() returned {array.dtype} of shape {array.shape}, expected {out.dtype} of shape {out.shape}"
             )
         out[...] = array
@@ -174,7 +179,7 @@ def decode_rows(decoder: Decoder, values: pa.LargeBinaryArray, out: Array | None
     ndim, dtype = ndim_of(decoder), np.dtype(decoder.dtype)
     odd = next((row for row in rows if row.dtype != dtype or row.ndim != ndim), None)
     if odd is not None:
-        raise ValueError(
+        raise WrongDecoderError(
             f"decode() returned a row of {odd.dtype} with {odd.ndim} dimensions, expected {dtype} with {ndim}"
         )
     return rows

@@ -157,8 +157,8 @@ class Image:
             opened = PIL.Image.open(io.BytesIO(raw), formats=_FORMATS)
         except PIL.UnidentifiedImageError:
             raise ValueError("the bytes are no JPEG, PNG, WebP, TIFF or BMP") from None
-        except PIL.Image.DecompressionBombError as error:
-            raise ValueError(f"the picture is too large: {error}") from None
+        except PIL.Image.DecompressionBombError:
+            raise ValueError(f"a picture of too many pixels, more than max_pixels={self.max_pixels:,}") from None
         with opened as picture:
             # Cameras put a second picture behind a JPEG (MPO); the first is the photograph.
             if picture.format != "MPO" and getattr(picture, "n_frames", 1) != 1:

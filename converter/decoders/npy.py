@@ -77,6 +77,8 @@ class NumPy:
         array = _read(data, self.key)
         if array.dtype.newbyteorder("=") != np.dtype(self.dtype):
             raise ValueError(f"an array of {array.dtype}, expected {self.dtype}")
+        if self.shape is None and array.ndim != self.ndim:
+            raise ValueError(f"an array of {array.ndim} dimensions, expected {self.ndim}")
         return array.astype(self.dtype, copy=False)
 
 
@@ -107,7 +109,8 @@ def _read(data: Any, key: str | None) -> Array:
     stream = io.BytesIO(data)
     if key is None:
         if stream.read(len(_MAGIC)) != _MAGIC:
-            raise ValueError("the bytes are no .npy file (as numpy.save writes it)")
+            instead = "; these are .npz bytes, which need key=…" if zipfile.is_zipfile(stream) else ""
+            raise ValueError(f"the bytes are no .npy file (as numpy.save writes it){instead}")
         stream.seek(0)
         array: Array = np.lib.format.read_array(stream, allow_pickle=False)
         if stream.read(1):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from converter.decoders.decoder import Decoder, decode_rows, ndim_of
+from converter.decoders.decoder import Decoder, WrongDecoderError, decode_rows, ndim_of
 from converter.errors import MissingDependencyError, ReadError
 from converter.manifest import Manifest
 from converter.reading.ahead import read_ahead
@@ -137,8 +137,10 @@ class _Piece:
             except ImportError as error:
                 raise MissingDependencyError(f"Column {name!r} cannot be decoded: {error}.") from error
             except Exception as error:
-                number = _first_bad_row(decoder, values)
-                raise self._error(name, first + number, error) from error
+                bad = undecodable_rows(decoder, values)
+                if isinstance(error, WrongDecoderError) and len(bad) in (0, len(values) - values.null_count):
+                    raise TypeError(f"decode: {decoder!r} of column {name!r} is no decoder: {error}.") from error
+                raise self._error(name, first + (bad[0][0] if bad else 0), error) from error
             if rows is not None:
                 self._ragged[name][first] = rows
 
@@ -189,12 +191,6 @@ def _ragged_rows(rows: Sequence[Array], field: Field) -> RaggedRows:
     values = np.concatenate([row.reshape(-1) for row in rows]) if rows else np.empty(0, field.stored_dtype)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(shapes.prod(axis=1))))
     return RaggedRows(values=values, offsets=offsets, shapes=shapes)
-
-
-def _first_bad_row(decoder: Decoder, values: pa.Array) -> int:
-    """The first row that cannot be decoded alone; 0 if each can."""
-    bad = undecodable_rows(decoder, values)
-    return int(bad[0][0]) if bad else 0
 
 
 def undecodable_rows(decoder: Decoder, values: pa.Array) -> list[tuple[int, Exception]]:

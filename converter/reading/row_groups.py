@@ -39,11 +39,6 @@ class FetchedGroup:
     """Whether the bytes come from this host's disk."""
 
 
-def _codes_in(categories: Categories, name: str, array: pa.Array) -> pa.Array:
-    """The codes of a column's values, or of the elements of its lists."""
-    return map_values(array, lambda values: categories.codes_of(values, name))
-
-
 class RowGroup:
     """The wanted columns of a row group."""
 
@@ -141,7 +136,7 @@ class RowGroup:
             if categories is not None and categories.are_coded:
                 columns[name] = categories.global_codes(columns[name], self.opened.file.number)
             elif categories is not None:
-                columns[name] = map_chunks(columns[name], functools.partial(_codes_in, categories, name))
+                columns[name] = self._codes_of(categories, name, columns[name])
             decoded = decode(
                 columns[name],
                 field,
@@ -151,6 +146,32 @@ class RowGroup:
             )
             self._decoded[name] = decoded
             self._check_nulls(decoded, field)
+
+    def _codes_of(self, categories: Categories, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """The codes of a column's values, or of the elements of its lists; rows that are not live may have others.
+
+        Raises:
+            SourceError: a live row has a value that is none of the categories.
+        """
+        selection, has_unseen = self._files.manifest.selection, False
+
+        def look_up(values: pa.Array) -> pa.Array:
+            nonlocal has_unseen
+            codes = categories.codes_of(values)
+            has_unseen |= codes.null_count != values.null_count
+            return codes
+
+        def refuse(values: pa.Array) -> pa.Array:
+            codes = categories.codes_of(values)
+            categories.check_seen(values, codes, name)
+            return codes
+
+        codes = map_chunks(column, functools.partial(map_values, function=look_up))
+        if has_unseen:
+            live = None if selection is None else selection.live_rows(self._number)
+            seen = column if live is None else column.take(pa.array(live))
+            map_chunks(seen, functools.partial(map_values, function=refuse))
+        return codes
 
     def _check_nulls(self, decoded: Decoded, field: Field) -> None:
         """Raise NullValueError if a live row is null, or an element of one, and no policy covers it."""

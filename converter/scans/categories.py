@@ -34,7 +34,7 @@ def with_categories(storage: Storage, manifest: Manifest, categories: Any, unsee
     kinds = {name: kind_of(name, dtypes[name]) for name, values in given.items() if values is None}
     found = _find_values(storage, manifest, kinds) if kinds else {}
     known = {name: found[name] if values is None else values for name, values in given.items()}
-    return replace(manifest, categories=known)
+    return replace(manifest, categories={**manifest.categories, **known})
 
 
 def _unique(column: pa.ChunkedArray) -> pa.Array:

@@ -10,7 +10,7 @@ import PIL.Image
 import pyarrow as pa
 import pytest
 
-from converter import Image, NumPy
+from converter import Image, NumPy, ReadError
 from converter.decoders.decoder import Decoder
 from tests.contracts.decoders import DecoderContract
 
@@ -83,6 +83,19 @@ class TestArraysOfManyShapes(DecoderContract):
         return np.arange(number % 4) + number
 
 
+class TestSingleNumbers(DecoderContract):
+    skips = NumPy(on_error="skip")
+
+    def decoder(self) -> Decoder:
+        return NumPy("float64", ())
+
+    def row(self, number: int) -> bytes:
+        return npy(np.float64(number / 7))
+
+    def expected(self, number: int) -> np.ndarray[Any, Any]:
+        return np.float64(number / 7)
+
+
 class Doubled:
     """A decoder as a user writes one: two bytes become two numbers."""
 
@@ -120,6 +133,11 @@ class Raising(Doubled):
         raise KeyError("no such key")
 
 
+class Nothing(Doubled):
+    def decode(self, values: pa.LargeBinaryArray) -> Any:
+        return None
+
+
 class Ragged(Doubled):
     shape = None  # type: ignore[assignment]
 
@@ -133,15 +151,18 @@ class TestBadDecoders(TestUsersOwn):
     @pytest.mark.parametrize(
         ("decoder", "said"),
         [
-            (Few(), r"decode\(\) returned \d rows for \d"),
+            (Few(), r"decode\(\) returned \d rows, expected \d rows"),
             (Wide(), r"decode\(\) returned int64 of shape \(\d, 2\), expected int32 of shape \(\d, 2\)"),
-            (Raising(), "KeyError: 'no such key'"),
+            (Nothing(), r"decode\(\) returned NoneType, expected \d rows"),
             (Ragged(), r"decode\(\) returned a row of float32 with 1 dimensions, expected int32 with 1"),
         ],
     )
     def test_it_is_told(self, tmp_path: Any, decoder: Decoder, said: str) -> None:
-        from converter import ReadError
-
         converter = self.convert(self.write(tmp_path), decoder)
-        with pytest.raises(ReadError, match=rf"Column 'x' cannot be decoded in row 0 .*part-0\.parquet\): .*{said}"):
+        with pytest.raises(TypeError, match=rf"decode: .* of column 'x' is no decoder: {said}"):
+            self.read(converter)
+
+    def test_one_that_raises_for_every_row_is_told_with_the_first(self, tmp_path: Any) -> None:
+        converter = self.convert(self.write(tmp_path), Raising())
+        with pytest.raises(ReadError, match=r"'x' cannot be decoded in row 0 .*part-0\.parquet\): KeyError: 'no such"):
             self.read(converter)

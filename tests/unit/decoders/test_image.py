@@ -203,7 +203,7 @@ PAGES = saved(PIL.Image.fromarray(NOISE), "TIFF", save_all=True, append_images=[
         (b"", "no JPEG, PNG, WebP, TIFF or BMP"),
         (GIF, "no JPEG, PNG, WebP, TIFF or BMP"),
         (PAGES, "a TIFF of 2 frames; only single pictures"),
-        (bomb(60_000, 60_000), "60,000 × 60,000|too large"),
+        (bomb(60_000, 60_000), "60,000 × 60,000|too many pixels, more than max_pixels=89,000,000"),
         (jpeg_bomb(), "60,000 × 60,000 pixels, more than max_pixels=89,000,000"),
     ],
     ids=[

@@ -351,3 +351,25 @@ def test_unseen_values_of_a_column_without_nulls_are_masked(source: str, tmp_pat
     with convert(source, tmp_path, tables, {"c": ["a"]}, "null") as converter:
         assert converter.schema["c"].has_nulls
         assert read(converter) == {0: 0, 1: None, 2: None, 3: 0}
+
+
+def test_rows_that_are_left_out_may_have_other_values(tmp_path: Path) -> None:
+    table = pa.table({"c": ["a", "b", "c", "d"], "tags": [["a"], ["b"], ["c"], []], "id": [0, 1, 2, 3]})
+    pq.write_table(table, tmp_path / "part.parquet")
+    write_deltalake(tmp_path / "table", table)
+    known: Any = {"c": ["a", "b"], "tags": ["a", "b"]}
+    some = make_parquet_converter(tmp_path / "part.parquet", categories=known).where([("id", "<", 2)])
+    by_filter = make_delta_converter(tmp_path / "table", filters=[("id", "<", 2)], categories=["c", "tags"])
+    for converter in (some, by_filter):
+        assert converter.schema["c"].categories == ("a", "b")
+        for nulls in ("raise", "mask"):
+            with converter.make_batch_reader(batch_size=4, nulls=nulls, ragged="pad") as reader:  # type: ignore[arg-type]
+                [batch] = list(reader)
+            assert batch["c"].tolist() == [0, 1]
+            assert batch["tags"].tolist() == [[0], [1]]
+        counts = converter.statistics["c"].counts
+        assert counts is not None
+        assert counts.tolist() == [1, 1]
+    rest = make_parquet_converter(tmp_path / "part.parquet", categories=known).where([("id", ">", 0)])
+    with pytest.raises(SourceError, match="Column 'c' has the value 'c', which is none of its 2"):
+        rest.head()

@@ -69,7 +69,7 @@ def check(batches: list[dict[str, Any]]) -> None:
     order = np.argsort(rows["id"])
     assert rows["id"][order].tolist() == list(range(NUM_ROWS))
     for name in NAMES:
-        assert rows[name].dtype == ("float64" if name == "weight" else "float32")
+        assert rows[name].dtype == ("float64" if name in ("weight", "seats") else "float32")
         np.testing.assert_allclose(rows[name][order], expected(name), atol=2e-5)
 
 
@@ -88,7 +88,7 @@ def test_columns_arrive_with_mean_0_and_deviation_1(converter: DatasetConverter,
 def test_the_schema_has_the_numbers(converter: DatasetConverter) -> None:
     field = converter.schema["seats"]
     assert field.scale == pytest.approx((SEATS.mean(), SEATS.std()))
-    assert field.dtype == "float32"
+    assert field.dtype == "float64"
     assert "float32 (standardized)" in repr(converter.schema)
     assert converter.schema["constant"].scale == (7.5, 1.0)
     # Statistics and filters know the numbers as they are in the files.
@@ -105,7 +105,8 @@ def test_a_stack_of_them_is_the_same(converter: DatasetConverter, shuffle: bool)
         batches = list(reader)
     order = np.argsort(np.concatenate([batch["id"] for batch in batches]))
     stack = np.concatenate([batch["x"] for batch in batches])[order]
-    assert stack.dtype == np.float32
+    # Of columns of both widths.
+    assert stack.dtype == np.float64
     np.testing.assert_allclose(stack, np.stack([expected(name) for name in names], axis=1), atol=2e-5)
 
 
@@ -153,6 +154,8 @@ def test_an_entry_knows_them_from_its_statistics(tmp_path: Path) -> None:
         ({"seats": 3}, r"'seats' needs \(mean, std\) or None, got 3"),
         ({"seats": (1, 0)}, "'seats' needs a finite mean and a std above 0"),
         ({"seats": (float("nan"), 1)}, "'seats' needs a finite mean and a std above 0"),
+        ({"seats": (1e300, 1)}, "needs a finite mean and a std above 0 that float32 holds"),
+        ({"seats": (0, 1e-300)}, "needs a finite mean and a std above 0 that float32 holds"),
         ({"seats": (1, 2, 3)}, r"'seats' needs \(mean, std\) or None"),
     ],
 )
@@ -173,3 +176,16 @@ def test_a_column_without_a_mean_is_named(tmp_path: Path, values: list[Any], sai
     pq.write_table(pa.table({"x": pa.array(values, pa.float64())}), tmp_path / "part.parquet")
     with pytest.raises(SourceError, match=rf"column 'x' .*{said}.*standardize=\{{'x': \(mean, std\)\}}"):
         make_parquet_converter(tmp_path, standardize=["x"])
+
+
+@pytest.mark.parametrize("float_dtype", ["float32", "float64"])
+def test_large_whole_numbers_keep_their_differences(tmp_path: Path, float_dtype: Any) -> None:
+    seconds = 1_600_000_000 + np.arange(10)
+    pq.write_table(pa.table({"t": seconds, "u": seconds}), tmp_path / "part.parquet")
+    converter = make_parquet_converter(tmp_path, standardize=["t", "u"], float_dtype=float_dtype)
+    expected_rows = (seconds - seconds.mean()) / seconds.std()
+    assert converter.schema["t"].dtype == float_dtype
+    np.testing.assert_allclose(converter.head(10)["t"], expected_rows, atol=1e-6)
+    with converter.make_batch_reader(batch_size=10, stack={"x": ["t", "u"]}, shuffle=True) as reader:
+        [batch] = list(reader)
+    np.testing.assert_allclose(np.sort(batch["x"][:, 1]), expected_rows, atol=1e-6)
