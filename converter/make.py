@@ -117,8 +117,8 @@ def make_spark_converter(
         unseen: what a value is that is none of the categories that you gave: `"raise"`, or `"null"`.
         standardize: `["dep_delay", "distance"]` hands these columns out as (x − mean) / std, by the statistics of these
             rows; `schema["distance"].scale` has the two numbers, and `{"distance": train.schema["distance"].scale}`
-            takes those of another converter. Integers arrive as `float_dtype`. A null that is masked becomes 0, the mean. Filters and `statistics` know
-            the numbers as they were written.
+            takes those of another converter. Integers arrive as `float_dtype`. A null that is masked becomes 0, the
+            mean. Filters and `statistics` know the numbers as they were written.
         row_group_bytes: uncompressed bytes of a row group, all columns together. Readers read whole row groups.
         compression: `"auto"` (none on a local disk; elsewhere zstd for the columns that it makes smaller), `"none"`,
             `"lz4"`, `"zstd"` or `"snappy"`.
