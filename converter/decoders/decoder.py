@@ -40,6 +40,9 @@ class Decoder(Protocol):
     print(converter.head(2)["features"])
     ```
 
+    One with a shape may also have a method `decode_into(values, out)`, which fills an array `(len(values), *shape)`: it
+    saves a copy, and is then called instead.
+
     It must release the GIL to run in several threads at once. One that does not is faster in worker processes
     (`num_workers`); then it must be picklable.
     """
@@ -163,6 +166,10 @@ def decode_rows(decoder: Decoder, values: pa.LargeBinaryArray, out: Array | None
     """
     if not len(values):
         return [] if out is None else None
+    decode_into = getattr(decoder, "decode_into", None)
+    if out is not None and decode_into is not None:
+        decode_into(values, out)
+        return None
     decoded: Any = decoder.decode(values)
     if not hasattr(decoded, "__len__") or len(decoded) != len(values):
         found = f"{len(decoded)} rows" if hasattr(decoded, "__len__") else type(decoded).__name__

@@ -100,13 +100,21 @@ class Image:
             ImportError: Pillow or simplejpeg is not installed.
             ValueError, OSError: the bytes are no picture that `Image` decodes.
         """
+        if self.shape is not None:
+            out = np.empty((len(values), *self.shape), self.dtype)
+            self.decode_into(values, out)
+            return out
         _check_installed()
-        if self.shape is None:
-            pictures = [self._picture(value.as_buffer()) for value in values]
-            return (
-                [np.ascontiguousarray(_planes(picture)) for picture in pictures] if self.layout == "CHW" else pictures
-            )
-        out = np.empty((len(values), *self.shape), self.dtype)
+        pictures = [self._picture(value.as_buffer()) for value in values]
+        return [np.ascontiguousarray(_planes(picture)) for picture in pictures] if self.layout == "CHW" else pictures
+
+    def decode_into(self, values: pa.LargeBinaryArray, out: Array) -> None:
+        """Decode pictures of one size into an array `(len(values), *shape)`.
+
+        Raises:
+            ImportError, ValueError, OSError: as `decode`.
+        """
+        _check_installed()
         for value, row in zip(values, out, strict=True):
             if self.layout == "CHW":
                 row[...] = _planes(self._picture(value.as_buffer()))
@@ -114,7 +122,6 @@ class Image:
                 picture = self._picture(value.as_buffer(), row)
                 if picture is not row:
                     row[...] = picture
-        return out
 
     def _picture(self, data: pa.Buffer, out: Array | None = None) -> Array:
         """One picture as `(height, width, channels)`, in `out` if it has its size as it is."""

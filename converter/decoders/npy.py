@@ -41,37 +41,54 @@ class NumPy:
     on_error: Literal["raise", "skip"] = "raise"
 
     def decode(self, values: pa.LargeBinaryArray) -> Array | Sequence[Array]:
-        """The rows as one array `(len(values), *shape)`, at once where their headers are equal; else as a list.
+        """The rows as one array `(len(values), *shape)`; if they differ in shape, as a list.
 
         Raises:
             ValueError: the bytes are no array, or one of another dtype or shape.
         """
-        alike = self._decode_alike(values) if self.key is None and self.shape is not None else None
-        if alike is not None:
-            return alike
-        rows = [self._row(value.as_buffer()) for value in values]
-        odd = next((row for row in rows if self.shape is not None and row.shape != self.shape), None)
-        if odd is not None:
-            raise ValueError(f"an array of shape {odd.shape}, expected {self.shape}")
-        return rows if self.shape is None else np.stack(rows)
+        if self.shape is None:
+            return [self._row(value.as_buffer()) for value in values]
+        out = np.empty((len(values), *self.shape), self.dtype)
+        self.decode_into(values, out)
+        return out
 
-    def _decode_alike(self, values: pa.LargeBinaryArray) -> Array | None:
-        """The numbers of all rows, if all have the first row's header and that is the right one; else None."""
+    def decode_into(self, values: pa.LargeBinaryArray, out: Array) -> None:
+        """Decode rows of one shape into an array `(len(values), *shape)`: at once where their headers are equal.
+
+        Raises:
+            ValueError: as `decode`.
+        """
+        if self.key is None and self._copy_alike(values, out):
+            return
+        for value, row in zip(values, out, strict=True):
+            array = self._row(value.as_buffer())
+            if array.shape != self.shape:
+                raise ValueError(f"an array of shape {array.shape}, expected {self.shape}")
+            row[...] = array
+
+    def _copy_alike(self, values: pa.LargeBinaryArray, out: Array) -> bool:
+        """Copy all rows, if all have the first row's header and that is the right one; else return False."""
         _, offsets, data = values.buffers()
         edges = np.frombuffer(offsets, np.int64, len(values) + 1, values.offset * 8)
         sizes = np.diff(edges)
         if (sizes != sizes[0]).any() or sizes[0] < len(_MAGIC) + 4:
-            return None
+            return False
         rows = np.frombuffer(data, np.uint8, int(edges[-1] - edges[0]), int(edges[0])).reshape(len(values), -1)
         first = _read(rows[0].tobytes(), None)
         header = rows.shape[1] - first.nbytes
         is_right = first.shape == self.shape and first.dtype.newbyteorder("=") == np.dtype(self.dtype)
-        if not is_right or not first.nbytes or (rows[:, :header] != rows[0, :header]).any():
-            return None
+        if not is_right or not first.nbytes or _differ(rows[:, :header]):
+            return False
+        is_fortran = first.flags.f_contiguous and not first.flags.c_contiguous
+        if first.dtype == out.dtype and not is_fortran and out.flags.c_contiguous:
+            # As bytes: a row need not begin where numbers may.
+            out.reshape(len(values), -1).view(np.uint8)[...] = rows[:, header:]
+            return True
         numbers = np.ascontiguousarray(rows[:, header:]).view(first.dtype)
-        if first.flags.f_contiguous and not first.flags.c_contiguous:
+        if is_fortran:
             numbers = numbers.reshape(len(values), *first.shape[::-1]).transpose(0, *range(first.ndim, 0, -1))
-        return np.ascontiguousarray(numbers.reshape(len(values), *first.shape), self.dtype)
+        out[...] = numbers.reshape(out.shape)
+        return True
 
     def _row(self, data: Any) -> Array:
         array = _read(data, self.key)
@@ -80,6 +97,13 @@ class NumPy:
         if self.shape is None and array.ndim != self.ndim:
             raise ValueError(f"an array of {array.ndim} dimensions, expected {self.ndim}")
         return array.astype(self.dtype, copy=False)
+
+
+def _differ(headers: Array) -> bool:
+    """Whether a header is another one than the first; compared eight bytes at a time if possible."""
+    if headers.shape[1] % 8 == 0:
+        headers = np.ascontiguousarray(headers).view(np.uint64)
+    return bool((headers != headers[0]).any())
 
 
 def is_settled(decoder: object) -> bool:
