@@ -32,6 +32,7 @@ from tests.notebooks.workspaces import (
     STORES,
     SYNAPSE,
     TYPES,
+    VALUES,
     WORKSPACES,
     is_cloud,
     is_installation,
@@ -73,7 +74,7 @@ def run(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 @pytest.mark.short
 def test_there_are_notebooks() -> None:
-    assert {*DIGITS, TYPES, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
+    assert {*DIGITS, TYPES, VALUES, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
 
 
 @pytest.mark.short
@@ -516,3 +517,24 @@ class TestTypes:
         shown = run.text("stdout")
         assert "batches of 100 or of 77, the same order: True\n" in shown
         assert "the next epoch, the same order: False\n" in shown
+
+
+@pytest.mark.parametrize("notebook", named(VALUES), indirect=True)
+class TestValues:
+    def test_the_schema_says_what_columns_become(self, run: Run) -> None:
+        (schema,) = [
+            output.data["text/plain"]
+            for output in run.outputs
+            if "Schema(" in output.get("data", {}).get("text/plain", "")
+        ]
+        for shown in ("uint8 (Image)", "float32 (NumPy)", "int32 (3 categories)", "float32 (standardized)"):
+            assert shown in schema
+
+    def test_the_network_learns(self, run: Run) -> None:
+        match = re.search(r"right on 240 held-out patches: ([\d.]+)$", run.text("stdout"), re.MULTILINE)
+        assert match is not None
+        assert float(match[1]) > 0.9
+
+    def test_a_broken_picture_is_named_or_left_out(self, run: Run) -> None:
+        assert "ReadError: Column 'picture' cannot be decoded in row 1 " in run.text("stdout")
+        assert "1 row of 3\n" in run.text("stdout")

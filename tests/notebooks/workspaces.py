@@ -29,6 +29,7 @@ CACHE = "06_cache_reuse_and_cleanup"
 RANKS = "07_ranks_resume_and_memory"
 STORES = "08_stores_and_credentials"
 TYPES = "09_types_nulls_shapes_order"
+VALUES = "10_images_text_numbers"
 CLOUD = "cloud"
 """The tag of cells that need a platform."""
 

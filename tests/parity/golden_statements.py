@@ -41,7 +41,7 @@ class Table:
     """Versions that nobody can read any more: their files, or their log, are gone."""
 
     refused: tuple[str, ...] = ()
-    """Columns that have no tensor form."""
+    """Columns whose rows are not kept beside the table: most have no tensor form."""
 
     unreadable: Mapping[int, str] = field(default_factory=dict)
     """Versions that deltalake cannot open, or whose vectors it cannot read, and what the error must say of why."""
