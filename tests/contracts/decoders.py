@@ -95,6 +95,7 @@ class DecoderContract:
             self.check(dict(zip(range(NUM_ROWS), np.concatenate([batch["x"] for batch in kept]), strict=True))) is None
         )
 
+    @pytest.mark.long("two processes for each decoder; test_decoding.py has them in the short lane")
     def test_the_rows_are_the_same_in_torch_and_its_processes(self, tmp_path: Path) -> None:
         converter = self.convert(self.write(tmp_path))
         is_ragged = converter.schema["x"].shape is None

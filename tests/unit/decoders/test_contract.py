@@ -118,6 +118,9 @@ class TestUsersOwn(DecoderContract):
         return np.array([2 * number, 4 * number], np.int32)
 
 
+OWN = TestUsersOwn()
+
+
 class Few(Doubled):
     def decode(self, values: pa.LargeBinaryArray) -> np.ndarray[Any, Any]:
         return super().decode(values)[1:]
@@ -145,7 +148,7 @@ class Ragged(Doubled):
         return [row.astype(np.float32) for row in super().decode(values)]
 
 
-class TestBadDecoders(TestUsersOwn):
+class TestBadDecoders:
     """What a user's decoder may do wrong is an error that names the column, the row and what was expected."""
 
     @pytest.mark.parametrize(
@@ -158,11 +161,11 @@ class TestBadDecoders(TestUsersOwn):
         ],
     )
     def test_it_is_told(self, tmp_path: Any, decoder: Decoder, said: str) -> None:
-        converter = self.convert(self.write(tmp_path), decoder)
+        converter = OWN.convert(OWN.write(tmp_path), decoder)
         with pytest.raises(TypeError, match=rf"decode: .* of column 'x' is no decoder: {said}"):
-            self.read(converter)
+            OWN.read(converter)
 
     def test_one_that_raises_for_every_row_is_told_with_the_first(self, tmp_path: Any) -> None:
-        converter = self.convert(self.write(tmp_path), Raising())
+        converter = OWN.convert(OWN.write(tmp_path), Raising())
         with pytest.raises(ReadError, match=r"'x' cannot be decoded in row 0 .*part-0\.parquet\): KeyError: 'no such"):
-            self.read(converter)
+            OWN.read(converter)
