@@ -88,7 +88,10 @@ def _of_values(name: str, kind: str, values: Any, unseen: Unseen) -> Categories:
     odd = next((value for value in values if type(value) is not expected), None)
     if odd is not None or None in values:
         raise ValueError(f"categories: {odd!r} is no value of column {name!r}, whose values are of {kind}.")
-    array = pa.array(values, _KINDS[kind])
+    try:
+        array = pa.array(values, _KINDS[kind])
+    except OverflowError as error:
+        raise ValueError(f"categories: a value of column {name!r} is too large for 64 bits.") from error
     return Categories(values=check_values(name, array), unseen=unseen, are_given=True)
 
 

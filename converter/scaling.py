@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from converter.schema import Scale, Schema
 
 StandardizeOption = Sequence[str] | Mapping[str, tuple[float, float] | None] | None
@@ -44,7 +46,10 @@ def _check_scale(name: Any, scale: Any, schema: Schema) -> Scale | None:
     if scale is None:
         return None
     try:
-        mean, std = map(float, scale)
+        mean, std = scale
+        if not all(isinstance(number, (int, float, np.number)) and not isinstance(number, bool) for number in scale):
+            raise TypeError("no numbers")
+        mean, std = float(mean), float(std)
     except (TypeError, ValueError) as error:
         raise ValueError(f"standardize: {name!r} needs (mean, std) or None, got {scale!r}.") from error
     largest = 3e38  # Of float32.

@@ -45,7 +45,7 @@ class Image:
             sides are resized. A large JPEG is decoded at half of its size or less.
         layout: `"HWC"` or `"CHW"`: where the channels stand in the shape.
         max_pixels: a picture of more pixels is an error, before memory is taken for it. Pillow warns above
-            89 millions, too.
+            89 millions, too, and refuses more than 178 millions of any picture but a JPEG.
         on_error: `"skip"` leaves rows that cannot be decoded out of the dataset, at the cost of a pass when the
             converter is made.
 

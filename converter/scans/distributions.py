@@ -62,7 +62,9 @@ def quantiles_of(source: BatchSource, name: str, levels: Sequence[float]) -> Arr
     if dtype.startswith("datetime64"):
         nearest: Array = np.quantile(values, wanted, method="nearest")
         return nearest.astype(source.schema[name].stored_dtype).astype(dtype)
-    quantiles: Array = np.quantile(values, wanted)
+    # Between a number and infinity there is none.
+    has_infinity = bool(np.isinf(values).any())
+    quantiles: Array = np.quantile(values, wanted, method="nearest" if has_infinity else "linear")
     return quantiles
 
 

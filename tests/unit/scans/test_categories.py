@@ -245,6 +245,7 @@ def test_too_many_values_are_refused(source: str, tmp_path: Path, monkeypatch: p
         ({"c": ["Rome", None]}, "None is no value of column 'c', whose values are of str"),
         ({"c": ["Rome", 1]}, "1 is no value of column 'c', whose values are of str"),
         ({"c": ["Rome", "Bern", "Rome"]}, "'Rome' comes twice among the values of column 'c'"),
+        ({"id": [1, 1 << 70]}, "a value of column 'id' is too large for 64 bits"),
         ({"id": [1, 2.0]}, "2.0 is no value of column 'id', whose values are of int64"),
         ({"id": [1, True]}, "True is no value of column 'id', whose values are of int64"),
     ],

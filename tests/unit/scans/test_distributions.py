@@ -55,6 +55,11 @@ def test_numbers_that_are_not_finite_are_in_no_bin(tmp_path: Path) -> None:
     assert (counts.tolist(), edges.tolist()) == ([1, 1], [1.0, 2.0, 3.0])
 
 
+def test_quantiles_know_infinities(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1.0, 2.0, 3.0, float("inf")]}), tmp_path / "part.parquet")
+    assert make_parquet_converter(tmp_path).quantiles("x", [0, 0.34, 1]).tolist() == [1, 2, float("inf")]
+
+
 def test_dates_and_times_keep_their_dtype(tmp_path: Path) -> None:
     days = [dt.date(2020, 1, 1) + dt.timedelta(days=number) for number in range(11)]
     table = pa.table({"day": days, "time": pa.array(days).cast(pa.timestamp("us"))})

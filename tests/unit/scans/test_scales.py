@@ -156,6 +156,8 @@ def test_an_entry_knows_them_from_its_statistics(tmp_path: Path) -> None:
         ({"seats": (float("nan"), 1)}, "'seats' needs a finite mean and a std above 0"),
         ({"seats": (1e300, 1)}, "needs a finite mean and a std above 0 that float32 holds"),
         ({"seats": (0, 1e-300)}, "needs a finite mean and a std above 0 that float32 holds"),
+        ({"seats": ("1", "2")}, r"'seats' needs \(mean, std\) or None, got \('1', '2'\)"),
+        ({"seats": (True, 1)}, r"'seats' needs \(mean, std\) or None"),
         ({"seats": (1, 2, 3)}, r"'seats' needs \(mean, std\) or None"),
     ],
 )
