@@ -28,7 +28,7 @@ from converter.loading.options import all_rows
 from converter.manifest import Manifest
 from converter.reading.local_cache import find_local_root, remove_unheld
 from converter.scaling import StandardizeOption, check_standardize
-from converter.scans.categories import with_categories
+from converter.scans.categories import with_categories, with_other_categories
 from converter.scans.filters import Filters, list_values
 from converter.scans.parts import select_rows
 from converter.scans.pruning import rule_in_files
@@ -112,8 +112,8 @@ def make_spark_converter(
         categories: `["carrier", "origin"]` hands these columns out as int32 codes 0…n-1, as an embedding takes them, in
             the sorted order of their values; `schema["carrier"].categories` lists the values.
             `{"carrier": train.schema["carrier"].categories}` gives them the codes of another converter. Strings, whole
-            numbers, booleans and dates can be categories, and the elements of arrays of strings (not with
-            `writer="spark"`). Filters and `split` take the values.
+            numbers, booleans and dates can be categories, and the elements of arrays of strings. Filters and `split`
+            take the values.
         unseen: what a value is that is none of the categories that you gave: `"raise"`, or `"null"`.
         standardize: `["dep_delay", "distance"]` hands these columns out as (x − mean) / std, by the statistics of these
             rows; `schema["distance"].scale` has the two numbers, and `{"distance": train.schema["distance"].scale}`
@@ -179,6 +179,7 @@ def make_spark_converter(
         timeout_seconds=check_timeout(timeout_seconds),
         is_kept=not delete_on_exit,
         progress=progress,
+        complete=with_other_categories,
     )
     # Only delete() removes an entry that is kept.
     decode = decode if decode_at == "read" else None

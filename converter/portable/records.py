@@ -93,7 +93,7 @@ class Finding(TypedDict, total=False):
     """Bad data: a row of the result instead of an error, because Spark would run a failed task again."""
 
     kind: str
-    """`null_element`, `jagged`, `shape`, `matrix`, `unseen`, `categories`, `elements`, `undecodable`, `no_library`."""
+    """`null_element`, `jagged`, `shape`, `matrix`, `unseen`, `categories`, `undecodable`, `no_library`."""
     column: str
     row: int
     found: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,14 @@ def with_categories(storage: Storage, manifest: Manifest, categories: Any, unsee
     found = _find_values(storage, manifest, kinds) if kinds else {}
     known = {name: found[name] if values is None else values for name, values in given.items()}
     return replace(manifest, categories={**manifest.categories, **known})
+
+
+def with_other_categories(
+    storage: Storage, manifest: Manifest, *, categories: Mapping[str, Any], unseen: Any
+) -> Manifest:
+    """The manifest of an entry that is not committed yet, with the categories that its writer did not report."""
+    others = {name: values for name, values in categories.items() if name not in manifest.categories}
+    return with_categories(storage, manifest, others, unseen) if others else manifest
 
 
 def _unique(column: pa.ChunkedArray) -> pa.Array:

@@ -105,3 +105,27 @@ def test_other_categories_are_another_entry(spark: SparkSession, tmp_path: Path)
         ]
     assert urls[1] == urls[2]
     assert len(set(urls)) == 4
+
+
+@pytest.mark.parametrize("writer", ["executors", "spark"])
+def test_the_elements_of_arrays_are_categories_too(spark: SparkSession, tmp_path: Path, writer: str) -> None:
+    tags = "array('x', IF(id % 4 = 0, NULL, 'y'), concat('z', id % 3))"
+    df = spark.range(0, 60, 1, 3).selectExpr("id", f"IF(id % 9 = 0, NULL, {tags}) AS tags")
+    options: dict[str, Any] = {"cache_dir": tmp_path, "writer": writer}
+    for categories, unseen in ((["tags"], "raise"), ({"tags": ["z1", "y"]}, "null")):
+        with (
+            make_spark_converter(df, categories=categories, unseen=unseen, **options) as converter,  # type: ignore[arg-type]
+            open_converter(converter.url) as opened,
+        ):
+            known = opened.schema["tags"].categories
+            assert known == (("x", "y", "z0", "z1", "z2") if unseen == "raise" else ("z1", "y"))
+            rows = opened.head(60)
+            for id_ in range(60):
+                if id_ % 9 == 0:
+                    assert not rows["tags__valid"][id_]
+                    continue
+                expected = ["x", None if id_ % 4 == 0 else "y", f"z{id_ % 3}"]
+                codes = [known.index(tag) if tag in known else None for tag in expected]
+                valid = rows["tags__element_valid"][id_]
+                found = zip(rows["tags"][id_], valid, strict=True)
+                assert [int(code) if is_there else None for code, is_there in found] == codes

@@ -69,12 +69,6 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
             "pillow and simplejpeg), or pass decode_at='read', which decodes where the rows are read.",
             column=name,
         )
-    if finding["kind"] == "elements":
-        return SourceError(
-            f"Spark's own writer finds no categories in the arrays of column {name!r}. Pass writer='executors', or "
-            "take the column out of categories=.",
-            column=name,
-        )
     if finding["kind"] == "unseen":
         return SourceError(
             f"Column {name!r} has the value {finding['found']}, which is none of its categories. Pass unseen='null' "
@@ -123,7 +117,11 @@ def manifest_from(
             "The DataFrame has no rows, so there is nothing to train on. Check its filters and its source."
         )
     statistics = {}
-    categories = {column.name: _categories_of(column, reports) for column in columns if column.categories is not None}
+    categories = {
+        column.name: _categories_of(column, reports)
+        for column in columns
+        if column.categories is not None and _has_values_of(column, reports)
+    }
     for column in columns:
         null_count = sum(report["nulls"].get(column.name, 0) for report in files)
         shape: tuple[int, ...] | None = () if column.kind == "scalar" else None
@@ -199,6 +197,13 @@ def _categories_of(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str
         }
     return Categories(
         values=check_values(name, values), unseen=spec["unseen"], are_given=given is not None, tables=tables
+    )
+
+
+def _has_values_of(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> bool:
+    """Whether the writer says which values there are; Spark's own does not for the elements of arrays."""
+    return any(
+        column.name in report.get("seen", {}) or column.name in report.get("categories", {}) for _, report in reports
     )
 
 

@@ -67,8 +67,6 @@ def write_with_spark(
         # A matrix is a struct of several arrays: only Python makes one row of numbers of it.
         if column.kind == "matrix" and not packed:
             return [(0, {"finding": {"kind": "matrix", "column": column.name}})]
-        if column.categories is not None and column.kind == "lists":
-            return [(0, {"finding": {"kind": "elements", "column": column.name}})]
         if column.kind == "decoded" and not packed:
             found = "Spark's own writer is used without Python"
             return [(0, {"finding": {"kind": "no_library", "column": column.name, "found": found}})]
@@ -95,7 +93,7 @@ def write_with_spark(
     metrics = [functions.bit_xor(digest).alias("digest")]
     for name, column in named:
         metrics.append(functions.sum(functions.col(name).isNull().cast("long")).alias(f"{name}_nulls"))
-        if column.categories is not None:
+        if column.categories is not None and column.kind == "scalar":
             metrics.append(functions.collect_set(name).alias(f"{name}_values"))
         if column.kind == "lists":
             metrics += _list_metrics(functions, column, name)
@@ -165,7 +163,11 @@ def _summary(named: Sequence[tuple[str, SparkColumn]], observed: Mapping[str, An
         "lengths": lengths,
         "null_elements": null_elements,
         "digests": [f"{observed['digest'] or 0:x}"],
-        "seen": {column.name: _plain_values(observed[f"{name}_values"]) for name, column in named if column.categories},
+        "seen": {
+            column.name: _plain_values(observed[f"{name}_values"])
+            for name, column in named
+            if f"{name}_values" in observed
+        },
     }
 
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import getpass
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from converter.cache.entries import HeldEntry
 from converter.categories import Unseen
 from converter.decoders.decoder import Decoder, check_decode
 from converter.errors import CacheCorruptError, CacheError, SourceError
-from converter.manifest import MAX_END_BYTES, Origin
+from converter.manifest import MAX_END_BYTES, Manifest, Origin
 from converter.scaling import StandardizeOption, check_standardize
 from converter.schema import DeclaredShape
 from converter.sources.spark import identity
@@ -48,6 +49,10 @@ FILE_BYTES = 512 << 20
 """A data file is closed once it is this large, so that a huge partition makes several files."""
 
 
+Complete = Callable[..., Manifest]
+"""Finds the values of categories that the writer does not report: a pass, which only rooms above this one can make."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
     """What is to be written, and where: known before any entry is looked at."""
@@ -59,6 +64,7 @@ class _Request:
     cache_key: str | None
     is_kept: bool
     progress: bool | None
+    complete: Complete
 
     @property
     def application_id(self) -> str:
@@ -108,6 +114,7 @@ def write_dataframe(
     timeout_seconds: float,
     is_kept: bool,
     progress: bool | None,
+    complete: Complete,
 ) -> HeldEntry:
     """The entry of `df`: one that provably holds its rows, else a new one, written once."""
     _check_dataframe(df)
@@ -143,6 +150,7 @@ def write_dataframe(
         cache_key=cache_key,
         is_kept=is_kept,
         progress=progress,
+        complete=functools.partial(complete, categories=_given(categories, columns), unseen=unseen),
     )
     identified = _identify(request, None if cache_key is not None else identity.find_delta_version(df))
     try:
@@ -151,6 +159,12 @@ def write_dataframe(
         logger.info("The Delta table had a new version while it was written, so it is written once more.")
         identified = _identify(request, None)
         return _reuse(request, identified) or _write(request, identified)
+
+
+def _given(categories: Any, columns: Sequence[SparkColumn]) -> dict[str, Any]:
+    """For each column of categories the values that the user gave, or None."""
+    values = categories if isinstance(categories, Mapping) else {}
+    return {column.name: values.get(column.name) for column in columns if column.categories is not None}
 
 
 def _is_connect(session: Any) -> bool:
@@ -268,6 +282,7 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
         if version is not None and not version.is_fixed and identity.find_delta_version(request.df) != version:
             raise _TableChangedError
         entries.delete_unlisted(root, attempt, manifest)
+        manifest = request.complete(root.below(key), manifest)
         # Only now is it known which arrays have one shape.
         check_standardize(options.scales, manifest.batch_schema)
         decoders = options.decode if options.decode_at == "read" else {}
