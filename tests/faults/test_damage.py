@@ -224,10 +224,10 @@ def test_an_entry_whose_manifest_tore_can_be_deleted_by_who_holds_it(cache_dir: 
 @pytest.mark.parametrize("has_other_contents", [False, True])
 def test_a_newer_version_is_named_and_left_alone(has_other_contents: bool, entry: Path, cache_dir: Path) -> None:
     document = json.loads((entry / "manifest.json").read_bytes())
-    document["format_version"] = 2
-    (entry / "manifest.json").write_text(json.dumps({"format_version": 2} if has_other_contents else document))
+    document["format_version"] = 3
+    (entry / "manifest.json").write_text(json.dumps({"format_version": 3} if has_other_contents else document))
     before = tree(cache_dir)
-    with pytest.raises(CacheError, match="has format version 2; this version of the package reads up to 1") as caught:
+    with pytest.raises(CacheError, match="has format version 3; this version of the package reads up to 2") as caught:
         open_converter(str(entry))
     assert not isinstance(caught.value, CacheCorruptError)
     sweep(cache_dir)

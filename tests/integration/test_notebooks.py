@@ -415,7 +415,7 @@ class TestDelta:
         assert float(found[0]) < 0.9 < float(found[1])
 
     def test_a_batch_and_the_accuracies_are_drawn(self, run: Run) -> None:
-        assert "DatasetConverter(800 of 1,160 rows × 5 columns" in run.shown()
+        assert "uint8 (Image)" in run.shown()
         assert len(run.pictures()) == 2
 
     def test_delete_leaves_the_table(self, run: Run) -> None:
