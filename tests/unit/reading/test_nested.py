@@ -74,6 +74,9 @@ def read_tensorflow(converter: DatasetConverter, **options: Any) -> dict[str, An
     return {name: decoded(plain(column)) for name, column in batch.items()}
 
 
+READERS = [read, read_torch, pytest.param(read_tensorflow, marks=pytest.mark.long("imports TensorFlow"))]
+
+
 def decoded(value: Any) -> Any:
     """TensorFlow's strings are bytes."""
     if isinstance(value, list):
@@ -105,6 +108,7 @@ def test_each_kind_of_column_arrives_in_numpy(tmp_path: Path) -> None:
     assert batch["times"].tolist() == ROWS["times"].to_pylist()
 
 
+@pytest.mark.long("imports TensorFlow, which tests/integration/test_nested.py does too")
 def test_torch_and_tensorflow_have_the_same_elements(tmp_path: Path) -> None:
     import torch
 
@@ -139,7 +143,7 @@ def test_lists_of_text_arrive_without_a_policy_and_numbers_need_one(tmp_path: Pa
         converter.make_batch_reader()
 
 
-@pytest.mark.parametrize("reader", [read, read_torch, read_tensorflow])
+@pytest.mark.parametrize("reader", READERS)
 def test_padded_text_has_empty_texts_and_lengths(tmp_path: Path, reader: Any) -> None:
     converter = make_parquet_converter(write(tmp_path), columns=["tags", "words"])
     found = reader(converter, ragged="pad")
@@ -167,7 +171,7 @@ NULLS = pa.table(
 )
 
 
-@pytest.mark.parametrize("reader", [read, read_torch, read_tensorflow])
+@pytest.mark.parametrize("reader", READERS)
 def test_masks_say_what_is_null(tmp_path: Path, reader: Any) -> None:
     found = reader(make_parquet_converter(write(tmp_path, NULLS)), nulls="mask")
     assert found["tags"] == [["a", ""], [], [], [""]]
@@ -272,7 +276,7 @@ def where_present(value: Any) -> Any:
     return [where_present(part) for part in value] if isinstance(value, list) else value is not None
 
 
-@pytest.mark.parametrize("reader", [read, read_torch, read_tensorflow])
+@pytest.mark.parametrize("reader", READERS)
 @given(drawn=tables(), seed=st.none() | st.integers(0, 9))
 @examples(25)
 def test_any_nested_rows_arrive_as_plain_python_has_them(
