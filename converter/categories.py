@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from converter.errors import SourceError
-from converter.schema import Field, checked
+from converter.schema import Field, by_column, checked
 
 Codes = npt.NDArray[np.int32]
 Unseen = Literal["raise", "null"]
@@ -62,12 +62,7 @@ def check_categories(categories: Any, dtypes: Mapping[str, str], unseen: Any) ->
     """
     if unseen not in ("raise", "null"):
         raise ValueError(f"unseen must be 'raise' or 'null', got {unseen!r}.")
-    if categories is None:
-        return {}
-    is_list = isinstance(categories, Sequence) and not isinstance(categories, str)
-    if not is_list and not isinstance(categories, Mapping):
-        raise TypeError(f"categories must be a list of names, or a dict of name to values, got {categories!r}.")
-    given = dict(categories) if isinstance(categories, Mapping) else dict.fromkeys(categories)
+    given = by_column("categories", categories, "values")
     checked_ones: dict[str, Categories | None] = {}
     for name, values in given.items():
         if name not in dtypes:

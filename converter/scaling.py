@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from converter.schema import Scale, Schema
+from converter.schema import Scale, Schema, by_column
 
 StandardizeOption = Sequence[str] | Mapping[str, tuple[float, float] | None] | None
 """Names of columns; with mean and standard deviation where the data do not decide them."""
@@ -24,12 +24,7 @@ def check_standardize(standardize: Any, schema: Schema) -> dict[str, Scale | Non
         TypeError: it is neither.
         ValueError: a column does not exist or holds no numbers, or a mean or std is none.
     """
-    if standardize is None:
-        return {}
-    is_list = isinstance(standardize, Sequence) and not isinstance(standardize, str)
-    if not is_list and not isinstance(standardize, Mapping):
-        raise TypeError(f"standardize must be a list of names, or a dict of name to (mean, std), got {standardize!r}.")
-    given = dict(standardize) if isinstance(standardize, Mapping) else dict.fromkeys(standardize)
+    given = by_column("standardize", standardize, "(mean, std)")
     return {name: _check_scale(name, scale, schema) for name, scale in given.items()}
 
 

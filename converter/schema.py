@@ -99,6 +99,23 @@ def split_declared(name: str, declared: DeclaredShape) -> tuple[str | None, Sequ
     return dtype, shape
 
 
+def by_column(option: str, given: Any, values: str) -> dict[str, Any]:
+    """An option that is a list of names, or a dict of name to `values`, as such a dict; None where none is given.
+
+    >>> by_column("standardize", ["x"], "(mean, std)")
+    {'x': None}
+
+    Raises:
+        TypeError: it is neither.
+    """
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    if given is None:
+        return {}
+    if not (is_list or isinstance(given, Mapping)) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"{option} must be a list of names, or a dict of name to {values}, got {given!r}.")
+    return dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)
+
+
 def checked(value: Any, kind: type[Kind]) -> Kind:
     """A value of a JSON document; raises TypeError unless its type is exactly `kind` (True is no int)."""
     if type(value) is not kind:

@@ -167,7 +167,7 @@ class RowGroup:
             return codes
 
         codes = map_chunks(column, functools.partial(map_values, function=look_up))
-        if has_unseen:
+        if has_unseen and categories.unseen == "raise":
             live = None if selection is None else selection.live_rows(self._number)
             seen = column if live is None else column.take(pa.array(live))
             map_chunks(seen, functools.partial(map_values, function=refuse))
