@@ -8,6 +8,7 @@ named runs in any case, and in this process.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,9 +48,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     option.dist = "loadfile"
 
 
-def is_short(item: pytest.Item) -> bool:
-    """Whether a test is in the short lane: the nearest marker decides, else the folder."""
+def is_short(item: pytest.Item, case: int) -> bool:
+    """Whether a test is in the short lane: a server or `one_in` leaves it out, else the nearest marker decides, else
+    the folder. `case` counts the cases of one test function."""
     if SERVERS & set(getattr(item, "fixturenames", ())):
+        return False
+    if (one_in := item.get_closest_marker("one_in")) and case % one_in.args[0]:
         return False
     for marker in item.iter_markers():
         if marker.name in ("short", "long"):
@@ -79,8 +83,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     rest, everything = config.option.rest, config.option.all
     named = named_files(config)
     kept, left = [], []
+    cases: Counter[str] = Counter()
     for item in items:
-        short = is_short(item)
+        function = item.nodeid.split("[")[0]
+        short = is_short(item, cases[function])
+        cases[function] += 1
         # A property is in both lanes: the short one tries a fifth of its examples.
         is_property = getattr(getattr(item, "function", None), "is_hypothesis_test", False)
         item.add_marker("short" if short else "long")

@@ -53,6 +53,7 @@ def ids(name: PublicName) -> str:
     return name.name
 
 
+@pytest.mark.long("the integration test renders these pages too")
 def test_the_reference_renders_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All pages but those of torch and TensorFlow, which the integration test renders too."""
     for name in ("torch", "torch.loader", "tensorflow", "tensorflow.dataset"):

@@ -76,6 +76,7 @@ def unchanged(batch: Batch) -> Batch:
 # What it gets
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_transform_that_changes_nothing_changes_nothing(converter: DatasetConverter, way: str, shuffle: bool) -> None:
@@ -271,6 +272,7 @@ def doubled_in_place(batch: Batch) -> Batch:
     return batch
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_batch_may_be_changed_in_place(converter: DatasetConverter, way: str, shuffle: bool) -> None:

@@ -94,6 +94,7 @@ def history(
 # Every step
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("num_epochs", [1, 3, None])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -375,6 +376,7 @@ def check_policy(before: list[int], last: list[list[Any]], uneven: str, *, most_
         assert len({tuple(map(len, rows_of(rank))) for rank in last}) == 1
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("uneven", ["keep", "drop", "pad"])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(
@@ -433,6 +435,7 @@ def test_torch_with_processes_reads_what_another_number_of_shards_left(
 # What may differ, and what may not
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("framework", "changes"),
     [
@@ -535,7 +538,7 @@ def test_what_does_not_change_a_plain_order_may_differ(converter: DatasetConvert
         {"seed": None},
         {"uneven": 3},
     ],
-    ids=str,
+    ids=lambda state: str(state)[:40],
 )
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_what_is_no_state_is_refused(converter: DatasetConverter, framework: str, state: Any) -> None:
@@ -629,6 +632,7 @@ def test_which_row_is_dropped_moves_with_the_epoch(converter: DatasetConverter) 
 # All rows mixed
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("window", ["all", 6])
 def test_all_rows_mixed_are_a_uniform_permutation_and_those_of_a_window_are_not(
     tmp_path_factory: pytest.TempPathFactory, window: Any

@@ -345,6 +345,7 @@ def huge(converter: DatasetConverter) -> DatasetConverter:
     return borrow_files(converter._storage, manifest)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "arguments",

@@ -46,6 +46,7 @@ class RemoteFile(AbstractBufferedFile):
         return True
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("hangs", ["create", "send", "close"])
 def test_a_request_that_hangs_ends_the_task_and_commits_nothing(monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
     fsspec.register_implementation("remote", Remote, clobber=True)

@@ -81,6 +81,7 @@ def assert_row_groups(directory: Path, reports: list[dict[str, Any]], num_rows: 
     np.testing.assert_array_equal(found, np.arange(num_rows * 16))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("num_rows", [10_000, 10_240, 12_799, 12_801, 15_000])
 @pytest.mark.parametrize("batch_rows", [20_000, 4096, 700, 33])
 def test_row_groups_have_about_the_asked_size(tmp_path: Path, num_rows: int, batch_rows: int) -> None:

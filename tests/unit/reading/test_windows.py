@@ -73,6 +73,7 @@ def reader_threads() -> list[str]:
 # Exact rows, in order
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("workers_count", [1, 4])
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 400, 1003, 5000])
 def test_every_batch_has_exactly_its_rows(converter: DatasetConverter, batch_size: int, workers_count: int) -> None:
@@ -606,6 +607,7 @@ def read_again(url: str, **options: Any) -> None:
         list(reader)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("options", [{"nulls": "mask", "ragged": "pad"}, {"nulls": {}, "ragged": "nested"}])
 @pytest.mark.parametrize("name", ["id", "flag", "text", "day", "vector", "words"])
 def test_a_column_of_another_type_than_the_manifest_says_is_named(tmp_path: Path, name: str, options: Any) -> None:

@@ -63,6 +63,7 @@ def test_a_filter_leaves_the_rows_that_a_look_at_each_row_leaves(known: DatasetC
     assert rows_that(known, filters) == [row for row in range(NUM_ROWS) if passes(row, filters)]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("how", sorted(_COMPARE))
 @pytest.mark.parametrize("name", list(VALUES))
 def test_every_operator_works_on_every_kind_of_value(known: DatasetConverter, name: str, how: str) -> None:
@@ -210,6 +211,7 @@ def oddly_named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetCon
         yield found
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_column_is_found_whatever_its_name(oddly_named: DatasetConverter, name: str) -> None:
     first = 100 * NAMES.index(name)

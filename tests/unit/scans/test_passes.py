@@ -295,6 +295,7 @@ KEYS: dict[str, tuple[str, list[Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", list(KEYS))
 def test_no_key_is_in_two_parts_wherever_its_rows_stand(tmp_path: Path, kind: str) -> None:
     dtype, keys = KEYS[kind]

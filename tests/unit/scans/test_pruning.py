@@ -263,6 +263,7 @@ def ids_of(converter: DatasetConverter) -> Array:
     return np.concatenate([batch["id"] for batch in converter.make_batch_reader(columns=["id"])])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long("the same with other numbers"))])
 @pytest.mark.parametrize("layout", ODD_LAYOUTS)
 def test_filters_leave_the_rows_of_sparks_rule_whatever_statistics_say(tmp_path: Path, layout: str, seed: int) -> None:
@@ -280,6 +281,7 @@ def test_filters_leave_the_rows_of_sparks_rule_whatever_statistics_say(tmp_path:
     assert num_found > 4
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", FEW_LAYOUTS)
 def test_nan_passes_and_fails_every_comparison_as_in_spark(tmp_path: Path, layout: str) -> None:
     columns = odd_numbers(3)
@@ -293,6 +295,7 @@ def test_nan_passes_and_fails_every_comparison_as_in_spark(tmp_path: Path, layou
                 assert sorted(ids[rows_selected(converter, [(name, sign, value)])]) == expected, (name, sign, value)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", FEW_LAYOUTS)
 def test_expressions_leave_the_rows_of_arrows_rule_whatever_statistics_say(tmp_path: Path, layout: str) -> None:
     columns = odd_numbers(5)

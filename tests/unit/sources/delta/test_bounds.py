@@ -200,6 +200,7 @@ PRUNED: dict[str, tuple[pa.Array, list[tuple[Any, list[int]]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", PRUNED)
 @pytest.mark.parametrize(
     ("num_rows", "has_large_files"),

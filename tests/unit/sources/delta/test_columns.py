@@ -88,6 +88,7 @@ def two_of_one_size(path: Path) -> tuple[Path, Path]:
     return next(pair for pair in itertools.pairwise(files) if len({one.stat().st_size for one in pair}) == 1)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "key",
     [

@@ -185,6 +185,7 @@ def test_files_beyond_the_bounds_in_the_log_are_never_opened(tmp_path: Path, few
                 make_delta_converter(path, filters=filters)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("has_large_files", [False, True])
 @pytest.mark.parametrize("filters", [[("id", ">", 119)], [("p", "=", "b")], pc.field("id") + 0 > 119])
 def test_of_files_that_are_ruled_out_not_even_the_footer_is_read(

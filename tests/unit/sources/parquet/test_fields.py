@@ -26,6 +26,7 @@ from tests.unit.sources.parquet.known_files import (
 TIMES = np.array(["1969-12-31T23:59:59.999999", "2026-11-21T01:02:03", "9999-01-01"], "datetime64[us]").tolist()
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
 @pytest.mark.parametrize("dictionary", [True, False])
 @pytest.mark.parametrize("version", ["1.0", "2.6"])

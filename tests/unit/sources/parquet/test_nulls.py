@@ -80,6 +80,7 @@ def test_null_elements_and_inner_lists_as_tensors_of_torch(tmp_path: Path, ragge
 KINDS = [pa.bool_(), pa.int8(), pa.uint8(), pa.uint64(), pa.int64(), pa.float32(), pa.float64(), pa.decimal128(9, 2)]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("size", [-1, 2])
 def test_null_elements_of_one_shape_follow_the_policy(tmp_path: Path, kind: pa.DataType, size: int) -> None:
