@@ -31,7 +31,7 @@ ROW_NUMBERS = "\0rows"
 _PIECE_BYTES = 8 << 20
 """How much is decoded into one array, at least a batch: many small batches share it, as those of a window do."""
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 4 << 20
 """How much one thread decodes at a time: several milliseconds of JPEG."""
 
 _PART_BYTES = 64 << 20
@@ -130,7 +130,7 @@ class _Piece:
     def decode(self, first: int, stop: int) -> None:
         """Decode the rows from `first` to `stop`."""
         for name, decoder in self._source.decoders.items():
-            values: Any = self._columns[name][first:stop]
+            values: Any = self._columns[name][first:stop].cast(pa.large_binary())
             out = self._decoded[name][first:stop] if name in self._decoded else None
             try:
                 rows = _decode_present(decoder, values, out, self._fill(name))

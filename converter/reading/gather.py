@@ -59,6 +59,16 @@ def gather(parts: Sequence[Array | pa.Array], rows: npt.NDArray[np.integer[Any]]
     return _take(joined(parts), rows)
 
 
+def gather_views(parts: Sequence[pa.Array], rows: npt.NDArray[np.integer[Any]] | slice) -> pa.Array:
+    """The wanted rows of a window of bytes, as views of the parts' memory: nothing but the views is copied."""
+    together = pa.concat_arrays([part.cast(pa.binary_view()) for part in parts])
+    validity, views, *data = together.buffers()
+    taken = np.frombuffer(views, "V16", len(together), 16 * together.offset)[rows]
+    if together.null_count:
+        validity = pa.array(np.asarray(together.is_valid())[rows]).buffers()[1]
+    return pa.Array.from_buffers(together.type, len(taken), [validity, pa.py_buffer(taken), *data])
+
+
 def joined(parts: Sequence[Array]) -> Array:
     """Parts of a column, one after the other, in one array."""
     if len(parts) == 1:

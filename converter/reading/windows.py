@@ -27,7 +27,7 @@ from converter.reading.bounds import memory_bound
 from converter.reading.data_files import DataFiles
 from converter.reading.decoding import ROW_NUMBERS, decode_runs
 from converter.reading.fetching import fetching
-from converter.reading.gather import WIDE_BYTES, Array, gather, gather_stack, joined
+from converter.reading.gather import WIDE_BYTES, Array, gather, gather_stack, gather_views, joined
 from converter.reading.local_cache import open_local_cache
 from converter.reading.row_groups import FetchedGroup, RowGroup
 from converter.reading.runs import VALID_SUFFIX, Columns, Run, cut_run, mark_padding
@@ -197,7 +197,8 @@ class _WindowReader:
                     masks = ([group.mask(member) for member in members] for group in groups)
                     columns[name + VALID_SUFFIX] = gather_stack(masks, num_rows, rows, len(members), "bool")
                 continue
-            columns[name] = gather([part for group in groups for part in group.parts(name)], rows)
+            parts = [part for group in groups for part in group.parts(name)]
+            columns[name] = (gather_views if name in source.decoders else gather)(parts, rows)
             if has_mask:
                 columns[name + VALID_SUFFIX] = gather([group.mask(name) for group in groups], rows)
             if name in self._scales:
