@@ -130,7 +130,8 @@ class _Piece:
     def decode(self, first: int, stop: int) -> None:
         """Decode the rows from `first` to `stop`."""
         for name, decoder in self._source.decoders.items():
-            values: Any = self._columns[name][first:stop].cast(pa.large_binary())
+            views: Any = self._columns[name]
+            values = views[first:stop].cast(pa.large_binary())
             out = self._decoded[name][first:stop] if name in self._decoded else None
             try:
                 rows = _decode_present(decoder, values, out, self._fill(name))

@@ -53,7 +53,8 @@ def gather(parts: Sequence[Array | pa.Array], rows: npt.NDArray[np.integer[Any]]
     shape, dtype = parts[0].shape[1:], parts[0].dtype
     if isinstance(rows, slice):
         return np.concatenate(_slices(parts, rows), out=new_array((rows.stop - rows.start, *shape), dtype))
-    if len(parts) > 1 and dtype.itemsize * int(np.prod(shape)) >= WIDE_BYTES:
+    is_apart = len(parts) > 1 or not parts[0].flags.c_contiguous
+    if is_apart and dtype.itemsize * int(np.prod(shape)) >= WIDE_BYTES:
         return _gather_wide(parts, rows)
     # The joined column is released at once, so its memory is still in the processor's cache for the next one.
     return _take(joined(parts), rows)
@@ -71,7 +72,7 @@ def gather_views(parts: Sequence[pa.Array], rows: npt.NDArray[np.integer[Any]] |
 
 def joined(parts: Sequence[Array]) -> Array:
     """Parts of a column, one after the other, in one array."""
-    if len(parts) == 1:
+    if len(parts) == 1 and parts[0].flags.c_contiguous:
         return parts[0]
     num_rows = sum(map(len, parts))
     return np.concatenate(parts, out=new_array((num_rows, *parts[0].shape[1:]), parts[0].dtype))
@@ -112,14 +113,17 @@ def new_array(shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def _gather_wide(parts: Sequence[Array], rows: npt.NDArray[np.integer[Any]]) -> Array:
-    """Copy wide rows straight from the arrays they lie in, without joining those first."""
+    """Copy wide rows straight from the arrays they lie in, without joining those first.
+
+    Each row lies in one piece; between two rows of an array there may be other bytes.
+    """
     wanted = new_array((len(rows), *parts[0].shape[1:]), parts[0].dtype)
     num_bytes = wanted.dtype.itemsize * math.prod(wanted.shape[1:])
     filled = [part for part in parts if len(part)]
     bases = [part.ctypes.data for part in filled]
-    ends = [base + len(part) * num_bytes for base, part in zip(bases, filled, strict=True)]
+    ends = [base + (len(part) - 1) * part.strides[0] + num_bytes for base, part in zip(bases, filled, strict=True)]
     lowest = min(zip(bases, range(len(filled)), strict=True))[1]
-    places = np.concatenate([base - bases[lowest] + np.arange(len(part)) * num_bytes
+    places = np.concatenate([base - bases[lowest] + np.arange(len(part)) * part.strides[0]
                              for base, part in zip(bases, filled, strict=True)])  # fmt: skip
     everywhere = _rows_at_every_byte(filled[lowest][:1], max(ends) - bases[lowest] - num_bytes + 1, num_bytes)
     if everywhere is None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.parsed_footer import BIT_PACKED, PLAIN, RLE, ColumnChunk
-from converter.places import Place, is_list
+from converter.places import Place, is_bytes_type, is_list
 from converter.portable.tensors import DTYPE_METADATA
 from converter.reading.gather import Array
 from converter.schema import Field
@@ -76,6 +76,11 @@ class PlainColumn:
     """Values that the file counts for a row: a list's numbers; one for a tensor in fixed bytes."""
 
     value_bytes: int
+    """What a value takes in a page."""
+
+    has_lengths: bool
+    """Whether each value begins with its length: bytes of any length, which are used if all have the declared one."""
+
     has_definitions: bool
     has_repetitions: bool
     regular: dict[tuple[bytes, int], bool] = dataclasses.field(default_factory=dict, compare=False)
@@ -129,6 +134,14 @@ class PlainColumn:
                 return None
             if not self._has_all(page, levels, num_values, *encodings):
                 return None
+            if self.has_lengths:
+                rows = self._bytes_of_one_length(page, levels, num_values)
+                if rows is None:
+                    return None
+                pages.append(rows)
+                start += stored_bytes
+                left -= num_values
+                continue
             rows = np.frombuffer(page, self.file_dtype, offset=levels)
             if self.file_dtype != self.dtype:
                 # As Arrow narrows: a number beyond float32 becomes infinite.
@@ -138,6 +151,16 @@ class PlainColumn:
             start += stored_bytes
             left -= num_values
         return pages
+
+    def _bytes_of_one_length(self, page: pa.Buffer, offset: int, num_values: int) -> Array | None:
+        """The rows of a page of bytes, each behind its length; None unless all have the declared length."""
+        lengths = np.ndarray(num_values, "<i4", page, offset, self.value_bytes)
+        if (lengths != self.value_bytes - _SIZE_BYTES).any():
+            return None
+        inner = np.empty(self.shape, self.dtype).strides
+        strides = (self.value_bytes, *inner)
+        rows: Array = np.ndarray((num_values, *self.shape), self.dtype, page, offset + _SIZE_BYTES, strides)
+        return rows
 
     def _has_all(
         self, page: pa.Buffer, levels: int, num_values: int, definition_encoding: Any, repetition_encoding: Any
@@ -185,7 +208,17 @@ def find_plain_column(metadata: pq.FileMetaData, place: Place, field: Field) -> 
     if pa.types.is_fixed_size_binary(stored.type):
         if not shape or stored.type.byte_width != row_bytes or column.max_definition_level > 1:
             return None
-        return PlainColumn(file_dtype=dtype, row_values=1, value_bytes=row_bytes, has_repetitions=False, **common)
+        return PlainColumn(
+            file_dtype=dtype, row_values=1, value_bytes=row_bytes, has_lengths=False, has_repetitions=False, **common
+        )
+    if is_bytes_type(stored.type):
+        has_shapes = DTYPE_METADATA.encode() in (stored.metadata or {})
+        if not row_bytes or has_shapes or column.physical_type != "BYTE_ARRAY" or column.max_definition_level > 1:
+            return None
+        value_bytes = _SIZE_BYTES + row_bytes
+        return PlainColumn(
+            file_dtype=dtype, row_values=1, value_bytes=value_bytes, has_lengths=True, has_repetitions=False, **common
+        )
     has_lists = is_list(stored.type)
     numbers = stored.type.value_type if has_lists else stored.type
     file_dtype = _file_dtype(field, numbers)
@@ -199,6 +232,7 @@ def find_plain_column(metadata: pq.FileMetaData, place: Place, field: Field) -> 
         file_dtype=file_dtype,
         row_values=row_numbers,
         value_bytes=file_dtype.itemsize,
+        has_lengths=False,
         has_repetitions=has_lists,
         **common,
     )

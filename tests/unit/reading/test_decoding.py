@@ -77,7 +77,7 @@ def test_the_plan_counts_what_is_decoded_ahead(folder: Path) -> None:
 
 def test_small_batches_share_an_array_and_large_ones_are_decoded_in_parts(folder: Path) -> None:
     large = source_of(make_parquet_converter(folder, decode={"x": Wide()}))
-    assert (decoding._piece_rows(large), decoding._chunk_rows(large)) == (8, 1)
+    assert (decoding._piece_rows(large), decoding._chunk_rows(large)) == (8, 4)
 
     class Narrow(Wide):
         shape = (16,)  # type: ignore[assignment]
@@ -85,7 +85,7 @@ def test_small_batches_share_an_array_and_large_ones_are_decoded_in_parts(folder
     small = source_of(make_parquet_converter(folder, decode={"x": Narrow()}))
     assert decoding._piece_rows(small) % 4 == 0
     assert decoding._piece_rows(small) * 16 == pytest.approx(8 << 20, rel=0.01)
-    assert decoding._chunk_rows(small) * 16 == 1 << 20
+    assert decoding._chunk_rows(small) * 16 == 4 << 20
 
 
 def test_a_run_of_a_worker_process_is_cut_into_parts_that_fit(folder: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from converter import make_parquet_converter
 from converter.parsed_footer import parse_end
 from converter.places import Place
 from converter.portable import footers
@@ -81,6 +82,21 @@ def test_tensors_are_found(tmp_path: Path, shape: tuple[int, ...], dtype: str) -
         np.testing.assert_array_equal(np.concatenate(found), values, strict=True)
 
 
+@pytest.mark.parametrize("nullable", [True, False])
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+@pytest.mark.parametrize("shape", [(1,), (3, 4), (1000,)])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "int64"])
+def test_bytes_of_one_length_are_found(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, compression: str, nullable: bool
+) -> None:
+    values = RANDOM.integers(0, 2, (501, *shape)).astype(dtype)
+    array = pa.array([row.tobytes() for row in values], pa.binary())
+    path = write(tmp_path / "x", array, nullable=nullable, row_group_size=200, compression=compression,
+                 data_page_size=4096)  # fmt: skip
+    found = views(path, Field(name="x", dtype=dtype, shape=shape))
+    np.testing.assert_array_equal(np.concatenate(found), values, strict=True)
+
+
 def test_days_and_microseconds_are_found(tmp_path: Path) -> None:
     days = pa.array([dt.date(1, 1, 1), dt.date(9999, 12, 31)])
     (found,) = views(write(tmp_path / "d", days), Field(name="x", dtype="datetime64[D]"))
@@ -115,7 +131,10 @@ LONG = Field(name="x", dtype="int64")
         (pa.array([decimal.Decimal(1)], pa.decimal128(10, 2)), Field(name="x", dtype="float64"), {}),
         (pa.array([True, False]), Field(name="x", dtype="bool"), {}),
         (pa.array(["a"]), Field(name="x", dtype="str"), {}),
-        (pa.array([b"ab", b"cd"], pa.binary()), Field(name="x", dtype="int8", shape=(2,)), {}),
+        (pa.array([b"ab", b"cde"], pa.binary()), Field(name="x", dtype="int8", shape=(2,)), {}),
+        (pa.array([b"a", b"cde"], pa.binary()), Field(name="x", dtype="int8", shape=(2,)), {}),
+        (pa.array([b"ab", None], pa.binary()), Field(name="x", dtype="int8", shape=(2,)), {}),
+        (pa.array([b"ab"] * 9, pa.binary()), Field(name="x", dtype="int8", shape=(2,)), {"use_dictionary": True}),
         (pa.array([b"ab", b"cd"], pa.binary(2)), Field(name="x", dtype="int8", shape=(3,)), {}),
         (pa.array([b"ab", None], pa.binary(2)), Field(name="x", dtype="int8", shape=(2,)), {}),
         (pa.array([{"a": 1}], pa.struct([("a", pa.int64())])), LONG, {}),
@@ -320,3 +339,24 @@ def test_a_chunk_that_ends_behind_the_file_is_left_to_arrow(tmp_path: Path) -> N
     assert chunk is not None
     assert column.values(pa.py_buffer(path.read_bytes()), chunk) is not None
     assert column.values(pa.py_buffer(path.read_bytes()[:4000]), chunk) is None
+
+
+@pytest.mark.parametrize("num_files", [1, 3])
+@pytest.mark.parametrize("shape", [(2,), (40, 30)], ids=["narrow", "wide"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_bytes_of_one_length_arrive_whole(
+    tmp_path: Path, shape: tuple[int, ...], num_files: int, shuffle: bool
+) -> None:
+    values = RANDOM.integers(0, 256, (600, *shape), dtype=np.uint8)
+    table = pa.table({"id": range(600), "x": pa.array([row.tobytes() for row in values], pa.binary())})
+    for number in range(num_files):
+        rows = table.slice(number * 600 // num_files, 600 // num_files)
+        pq.write_table(
+            rows, tmp_path / f"{number}.parquet", compression="none", row_group_size=170, use_dictionary=["id"]
+        )
+    with make_parquet_converter(tmp_path, shapes={"x": ("uint8", shape)}) as converter:
+        for batch in converter.make_batch_reader(batch_size=64, shuffle=shuffle, shuffle_window_rows=200):
+            np.testing.assert_array_equal(batch["x"], values[batch["id"]], strict=True)
+        kept = converter.where([("id", ">=", 300)])
+        found = np.concatenate([batch["x"] for batch in kept.make_batch_reader()])
+        np.testing.assert_array_equal(found, values[300:], strict=True)
