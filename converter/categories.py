@@ -164,7 +164,7 @@ class Categories:
         """The codes of values; null where they are null, or none of these."""
         if pa.types.is_dictionary(array.type):
             # Each different value is looked up once.
-            return self.codes_of(array.dictionary).take(array.indices)
+            return _take(self.codes_of(array.dictionary), array.indices)
         return pc.index_in(array.cast(self.values.type), self.values)
 
     def check_seen(self, array: pa.Array, codes: pa.Array, name: str) -> None:
@@ -183,7 +183,7 @@ class Categories:
         if table is None:
             return column
         codes = pa.array(table)
-        return pa.chunked_array([codes.take(chunk) for chunk in column.chunks], pa.int32())
+        return pa.chunked_array([_take(codes, chunk) for chunk in column.chunks], pa.int32())
 
     def values_of(self, column: pa.ChunkedArray, file: int) -> pa.ChunkedArray:
         """The values of a file's codes."""
@@ -229,6 +229,21 @@ class Categories:
             tables=tables,
             are_given=checked(value["are_given"], bool),
         )
+
+
+def _take(table: pa.Array, indices: pa.Array) -> pa.Array:
+    """`table.take(indices)`, at half its cost: it looks at the least and largest index, not at each of them."""
+    table, indices = _without_validity(table), _without_validity(indices)
+    bounds = pc.min_max(indices)
+    are_inside = bounds["max"].is_valid and 0 <= bounds["min"].as_py() <= bounds["max"].as_py() < len(table)
+    return pc.take(table, indices, boundscheck=not are_inside)
+
+
+def _without_validity(numbers: pa.Array) -> pa.Array:
+    """The same numbers, without bits of which each says "not null"."""
+    if numbers.null_count or numbers.buffers()[0] is None:
+        return numbers
+    return pa.Array.from_buffers(numbers.type, len(numbers), [None, numbers.buffers()[1]], 0, numbers.offset)
 
 
 def _is_outside(table: Codes, num_values: int) -> bool:

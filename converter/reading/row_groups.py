@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from converter.categories import Categories
 from converter.reading.decode import Decoded, decode
-from converter.reading.gather import Array
+from converter.reading.gather import Array, take
 from converter.reading.lists import map_chunks, map_values
 from converter.reading.nulls import fills_elements, has_fill, null_element_error, null_error
 from converter.reading.open_file import OpenFile
@@ -76,11 +76,11 @@ class RowGroup:
         table = None if categories is None else (categories.tables or {}).get(self.opened.file.number)
         if parts is None or table is None:
             return parts
-        try:
-            # As unsigned numbers, so that a damaged code is too large, not counted from the end.
-            return [table[part.view(np.uint32)] for part in parts]
-        except IndexError as error:
-            raise pa.ArrowInvalid(f"column {name!r} has a code that is none of its categories") from error
+        # As unsigned numbers, so that a damaged code is too large, not counted from the end.
+        codes = [np.require(part.view(np.uint32), requirements="A") for part in parts]
+        if any(len(part) and part.max() >= len(table) for part in codes):
+            raise pa.ArrowInvalid(f"column {name!r} has a code that is none of its categories")
+        return [take(table, part) for part in codes]
 
     def _plain_parts(self, name: str) -> list[Array] | None:
         """A column's values as they lie in the pages; None if Arrow must decode them."""

@@ -1,49 +1,68 @@
 #!/usr/bin/env python3
-"""What columns of categories cost: written beside the same rows as text and as int32, and read beside int32.
+"""What columns of categories, a thousand columns and columns of lists cost.
 
-    python tests/bench/values.py             # some five minutes on two cores
-    python tests/bench/values.py --quick     # small: does it run at all?
+    python tests/bench/values.py                     # some ten minutes on two cores
+    python tests/bench/values.py --only lists wide
+    python tests/bench/values.py --quick             # small: does it run at all?
 
-Rows: 2 M of eight columns with 2, 14, 100, 1,000, 10,000, 50, 5 and 300 different values. `int32` holds the codes,
-`text` the values; `categories` is the text with `categories=` of all eight, from Spark's executors and over the Parquet
-files that `df.write.parquet` wrote. Batches have 1,024 rows, and one element of each tensor is read. The ways run in
-turns after one that does not count, and medians are compared. Prints Markdown.
+- `categories`: 2 M rows of eight columns with 2, 14, 100, 1,000, 10,000, 50, 5 and 300 different values. `int32` holds
+  the codes, `text` the values; `categories` is the text with `categories=` of all eight. They are written by Spark's
+  executors and by Spark's own writer, and read from what was written and from the files of `df.write.parquet`.
+- `wide`: 400 MB of floats in 40 columns and in 1,000, each as one stack.
+- `lists`: 400 k rows of 1 to 40 floats and of 1 to 8 texts, as `df.write.parquet` wrote them. The loops are
+  what one would write by hand with pyarrow and torch: a batch at a time, in order. Ours is in order, too.
+
+Batches have 1,024 rows (lists 256), and one element of each tensor is read. The ways run in turns after one that does
+not count, and medians are compared. Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import platform
+import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from converter import DatasetConverter, make_parquet_converter, make_spark_converter, start_local_spark
 
 SIZES = (2, 14, 100, 1_000, 10_000, 50, 5, 300)
+NAMES = [f"c{index}" for index in range(len(SIZES))]
+LIST_BATCH_SIZE = 256
+
+Ways = dict[str, Callable[[], float]]
+"""Each runs one time and returns what is compared, usually seconds."""
 
 
-def frames(spark: SparkSession, num_rows: int) -> dict[str, DataFrame]:
-    """The rows as codes and as text."""
-    codes = [(F.xxhash64("id", F.lit(index)) % size).alias(f"c{index}") for index, size in enumerate(SIZES)]
-    drawn = spark.range(0, num_rows, 1, 2).select(*codes)
-    names = [f"c{index}" for index in range(len(SIZES))]
-    whole = drawn.select(
-        *(F.pmod(name, F.lit(size)).cast("int").alias(name) for name, size in zip(names, SIZES, strict=True))
-    )
-    text = whole.select(*(F.format_string("value %05d", name).alias(name) for name in names))
-    return {"int32": whole, "text": text}
+def in_turns(ways: Ways, turns: int) -> dict[str, float]:
+    """The median of each way."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(turns + 1):
+        for name, run in ways.items():
+            measured = run()
+            if turn:
+                found[name].append(measured)
+    return {name: statistics.median(measured) for name, measured in found.items()}
 
 
-def time_epoch(converter: DatasetConverter, *, shuffle: bool) -> float:
-    """Seconds of one epoch of a torch loader."""
-    with converter.make_torch_dataloader(batch_size=1024, shuffle=shuffle) as loader:
+def epoch(converter: DatasetConverter, *, batch_size: int = 1024, **options: Any) -> float:
+    """Seconds of one epoch of a torch loader, or with `framework="numpy"` of a reader."""
+    is_numpy = options.pop("framework", "torch") == "numpy"
+    make = converter.make_batch_reader if is_numpy else converter.make_torch_dataloader
+    with make(batch_size=batch_size, **options) as loader:
         start = time.perf_counter()
         for batch in loader:
             for column in batch.values():
@@ -51,63 +70,179 @@ def time_epoch(converter: DatasetConverter, *, shuffle: bool) -> float:
         return time.perf_counter() - start
 
 
-def main() -> None:
-    """Measure, and print two tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few rows, one turn")
-    parser.add_argument("--turns", type=int, default=7, help="default: %(default)s")
-    options = parser.parse_args()
-    num_rows, turns = (20_000, 1) if options.quick else (2_000_000, options.turns)
-    names = [f"c{index}" for index in range(len(SIZES))]
-    spark = start_local_spark("values", master="local[2]")
-    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
-    with tempfile.TemporaryDirectory() as folder:
-        rows = {name: str(Path(folder) / name) for name in ("int32", "text")}
-        for name, df in frames(spark, num_rows).items():
-            df.write.parquet(rows[name])
-        sources: dict[str, dict[str, Any]] = {
-            "int32": {"df": spark.read.parquet(rows["int32"])},
-            "text": {"df": spark.read.parquet(rows["text"])},
-            "categories": {"df": spark.read.parquet(rows["text"]), "categories": names},
-            "categories, writer='spark'": {
-                "df": spark.read.parquet(rows["text"]),
-                "categories": names,
-                "writer": "spark",
-            },
-        }
-        seconds: dict[str, list[float]] = {name: [] for name in sources}
-        for turn in range(turns + 1):
-            for name, arguments in sources.items():
-                start = time.perf_counter()
-                converter = make_spark_converter(cache_dir=folder, cache_key=f"{name}{turn}", **arguments)
-                if turn:
-                    seconds[name].append(time.perf_counter() - start)
-                converter.delete()
-        print(f"Writing {num_rows:,} rows, median of {turns}\n\n| way | seconds | beside text |\n| --- | --- | --- |")
-        text = statistics.median(seconds["text"])
-        for name, measured in seconds.items():
-            print(f"| {name} | {statistics.median(measured):.2f} | {text / statistics.median(measured):.2f} |")
-        converters = {name: make_spark_converter(cache_dir=folder, **arguments) for name, arguments in sources.items()}
-        converters["Parquet of int32"] = make_parquet_converter(rows["int32"])
-        converters["Parquet of text, categories"] = make_parquet_converter(rows["text"], categories=names)
-        del converters["text"]
-        for shuffle in (True, False):
-            epochs: dict[str, list[float]] = {name: [] for name in converters}
-            for turn in range(turns + 1):
-                for name, converter in converters.items():
-                    measured_seconds = time_epoch(converter, shuffle=shuffle)
-                    if turn:
-                        epochs[name].append(measured_seconds)
-            order = "shuffled" if shuffle else "in order"
-            print(
-                f"\nReading {order}, torch, median of {turns}\n\n| way | M rows/s | beside int32 |\n| --- | --- | --- |"
+def print_table(title: str, head: str, rows: list[tuple[str, str, str]]) -> None:
+    print(f"\n{title}\n\n| way | {head} |\n| --- | --- | --- |")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
+def category_frames(spark: SparkSession, num_rows: int) -> dict[str, DataFrame]:
+    """The rows as codes and as text."""
+    codes = [(F.xxhash64("id", F.lit(index)) % size).alias(f"c{index}") for index, size in enumerate(SIZES)]
+    drawn = spark.range(0, num_rows, 1, 2).select(*codes)
+    whole = drawn.select(
+        *(F.pmod(name, F.lit(size)).cast("int").alias(name) for name, size in zip(NAMES, SIZES, strict=True))
+    )
+    text = whole.select(*(F.format_string("value %05d", name).alias(name) for name in NAMES))
+    return {"int32": whole, "text": text}
+
+
+def categories(spark: SparkSession, folder: str, turns: int, *, is_quick: bool) -> None:
+    num_rows = 20_000 if is_quick else 2_000_000
+    rows = {name: f"{folder}/{name}" for name in ("int32", "text")}
+    for name, df in category_frames(spark, num_rows).items():
+        df.write.parquet(rows[name])
+    coded: dict[str, dict[str, Any]] = {"int32": {}, "text": {}, "categories": {"categories": NAMES}}
+    for writer in ("executors", "spark"):
+        made = {
+            name: functools.partial(
+                make_spark_converter,
+                spark.read.parquet(rows["int32" if name == "int32" else "text"]),
+                cache_dir=folder,
+                writer=writer,
+                **arguments,
             )
-            int32 = statistics.median(epochs["int32"])
-            for name, measured in epochs.items():
-                median = statistics.median(measured)
-                print(f"| {name} | {num_rows / median / 1e6:.2f} | {int32 / median:.2f} |")
+            for name, arguments in coded.items()
+        }
+
+        def write(name: str, made: dict[str, Any] = made) -> float:
+            start = time.perf_counter()
+            converter = made[name](cache_key=str(time.time_ns()))
+            seconds = time.perf_counter() - start
+            converter.delete()
+            return seconds
+
+        found = in_turns({name: functools.partial(write, name) for name in made}, turns)
+        print_table(
+            f"Writing {num_rows:,} rows of eight columns, writer={writer!r}",
+            "seconds | beside text",
+            [(name, f"{seconds:.2f}", f"{seconds / found['text']:.2f}") for name, seconds in found.items()],
+        )
+    sources = {
+        f"by writer={writer!r}": {
+            "int32": make_spark_converter(spark.read.parquet(rows["int32"]), cache_dir=folder, writer=writer),
+            "categories": make_spark_converter(
+                spark.read.parquet(rows["text"]), cache_dir=folder, writer=writer, categories=NAMES
+            ),
+        }
+        for writer in ("executors", "spark")
+    }
+    sources["Parquet files of Spark"] = {
+        "int32": make_parquet_converter(rows["int32"]),
+        "categories": make_parquet_converter(rows["text"], categories=NAMES),
+    }
+    for shuffle in (True, False):
+        table = []
+        for source, converters in sources.items():
+            ways = {name: functools.partial(epoch, one, shuffle=shuffle) for name, one in converters.items()}
+            found = in_turns(ways, turns)
+            table += [
+                (f"{name}, {source}", f"{num_rows / seconds / 1e6:.1f}", f"{found['int32'] / seconds:.2f}")
+                for name, seconds in found.items()
+            ]
+        print_table(f"Reading {'shuffled' if shuffle else 'in order'}, torch", "M rows/s | beside int32", table)
+    for converters in sources.values():
         for converter in converters.values():
             converter.delete()
+
+
+def wide(spark: SparkSession, folder: str, turns: int, *, is_quick: bool) -> None:
+    num_bytes = 4_000_000 if is_quick else 400_000_000
+    converters: dict[int, DatasetConverter] = {}
+    for num_columns in (40, 1000):
+        numbers = [F.rand(seed=column).cast("float").alias(f"f{column}") for column in range(num_columns)]
+        df = spark.range(0, num_bytes // (4 * num_columns), 1, 2).select(*numbers)
+        converters[num_columns] = make_spark_converter(df, cache_dir=folder, cache_key=f"wide{num_columns}")
+    for shuffle in (True, False):
+        ways: Ways = {}
+        for number, converter in converters.items():
+            stack = {"features": [f"f{column}" for column in range(number)]}
+            ways[f"{number:,} columns as a stack"] = functools.partial(epoch, converter, stack=stack, shuffle=shuffle)
+        ways["1,000 columns, each a tensor"] = functools.partial(epoch, converters[1000], shuffle=shuffle)
+        found = in_turns(ways, turns)
+        first = found["40 columns as a stack"]
+        print_table(
+            f"Reading {num_bytes / 1e6:.0f} MB of floats {'shuffled' if shuffle else 'in order'}, torch",
+            "MB/s | beside 40 columns",
+            [(name, f"{num_bytes / seconds / 1e6:.0f}", f"{first / seconds:.2f}") for name, seconds in found.items()],
+        )
+    for converter in converters.values():
+        converter.delete()
+
+
+def by_hand(folder: str, column: str, make: Callable[[pa.Array], Any]) -> float:
+    """Seconds of a loop over the batches of a column."""
+    start = time.perf_counter()
+    for path in sorted(Path(folder).glob("*.parquet")):
+        for batch in pq.ParquetFile(path).iter_batches(LIST_BATCH_SIZE, columns=[column]):
+            make(batch.column(0))[0]
+    return time.perf_counter() - start
+
+
+def rows_of(column: pa.Array) -> Iterator[torch.Tensor]:
+    return map(torch.from_numpy, column.to_numpy(zero_copy_only=False))
+
+
+def texts_of(column: pa.Array) -> Any:
+    rows = np.empty(len(column), object)
+    rows[:] = [np.array(row, object) for row in column.to_pylist()]
+    return rows
+
+
+def lists(spark: SparkSession, folder: str, turns: int, *, is_quick: bool) -> None:
+    num_rows = 8_000 if is_quick else 400_000
+    floats = "transform(sequence(1, 1 + int(pmod(xxhash64(id), 40))), i -> float(pmod(xxhash64(id, i), 1000)) / 7)"
+    words = "transform(sequence(1, 1 + int(pmod(xxhash64(id), 8))), i -> concat('word', pmod(xxhash64(id, i), 5000)))"
+    drawn = spark.range(0, num_rows, 1, 2)
+    drawn.select(F.expr(floats).cast("array<float>").alias("x"), F.expr(words).alias("words")).write.parquet(folder)
+    converter = make_parquet_converter(folder)
+    table = []
+
+    def nested(column: pa.Array) -> Any:
+        return torch.nested.nested_tensor(list(rows_of(column)), layout=torch.jagged).unbind()
+
+    def padded(column: pa.Array) -> Any:
+        return torch.nn.utils.rnn.pad_sequence(list(rows_of(column)), batch_first=True)
+
+    cases: list[tuple[str, str, Callable[[pa.Array], Any], dict[str, Any]]] = [
+        ("floats, padded", "x", padded, {"ragged": "pad"}),
+        ("floats, torch.nested", "x", nested, {"ragged": "nested"}),
+        ("texts, torch: list[list[str]]", "words", pa.Array.to_pylist, {"ragged": "nested"}),
+        ("texts, NumPy objects", "words", texts_of, {"framework": "numpy"}),
+    ]
+    for name, column, make, options in cases:
+        options |= {"batch_size": LIST_BATCH_SIZE, "columns": [column]}
+        ways: Ways = {
+            "loop": functools.partial(by_hand, folder, column, make),
+            "ours": functools.partial(epoch, converter, **options),
+            "ours, shuffled": functools.partial(epoch, converter, shuffle=True, **options),
+        }
+        found = in_turns(ways, turns)
+        table += [
+            (f"{name}: {way}", f"{num_rows / seconds / 1e3:.0f}", f"{found['loop'] / seconds:.1f}")
+            for way, seconds in found.items()
+        ]
+    print_table(f"Reading {num_rows:,} rows of lists from Spark's files", "k rows/s | beside the loop", table)
+
+
+SECTIONS = {"categories": categories, "wide": wide, "lists": lists}
+
+
+def main() -> None:
+    """Measure, and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all")
+    parser.add_argument("--quick", action="store_true", help="few rows, one turn")
+    parser.add_argument("--turns", type=int, default=5, help="default: %(default)s")
+    options = parser.parse_args()
+    spark = start_local_spark("values", master="local[2]")
+    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    for name in options.only:
+        folder = tempfile.mkdtemp(prefix=name)
+        try:
+            SECTIONS[name](spark, f"{folder}/rows", 1 if options.quick else options.turns, is_quick=options.quick)
+        finally:
+            shutil.rmtree(folder)
     spark.stop()
 
 
