@@ -160,6 +160,9 @@ def _finish(source: BatchSource, name: str, column: Any) -> Batch:
         assert field is not None
         if field.is_object and field.shape == ():
             return {name: column.to_numpy(zero_copy_only=False)}
+        if field.is_object and field.ndim == 1 and source.ragged != "pad" and not column.null_count:
+            # Arrow makes the rows, too: 0.25 against 0.4 µs for one of five texts.
+            return {name: column.to_numpy(zero_copy_only=False)}
         rows = ragged_values(column, field)
         if field.dtype.startswith("datetime64"):
             rows = replace(rows, values=_as_times(rows.values, field))

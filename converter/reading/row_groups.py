@@ -25,7 +25,7 @@ from converter.storage.ranges import Fetched
 if TYPE_CHECKING:
     from converter.reading.data_files import DataFiles
 
-MAX_KEPT_CHUNKS = 1 << 15
+MAX_KEPT_CHUNKS = 1 << 17
 """Over all open files: some 10 MB. Finding one anew takes 10 µs."""
 
 

@@ -12,13 +12,14 @@
 - `lists`: 400 k rows of 1 to 40 floats and of 1 to 8 texts, as `df.write.parquet` wrote them. The loops are
   what one would write by hand with pyarrow and torch: a batch at a time, in order. Ours is in order, too.
 
-Batches have 1,024 rows (lists 256), and one element of each tensor is read. The ways run in turns after one that does
-not count, and medians are compared. Prints Markdown.
+Batches have 1,024 rows (lists 256), and one element of each tensor is read. One loader runs all epochs of a way. The
+ways run in turns after one that does not count, and medians are compared. Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import platform
@@ -58,16 +59,27 @@ def in_turns(ways: Ways, turns: int) -> dict[str, float]:
     return {name: statistics.median(measured) for name, measured in found.items()}
 
 
-def epoch(converter: DatasetConverter, *, batch_size: int = 1024, **options: Any) -> float:
-    """Seconds of one epoch of a torch loader, or with `framework="numpy"` of a reader."""
-    is_numpy = options.pop("framework", "torch") == "numpy"
-    make = converter.make_batch_reader if is_numpy else converter.make_torch_dataloader
-    with make(batch_size=batch_size, **options) as loader:
+def epochs_of(
+    open_loaders: contextlib.ExitStack,
+    converter: DatasetConverter,
+    *,
+    batch_size: int = 1024,
+    framework: str = "torch",
+    **options: Any,
+) -> Callable[[], float]:
+    """Seconds of one epoch after another of one loader, or with `framework="numpy"` of one reader."""
+    make = converter.make_batch_reader if framework == "numpy" else converter.make_torch_dataloader
+    loader = open_loaders.enter_context(make(batch_size=batch_size, **options))
+
+    def run() -> float:
         start = time.perf_counter()
         for batch in loader:
             for column in batch.values():
-                column[0]
+                # To index a nested tensor takes as long as to make it.
+                column.size(0) if getattr(column, "is_nested", False) else column[0]
         return time.perf_counter() - start
+
+    return run
 
 
 def print_table(title: str, head: str, rows: list[tuple[str, str, str]]) -> None:
@@ -134,8 +146,9 @@ def categories(spark: SparkSession, folder: str, turns: int, *, is_quick: bool) 
     for shuffle in (True, False):
         table = []
         for source, converters in sources.items():
-            ways = {name: functools.partial(epoch, one, shuffle=shuffle) for name, one in converters.items()}
-            found = in_turns(ways, turns)
+            with contextlib.ExitStack() as loaders:
+                ways = {name: epochs_of(loaders, one, shuffle=shuffle) for name, one in converters.items()}
+                found = in_turns(ways, turns)
             table += [
                 (f"{name}, {source}", f"{num_rows / seconds / 1e6:.1f}", f"{found['int32'] / seconds:.2f}")
                 for name, seconds in found.items()
@@ -154,12 +167,13 @@ def wide(spark: SparkSession, folder: str, turns: int, *, is_quick: bool) -> Non
         df = spark.range(0, num_bytes // (4 * num_columns), 1, 2).select(*numbers)
         converters[num_columns] = make_spark_converter(df, cache_dir=folder, cache_key=f"wide{num_columns}")
     for shuffle in (True, False):
-        ways: Ways = {}
-        for number, converter in converters.items():
-            stack = {"features": [f"f{column}" for column in range(number)]}
-            ways[f"{number:,} columns as a stack"] = functools.partial(epoch, converter, stack=stack, shuffle=shuffle)
-        ways["1,000 columns, each a tensor"] = functools.partial(epoch, converters[1000], shuffle=shuffle)
-        found = in_turns(ways, turns)
+        with contextlib.ExitStack() as loaders:
+            ways: Ways = {}
+            for number, converter in converters.items():
+                stack = {"features": [f"f{column}" for column in range(number)]}
+                ways[f"{number:,} columns as a stack"] = epochs_of(loaders, converter, stack=stack, shuffle=shuffle)
+            ways["1,000 columns, each a tensor"] = epochs_of(loaders, converters[1000], shuffle=shuffle)
+            found = in_turns(ways, turns)
         first = found["40 columns as a stack"]
         print_table(
             f"Reading {num_bytes / 1e6:.0f} MB of floats {'shuffled' if shuffle else 'in order'}, torch",
@@ -175,7 +189,7 @@ def by_hand(folder: str, column: str, make: Callable[[pa.Array], Any]) -> float:
     start = time.perf_counter()
     for path in sorted(Path(folder).glob("*.parquet")):
         for batch in pq.ParquetFile(path).iter_batches(LIST_BATCH_SIZE, columns=[column]):
-            make(batch.column(0))[0]
+            make(batch.column(0))
     return time.perf_counter() - start
 
 
@@ -199,7 +213,7 @@ def lists(spark: SparkSession, folder: str, turns: int, *, is_quick: bool) -> No
     table = []
 
     def nested(column: pa.Array) -> Any:
-        return torch.nested.nested_tensor(list(rows_of(column)), layout=torch.jagged).unbind()
+        return torch.nested.nested_tensor(list(rows_of(column)), layout=torch.jagged)
 
     def padded(column: pa.Array) -> Any:
         return torch.nn.utils.rnn.pad_sequence(list(rows_of(column)), batch_first=True)
@@ -212,12 +226,13 @@ def lists(spark: SparkSession, folder: str, turns: int, *, is_quick: bool) -> No
     ]
     for name, column, make, options in cases:
         options |= {"batch_size": LIST_BATCH_SIZE, "columns": [column]}
-        ways: Ways = {
-            "loop": functools.partial(by_hand, folder, column, make),
-            "ours": functools.partial(epoch, converter, **options),
-            "ours, shuffled": functools.partial(epoch, converter, shuffle=True, **options),
-        }
-        found = in_turns(ways, turns)
+        with contextlib.ExitStack() as loaders:
+            ways: Ways = {
+                "loop": functools.partial(by_hand, folder, column, make),
+                "ours": epochs_of(loaders, converter, **options),
+                "ours, shuffled": epochs_of(loaders, converter, shuffle=True, **options),
+            }
+            found = in_turns(ways, turns)
         table += [
             (f"{name}: {way}", f"{num_rows / seconds / 1e3:.0f}", f"{found['loop'] / seconds:.1f}")
             for way, seconds in found.items()

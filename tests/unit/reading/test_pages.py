@@ -341,6 +341,27 @@ def test_a_chunk_that_ends_behind_the_file_is_left_to_arrow(tmp_path: Path) -> N
     assert column.values(pa.py_buffer(path.read_bytes()[:4000]), chunk) is None
 
 
+@pytest.mark.parametrize("options", [{}, {"write_statistics": True}, {"write_page_checksum": True}], ids=str)
+def test_a_header_is_the_same_by_its_pattern_and_by_thrift(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any
+) -> None:
+    values = pa.array(RANDOM.integers(0, 1 << 30, 300), pa.int32())
+    path = write(tmp_path / "x", values, **{"write_statistics": False, "data_page_size": 256} | options)
+    data = path.read_bytes()
+    chunk = find_chunk(PlainColumn(0, np.dtype("int32"), np.dtype("int32"), (), 1, 4, False, True, False), path)
+    assert chunk is not None
+    heads = [data[chunk.start : chunk.start + 64]]
+    for _ in range(300):
+        damaged = bytearray(heads[0])
+        damaged[RANDOM.integers(0, 60)] = RANDOM.integers(0, 256)
+        heads.append(bytes(damaged))
+    by_pattern = [_read_page_header(pa.py_buffer(head), 0, len(head)) for head in heads]
+    monkeypatch.setattr("converter.reading.pages._HEADER", lambda _: None)
+    by_thrift = [_read_page_header(pa.py_buffer(head), 0, len(head)) for head in heads]
+    assert by_pattern[0] is not None
+    assert by_pattern == by_thrift
+
+
 @pytest.mark.parametrize("num_files", [1, 3])
 @pytest.mark.parametrize("shape", [(2,), (40, 30)], ids=["narrow", "wide"])
 @pytest.mark.parametrize("shuffle", [False, True])
