@@ -39,15 +39,6 @@ def read(converter: DatasetConverter, **options: Any) -> Any:
         return concatenate(list(reader))
 
 
-class LastByte:
-    """A decoder of a user's."""
-
-    dtype, shape = "uint8", (1,)
-
-    def decode(self, values: Any) -> Any:
-        return np.array([[value.as_py()[-1]] for value in values], np.uint8)
-
-
 def convert_over_connect(folder: str) -> dict[str, Any]:
     # The server inherits them, and its Python workers are to be this Python.
     os.environ |= {
@@ -101,26 +92,6 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
                 + [found["span"].tolist()]
             )
         shutil.rmtree(f"{folder}/nested")
-    declared = rows.selectExpr(
-        "id", "array(named_struct('sku', concat('s', id % 2), 'price', double(id))) AS items",
-        "concat('k', id % 3) AS kind", "double(id) AS x", "encode(concat('bytes of ', id), 'UTF-8') AS raw",
-    )  # fmt: skip
-    result["declared"] = []
-    for writer in ("executors", "spark"):
-        with make_spark_converter(
-            declared,
-            cache_dir=f"{folder}/declared",
-            writer=writer,
-            categories=["kind"],
-            standardize=["x"],
-            decode={"raw": LastByte()},
-        ) as converter:
-            found = read(converter)
-            names = ("items.sku", "items.price", "kind", "x", "raw")
-            result["declared"].append({name: [np.ravel(row).tolist() for row in found[name]] for name in names})
-            result["categories"] = converter.schema["kind"].categories
-            result["counts"] = converter.statistics["kind"].counts
-        shutil.rmtree(f"{folder}/declared")
     result["nowhere"] = error_of(lambda: make_spark_converter(rows))
     os.environ["CONVERTER_CACHE_DIR"] = f"{folder}/from environment"
     with make_spark_converter(rows):
@@ -171,18 +142,6 @@ def test_bytes_are_the_numbers_that_are_declared_over_connect(connect: dict[str,
 def test_lists_of_text_maps_and_intervals_over_connect(connect: dict[str, Any]) -> None:
     tags, masks = [[str(row), ""] for row in range(10)], [[True, False]] * 10
     assert connect["nested"] == [[tags, masks, [["k"]] * 10, [[row] for row in range(10)], [86_400_000_000] * 10]] * 2
-
-
-def test_declared_columns_over_connect(connect: dict[str, Any]) -> None:
-    deviation = np.arange(10).std()
-    for found in connect["declared"]:
-        assert found["items.sku"] == [[f"s{row % 2}"] for row in range(10)]
-        assert found["items.price"] == [[row] for row in range(10)]
-        assert found["kind"] == [[row % 3] for row in range(10)]
-        assert np.ravel(found["x"]) == pytest.approx((np.arange(10) - 4.5) / deviation, rel=1e-6)
-        assert found["raw"] == [[ord(str(row))] for row in range(10)]
-    assert connect["categories"] == ("k0", "k1", "k2")
-    assert connect["counts"] == {"k0": 4, "k1": 3, "k2": 3}
 
 
 def test_connect_needs_to_be_told_where_the_cache_goes(connect: dict[str, Any]) -> None:
