@@ -26,7 +26,8 @@ _JPEG = b"\xff\xd8\xff"
 _EXIF = b"Exif\0\0"
 _APP1, _START_OF_SCAN = 0xFFE1, 0xFFDA
 _START_OF_FRAME = 0xFFC0
-_SEGMENT, _FRAME = struct.Struct(">HH").unpack_from, struct.Struct(">BHHB").unpack_from
+# Formats, not compiled ones: those cannot be pickled, and this module travels to executors.
+_SEGMENT, _FRAME = ">HH", ">BHHB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +229,13 @@ def _jpeg_frame(raw: memoryview) -> tuple[int, int] | None:
         return None
     place, last, frame = 2, len(raw) - 10, None
     while place <= last:
-        marker, length = _SEGMENT(raw, place)
+        marker, length = struct.unpack_from(_SEGMENT, raw, place)
         if marker == _START_OF_SCAN:
             return frame
         if marker < _START_OF_FRAME:
             return None
         if marker <= _START_OF_FRAME + 2:
-            bits, height, width, numbers = _FRAME(raw, place + 4)
+            bits, height, width, numbers = struct.unpack_from(_FRAME, raw, place + 4)
             frame = (height, width) if bits == 8 and numbers in (1, 3) else None
         elif marker == _APP1 and raw[place + 4 : place + 10] == _EXIF:
             return None
