@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import pickle
 import struct
 import zlib
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import converter.decoders.image
 from converter import Image, MissingDependencyError, make_parquet_converter
 
 RNG = np.random.default_rng(1)
@@ -264,3 +266,14 @@ def test_a_missing_library_is_named_with_its_extra(
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingDependencyError, match=r"spark-tensor-converter\[images\]"):
         make_parquet_converter(tmp_path, decode={"x": Image(on_error=on_error)}).head()
+
+
+def test_it_travels_by_value() -> None:
+    """As to executors, which need not have this package: nothing of the module may refuse to be pickled."""
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(converter.decoders.image)
+    try:
+        assert pickle.loads(cloudpickle.dumps(Image(size=(2, 3)))).shape == (2, 3, 3)
+    finally:
+        cloudpickle.unregister_pickle_by_value(converter.decoders.image)
