@@ -6,6 +6,7 @@ A local Connect server refuses to start beside a classic session, so it has a pr
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shutil
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 from pyspark.sql import SparkSession
 
-from converter import DatasetConverter, make_spark_converter
+from converter import DatasetConverter, Image, make_spark_converter
 from converter.sources.spark.local import find_java_home
 from tests.folders import files_below
 from tests.processes import error_of, run_python
@@ -37,6 +39,20 @@ CONF = {
 def read(converter: DatasetConverter, **options: Any) -> Any:
     with converter.make_batch_reader(batch_size=64, ragged="nested", **options) as reader:
         return concatenate(list(reader))
+
+
+def png(number: int) -> bytes:
+    """A picture of two by two pixels, all of one colour."""
+    stream = io.BytesIO()
+    PIL.Image.new("RGB", (2, 2), (number, 2 * number, 3)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def plain(value: Any) -> Any:
+    """Arrays, and arrays in them, as lists of Python's numbers."""
+    if isinstance(value, np.ndarray):
+        return [plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def convert_over_connect(folder: str) -> dict[str, Any]:
@@ -92,6 +108,21 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
                 + [found["span"].tolist()]
             )
         shutil.rmtree(f"{folder}/nested")
+    declared = spark.createDataFrame(
+        [(row, png(row), "red" if row % 2 else "blue") for row in range(10)], "id int, photo binary, colour string"
+    ).selectExpr(
+        "*", "float(id) AS x", "transform(sequence(0, id % 3), i -> named_struct('price', i + id, 'sku', colour)) AS items"
+    )  # fmt: skip
+    arguments: dict[str, Any] = {
+        "decode": {"photo": Image(size=(2, 2))}, "categories": ["colour", "items.sku"], "standardize": ["x"],
+    }  # fmt: skip
+    result["declared"] = []
+    for options in ({"writer": "executors"}, {"writer": "spark"}, {"writer": "executors", "decode_at": "write"}):
+        with make_spark_converter(declared, cache_dir=f"{folder}/declared", **arguments, **options) as converter:
+            categories = [converter.schema[name].categories for name in arguments["categories"]]
+            found = {name: plain(values) for name, values in read(converter).items()}
+            result["declared"].append([found, categories])
+        shutil.rmtree(f"{folder}/declared")
     result["nowhere"] = error_of(lambda: make_spark_converter(rows))
     os.environ["CONVERTER_CACHE_DIR"] = f"{folder}/from environment"
     with make_spark_converter(rows):
@@ -142,6 +173,19 @@ def test_bytes_are_the_numbers_that_are_declared_over_connect(connect: dict[str,
 def test_lists_of_text_maps_and_intervals_over_connect(connect: dict[str, Any]) -> None:
     tags, masks = [[str(row), ""] for row in range(10)], [[True, False]] * 10
     assert connect["nested"] == [[tags, masks, [["k"]] * 10, [[row] for row in range(10)], [86_400_000_000] * 10]] * 2
+
+
+def test_structs_pictures_categories_and_scales_over_connect(connect: dict[str, Any]) -> None:
+    rows = np.arange(10)
+    expected = {
+        "id": rows.tolist(),
+        "photo": [[[[row, 2 * row, 3]] * 2] * 2 for row in range(10)],
+        "colour": (rows % 2).tolist(),
+        "x": pytest.approx(((rows - rows.mean()) / rows.std()).tolist(), rel=1e-5),
+        "items.price": [[row + item for item in range(row % 3 + 1)] for row in range(10)],
+        "items.sku": [[row % 2] * (row % 3 + 1) for row in range(10)],
+    }
+    assert connect["declared"] == [[expected, [["blue", "red"]] * 2]] * 3
 
 
 def test_connect_needs_to_be_told_where_the_cache_goes(connect: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ renders it into `site/`. The examples run as doctests, or in tests/integration/t
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from types import ModuleType
 import pdoc
 import pdoc.render
 import pytest
+from pyspark.sql import types
 
 from tests.documented import PAGES, PublicName, public_names
 
@@ -91,3 +93,25 @@ def test_what_hands_out_arrays_says_their_shape() -> None:
     by_name = {name.name: name for name in NAMES}
     for name in SHAPED & set(by_name):
         assert "shape" in by_name[name].docstring, name
+
+
+GUIDE_NAMES = {
+    "NullType": "NULL AS", "CharType": "char,", "StringType": "string,", "VarcharType": "varchar", "BinaryType": "binary",
+    "BooleanType": "boolean", "DateType": "date", "TimeType": "time (", "TimestampType": "timestamp",
+    "TimestampNTZType": "timestamp_ntz", "DecimalType": "decimal(", "DoubleType": "double", "FloatType": "float",
+    "ByteType": "tinyint", "ShortType": "smallint", "IntegerType": "int", "LongType": "bigint",
+    "DayTimeIntervalType": "interval day to second", "YearMonthIntervalType": "interval year to month",
+    "CalendarIntervalType": "make_interval", "ArrayType": "array<", "MapType": "map<", "StructType": "struct<",
+    "VariantType": "parse_json", "GeometryType": "st_geomfromwkb",
+}  # fmt: skip
+"""How the guide's table, or its example of what is refused, shows each type."""
+
+def test_the_guide_shows_every_type_of_spark() -> None:
+    classes = (getattr(types, name) for name in types.__all__)
+    names = {cls.__name__ for cls in classes if isinstance(cls, type) and issubclass(cls, types.DataType)}
+    # A geography is refused as a geometry is.
+    assert names - {"DataType", "StructField", "GeographyType"} <= GUIDE_NAMES.keys()
+    guide = Path(__file__).parents[2] / "notebooks" / "09_types_nulls_shapes_order.ipynb"
+    sources = ("".join(cell["source"]) for cell in json.loads(guide.read_text())["cells"])
+    table, refused = (source for source in sources if '"boolean": ' in source or "NULL AS" in source)
+    assert [name for name, text in GUIDE_NAMES.items() if text not in table + refused] == []
