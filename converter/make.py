@@ -108,7 +108,8 @@ def make_spark_converter(
             `converter.decoders.Decoder`.
         decode_at: `"read"` keeps the bytes and decodes them in each epoch. `"write"` lets the executors decode
             them once and keeps the tensors: larger (a JPEG some ten times), and read as fast as any array. They
-            need the library for it, `NumPy` its dtype and shape, and a row that cannot be decoded is an error.
+            need the library for it, and `NumPy` its dtype and shape. Rows that `on_error="skip"` leaves out are never
+            written; a logged line counts them.
         categories: `["carrier", "origin"]` hands these columns out as int32 codes 0…n-1, as an embedding takes them, in
             the sorted order of their values; `schema["carrier"].categories` lists the values.
             `{"carrier": train.schema["carrier"].categories}` gives them the codes of another converter. Strings, whole

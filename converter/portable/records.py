@@ -69,6 +69,8 @@ class ColumnSpec(TypedDict):
     """The declared shape of a row, if there is one."""
     decode: Callable[[Any], tuple[Numbers, Numbers]] | None
     """For a column of bytes whose tensors are written: makes the numbers of rows, and each row's shape."""
+    skips_errors: bool
+    """Whether rows that `decode` cannot decode are left out."""
     categories: CategoriesSpec | None
     """For a scalar column whose values become codes; `dtype` is then that of the codes."""
 
@@ -105,6 +107,16 @@ class FindingReport(TypedDict):
     """The report of a task that wrote no file because of its data."""
 
     finding: Finding
+
+
+class Skipped(TypedDict):
+    """The rows of a partition that were left out because a column cannot be decoded."""
+
+    count: int
+    row: int
+    """The first of them."""
+    found: str
+    """Its error."""
 
 
 class ClosedMoments(TypedDict):
@@ -170,6 +182,13 @@ class FileReport(_WrittenFile, total=False):
     """The fewest and the most numbers of a row; in the last report."""
     categories: dict[str, CategoriesReport]
     """The values of categories that the task met; in the last report."""
+
+
+@final
+class SkippedReport(TypedDict):
+    """What a task reports after its files if it left rows out."""
+
+    skipped: dict[str, Skipped]
 
 
 class OpenFile(TypedDict, total=False):

@@ -56,6 +56,7 @@ from converter.portable.tensors import (
     with_shapes,
     without_placeholders,
 )
+from converter.portable.undecodable import decode_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,11 +66,15 @@ if TYPE_CHECKING:
         ColumnSpec,
         EncodedColumn,
         FileReport,
+        Finding,
         FindingReport,
         Layout,
+        Numbers,
         OpenFile,
         OpenMoments,
         Scratch,
+        Skipped,
+        SkippedReport,
         StoreSpec,
         WriteSpec,
     )
@@ -144,16 +149,29 @@ def make_pack_batches(columns: list[ColumnSpec]) -> Callable[[Iterator[pa.Record
 
     def pack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         _freeze_garbage_collector()
-        for batch in _coalesce(batches):
+        rows_seen = 0
+        for whole in _coalesce(batches):
+            batch, decoded, row_numbers = decode_first(whole, columns, {}, rows_seen)
+            rows_seen += whole.num_rows
+            if not batch.num_rows:
+                continue
             packed = []
             for column, array in zip(columns, batch.columns, strict=True):
-                values = encode(array, column)
+                values = decoded.get(column["name"]) or encode(array, column)
                 if "finding" in values:
-                    raise ValueError(FINDING + json.dumps(values["finding"] | {"column": column["name"]}))
+                    raise ValueError(FINDING + json.dumps(_placed(values["finding"], column["name"], row_numbers)))
                 packed.append(values["array"] if "array" in values else as_binary(values, fixed=None))
             yield pa.RecordBatch.from_arrays(packed, names=[f"c{index}" for index in range(len(packed))])
 
     return pack_batches
+
+
+def _placed(finding: Finding, column: str, row_numbers: Numbers) -> Finding:
+    """What was found in a batch, with the column and the number of the row in the partition."""
+    finding["column"] = column
+    if "row" in finding:
+        finding["row"] = int(row_numbers[finding["row"]])
+    return finding
 
 
 def make_probe(
@@ -239,7 +257,7 @@ def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _write(
     batches: Iterator[pa.RecordBatch], spec: WriteSpec, *, partition: int, attempt: int
-) -> Sequence[FileReport | FindingReport]:
+) -> Sequence[FileReport | FindingReport | SkippedReport]:
     """Write all batches; the reports of the finished files, or one finding alone."""
     columns = spec["columns"]
     # How each tensor column is stored: in one shape once it is known, "ragged" for ever after a second one.
@@ -252,6 +270,7 @@ def _write(
     scratch = new_scratch()
     lengths: dict[str, list[int]] = {}
     null_elements: dict[str, int] = {}
+    skipped: dict[str, Skipped] = {}
     closed_moments: dict[str, ClosedMoments] = {}
     reports: list[FileReport] = []
     file: OpenFile | None = None
@@ -291,19 +310,20 @@ def _write(
             close_file()
 
     try:
-        for batch in _coalesce(batches):
+        for whole in _coalesce(batches):
+            batch, decoded, row_numbers = decode_first(whole, columns, skipped, rows_seen)
+            rows_seen += whole.num_rows
+            if not batch.num_rows:
+                continue
             encoded: dict[str, EncodedColumn] = {}
             for column, array in zip(columns, batch.columns, strict=True):
-                values = encode(array, column, vocabularies.get(column["name"]))
+                name = column["name"]
+                values = decoded.get(name) or encode(array, column, vocabularies.get(name))
                 if "finding" in values:
-                    finding = values["finding"]
-                    finding["column"] = column["name"]
-                    if "row" in finding:
-                        finding["row"] += rows_seen
                     discard(file, reports, spec)
-                    return [{"finding": finding}]
+                    return [{"finding": _placed(values["finding"], name, row_numbers)}]
                 encoded[column["name"]] = values
-            after = next_layout(layout, encoded, odd_rows, rows_seen)
+            after = next_layout(layout, encoded, odd_rows, row_numbers)
             for column in columns:
                 counted = encoded[column["name"]]
                 _add_to_lengths(lengths, column["name"], counted)
@@ -323,7 +343,6 @@ def _write(
             table = pa.table({name: stored(values, layout.get(name)) for name, values in encoded.items()})
             pending.append(table)
             pending_rows, pending_bytes = pending_rows + table.num_rows, pending_bytes + table.nbytes
-            rows_seen += batch.num_rows
             # Cutting at one and a half keeps the last row group between a half and one and a half.
             while pending_rows > 1 and (
                 pending_bytes >= 1.5 * spec["row_group_bytes"] or pending_rows > _MAX_ROW_GROUP_ROWS
@@ -345,7 +364,7 @@ def _write(
         reports[-1]["lengths"] = lengths
         reports[-1]["categories"] = {name: report_of(vocabulary) for name, vocabulary in vocabularies.items()}
         reports[-1]["null_elements"] = null_elements
-    return reports
+    return [*reports, {"skipped": skipped}] if skipped else reports
 
 
 def _add_to_moments(

@@ -43,9 +43,12 @@ def next_layout(
     layout: Layout,
     encoded: dict[str, EncodedColumn],
     odd_rows: dict[str, int],
-    rows_seen: int,
+    row_numbers: Numbers,
 ) -> Layout:
-    """The layout after one more batch; notes the first row that differs from those before it."""
+    """The layout after one more batch; notes the first row that differs from those before it.
+
+    `row_numbers` are those of the batch's rows in the partition.
+    """
     after = dict(layout)
     for name, values in encoded.items():
         if "array" in values or values["empty"]:
@@ -59,7 +62,7 @@ def next_layout(
             shapes, valid = _row_shapes(values), values["valid"]
             first = shapes[np.argmax(valid)] if valid is not None else shapes[0]
             differs = (shapes != (first if before is None else before)).any(axis=1)
-            odd_rows[name] = rows_seen + int(np.argmax(differs if valid is None else differs & valid))
+            odd_rows[name] = int(row_numbers[np.argmax(differs if valid is None else differs & valid)])
     return after
 
 
@@ -195,8 +198,7 @@ def _encode_decoded(array: pa.Array, column: ColumnSpec) -> EncodedTensor | Find
     except ImportError as error:
         return {"finding": {"kind": "no_library", "found": f"{type(error).__name__}: {error}"}}
     except Exception as error:  # noqa: BLE001  # A decoder may be a user's.
-        row = _first_undecodable(present, column)
-        row = row if valid is None else int(np.flatnonzero(valid)[row])
+        row = next(iter(decode_alone(array, column)), 0)
         return {"finding": {"kind": "undecodable", "row": row, "found": f"{type(error).__name__}: {error}"}}
     shapes = present_shapes
     if valid is not None:
@@ -205,16 +207,17 @@ def _encode_decoded(array: pa.Array, column: ColumnSpec) -> EncodedTensor | Find
     return _encoded(np.ascontiguousarray(values, values.dtype.newbyteorder("<")), valid, shapes)
 
 
-def _first_undecodable(present: pa.Array, column: ColumnSpec) -> int:
-    """The first row that cannot be decoded alone; 0 if each can."""
+def decode_alone(array: pa.Array, column: ColumnSpec) -> dict[int, str]:
+    """The rows that cannot be decoded alone, in order, each with its error. Null rows are none of them."""
     decode = column["decode"]
     assert decode is not None
-    for row in range(len(present)):
+    errors: dict[int, str] = {}
+    for row in np.flatnonzero(np.asarray(array.is_valid())).tolist():
         try:
-            decode(present[row : row + 1])
-        except Exception:  # noqa: BLE001  # A decoder may be a user's.
-            return row
-    return 0
+            decode(pc.cast(array[row : row + 1], pa.large_binary()))
+        except Exception as error:  # noqa: BLE001  # A decoder may be a user's.
+            errors[row] = f"{type(error).__name__}: {error}"
+    return errors
 
 
 def _encode_tensor(array: pa.Array, column: ColumnSpec) -> EncodedTensor | FindingReport:

@@ -19,6 +19,8 @@ Petastorm with its codec and a buffer of 2,048 rows, Mosaic Streaming (MDS, `jpe
 datasets with `Image()` and torch's sampler, Ray Data with Pillow in `map_batches` and a buffer of 1,024 decoded rows,
 DeltaTorch with `load_image_using_pil` on a Delta table with an id, within record batches.
 
+decode_at: the same JPEGs written by Spark's executors into a cache, with `decode_at="read"` and with "write".
+
 libraries: 4,000 of the same JPEGs, decoded to RGB by five libraries: with one thread, and with as many as cores.
 npy: 200,000 rows of `.npy` bytes of float32 (28, 28), beside `np.load` and `np.stack` in a loop over the same bytes in
 memory. raw: 200,000 rows of 28×28 bytes as BINARY and as FIXED_LEN_BYTE_ARRAY. deltatorch: the rows of raw with a label
@@ -117,17 +119,20 @@ def bytes_of(folder: str, column: str) -> list[bytes]:
 
 
 def ours(job: Job) -> list[Epoch]:
-    from converter import make_delta_converter, make_parquet_converter
+    from converter import make_delta_converter, make_parquet_converter, open_converter
     from converter.decoders import Image, NumPy
 
-    made = (make_delta_converter if job["is_delta"] else make_parquet_converter)(
-        job["path"],
-        shapes={name: tuple(shape) for name, shape in job["shapes"].items()},
-        decode={
-            name: NumPy() if options == "npy" else Image(**options | {"size": tuple(options["size"])})
-            for name, options in job["decode"].items()
-        },
-    )
+    if job["is_cache"]:
+        made = open_converter(job["path"])
+    else:
+        made = (make_delta_converter if job["is_delta"] else make_parquet_converter)(
+            job["path"],
+            shapes={name: tuple(shape) for name, shape in job["shapes"].items()},
+            decode={
+                name: NumPy() if options == "npy" else Image(**options | {"size": tuple(options["size"])})
+                for name, options in job["decode"].items()
+            },
+        )
     with made, made.make_torch_dataloader(batch_size=BATCH_SIZE, shuffle=True) as loader:
         return epochs_of(lambda: loader, job)
 
@@ -475,7 +480,8 @@ class Bench:
         else:
             python = (self._tools if environment == "images_photographs" else self._peers)._python(environment)
         max_seconds = self.options.peer_seconds if environment in PEERS or name == "np_load" else 300.0
-        job = {"name": name, "max_seconds": max_seconds, "is_delta": False, "shapes": {}, "decode": {}} | options
+        usual = {"is_delta": False, "is_cache": False, "shapes": {}, "decode": {}}
+        job = {"name": name, "max_seconds": max_seconds} | usual | options
         variables = read.clean_environment() | {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
         if environment == OWN:
             # That of this program, wherever it came from.
@@ -624,6 +630,37 @@ def jpeg(bench: Bench) -> None:
     print_ratios(ways, goals)
 
 
+def decode_at(bench: Bench) -> None:
+    """The same JPEGs written by Spark into a cache: as they are, or as the tensors that executors make of them."""
+    _, table, mean_bytes = make_pictures(bench)
+    df = converter.start_local_spark("images").read.parquet(write_parquet(f"{bench.folder}/jpeg", table, mean_bytes))
+    ways, written = {}, []
+    with contextlib.ExitStack() as entries:
+        for when in ("read", "write"):
+            seconds = []
+            for turn in range(bench.options.repeats + 1):
+                begin = time.perf_counter()
+                made = converter.make_spark_converter(
+                    df,
+                    cache_dir=f"{bench.folder}/cache",
+                    cache_key=f"{when} {turn}",
+                    decode={"image": converter.Image(size=(SIDE, SIDE))},
+                    decode_at=when,
+                )
+                seconds.append(time.perf_counter() - begin)
+                num_bytes = sum(path.stat().st_size for path in Path(made.url.removeprefix("file://")).rglob("*.parquet"))
+                if turn < bench.options.repeats:
+                    made.delete()
+            entries.callback(made.delete)
+            # The first is to be warm.
+            written.append([f"{when!r}", f"{np.median(seconds[1:]):.2f}", f"{num_bytes / 1e6:,.0f}"])
+            ways[f"decode_at={when!r}"] = bench.way(OWN, "ours", len(table), path=made.url, is_cache=True)
+        in_turns(ways, bench.options.repeats)
+    print_table(["decode_at", "seconds to write", "MB"], written)
+    print_ways(ways)
+    print_ratios(ways, [Goal("decode_at='write'", "decode_at='read'")])
+
+
 def unavailable(why: str) -> Way:
     def run() -> list[Epoch]:
         raise UnavailableError(why)
@@ -735,6 +772,7 @@ def digits(bench: Bench) -> None:
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "jpeg": jpeg,
+    "decode_at": decode_at,
     "libraries": libraries,
     "npy": npy,
     "raw": raw,

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from converter import (
     DatasetConverter,
@@ -186,6 +187,33 @@ def test_pictures_of_many_sizes_are_ragged_in_the_cache_too(spark: SparkSession,
         np.testing.assert_array_equal(converter.head(1)["photo"][0], picture(int(converter.head(1)["id"][0])))
 
 
+@pytest.mark.parametrize("writer", ["executors", "spark"])
+def test_executors_leave_out_what_cannot_be_decoded_if_asked(
+    spark: SparkSession, tmp_path: Path, writer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = {3, 17}
+    df = frame(spark).withColumn(
+        "photo", F.when(F.col("id").isin(*bad), F.lit(b"no picture")).otherwise(F.col("photo"))
+    )
+    decode = {"photo": Image(size=(6, 5), on_error="skip"), "features": NumPy("float32", (2, 3), on_error="skip")}
+    options: dict[str, Any] = {"cache_dir": tmp_path, "writer": writer, "decode_at": "write", "decode": decode}
+    with make_spark_converter(df, **options) as converter:
+        assert len(converter) == NUM_ROWS - len(bad)
+        with converter.make_batch_reader(batch_size=NUM_ROWS, nulls="mask") as reader:
+            (batch,) = reader
+    assert sorted(batch["id"].tolist()) == [row for row in range(NUM_ROWS) if row not in bad]
+    for row, photo, features in zip(batch["id"].tolist(), batch["photo"], batch["features"], strict=True):
+        np.testing.assert_array_equal(photo, 0 if row == NULL_ROW else picture(row))
+        np.testing.assert_array_equal(features, np.full((2, 3), row))
+    assert "2 rows cannot be decoded and are left out." in caplog.text
+    assert ("The first is row" in caplog.text) == (writer == "executors")
+
+    nothing = frame(spark).selectExpr("id", "binary('text') AS photo")
+    with pytest.raises(SourceError, match="No row of 'photo' can be decoded"):
+        make_spark_converter(nothing, **options | {"decode": {"photo": decode["photo"]}})
+    assert [path for path in files_below(tmp_path) if not path.endswith(".owner")] == []
+
+
 def test_what_executors_cannot_decode_is_named_and_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
     for options, said in (
         (
@@ -196,7 +224,6 @@ def test_what_executors_cannot_decode_is_named_and_leaves_nothing(spark: SparkSe
             {"decode": {"features": NumPy()}},
             "with decode_at='write' the decoder of column 'features' needs a dtype and a",
         ),
-        ({"decode": {"photo": Image(on_error="skip")}}, "column 'photo' needs on_error='raise'"),
         ({"decode": {}, "decode_at": "now"}, "decode_at must be 'read' or 'write', got 'now'"),
     ):
         with pytest.raises((SourceError, ValueError), match=said):

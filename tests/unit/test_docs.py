@@ -106,6 +106,7 @@ GUIDE_NAMES = {
 }  # fmt: skip
 """How the guide's table, or its example of what is refused, shows each type."""
 
+
 def test_the_guide_shows_every_type_of_spark() -> None:
     classes = (getattr(types, name) for name in types.__all__)
     names = {cls.__name__ for cls in classes if isinstance(cls, type) and issubclass(cls, types.DataType)}

@@ -60,7 +60,7 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
     if finding["kind"] == "undecodable":
         return SourceError(
             f"Column {name!r} cannot be decoded in row {finding['row']} of a partition: {finding['found']}. Mend or "
-            "drop the row, or pass decode_at='read' with on_error='skip'.",
+            "drop the row, or pass on_error='skip' to the decoder.",
             column=name,
         )
     if finding["kind"] == "no_library":
@@ -108,10 +108,14 @@ def manifest_from(
         for name, (least, most) in report.get("lengths", {}).items():
             before = lengths.get(name, [least, most])
             lengths[name] = [min(before[0], least), max(before[1], most)]
+    skipped = _log_skipped(reports)
     reports = [(partition, report) for partition, report in reports if "rows" in report]
     files = [report for _, report in reports]
     rows = [report["rows"] for report in files]
     num_rows = sum(map(sum, rows))
+    if not num_rows and skipped:
+        names = ", ".join(map(repr, skipped))
+        raise SourceError(f"No row of {names} can be decoded, so there is nothing to train on.", column=skipped[0])
     if not num_rows:
         raise SourceError(
             "The DataFrame has no rows, so there is nothing to train on. Check its filters and its source."
@@ -166,6 +170,26 @@ def manifest_from(
         is_kept=is_kept,
         float_dtype=float_dtype or "float64",
     )
+
+
+def _log_skipped(reports: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
+    """Say which rows were left out, in a line for each column; the columns."""
+    found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    for partition, report in reports:
+        for name, rows in report.get("skipped", {}).items():
+            found.setdefault(name, []).append((partition, rows))
+    for name, parts in found.items():
+        partition, first = parts[0]
+        logger.warning(
+            "Column %r: %d rows cannot be decoded and are left out. The first is row %d of partition %d: %s",
+            name, sum(rows["count"] for _, rows in parts), first["row"], partition, first["found"],
+        )  # fmt: skip
+    # Spark's own writer knows only how many there are.
+    for rows in (report["left_out"] for _, report in reports if "left_out" in report):
+        names = " or ".join(map(repr, rows["columns"]))
+        logger.warning("Column %s: %d rows cannot be decoded and are left out.", names, rows["rows"])
+        found |= dict.fromkeys(rows["columns"], [])
+    return list(found)
 
 
 def _categories_of(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> Categories:

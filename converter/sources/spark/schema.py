@@ -142,7 +142,8 @@ class SparkColumn:
         shape = None if self.shape is None else list(self.shape)
         return {
             "name": self.name, "kind": self.kind, "dtype": self.dtype, "ndim": self.ndim, "shape": shape,
-            "decode": None if self.decoder is None else ColumnDecoder(self.decoder), "categories": self.categories,
+            "decode": None if self.decoder is None else ColumnDecoder(self.decoder),
+            "skips_errors": self.decoder is not None and skips_errors(self.decoder), "categories": self.categories,
         }  # fmt: skip
 
 
@@ -202,13 +203,10 @@ def decoded_columns(columns: Sequence[SparkColumn], decoders: Mapping[str, Decod
         if decoder is None:
             changed.append(column)
             continue
-        if not is_settled(decoder) or skips_errors(decoder):
-            how = (
-                "on_error='raise'" if skips_errors(decoder) else "a dtype and a shape, e.g. NumPy('float32', (28, 28))"
-            )
+        if not is_settled(decoder):
             raise ValueError(
-                f"decode: with decode_at='write' the decoder of column {column.name!r} needs {how}: rows are decoded "
-                "while they are written, before any other is known."
+                f"decode: with decode_at='write' the decoder of column {column.name!r} needs a dtype and a shape, e.g. "
+                "NumPy('float32', (28, 28)): rows are decoded while they are written, before any other is known."
             )
         changed.append(
             replace(

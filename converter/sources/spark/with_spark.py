@@ -71,9 +71,13 @@ def write_with_spark(
             found = "Spark's own writer is used without Python"
             return [(0, {"finding": {"kind": "no_library", "column": column.name, "found": found}})]
     observations = [Observation()]
+    skipping = [column["name"] for column in spec["columns"] if column["skips_errors"]]
     lists: list[tuple[str, SparkColumn]] = []
     if packed:
         lists = [(name, column) for name, column in named if column.kind == "tensor" and column.ndim > 1]
+        if skipping:
+            observations.append(Observation())
+            selected = selected.observe(observations[-1], functions.count(functions.lit(1)).alias("rows_before"))
         nested = [metric for name, column in lists for metric in _level_metrics(functions, column, name)]
         if nested:
             observations.append(Observation())
@@ -90,7 +94,7 @@ def write_with_spark(
     names = [name for name, _ in named]
     stored = stored.withColumn("place", functions.monotonically_increasing_id())
     digest = functions.xxhash64("place", *_told_apart(functions, named, packed=packed), *names)
-    metrics = [functions.bit_xor(digest).alias("digest")]
+    metrics = [functions.bit_xor(digest).alias("digest"), functions.count(functions.lit(1)).alias("rows_after")]
     for name, column in named:
         metrics.append(functions.sum(functions.col(name).isNull().cast("long")).alias(f"{name}_nulls"))
         if column.categories is not None and column.kind == "scalar":
@@ -124,7 +128,11 @@ def write_with_spark(
             path=directory.url,
         )
     summary = _summary(named, observed)
-    return [(0, summary)] if "finding" in summary else _reports(directory, summary)
+    if "finding" in summary:
+        return [(0, summary)]
+    reports = _reports(directory, summary)
+    num_skipped = observed["rows_before"] - observed["rows_after"] if skipping else 0
+    return [*reports, (0, {"left_out": {"columns": skipping, "rows": num_skipped}})] if num_skipped else reports
 
 
 def _summary(named: Sequence[tuple[str, SparkColumn]], observed: Mapping[str, Any]) -> dict[str, Any]:
