@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from converter.categories import Categories
 from converter.reading.decode import Decoded, decode
-from converter.reading.gather import Array, take
+from converter.reading.gather import Array, joined, take
 from converter.reading.lists import map_chunks, map_values
 from converter.reading.nulls import fills_elements, has_fill, null_element_error, null_error
 from converter.reading.open_file import OpenFile
@@ -48,7 +48,8 @@ class RowGroup:
         self._indices = opened.row_groups(number)
         self._plain = [opened.plain_chunks(index, files) for index in self._indices]
         self._decoded: dict[str, Decoded] = {}
-        self._decode([name for name in files.fields if any(name not in chunks for chunks in self._plain)])
+        missing = set[str]().union(*(files.fields.keys() - chunks.keys() for chunks in self._plain))
+        self._decode([name for name in files.fields if name in missing] if missing else [])
 
     def parts(self, name: str) -> list[Any]:
         """A column's values in the arrays that they lie in, in order: numbers `(rows, *shape)`, or one Arrow array.
@@ -56,18 +57,26 @@ class RowGroup:
         Read-only, and of memory that may be the mapped file's.
         """
         with self.opened.file.named_errors(self._number):
-            parts = None if name in self._decoded else self._with_codes(name, self._plain_parts(name))
-            if parts is None:
-                if name not in self._decoded:
-                    self._decode([name])
-                    # In the next epoch Arrow decodes it together with the others.
-                    for chunks in self._plain:
-                        chunks.pop(name, None)
-                parts = [self._decoded[name].values]
-            num_rows = sum(map(len, parts))
-            if num_rows != self.num_rows:
-                # `gather` relies on it.
-                raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows, expected {self.num_rows}")
+            return self._parts(name)
+
+    def columns(self, names: Sequence[str]) -> list[Array]:
+        """The values of scalar columns, each in one array; as `parts`."""
+        with self.opened.file.named_errors(self._number):
+            return [joined(self._parts(name)) for name in names]
+
+    def _parts(self, name: str) -> list[Any]:
+        parts = None if name in self._decoded else self._with_codes(name, self._plain_parts(name))
+        if parts is None:
+            if name not in self._decoded:
+                self._decode([name])
+                # In the next epoch Arrow decodes it together with the others.
+                for chunks in self._plain:
+                    chunks.pop(name, None)
+            parts = [self._decoded[name].values]
+        num_rows = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        if num_rows != self.num_rows:
+            # `gather` relies on it.
+            raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows, expected {self.num_rows}")
         return parts
 
     def _with_codes(self, name: str, parts: list[Array] | None) -> list[Array] | None:
@@ -84,6 +93,8 @@ class RowGroup:
 
     def _plain_parts(self, name: str) -> list[Array] | None:
         """A column's values as they lie in the pages; None if Arrow must decode them."""
+        if len(self._plain) == 1 and isinstance(kept := self._plain[0].get(name), list):
+            return kept
         parts: list[Array] = []
         for chunks in self._plain:
             chunk = chunks.get(name)

@@ -27,7 +27,7 @@ from converter.reading.bounds import memory_bound
 from converter.reading.data_files import DataFiles
 from converter.reading.decoding import ROW_NUMBERS, decode_runs
 from converter.reading.fetching import fetching
-from converter.reading.gather import WIDE_BYTES, Array, gather, gather_stack, gather_views, joined
+from converter.reading.gather import WIDE_BYTES, Array, gather, gather_stack, gather_views
 from converter.reading.local_cache import open_local_cache
 from converter.reading.row_groups import FetchedGroup, RowGroup
 from converter.reading.runs import VALID_SUFFIX, Columns, Run, cut_run, mark_padding
@@ -191,7 +191,7 @@ class _WindowReader:
             has_mask = source.has_mask(members)
             if name in stacks:
                 num_rows = sum(group.num_rows for group in groups)
-                numbers = ([self._scaled_part(group, member, has_mask) for member in members] for group in groups)
+                numbers = (self._stacked(group, members, has_mask) for group in groups)
                 columns[name] = gather_stack(numbers, num_rows, rows, len(members), stacks[name].dtype)
                 if has_mask:
                     masks = ([group.mask(member) for member in members] for group in groups)
@@ -211,16 +211,17 @@ class _WindowReader:
             columns[row_numbers] = gather([self._row_numbers(int(group)) for group in piece.row_groups], rows)
         return columns
 
-    def _scaled_part(self, group: RowGroup, name: str, has_mask: bool) -> Array:
-        """A column of a row group on its way into a stack: standardised while it is in the processor's cache."""
-        values = joined(group.parts(name))
-        if name not in self._scales:
-            return values
-        # What is read may be the mapped file's memory.
-        values = values.view()
-        values.flags.writeable = False
-        valid = group.mask(name) if has_mask else None
-        return standardized(values, self._scales[name], self._source.schema[name].dtype, valid)
+    def _stacked(self, group: RowGroup, names: Sequence[str], has_mask: bool) -> list[Array]:
+        """Columns of a row group on their way into a stack: standardised while they are in the processor's cache."""
+        columns = group.columns(names)
+        for place, name in enumerate(names) if self._scales else ():
+            if name in self._scales:
+                # What is read may be the mapped file's memory.
+                values = columns[place].view()
+                values.flags.writeable = False
+                valid = group.mask(name) if has_mask else None
+                columns[place] = standardized(values, self._scales[name], self._source.schema[name].dtype, valid)
+        return columns
 
     def _column_bytes(self, members: Sequence[str], groups: Sequence[RowGroup]) -> int:
         """Bytes of Arrow's pool that gathering columns takes: twice theirs; four times for strings and ragged rows.

@@ -648,7 +648,9 @@ def decode_at(bench: Bench) -> None:
                     decode_at=when,
                 )
                 seconds.append(time.perf_counter() - begin)
-                num_bytes = sum(path.stat().st_size for path in Path(made.url.removeprefix("file://")).rglob("*.parquet"))
+                num_bytes = sum(
+                    path.stat().st_size for path in Path(made.url.removeprefix("file://")).rglob("*.parquet")
+                )
                 if turn < bench.options.repeats:
                     made.delete()
             entries.callback(made.delete)

@@ -111,7 +111,8 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
     declared = spark.createDataFrame(
         [(row, png(row), "red" if row % 2 else "blue") for row in range(10)], "id int, photo binary, colour string"
     ).selectExpr(
-        "*", "float(id) AS x", "transform(sequence(0, id % 3), i -> named_struct('price', i + id, 'sku', colour)) AS items"
+        "*", "float(id) AS x",
+        "transform(sequence(0, id % 3), i -> named_struct('price', i + id, 'sku', colour)) AS items",
     )  # fmt: skip
     arguments: dict[str, Any] = {
         "decode": {"photo": Image(size=(2, 2))}, "categories": ["colour", "items.sku"], "standardize": ["x"],

@@ -96,7 +96,8 @@ def test_what_hands_out_arrays_says_their_shape() -> None:
 
 
 GUIDE_NAMES = {
-    "NullType": "NULL AS", "CharType": "char,", "StringType": "string,", "VarcharType": "varchar", "BinaryType": "binary",
+    "NullType": "NULL AS", "CharType": "char,", "StringType": "string,", "VarcharType": "varchar",
+    "BinaryType": "binary",
     "BooleanType": "boolean", "DateType": "date", "TimeType": "time (", "TimestampType": "timestamp",
     "TimestampNTZType": "timestamp_ntz", "DecimalType": "decimal(", "DoubleType": "double", "FloatType": "float",
     "ByteType": "tinyint", "ShortType": "smallint", "IntegerType": "int", "LongType": "bigint",

@@ -184,12 +184,13 @@ def _log_skipped(reports: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
             "Column %r: %d rows cannot be decoded and are left out. The first is row %d of partition %d: %s",
             name, sum(rows["count"] for _, rows in parts), first["row"], partition, first["found"],
         )  # fmt: skip
+    names_left_out: list[str] = []
     # Spark's own writer knows only how many there are.
     for rows in (report["left_out"] for _, report in reports if "left_out" in report):
         names = " or ".join(map(repr, rows["columns"]))
         logger.warning("Column %s: %d rows cannot be decoded and are left out.", names, rows["rows"])
-        found |= dict.fromkeys(rows["columns"], [])
-    return list(found)
+        names_left_out += rows["columns"]
+    return [*found, *names_left_out]
 
 
 def _categories_of(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> Categories:

@@ -78,8 +78,9 @@ def test_a_gathered_stack_is_numpys_stack_of_the_wanted_rows(window: Any, column
     assert found.flags.writeable
 
 
-def test_a_stack_larger_than_a_block_is_whole() -> None:
-    columns = NUMBERS[2:5]
+@pytest.mark.parametrize("repeat", [1, 30, 100], ids=["few", "many", "many in several blocks"])
+def test_a_stack_larger_than_a_block_is_whole(repeat: int) -> None:
+    columns = NUMBERS[2:5] * repeat
     parts = [list(range(9000)), list(range(9000, 9001)), list(range(9001, 20_000))]
     groups = [[column.values(part) for column in columns] for part in parts]
     rows = np.random.default_rng(0).permutation(20_000)
