@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import converter
+from tests.mutation_list import MUTATIONS
 
 PACKAGE = Path(converter.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -36,3 +37,9 @@ def test_a_module_is_short_or_says_why_not(path: Path) -> None:
 def test_most_modules_are_read_in_one_go() -> None:
     sizes = [len(path.read_text().splitlines()) for path in MODULES]
     assert sorted(sizes)[len(sizes) * 2 // 3] <= 250
+
+
+def test_each_mutation_breaks_a_line_that_is_there() -> None:
+    for mutation in MUTATIONS:
+        mutation.apply_to(PACKAGE.parent, write=False)
+        assert [test for test in mutation.tests if not (PACKAGE.parent / test).exists()] == [], mutation.label

@@ -57,6 +57,22 @@ def test_a_jpeg_gives_the_pixels_that_pillow_gives(subsampling: int, is_progress
         assert np.abs(picture.astype(int) - expected).max() <= 2
 
 
+@pytest.mark.parametrize("size", [(40, 50), (30, 30), None])
+def test_what_stood_before_a_jpeg_does_not_matter(size: tuple[int, int] | None) -> None:
+    """Headers are compared with the one before, and only what differs is read."""
+    turned, exif = PIL.Image.fromarray(smooth(50, 40)), PIL.Image.Exif()
+    exif[0x0112] = 6
+    profile = {"icc_profile": bytes(5000)}
+    rows = [
+        saved(smooth(40, 50), "JPEG"), saved(smooth(40, 50)[::-1], "JPEG"), saved(smooth(50, 40), "JPEG"),
+        saved(turned, "JPEG", exif=exif), saved(turned, "JPEG"), saved(smooth(40, 50), "JPEG", **profile),
+        saved(smooth(50, 40), "JPEG", **profile), saved(smooth(40, 50), "PNG"), saved(smooth(40, 50), "JPEG"),
+    ]  # fmt: skip
+    image = Image(size=size)
+    for found, row in zip(decode(image, *rows), rows, strict=True):
+        np.testing.assert_array_equal(found, decode(image, row)[0])
+
+
 def test_channels_stand_first_if_asked() -> None:
     data = saved(NOISE, "PNG")
     np.testing.assert_array_equal(decode(Image(layout="CHW"), data)[0], NOISE.transpose(2, 0, 1))
