@@ -113,7 +113,7 @@ def make_spark_converter(
         categories: `["carrier", "origin"]` hands these columns out as int32 codes 0…n-1, as an embedding takes them, in
             the sorted order of their values; `schema["carrier"].categories` lists the values.
             `{"carrier": train.schema["carrier"].categories}` gives them the codes of another converter. Strings, whole
-            numbers, booleans and dates can be categories, and the elements of arrays of strings. Filters and `split`
+            numbers, booleans and dates can be categories, and the elements of arrays of them. Filters and `split`
             take the values.
         unseen: what a value is that is none of the categories that you gave: `"raise"`, or `"null"`.
         standardize: `["dep_delay", "distance"]` hands these columns out as (x − mean) / std, by the statistics of these

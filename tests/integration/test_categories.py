@@ -107,6 +107,45 @@ def test_other_categories_are_another_entry(spark: SparkSession, tmp_path: Path)
     assert len(set(urls)) == 4
 
 
+def flat(value: Any) -> list[Any]:
+    """The elements of nested lists that are not null."""
+    if isinstance(value, list):
+        return [element for item in value for element in flat(item)]
+    return [] if value is None else [value]
+
+
+def decoded(codes: Any, valid: Any, categories: tuple[Any, ...]) -> Any:
+    """The values of nested arrays of codes; None where they are null."""
+    if isinstance(codes, np.ndarray):
+        masks = [None] * len(codes) if valid is None else valid
+        return [decoded(code, mask, categories) for code, mask in zip(codes, masks, strict=True)]
+    return categories[codes] if valid is None or valid else None
+
+
+@pytest.mark.parametrize("writer", ["executors", "spark"])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "array_repeat(int(7 * id - 3), int(id % 3))",
+        "array(date_add(date'2026-11-25', int(-id)))",
+        "array(id > 2, NULL)",
+        "array(array(10L - id), array(id, 1L))",
+    ],
+    ids=["numbers", "dates", "booleans", "arrays of arrays"],
+)
+def test_the_elements_of_arrays_of_any_kind_are_categories(
+    spark: SparkSession, tmp_path: Path, writer: str, sql: str
+) -> None:
+    df = spark.range(0, 5, 1, 2).selectExpr("id", f"{sql} AS x")
+    values = [row.x for row in df.orderBy("id").collect()]
+    with make_spark_converter(df, cache_dir=tmp_path, writer=writer, categories=["x"]) as converter:
+        categories = converter.schema["x"].categories
+        assert categories == tuple(sorted(set(flat(values))))
+        with open_converter(converter.url) as opened, opened.make_batch_reader(ragged="nested", nulls="mask") as reader:
+            (batch,) = reader
+    assert decoded(batch["x"], batch.get("x__element_valid"), categories) == values
+
+
 @pytest.mark.parametrize("writer", ["executors", "spark"])
 def test_the_elements_of_arrays_are_categories_too(spark: SparkSession, tmp_path: Path, writer: str) -> None:
     tags = "array('x', IF(id % 4 = 0, NULL, 'y'), concat('z', id % 3))"

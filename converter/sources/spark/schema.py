@@ -233,10 +233,10 @@ def with_categories(columns: Sequence[SparkColumn], categories: Any, unseen: Any
         if column.name not in given:
             marked.append(column)
             continue
-        if column.kind not in ("scalar", "lists"):
+        if column.shape is not None or column.kind not in ("scalar", "lists", "tensor"):
+            what = "has a shape by shapes=" if column.shape is not None else f"is a {column.kind}"
             raise ValueError(
-                f"categories: column {column.name!r} holds arrays of {column.dtype}, which a cache keeps as tensors; "
-                f"categories are single values and the elements of arrays of text."
+                f"categories: column {column.name!r} {what}; categories are single values and the elements of arrays."
             )
         values = given[column.name]
         spec: CategoriesSpec = {
@@ -245,7 +245,8 @@ def with_categories(columns: Sequence[SparkColumn], categories: Any, unseen: Any
             "unseen": unseen,
             "most": MAX_CATEGORIES,
         }
-        marked.append(replace(column, categories=spec))
+        # A tensor's file has no place for the values of categories, a list's has.
+        marked.append(replace(column, kind="lists" if column.kind == "tensor" else column.kind, categories=spec))
     return marked
 
 
