@@ -167,15 +167,12 @@ class Categories:
             return _take(self.codes_of(array.dictionary), array.indices)
         return pc.index_in(array.cast(self.values.type), self.values)
 
-    def check_seen(self, array: pa.Array, codes: pa.Array, name: str) -> None:
-        """Raise SourceError if a value has no code and `unseen="raise"`; both arrays without lists around them."""
-        if self.unseen == "raise" and codes.null_count != array.null_count:
-            odd = array.filter(pc.and_(pc.is_null(codes), pc.is_valid(array)))[0].as_py()
-            raise SourceError(
-                f"Column {name!r} has the value {odd!r}, which is none of its {len(self.values):,} categories. Pass "
-                "unseen='null' when the converter is made, or other categories, or leave such rows out with where().",
-                column=name,
-            )
+    def first_unseen(self, array: pa.Array) -> Any:
+        """The first value that has no code, None if all have; `array` without lists around the values."""
+        codes = self.codes_of(array)
+        if codes.null_count == array.null_count:
+            return None
+        return array.filter(pc.and_(pc.is_null(codes), pc.is_valid(array)))[0].as_py()
 
     def global_codes(self, column: pa.ChunkedArray, file: int) -> pa.ChunkedArray:
         """The codes that a file's own codes stand for."""

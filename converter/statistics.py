@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from converter.errors import NullValueError
 from converter.portable import moments
 from converter.schema import Field, Schema, checked, checked_count
 
@@ -20,7 +21,16 @@ from converter.schema import Field, Schema, checked, checked_count
 class StatisticsByColumn(dict[str, "ColumnStatistics"]):
     """The statistics of all columns; the KeyError for an unknown name suggests the nearest one."""
 
+    def __init__(
+        self, statistics: Mapping[str, ColumnStatistics], unknown: Mapping[str, NullValueError] | None = None
+    ) -> None:
+        super().__init__(statistics)
+        self._unknown = unknown or {}
+        """Why columns have none."""
+
     def __missing__(self, name: str) -> ColumnStatistics:
+        if name in self._unknown:
+            raise self._unknown[name]
         raise KeyError(Schema(tuple(column.field for column in self.values())).explain_missing(name))
 
 

@@ -49,16 +49,21 @@ def note_elements(array: pa.Array, vocabulary: Vocabulary) -> FindingReport | No
     while pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         array = array.flatten()
     encoded = encode_categories(array, vocabulary)
-    return encoded if "finding" in encoded else None
+    if "finding" not in encoded:
+        return None
+    # It counts elements, not rows.
+    encoded["finding"].pop("row", None)
+    return encoded
 
 
 def encode_categories(array: pa.Array, vocabulary: Vocabulary) -> EncodedScalar | FindingReport:
     """The codes of a batch, null where a value is null; new values get new codes. Or a finding."""
     codes = _codes_of(array, vocabulary)
     if codes.null_count != array.null_count and not (vocabulary["is_given"] and vocabulary["skips_unseen"]):
-        new = pc.unique(array.filter(pc.and_(pc.is_null(codes), pc.is_valid(array)))).cast(vocabulary["values"].type)
+        is_new = pc.and_(pc.is_null(codes), pc.is_valid(array))
+        new = pc.unique(array.filter(is_new)).cast(vocabulary["values"].type)
         if vocabulary["is_given"]:
-            return {"finding": {"kind": "unseen", "found": repr(new[0].as_py())}}
+            return {"finding": {"kind": "unseen", "row": pc.index(is_new, True).as_py(), "found": repr(new[0].as_py())}}
         vocabulary["values"] = pa.concat_arrays([vocabulary["values"], new])
         vocabulary["counts"] = np.concatenate((vocabulary["counts"], np.zeros(len(new), np.int64)))
         if len(vocabulary["values"]) > vocabulary["most"]:

@@ -238,3 +238,11 @@ def _range_in_footer(footer: ParsedFooter, place: Place) -> tuple[Any, Any] | No
 def _comparable(bound: pa.Scalar) -> Any:
     """A value that can be compared: the count for days and times, which may lie beyond Python's."""
     return bound.value if pa.types.is_temporal(bound.type) else bound.as_py()
+
+
+def place_of_row(storage: Storage, manifest: Manifest, row: int) -> str:
+    """Where a row is, in words: its number in the dataset, in its file, and the file."""
+    row_group = int(np.searchsorted(np.cumsum(manifest.row_group_rows), row, side="right"))
+    file = int(manifest.row_group_file[row_group])
+    first = int(manifest.row_group_rows[: np.searchsorted(manifest.row_group_file, file)].sum())
+    return f"row {row:,} (row {row - first:,} of {storage.url}/{manifest.file_names[file]})"

@@ -17,6 +17,7 @@ from converter.decoders.decoder import Decoder, WrongDecoderError, decode_rows, 
 from converter.errors import MissingDependencyError, ReadError
 from converter.manifest import Manifest
 from converter.reading.ahead import read_ahead
+from converter.reading.checks import place_of_row
 from converter.reading.gather import Array, new_array
 from converter.reading.nulls import check_fill
 from converter.reading.ragged import RaggedRows
@@ -223,14 +224,6 @@ def undecodable_error(
         path=f"{storage.url}/{manifest.file_names[int(manifest.row_group_file[row_group])]}",
         row_group=row_group,
     )
-
-
-def place_of_row(storage: Storage, manifest: Manifest, row: int) -> str:
-    """Where a row is, in words: its number in the dataset, in its file, and the file."""
-    row_group = int(np.searchsorted(np.cumsum(manifest.row_group_rows), row, side="right"))
-    file = int(manifest.row_group_file[row_group])
-    first = int(manifest.row_group_rows[: np.searchsorted(manifest.row_group_file, file)].sum())
-    return f"row {row:,} (row {row - first:,} of {storage.url}/{manifest.file_names[file]})"
 
 
 def said(error: Exception) -> str:

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from converter.categories import Categories
+from converter.errors import SourceError
+from converter.reading.checks import place_of_row
 from converter.reading.decode import Decoded, decode
 from converter.reading.gather import Array, joined, take
 from converter.reading.lists import map_chunks, map_values
@@ -164,7 +166,7 @@ class RowGroup:
         Raises:
             SourceError: a live row has a value that is none of the categories.
         """
-        selection, has_unseen = self._files.manifest.selection, False
+        has_unseen = False
 
         def look_up(values: pa.Array) -> pa.Array:
             nonlocal has_unseen
@@ -172,17 +174,43 @@ class RowGroup:
             has_unseen |= codes.null_count != values.null_count
             return codes
 
-        def refuse(values: pa.Array) -> pa.Array:
-            codes = categories.codes_of(values)
-            categories.check_seen(values, codes, name)
-            return codes
-
         codes = map_chunks(column, functools.partial(map_values, function=look_up))
         if has_unseen and categories.unseen == "raise":
-            live = None if selection is None else selection.live_rows(self._number)
-            seen = column if live is None else column.take(pa.array(live))
-            map_chunks(seen, functools.partial(map_values, function=refuse))
+            self._refuse_unseen(categories, name, column)
         return codes
+
+    def _refuse_unseen(self, categories: Categories, name: str, column: pa.ChunkedArray) -> None:
+        """Raise SourceError for the first live row with a value that is none of the categories, if there is one."""
+        files = self._files
+        selection = files.manifest.selection
+        selected = None if selection is None else selection.live_rows(self._number)
+        live = np.arange(self.num_rows) if selected is None else selected
+
+        def first_unseen(start: int, stop: int) -> Any:
+            found: list[Any] = []
+
+            def look(values: pa.Array) -> pa.Array:
+                found.append(categories.first_unseen(values))
+                return values
+
+            map_chunks(column.take(pa.array(live[start:stop])), functools.partial(map_values, function=look))
+            return next((value for value in found if value is not None), None)
+
+        start, stop = 0, len(live)
+        if first_unseen(start, stop) is None:
+            return
+        while stop - start > 1:
+            middle = (start + stop) // 2
+            start, stop = (middle, stop) if first_unseen(start, middle) is None else (start, middle)
+        row = int(files.manifest.row_group_rows[: self._number].sum()) + int(live[start])
+        raise SourceError(
+            f"Column {name!r} has the value {first_unseen(start, stop)!r} in "
+            f"{place_of_row(files.storage, files.manifest, row)}, which is none of its {len(categories.values):,} "
+            "categories. Pass unseen='null' when the converter is made, or other categories, or leave such rows out "
+            "with where().",
+            column=name,
+            path=self.opened.file.path,
+        )
 
     def _check_nulls(self, decoded: Decoded, field: Field) -> None:
         """Raise NullValueError if a live row is null, or an element of one, and no policy covers it."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from converter.errors import NullValueError
 from converter.manifest import Manifest
 from converter.portable import moments
 from converter.reading.ahead import map_row_groups
@@ -242,7 +243,17 @@ def scan_all_statistics(schema: Schema, source_of: Callable[[Sequence[str]], Bat
     suffixes = (VALID_SUFFIX, ELEMENT_VALID_SUFFIX, LENGTH_SUFFIX, INNER_LENGTH_SUFFIX)
     later = [name for name in schema.names if name.endswith(suffixes)]
     statistics: dict[str, ColumnStatistics] = {}
+    unknown: dict[str, NullValueError] = {}
     for part in ([name for name in schema.names if name not in later], *([name] for name in later)):
-        if part:
-            statistics |= scan_statistics(source_of(part))
-    return StatisticsByColumn((name, statistics[name]) for name in schema.names)
+        while part:
+            try:
+                statistics |= scan_statistics(source_of(part))
+            except NullValueError as error:
+                # Of a column that has no tensor form; the others have statistics.
+                if error.column not in part:
+                    raise
+                unknown[error.column] = error
+                part.remove(error.column)
+            else:
+                break
+    return StatisticsByColumn({name: statistics[name] for name in schema.names if name not in unknown}, unknown)

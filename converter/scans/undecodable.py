@@ -16,8 +16,9 @@ from converter.decoders.npy import NumPy, is_settled, settled
 from converter.errors import ReadError, SourceError
 from converter.manifest import Manifest
 from converter.reading.ahead import map_row_groups
+from converter.reading.checks import place_of_row
 from converter.reading.data_files import DataFiles
-from converter.reading.decoding import place_of_row, said, undecodable_error, undecodable_rows
+from converter.reading.decoding import said, undecodable_error, undecodable_rows
 from converter.scans.columns import read_columns
 from converter.selection import Mask, select_some
 from converter.storage.directory import Storage

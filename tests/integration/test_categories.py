@@ -84,7 +84,7 @@ def test_held_out_rows_get_the_codes_of_the_others(spark: SparkSession, tmp_path
         known = train.schema["carrier"].categories
         assert known == ("AA", "DL", "UA", "é")
         before = files_below(tmp_path)
-        with pytest.raises(SourceError, match=r"Column 'carrier' has the value 'B6', which is none of its categories"):
+        with pytest.raises(SourceError, match=r"has the value 'B6'.*, which is none of its categories"):
             make_spark_converter(df, categories={"carrier": known}, **options)
         assert set(files_below(tmp_path)) == set(before)
         with make_spark_converter(df, categories={"carrier": known}, unseen="null", **options) as held_out:

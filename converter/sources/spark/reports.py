@@ -71,8 +71,9 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
         )
     if finding["kind"] == "unseen":
         return SourceError(
-            f"Column {name!r} has the value {finding['found']}, which is none of its categories. Pass unseen='null' "
-            "or other categories.",
+            f"Column {name!r} has the value {finding['found']}"
+            + (f" in row {finding['row']} of a partition" if "row" in finding else "")
+            + ", which is none of its categories. Pass unseen='null' or other categories.",
             column=name,
         )
     if finding["kind"] == "categories":

@@ -171,7 +171,7 @@ def test_given_values_keep_their_order_and_refuse_others(source: str, tmp_path: 
         assert converter.statistics["c"].counts.tolist() == [ROWS.count(city) for city in given_values["c"]]
     fewer = {"c": given_values["c"][1:]}
     with (
-        pytest.raises(SourceError, match=r"Column 'c' has the value 'Zug', which is none of its"),
+        pytest.raises(SourceError, match=r"Column 'c' has the value 'Zug' in row \d+ .*, which is none of its"),
         convert(source, tmp_path / "b", tables_of(CITIES, pa.string()), fewer) as converter,
     ):
         read(converter)
@@ -341,7 +341,7 @@ def test_given_values_of_elements(source: str, tmp_path: Path) -> None:
     with convert_tags(source, tmp_path / "a", {"c": known}, "null") as converter:
         assert read_tags(converter) == tag_codes(known)
     with (
-        pytest.raises(SourceError, match="Column 'c' has the value 'blue', which is none of its"),
+        pytest.raises(SourceError, match=r"Column 'c' has the value 'blue'.*, which is none of its"),
         convert_tags(source, tmp_path / "b", {"c": known}) as converter,
     ):
         read_tags(converter)
@@ -372,5 +372,5 @@ def test_rows_that_are_left_out_may_have_other_values(tmp_path: Path) -> None:
         assert counts is not None
         assert counts.tolist() == [1, 1]
     rest = make_parquet_converter(tmp_path / "part.parquet", categories=known).where([("id", ">", 0)])
-    with pytest.raises(SourceError, match="Column 'c' has the value 'c', which is none of its 2"):
+    with pytest.raises(SourceError, match=r"the value 'c' in row 2 \(row 2 of .*\), which is none of its 2"):
         rest.head()
