@@ -993,7 +993,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="sorted rows are no reason to advise mixing",
         old=".row_group_span > _CLUSTERED_SPAN",
         new=".row_group_span < _CLUSTERED_SPAN",
-        tests=("tests/unit/loading",),
+        tests=("tests/unit/loading", "tests/unit/reading/test_windows.py", "tests/integration/test_writers.py"),
     ),
     Mutation(
         module="loading/names.py",

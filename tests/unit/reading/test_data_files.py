@@ -108,6 +108,21 @@ def test_other_heads_than_those_of_the_file_are_another_file(away: DatasetConver
             read(changed)
 
 
+def test_a_file_that_is_written_into_while_it_is_read_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"id": range(4000)}), path, row_group_size=1000, compression="none", use_dictionary=False)
+    converter = make_parquet_converter(path)
+    # Each row group is a window, and one thread reads at most two of them ahead.
+    with converter.make_batch_reader(batch_size=10, shuffle_window_rows=1000, workers_count=1) as reader:
+        batches = iter(reader)
+        next(batches)
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            file.write(b"other")
+        with pytest.raises(SourceChangedError, match="was written again after the converter was made"):
+            list(batches)
+
+
 def test_nothing_is_asked_for_beyond_a_file(away: DatasetConverter) -> None:
     """However much a footer promises: else a small manifest could ask for as many requests as it likes."""
     manifest = away._manifest

@@ -319,6 +319,21 @@ def test_a_flipped_byte_is_refused_or_left_to_arrow_or_changes_numbers_alone(tmp
         assert found is None or np.concatenate(found).shape == values.shape
 
 
+def test_checksums_are_compared_if_asked(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", pa.array(np.arange(64.0)), write_page_checksum=True)
+    column = find_plain_column(
+        pq.read_metadata(path), Place(0, 0, (), pa.field("x", pa.float64())), Field(name="x", dtype="float64", shape=())
+    )
+    assert column is not None
+    described = find_chunk(column, path)
+    assert described is not None
+    harmed = bytearray(path.read_bytes())
+    harmed[described.end - 1] ^= 1
+    assert column.values(pa.py_buffer(bytes(harmed)), described) is not None
+    with pytest.raises(ValueError, match="a page's checksum is not that of its bytes"):
+        column.values(pa.py_buffer(bytes(harmed)), described, verify_checksums=True)
+
+
 def test_structs_without_end_are_no_header() -> None:
     data = b"\x1c" * (1 << 15)
     assert _read_page_header(pa.py_buffer(data), 0, len(data)) is None
