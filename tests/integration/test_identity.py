@@ -490,25 +490,28 @@ def test_other_confs_may_be_other_rows(
 
 
 def test_confs_that_change_while_rows_are_written_prove_nothing(
-    spark: SparkSession, tmp_path: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch, changed_conf: Any
+    spark: SparkSession, tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_numbers(tmp_path / "source", 1, 2, 3)
     name, looks, look_at = "spark.sql.parquet.int96RebaseModeInRead", [], identity._look_at
-    before = spark.conf.get(name)
+
+    def convert() -> DatasetConverter:
+        return make_spark_converter(spark.read.parquet(str(tmp_path / "source")), cache_dir=cache_dir)
 
     def look_and_change(paths: list[str], session: SparkSession) -> Any:
         looks.append(paths)
         if len(looks) == 2:
-            changed_conf(name, "LEGACY")
+            spark.conf.set(name, "LEGACY")
         return look_at(paths, session)
 
     with monkeypatch.context() as patched:
         patched.setattr(identity, "_look_at", look_and_change)
-        one = convert(spark.read.parquet(str(tmp_path / "source")))
+        one = convert()
     assert len(looks) == 2
     # As it was at the first look.
-    changed_conf(name, before)
-    assert convert(spark.read.parquet(str(tmp_path / "source"))).url != one.url
+    spark.conf.unset(name)
+    with one, convert() as two, convert() as three:
+        assert one.url != two.url == three.url
 
 
 @pytest.mark.parametrize("above", [False, True], ids=["itself", "below"])
