@@ -7,6 +7,7 @@ named runs in any case, and in this process.
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -104,6 +105,9 @@ def pytest_configure(config: pytest.Config) -> None:
     take minutes: if a worker gets one of them last, the other worker is idle.
     """
     config.option.loadscopereorder = False
+    # A shell ignores Ctrl-C for what it starts in the background, and so would all that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     from hypothesis import settings
 
     settings.register_profile("short", max_examples=20, deadline=None)

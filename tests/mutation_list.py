@@ -534,6 +534,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(
             "tests/integration/test_lifecycle.py",
             "tests/integration/test_identity.py",
+            "tests/integration/test_identity.py",
             "tests/faults/test_damage.py",
         ),
     ),
@@ -1026,6 +1027,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "tests/unit/sources",
             "tests/integration/test_lifecycle.py",
             "tests/integration/test_delta_job.py",
+            "tests/integration/test_identity.py",
         ),
     ),
     Mutation(
@@ -1242,7 +1244,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="the statistics of all rows scale those of a part",
         old="known: Mapping[str, ColumnStatistics] = manifest.statistics if manifest.selection is None else {}",
         new="known: Mapping[str, ColumnStatistics] = manifest.statistics",
-        tests=("tests/unit/scans", "tests/unit/sources"),
+        tests=("tests/unit/scans", "tests/integration/test_standardize.py"),
     ),
     Mutation(
         module="scans/parts.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from converter import make_spark_converter, open_converter
+from converter import NumPy, make_spark_converter, open_converter
 from tests.folders import files_below
 
 DELAY = np.arange(300) * 0.5 - 20
@@ -40,6 +41,17 @@ def test_other_numbers_are_another_entry(spark: SparkSession, tmp_path: Path) ->
         with make_spark_converter(df, cache_dir=tmp_path, cache_key="rows", standardize=standardize) as converter:
             urls.add(converter.url.rpartition("/")[2])
     assert len(urls) == 3
+
+
+def test_rows_that_are_left_out_do_not_count(spark: SparkSession, tmp_path: Path) -> None:
+    good = io.BytesIO()
+    np.save(good, np.zeros(2, np.float32))
+    rows = [(float(row), good.getvalue() if row < 4 else b"no array") for row in range(6)]
+    df = spark.createDataFrame(rows, "x double, y binary")
+    decode = {"y": NumPy("float32", (2,), on_error="skip")}
+    with make_spark_converter(df, cache_dir=tmp_path, decode=decode, standardize=["x"]) as converter:
+        assert converter.schema["x"].scale == pytest.approx((1.5, np.arange(4).std()))
+        assert converter.statistics["x"].max == 3
 
 
 def test_arrays_that_turn_out_ragged_are_refused_and_leave_nothing(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import uuid
 import zlib
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from converter import DatasetConverter, make_parquet_converter
+from converter.cache import leases
 from converter.dataset import borrow_files
 from converter.errors import CacheCorruptError, NullValueError, ReadError, SourceChangedError
 from converter.manifest import FileEnd, Manifest
@@ -121,6 +124,18 @@ def test_a_file_that_is_written_into_while_it_is_read_is_noticed(tmp_path: Path)
             file.write(b"other")
         with pytest.raises(SourceChangedError, match="was written again after the converter was made"):
             list(batches)
+
+
+def test_another_machine_may_have_files_of_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"id": range(40)}), path)
+    pickled = pickle.dumps(make_parquet_converter(path))
+    assert rows_of(pickle.loads(pickled)) == list(range(40))
+    os.utime(path, (1e9, 1e9))
+    with pytest.raises(SourceChangedError, match="was written again after the converter was made"):
+        rows_of(pickle.loads(pickled))
+    monkeypatch.setattr(leases, "this_host", lambda: "another")
+    assert rows_of(pickle.loads(pickled)) == list(range(40))
 
 
 def test_nothing_is_asked_for_beyond_a_file(away: DatasetConverter) -> None:
