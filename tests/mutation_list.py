@@ -171,6 +171,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         old="return (value >> 1) ^ -(value & 1), place",
         new="return value >> 1, place",
         tests=(
+            "tests/unit/reading/test_pages.py",
             "tests/unit/test_parsed_footer.py",
             "tests/unit/sources/parquet",
             "tests/parity/test_parquet_parity.py",
