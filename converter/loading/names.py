@@ -153,8 +153,9 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
             raise null_error(field, nulls=source.nulls)
         # Texts are objects in any case, so they arrive as lists.
         if field.shape is None and not field.is_object and source.ragged == "raise":
+            what = "rows of different shapes (give its decoder one)" if field.decoder else "rows of different lengths"
             raise SourceError(
-                f"Column {field.name!r} has rows of different lengths, which make no tensor. Pass ragged='pad' "
+                f"Column {field.name!r} has {what}, which make no tensor. Pass ragged='pad' "
                 f"(adds {field.name + LENGTH_SUFFIX!r}) or ragged='nested', or leave the column out with columns=….",
                 column=field.name,
             )
