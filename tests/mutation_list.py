@@ -1002,7 +1002,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="a column can be asked for twice",
         old="if len(set(columns)) != len(columns) or not columns:",
         new="if not columns:",
-        tests=("tests/unit/loading",),
+        tests=("tests/unit/loading", "tests/unit/reading/test_data_files.py"),
     ),
     Mutation(
         module="holding.py",
@@ -1177,7 +1177,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="null rows shift those behind them",
         old="out[valid] = decoded",
         new="out[: len(decoded)] = decoded",
-        tests=("tests/unit/decoders/test_contract.py",),
+        tests=("tests/unit/decoders/test_contract.py", "tests/integration/test_decoders.py"),
     ),
     Mutation(
         module="scans/undecodable.py",

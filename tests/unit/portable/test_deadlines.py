@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any, ClassVar
 
@@ -60,3 +61,10 @@ def test_a_request_that_hangs_ends_the_task_and_commits_nothing(monkeypatch: pyt
         tasks._write(iter(batches_of(wide_batch(range(10_000)))), spec, partition=0, attempt=1)
     assert not Remote().find(f"/given-up/{hangs}")
     Remote.is_released.set()
+
+
+def test_a_large_request_gets_more_time() -> None:
+    store: Any = {"timeout_seconds": 5}
+    assert deadlines.seconds_for(None, 1 << 40) == math.inf
+    assert deadlines.seconds_for(store) == 5
+    assert deadlines.seconds_for(store, 100 * deadlines.SLOW_BYTES_PER_SECOND) == 105

@@ -138,6 +138,14 @@ def test_another_machine_may_have_files_of_another_time(tmp_path: Path, monkeypa
     assert rows_of(pickle.loads(pickled)) == list(range(40))
 
 
+def test_each_column_is_asked_for_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"id": range(4)}), path)
+    for columns in ([], ["id", "id"]):
+        with pytest.raises(ValueError, match=r"columns must name at least one column, and each once; got \["):
+            make_parquet_converter(path).make_batch_reader(columns=columns)
+
+
 def test_nothing_is_asked_for_beyond_a_file(away: DatasetConverter) -> None:
     """However much a footer promises: else a small manifest could ask for as many requests as it likes."""
     manifest = away._manifest
