@@ -109,6 +109,12 @@ def with_shapes(schema: pa.Schema, layout: Layout, columns: list[ColumnSpec]) ->
 
 def encode(array: pa.Array, column: ColumnSpec, vocabulary: Vocabulary | None = None) -> Encoded:
     """One batch of one column, ready to store; or a finding, if the data are bad. Categories change `vocabulary`."""
+    if column["decode"] is not None:
+        decoded = _encode_decoded(array, column)
+        if column["kind"] != "scalar" or "finding" in decoded:
+            return decoded
+        # A number for each row. Below it is a column as any other.
+        array = _single_numbers(decoded)
     if vocabulary is not None and column["kind"] == "scalar":
         return encode_categories(array, vocabulary)
     if vocabulary is not None and (finding := note_elements(array, vocabulary)) is not None:
@@ -120,8 +126,6 @@ def encode(array: pa.Array, column: ColumnSpec, vocabulary: Vocabulary | None = 
         return _encode_lists(array, column)
     if column["kind"] == "bytes":
         return _encode_bytes(array, column)
-    if column["kind"] == "decoded":
-        return _encode_decoded(array, column)
     encoded = {"tensor": _encode_tensor, "vector": _encode_vector, "matrix": _encode_matrix}[column["kind"]](
         array, column
     )
@@ -205,6 +209,16 @@ def _encode_decoded(array: pa.Array, column: ColumnSpec) -> EncodedTensor | Find
         shapes = np.zeros((len(array), present_shapes.shape[1]), np.int64)
         shapes[valid] = present_shapes
     return _encoded(np.ascontiguousarray(values, values.dtype.newbyteorder("<")), valid, shapes)
+
+
+def _single_numbers(decoded: EncodedTensor) -> pa.Array:
+    """One number for each row that is not null."""
+    values, valid = decoded["values"], decoded["valid"]
+    if valid is None:
+        return pa.array(values.view(values.dtype.newbyteorder("=")))
+    numbers = np.zeros(len(valid), values.dtype.newbyteorder("="))
+    numbers[valid] = values
+    return pa.array(numbers, mask=~valid)
 
 
 def decode_alone(array: pa.Array, column: ColumnSpec) -> dict[int, str]:

@@ -6,10 +6,11 @@ import functools
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from converter.manifest import Manifest
-from converter.places import Level, Place, innermost
+from converter.places import Level, Place, innermost, is_list
 from converter.reading.calendars import count_microseconds, in_todays_calendar
 from converter.reading.checks import DataFile
 from converter.reading.lists import map_chunks, map_values, member_of, without_views
@@ -41,6 +42,11 @@ def read_places(parquet: pq.ParquetFile, indices: Sequence[int], places: Sequenc
             column = pa.chunked_array([without_views(chunk) for chunk in column.chunks])
         column = in_todays_calendar(column, parquet.metadata, place)
         kind = innermost(column.type)
+        if is_list(column.type) and (pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)):
+            # As delta-rs declares them. Arrow can neither take nor filter lists of views.
+            plain = pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary()
+            to_plain = functools.partial(pc.cast, target_type=plain)
+            column = map_chunks(column, functools.partial(map_values, function=to_plain))
         if pa.types.is_time(kind) or pa.types.is_duration(kind):
             column = map_chunks(column, functools.partial(map_values, function=count_microseconds))
         columns.append(column)

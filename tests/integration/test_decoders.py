@@ -214,6 +214,42 @@ def test_executors_leave_out_what_cannot_be_decoded_if_asked(
     assert [path for path in files_below(tmp_path) if not path.endswith(".owner")] == []
 
 
+@pytest.mark.parametrize("writer", ["executors", "spark"])
+@pytest.mark.parametrize("has_null", [False, True])
+def test_executors_find_the_shape_of_decoders_without_one(
+    spark: SparkSession, tmp_path: Path, writer: str, has_null: bool
+) -> None:
+    stream = io.BytesIO()
+    np.save(stream, np.float32(2.5))
+    df = frame(spark).withColumn("number", F.lit(stream.getvalue()))
+    if not has_null:
+        df = df.where(f"id <> {NULL_ROW}")
+    decode = {"photo": Image(), "features": NumPy("float32", None, ndim=2), "number": NumPy("float32", ())}
+    options: dict[str, Any] = {"cache_dir": tmp_path, "writer": writer, "decode": decode, "decode_at": "write"}
+    with make_spark_converter(df, **options) as converter:
+        assert [converter.schema[name].shape for name in decode] == [(6, 5, 3), (2, 3), ()]
+        assert converter.statistics["number"].mean == 2.5
+        with converter.make_batch_reader(batch_size=NUM_ROWS, nulls="mask") as reader:
+            (batch,) = reader
+    assert batch["number"].tolist() == [2.5] * len(batch["id"])
+    for row, photo, features in zip(batch["id"].tolist(), batch["photo"], batch["features"], strict=True):
+        np.testing.assert_array_equal(photo, 0 if row == NULL_ROW else picture(row))
+        np.testing.assert_array_equal(features, np.full((2, 3), row))
+
+
+@pytest.mark.parametrize("writer", ["executors", "spark"])
+def test_a_decoded_number_may_be_null(spark: SparkSession, tmp_path: Path, writer: str) -> None:
+    stream = io.BytesIO()
+    np.save(stream, np.int32(7))
+    df = spark.createDataFrame([(0, stream.getvalue()), (1, None)], "id int, x binary").coalesce(1)
+    options: dict[str, Any] = {"cache_dir": tmp_path, "writer": writer, "decode_at": "write"}
+    with make_spark_converter(df, decode={"x": NumPy("int32", ())}, **options) as converter:
+        rows = converter.head()
+        assert (rows["x"].tolist(), rows["x__valid"].tolist()) == ([7, 0], [True, False])
+    with pytest.raises(ValueError, match="column 'x' cannot give single numbers of uint8"):
+        make_spark_converter(df, decode={"x": NumPy("uint8", ())}, **options)
+
+
 def test_what_executors_cannot_decode_is_named_and_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
     for options, said in (
         (

@@ -71,7 +71,9 @@ def run_write(
             if chosen == "executors":
                 reports = _write_with_executors(selected, columns, spec, session)
             else:
-                packed = chosen == "spark" and any(column.kind != "scalar" for column in columns)
+                packed = chosen == "spark" and any(
+                    column.kind != "scalar" or column.decoder is not None for column in columns
+                )
                 if is_connect and _version(session) < (4, 1):
                     # Its server answers only the outer one of two observations, and nested lists need both.
                     packed = packed and not any(column.kind == "tensor" and column.ndim > 1 for column in columns)

@@ -208,10 +208,15 @@ def decoded_columns(columns: Sequence[SparkColumn], decoders: Mapping[str, Decod
                 f"decode: with decode_at='write' the decoder of column {column.name!r} needs a dtype and a shape, e.g. "
                 "NumPy('float32', (28, 28)): rows are decoded while they are written, before any other is known."
             )
+        if decoder.shape == () and decoder.dtype in ("uint8", "uint16", "float16"):
+            raise ValueError(
+                f"decode: with decode_at='write' the decoder of column {column.name!r} cannot give single numbers of "
+                f"{decoder.dtype}, which Spark has no type for. Give a wider dtype, or pass decode_at='read'."
+            )
         changed.append(
             replace(
                 column,
-                kind="decoded",
+                kind="decoded" if ndim_of(decoder) else "scalar",
                 dtype=decoder.dtype,
                 ndim=ndim_of(decoder),
                 shape=decoder.shape,

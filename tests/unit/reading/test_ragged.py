@@ -15,6 +15,7 @@ from converter.reading.decode import decode
 from converter.reading.ragged import ragged_values
 from converter.schema import Field
 from tests.properties import examples
+from tests.unit.portable.one_column import plan
 from tests.unit.reading.forms import assert_same
 
 # Rows of different lengths
@@ -61,7 +62,7 @@ def test_rows_of_different_shapes_come_back_as_they_were(case: Any, way: str, st
     field = Field(name="x", dtype=dtype, shape=None, ragged_ndim=ndim)
     array = as_lists(rows, dtype, ndim)
     if way == "packed":
-        encoded = portable_tensors.encode(array, {"kind": "tensor", "dtype": dtype, "ndim": ndim, "shape": None})
+        encoded = portable_tensors.encode(array, plan("tensor", dtype, ndim).spec())
         array = portable_tensors.as_binary(encoded, fixed=None)
     decoded = decode(pa.chunked_array([array]), field, fill=0)
     found = ragged_values(decoded.values[start:], field)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from converter import (
     DatasetConverter,
@@ -171,3 +172,22 @@ def test_the_order_does_not_depend_on_the_columns(tmp_path: Path, monkeypatch: p
     whole, part = make_delta_converter(path), make_delta_converter(path, columns=["id"])
     assert whole.fingerprint == part.fingerprint
     assert rows_of(whole, columns=["id"], shuffle=True, seed=3) == rows_of(part, shuffle=True, seed=3)
+
+
+def test_texts_that_delta_rs_stores_as_views_are_categories(tmp_path: Path) -> None:
+    path = str(tmp_path / "t")
+    tags = [["b", "a"], ["c"], None, ["a", None]]
+    write_deltalake(path, pa.table({"id": range(8), "tags": tags * 2, "name": ["x", "y", None, "z"] * 2}))
+    DeltaTable(path).delete("id >= 6")
+    (file,) = DeltaTable(path).file_uris()
+    assert pq.read_schema(file).field("tags").type.value_type == pa.string_view()
+    converter = make_delta_converter(path, filters=[("id", ">", 0)], categories=["tags", "name"])
+    known = converter.schema["tags"].categories
+    assert known == ("a", "b", "c")
+    rows = converter.head()
+    masks = zip(rows["tags"], rows["tags__element_valid"], rows["tags__valid"], strict=True)
+    found = [[known[code] if is_there else None for code, is_there in zip(*row, strict=True)] if valid else None
+             for *row, valid in masks]  # fmt: skip
+    assert found == [["c"], None, ["a", None], ["b", "a"], ["c"]]
+    with pytest.raises(SourceError, match=r"Column 'tags' has the value 'c' in row 1 "):
+        make_delta_converter(path, categories={"tags": ["a", "b"]}).head()
