@@ -18,7 +18,10 @@ def schema_of_batches(
     scales: Mapping[str, Scale | None],
     float_dtype: str,
 ) -> Schema:
-    """The columns as batches have them; `stored` are those of the files. Standardised integers are `float_dtype`."""
+    """The columns as batches have them; `stored` are those of the files.
+
+    Standardised integers and doubles are `float_dtype`.
+    """
     if not decoders and not categories and not scales:
         return stored
     fields = []
@@ -28,7 +31,7 @@ def schema_of_batches(
         elif column.name in categories:
             fields.append(categories[column.name].field_of(column))
         elif column.name in scales:
-            dtype = column.dtype if column.dtype.startswith("float") else float_dtype
+            dtype = column.dtype if column.dtype in ("float16", "float32") else float_dtype
             fields.append(replace(column, dtype=dtype, scale=scales[column.name]))
         else:
             fields.append(column)

@@ -27,7 +27,7 @@ from converter.holding import Holding
 from converter.loading.options import all_rows
 from converter.manifest import Manifest
 from converter.reading.local_cache import find_local_root, remove_unheld
-from converter.scaling import StandardizeOption, check_standardize
+from converter.scaling import StandardizeOption, check_standardize, standardized_names
 from converter.scans.categories import with_categories, with_other_categories
 from converter.scans.filters import Filters, list_values
 from converter.scans.parts import select_rows
@@ -118,8 +118,9 @@ def make_spark_converter(
         unseen: what a value is that is none of the categories that you gave: `"raise"`, or `"null"`.
         standardize: `["dep_delay", "distance"]` hands these columns out as (x − mean) / std, by the statistics of these
             rows; `schema["distance"].scale` has the two numbers, and `{"distance": train.schema["distance"].scale}`
-            takes those of another converter. Integers arrive as `float_dtype`. A null that is masked becomes 0, the
-            mean. Filters and `statistics` know the numbers as they were written.
+            takes those of another converter. Integers and doubles are computed in double precision (a cache stores such
+            doubles as doubles) and arrive as `float_dtype`. A null that is masked becomes 0, the mean. Filters and
+            `statistics` know the numbers as they were written.
         row_group_bytes: uncompressed bytes of a row group, all columns together. Readers read whole row groups.
         compression: `"auto"` (none on a local disk; elsewhere zstd for the columns that it makes smaller), `"none"`,
             `"lz4"`, `"zstd"` or `"snappy"`.
@@ -369,6 +370,7 @@ def make_parquet_converter(
             columns=columns,
             float_dtype=float_dtype,
             shapes=shapes or {},
+            standardized=standardized_names(standardize),
             storage_options=storage_options,
             timeout_seconds=check_timeout(timeout_seconds),
         )
@@ -445,6 +447,7 @@ def make_delta_converter(
             columns=columns,
             float_dtype=float_dtype,
             shapes=shapes or {},
+            standardized=standardized_names(standardize),
             storage_options=storage_options,
             timeout_seconds=check_timeout(timeout_seconds),
             rules_in=None if values is None else functools.partial(rule_in_files, values),

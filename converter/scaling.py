@@ -28,6 +28,12 @@ def check_standardize(standardize: Any, schema: Schema) -> dict[str, Scale | Non
     return {name: _check_scale(name, scale, schema) for name, scale in given.items()}
 
 
+def standardized_names(standardize: Any) -> frozenset[str]:
+    """The names in the option `standardize`; none if it is no list or dict of names, which `check_standardize` says."""
+    is_listed = isinstance(standardize, (Mapping, Sequence)) and not isinstance(standardize, str)
+    return frozenset(name for name in standardize if isinstance(name, str)) if is_listed else frozenset()
+
+
 def _check_scale(name: Any, scale: Any, schema: Schema) -> Scale | None:
     field = schema.get(name) if isinstance(name, str) else None
     if field is None:

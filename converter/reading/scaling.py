@@ -15,17 +15,16 @@ def standardized(values: Array, scale: Scale, dtype: str, valid: npt.NDArray[np.
     >>> standardized(np.array([1, 2, 3]), Scale(2, 0.5), "float32", np.array([True, True, False])).tolist()
     [-2.0, 0.0, 0.0]
     """
-    if values.dtype.kind == "f":
-        is_own = values.dtype == dtype and values.flags.writeable
-        numbers = values if is_own else values.astype(dtype)
-    else:
-        # Whole numbers may be larger than float32 tells apart, such as seconds since 1970.
-        numbers = values.astype(np.float64)
+    # Whole numbers and doubles may be larger than float32 tells apart, such as seconds since 1970.
+    kind = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
+    numbers = values.astype(kind, copy=not values.flags.writeable)
     # In the precision of the numbers: a float64 mean would make NumPy compute, and allocate, in float64.
     mean, factor = (numbers.dtype.type(number) for number in (scale.mean, 1 / scale.std))
     np.subtract(numbers, mean, out=numbers)
     np.multiply(numbers, factor, out=numbers)
-    numbers = numbers.astype(dtype, copy=False)
+    with np.errstate(over="ignore"):
+        # A number beyond float32 becomes infinite, as everywhere.
+        numbers = numbers.astype(dtype, copy=False)
     if valid is not None:
         numbers[~valid] = 0
     return numbers

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from converter import NumPy, make_spark_converter, open_converter
+from converter import NumPy, make_parquet_converter, make_spark_converter, open_converter
 from tests.folders import files_below
 
 DELAY = np.arange(300) * 0.5 - 20
@@ -32,6 +32,31 @@ def test_columns_arrive_standardised_in_every_framework(spark: SparkSession, tmp
                 np.testing.assert_allclose(features["delay"].numpy(), expected[labels.numpy()], atol=1e-5)
         with converter.make_torch_dataloader(batch_size=100, stack={"x": ["delay"]}) as loader:
             np.testing.assert_allclose(next(iter(loader))["x"].numpy()[:, 0], expected[:100], atol=1e-5)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("source", ["executors", "spark", "parquet"])
+def test_doubles_around_a_large_mean_keep_their_differences(spark: SparkSession, tmp_path: Path, source: str) -> None:
+    seconds = "1.7e9D + id"
+    df = spark.range(0, 300, 1, 1).selectExpr(
+        "id", f"{seconds} AS x", f"CAST({seconds} AS decimal(15, 2)) AS d", f"array({seconds}, 0D) AS pair"
+    )
+    expected = (np.arange(300) - 149.5) / np.arange(300).std()
+    if source == "parquet":
+        df.write.parquet(str(tmp_path / "rows"))
+        converter = make_parquet_converter(tmp_path / "rows", standardize=["x", "d", "pair"])
+    else:
+        converter = make_spark_converter(
+            df, cache_dir=tmp_path / "cache", writer=source, standardize=["x", "d", "pair"]
+        )
+    with converter, converter.make_batch_reader(batch_size=300, shuffle=False, stack={"both": ["x", "d"]}) as reader:
+        batch = next(iter(reader))
+        head = converter.head(300)
+    assert {batch["both"].dtype, head["x"].dtype, head["pair"].dtype} == {np.dtype("float32")}
+    for values in (head["x"], head["d"], batch["both"][:, 0], batch["both"][:, 1]):
+        np.testing.assert_allclose(values, expected, atol=1e-6)
+    mean, std = converter.schema["pair"].scale or (0, 0)
+    np.testing.assert_allclose(head["pair"][:, 0], (np.arange(300) + 1.7e9 - mean) / std, rtol=1e-6)
 
 
 def test_other_numbers_are_another_entry(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import datetime as dt
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from converter.errors import SourceError
@@ -45,6 +45,7 @@ def read_snapshot(
     columns: Sequence[str] | None,
     float_dtype: str | None,
     shapes: Mapping[str, DeclaredShape],
+    standardized: Collection[str] = (),
     storage_options: StorageOptions | None,
     timeout_seconds: float,
     rules_in: RulesIn | None = None,
@@ -94,7 +95,7 @@ def read_snapshot(
     # A declared shape need not be derived from footers.
     has_lists = any(is_list(column.source.arrow_type) and column.name not in shapes for column in wanted)
     if rules_in is not None:
-        before = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
+        before = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes, standardized=standardized)
         try:
             files.leave_closed(rules_in, wanted, before)
         except ValueError as error:
@@ -102,7 +103,7 @@ def read_snapshot(
             hint = "" if left_out is None else f" The table has {left_out!r}; add it to columns=…."
             raise ValueError(f"{error}{hint} (in {described})") from None
     files.look_into(wanted, has_lists=has_lists)
-    fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
+    fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes, standardized=standardized)
     selection = files.select(deleted_rows(table, storage, log, described=described, version=number, remedy=remedy))
     if rules_in is None and not (files.row_group_rows if selection is None else selection.counts).any():
         raise no_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ def read_footers(
     columns: Sequence[str] | None,
     float_dtype: str | None,
     shapes: Mapping[str, DeclaredShape],
+    standardized: Collection[str] = (),
     storage_options: StorageOptions | None,
     timeout_seconds: float,
 ) -> tuple[Storage, Manifest]:
@@ -42,7 +43,10 @@ def read_footers(
         ValueError: `columns` or `shapes` name a column that does not exist.
     """
     storage, partitions = find_files(urls, storage_options, timeout_seconds)
-    return storage, manifest_of(storage, partitions, columns=columns, float_dtype=float_dtype, shapes=shapes)
+    manifest = manifest_of(
+        storage, partitions, columns=columns, float_dtype=float_dtype, shapes=shapes, standardized=standardized
+    )
+    return storage, manifest
 
 
 def manifest_of(
@@ -52,6 +56,7 @@ def manifest_of(
     columns: Sequence[str] | None = None,
     float_dtype: str | None = "float32",
     shapes: Mapping[str, DeclaredShape] | None = None,
+    standardized: Collection[str] = (),
 ) -> Manifest:
     """The manifest of Parquet files, in this order: all that a source needs that knows its files.
 
@@ -61,6 +66,7 @@ def manifest_of(
         columns: the columns to read; None for all.
         float_dtype: what floats become while reading; None keeps the stored type.
         shapes: as `make_parquet_converter` takes them.
+        standardized: columns that stay doubles, because they are to be standardised.
 
     Raises:
         SourceError, UnsupportedTypeError, ValueError: as `read_footers`.
@@ -73,7 +79,7 @@ def manifest_of(
         storage.url, {file.name: partitions[file.name] for file in files}
     )
     wanted = choose_columns(by_name, columns=columns, shapes=shapes)
-    fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes)
+    fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes, standardized=standardized)
     content = json.dumps(
         [
             [field.to_json() for field in fields],
@@ -131,9 +137,13 @@ def choose_columns(
 
 
 def plan_fields(
-    columns: Sequence[Column], *, float_dtype: str | None, shapes: Mapping[str, DeclaredShape]
+    columns: Sequence[Column],
+    *,
+    float_dtype: str | None,
+    shapes: Mapping[str, DeclaredShape],
+    standardized: Collection[str] = (),
 ) -> list[Field]:
-    """The columns as tensors.
+    """The columns as tensors; those that are to be `standardized` stay doubles, which narrowing would round.
 
     Raises:
         UnsupportedTypeError: some have no tensor form; all of them are named.
@@ -141,7 +151,7 @@ def plan_fields(
     """
     fields, unsupported = [], {}
     for column in columns:
-        planned = _plan_field(column, float_dtype, shapes)
+        planned = _plan_field(column, "float64" if column.name in standardized else float_dtype, shapes)
         if isinstance(planned, Field):
             fields.append(planned)
         else:

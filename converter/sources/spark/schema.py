@@ -7,7 +7,7 @@ nothing here imports Spark.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -152,9 +152,12 @@ def plan_columns(
     *,
     float_dtype: str | None,
     shapes: Mapping[str, DeclaredShape],
+    standardized: Collection[str] = (),
     is_case_sensitive: bool = True,
 ) -> list[SparkColumn]:
     """The columns to write, from a Spark schema's JSON (`df.schema.jsonValue()`): structs flattened, types checked.
+
+    Columns that are to be `standardized` stay doubles: narrowed, numbers around a large mean would be rounded.
 
     Raises:
         UnsupportedTypeError: columns have no tensor form; all of them are named, with the cast to write.
@@ -164,7 +167,7 @@ def plan_columns(
     unsupported: dict[str, tuple[str, str]] = {}
     columns: list[SparkColumn] = []
     for leaf in _flatten(schema["fields"]):
-        planned = _plan_column(leaf, float_dtype, shapes)
+        planned = _plan_column(leaf, "float64" if leaf.name in standardized else float_dtype, shapes)
         if isinstance(planned, SparkColumn):
             columns.append(planned)
         else:

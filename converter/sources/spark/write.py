@@ -29,7 +29,7 @@ from converter.categories import Unseen
 from converter.decoders.decoder import Decoder, check_decode
 from converter.errors import CacheCorruptError, CacheError, SourceError
 from converter.manifest import MAX_END_BYTES, Manifest, Origin
-from converter.scaling import StandardizeOption, check_standardize
+from converter.scaling import StandardizeOption, check_standardize, standardized_names
 from converter.schema import DeclaredShape
 from converter.sources.spark import identity
 from converter.sources.spark.choose import find_other_user
@@ -123,6 +123,7 @@ def write_dataframe(
         df.schema.jsonValue(),
         float_dtype=float_dtype,
         shapes=shapes or {},
+        standardized=standardized_names(standardize),
         is_case_sensitive=df.sparkSession.conf.get("spark.sql.caseSensitive", None) == "true",
     )
     check_decode(decode, {column.name: column.dtype if column.kind == "scalar" else "array" for column in columns})
