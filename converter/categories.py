@@ -172,7 +172,11 @@ class Categories:
         codes = self.codes_of(array)
         if codes.null_count == array.null_count:
             return None
-        return array.filter(pc.and_(pc.is_null(codes), pc.is_valid(array)))[0].as_py()
+        value = array.filter(pc.and_(pc.is_null(codes), pc.is_valid(array)))[0]
+        try:
+            return value.as_py()
+        except UnicodeDecodeError:
+            return bytes((value.value if isinstance(value, pa.DictionaryScalar) else value).as_buffer())
 
     def global_codes(self, column: pa.ChunkedArray, file: int) -> pa.ChunkedArray:
         """The codes that a file's own codes stand for."""

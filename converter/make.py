@@ -328,7 +328,7 @@ def make_parquet_converter(
     | uint64 | int64; a number of 2**63 or more is a SourceError that names it, its column and its file |
     | float16 | float32 |
     | INT96 | times in microseconds, also outside the years 1677 to 2262, where nanoseconds overflow |
-    | BYTE_ARRAY annotated as UTF8, STRING, ENUM or JSON | text; a ReadError if it is not valid UTF-8 |
+    | BYTE_ARRAY annotated as UTF8, STRING, ENUM or JSON | text; a SourceError if it is not valid UTF-8 |
     | BYTE_ARRAY without annotation | bytes, or numbers if `shapes` declares them |
     | lists of numbers | tensors; the loader's `nulls` and `ragged` apply to null elements and varying lengths |
     | TIME, Arrow's durations, Spark's intervals | microseconds or months, as from Spark |

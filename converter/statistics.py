@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from converter.errors import NullValueError
+from converter.errors import SourceError
 from converter.portable import moments
 from converter.schema import Field, Schema, checked, checked_count
 
@@ -22,7 +22,7 @@ class StatisticsByColumn(dict[str, "ColumnStatistics"]):
     """The statistics of all columns; the KeyError for an unknown name suggests the nearest one."""
 
     def __init__(
-        self, statistics: Mapping[str, ColumnStatistics], unknown: Mapping[str, NullValueError] | None = None
+        self, statistics: Mapping[str, ColumnStatistics], unknown: Mapping[str, SourceError] | None = None
     ) -> None:
         super().__init__(statistics)
         self._unknown = unknown or {}

@@ -1271,7 +1271,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="declared.py",
         claim="standardised integers stay integers",
-        old='dtype = column.dtype if column.dtype.startswith("float") else float_dtype',
+        old='dtype = column.dtype if column.dtype in ("float16", "float32") else float_dtype',
         new="dtype = column.dtype",
         tests=("tests/unit/scans", "tests/unit/reading", "tests/integration/test_standardize.py"),
     ),

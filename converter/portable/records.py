@@ -95,9 +95,12 @@ class Finding(TypedDict, total=False):
     """Bad data: a row of the result instead of an error, because Spark would run a failed task again."""
 
     kind: str
-    """`null_element`, `jagged`, `shape`, `matrix`, `unseen`, `categories`, `undecodable`, `no_library`."""
+    """`null_element`, `jagged`, `shape`, `matrix`, `text` (no UTF-8), `unseen`, `categories`, `undecodable`,
+    `decoder`, `no_library`."""
     column: str
+    partition: int
     row: int
+    """In the partition."""
     found: str
     expected: str
 

@@ -159,16 +159,21 @@ def make_pack_batches(columns: list[ColumnSpec]) -> Callable[[Iterator[pa.Record
             for column, array in zip(columns, batch.columns, strict=True):
                 values = decoded.get(column["name"]) or encode(array, column)
                 if "finding" in values:
-                    raise ValueError(FINDING + json.dumps(_placed(values["finding"], column["name"], row_numbers)))
+                    from pyspark import TaskContext
+
+                    context = TaskContext.get()
+                    partition = 0 if context is None else context.partitionId()
+                    found = _placed(values["finding"], column["name"], row_numbers, partition)
+                    raise ValueError(FINDING + json.dumps(found))
                 packed.append(values["array"] if "array" in values else as_binary(values, fixed=None))
             yield pa.RecordBatch.from_arrays(packed, names=[f"c{index}" for index in range(len(packed))])
 
     return pack_batches
 
 
-def _placed(finding: Finding, column: str, row_numbers: Numbers) -> Finding:
-    """What was found in a batch, with the column and the number of the row in the partition."""
-    finding["column"] = column
+def _placed(finding: Finding, column: str, row_numbers: Numbers, partition: int) -> Finding:
+    """What was found in a batch, with the column, the partition and the number of the row in it."""
+    finding["column"], finding["partition"] = column, partition
     if "row" in finding:
         finding["row"] = int(row_numbers[finding["row"]])
     return finding
@@ -321,7 +326,7 @@ def _write(
                 values = decoded.get(name) or encode(array, column, vocabularies.get(name))
                 if "finding" in values:
                     discard(file, reports, spec)
-                    return [{"finding": _placed(values["finding"], name, row_numbers)}]
+                    return [{"finding": _placed(values["finding"], name, row_numbers, partition)}]
                 encoded[column["name"]] = values
             after = next_layout(layout, encoded, odd_rows, row_numbers)
             for column in columns:

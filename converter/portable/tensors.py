@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from converter.portable.categories import encode_categories, note_elements
+from converter.portable.texts import find_bad_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,6 +116,8 @@ def encode(array: pa.Array, column: ColumnSpec, vocabulary: Vocabulary | None = 
             return decoded
         # A number for each row. Below it is a column as any other.
         array = _single_numbers(decoded)
+    if (finding := _find_bad_text(array)) is not None:
+        return finding
     if vocabulary is not None and column["kind"] == "scalar":
         return encode_categories(array, vocabulary)
     if vocabulary is not None and (finding := note_elements(array, vocabulary)) is not None:
@@ -147,6 +150,26 @@ def encode(array: pa.Array, column: ColumnSpec, vocabulary: Vocabulary | None = 
         return _wrong_shape(row, f"{present[wrong[0]]} numbers", f"{size} numbers")
     encoded["shape"] = tuple(declared)
     return encoded
+
+
+def _find_bad_text(array: pa.Array) -> FindingReport | None:
+    """The first row whose text, or the text in its lists, is no UTF-8."""
+    kind, texts, lists = array.type, array, []
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return None
+    while texts.type != kind:
+        lists.append(texts)
+        texts = texts.flatten()
+    bad = find_bad_text(texts)
+    if bad is None:
+        return None
+    row, found = bad
+    for level in reversed(lists):
+        lengths = pc.fill_null(pc.list_value_length(level), 0).to_numpy(zero_copy_only=False)
+        row = int(np.searchsorted(np.cumsum(lengths), row, side="right"))
+    return {"finding": {"kind": "text", "row": row, "found": repr(found)}}
 
 
 def _encode_lists(array: pa.Array, column: ColumnSpec) -> EncodedLists | FindingReport:
@@ -202,8 +225,12 @@ def _encode_decoded(array: pa.Array, column: ColumnSpec) -> EncodedTensor | Find
     except ImportError as error:
         return {"finding": {"kind": "no_library", "found": f"{type(error).__name__}: {error}"}}
     except Exception as error:  # noqa: BLE001  # A decoder may be a user's.
-        row = next(iter(decode_alone(array, column)), 0)
-        return {"finding": {"kind": "undecodable", "row": row, "found": f"{type(error).__name__}: {error}"}}
+        bad = decode_alone(array, column)
+        if type(error).__name__ == "WrongDecoderError" and len(bad) in (0, len(present)):
+            return {"finding": {"kind": "decoder", "found": str(error)}}
+        return {
+            "finding": {"kind": "undecodable", "row": next(iter(bad), 0), "found": f"{type(error).__name__}: {error}"}
+        }
     shapes = present_shapes
     if valid is not None:
         shapes = np.zeros((len(array), present_shapes.shape[1]), np.int64)

@@ -13,6 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from converter.errors import SourceError
+from converter.portable.texts import find_bad_text
 from converter.schema import Field
 
 
@@ -20,7 +22,7 @@ def decode_text(array: pa.Array, field: Field, fill: Any) -> pa.Array:
     """Texts or bytes in one type for all files of a window, nulls replaced by `fill`; with None they stay.
 
     Raises:
-        pyarrow.ArrowInvalid: a text is not UTF-8.
+        SourceError: a text is not UTF-8.
     """
     empty: Any = "" if field.dtype == "str" else b""
     objects = pc.cast(array, pa.large_string() if field.dtype == "str" else pa.large_binary())
@@ -30,24 +32,15 @@ def decode_text(array: pa.Array, field: Field, fill: Any) -> pa.Array:
 
 
 def _check_text(array: pa.Array, field: Field) -> None:
-    """Raise ArrowInvalid if text is not UTF-8: when strings are made, its file is no longer known."""
-    if not len(array):
-        return
-    _, offsets, data = array.buffers()
-    start, stop = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)[[0, -1]].tolist()
-    if data is None or not 0 <= start < stop <= data.size:
-        is_ascii = start == stop
-    else:
-        raw = np.frombuffer(data, np.uint8, stop - start, start)
-        whole = raw[: len(raw) // 8 * 8].view(np.uint64)
-        # Most text is ASCII, which is valid however it is cut: a tenth of the time of validating each text.
-        highest = int(np.bitwise_or.reduce(whole)) if len(whole) else 0
-        is_ascii = not highest & 0x8080808080808080 and not (raw[len(whole) * 8 :] & 0x80).any()
-    if not is_ascii:
-        try:
-            array.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise pa.ArrowInvalid(f"column {field.name!r} has text that is no UTF-8 ({error})") from error
+    """Raise SourceError if text is not UTF-8: when strings are made, its file is no longer known."""
+    bad = find_bad_text(array)
+    if bad is not None:
+        where = f" in row {bad[0]} of a row group" if field.shape == () else ""
+        raise SourceError(
+            f"Column {field.name!r} has text that is no UTF-8{where}: {bad[1]!r}. If the file is not damaged, mend or "
+            f"drop such rows with Spark, or make the column binary, e.g. F.col({field.name!r}).cast('binary').",
+            column=field.name,
+        )
 
 
 def decode_lists(values: pa.Array, lengths: Sequence[npt.NDArray[np.int64]], field: Field, fill: Any) -> pa.Array:

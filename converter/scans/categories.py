@@ -15,6 +15,7 @@ from converter.categories import Categories, check_categories, check_values, kin
 from converter.errors import SourceError
 from converter.manifest import Manifest
 from converter.places import is_list
+from converter.portable.texts import find_bad_text
 from converter.reading.ahead import map_row_groups
 from converter.reading.data_files import DataFiles
 from converter.scans.columns import read_columns
@@ -61,7 +62,16 @@ def _find_values(storage: Storage, manifest: Manifest, kinds: dict[str, str]) ->
         table = read_columns(files, row_group, given_up)
         if manifest.selection is not None:
             table = table.filter(pa.array(manifest.selection.mask(row_group, table.num_rows)))
-        return {name: _unique(table.column(name)) for name in kinds}
+        found = {name: _unique(table.column(name)) for name in kinds}
+        with files.file_of(row_group).named_errors(row_group):
+            for name, unique in found.items():
+                if (bad := find_bad_text(unique)) is not None:
+                    raise SourceError(
+                        f"Column {name!r} has text that is no UTF-8: {bad[1]!r}. Mend or drop such rows with Spark, or "
+                        "take the column out of categories=.",
+                        column=name,
+                    )
+        return found
 
     values: dict[str, pa.Array] = {name: pa.array([], pa.null()) for name in kinds}
     wanted = np.flatnonzero(manifest.live_rows > 0).tolist()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from converter.errors import NullValueError
+from converter.errors import SourceError
 from converter.manifest import Manifest
 from converter.portable import moments
 from converter.reading.ahead import map_row_groups
@@ -243,13 +243,13 @@ def scan_all_statistics(schema: Schema, source_of: Callable[[Sequence[str]], Bat
     suffixes = (VALID_SUFFIX, ELEMENT_VALID_SUFFIX, LENGTH_SUFFIX, INNER_LENGTH_SUFFIX)
     later = [name for name in schema.names if name.endswith(suffixes)]
     statistics: dict[str, ColumnStatistics] = {}
-    unknown: dict[str, NullValueError] = {}
+    unknown: dict[str, SourceError] = {}
     for part in ([name for name in schema.names if name not in later], *([name] for name in later)):
         while part:
             try:
                 statistics |= scan_statistics(source_of(part))
-            except NullValueError as error:
-                # Of a column that has no tensor form; the others have statistics.
+            except SourceError as error:
+                # Of a column whose values have no tensor form; the others have statistics.
                 if error.column not in part:
                     raise
                 unknown[error.column] = error

@@ -46,6 +46,24 @@ def converter(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
         yield made
 
 
+@pytest.mark.parametrize("options", [{}, {"categories": ["s"]}, {"categories": ["words"]}])
+def test_text_that_is_no_utf8_is_named_with_its_row(spark: SparkSession, tmp_path: Path, options: Any) -> None:
+    bad = "IF(id = 13, CAST(X'61ff62' AS string), 'é')"
+    df = spark.range(0, 20, 1, 2).selectExpr(f"{bad} AS s", f"array('a', {bad}, NULL) AS words")
+    df = df.select(*(options.get("categories") or ["words"]))
+    name = df.columns[0]
+    said = rf"Column '{name}' has text that is no UTF-8 in row 3 of partition 1: b'a\\xffb'"
+    with pytest.raises(SourceError, match=said):
+        make_spark_converter(df, cache_dir=tmp_path, **options)
+    assert files_below(tmp_path) == [MARKER]
+    # Spark's own writer looks at no text; whoever reads it does.
+    with (
+        pytest.raises(SourceError, match=rf"'{name}' has (text that is no UTF-8|the value b'a\\xffb')"),
+        make_spark_converter(df, cache_dir=tmp_path, writer="spark", **options) as converter,
+    ):
+        converter.head(20)
+
+
 def convert_on_a_cluster(folder: str) -> dict[str, Any]:
     spark = start_local_spark(
         "cluster", master="local-cluster[1,1,1024]", conf={"spark.sql.session.timeZone": "America/New_York"}

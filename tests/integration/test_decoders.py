@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,19 @@ from tests.folders import files_below
 
 NUM_ROWS, NULL_ROW = 40, 11
 DECODE: dict[str, Any] = {"photo": Image(size=(6, 5)), "features": NumPy()}
+
+
+class Backwards:
+    """Says one dtype and gives another."""
+
+    dtype = "float32"
+    shape = (2, 3)
+
+    def __init__(self, held: Any = None) -> None:
+        self.held = held
+
+    def decode(self, values: pa.LargeBinaryArray) -> np.ndarray[Any, Any]:
+        return np.zeros((len(values), 2, 3), np.int64)
 
 
 def picture(number: int) -> np.ndarray[Any, Any]:
@@ -254,14 +268,22 @@ def test_what_executors_cannot_decode_is_named_and_leaves_nothing(spark: SparkSe
     for options, said in (
         (
             {"decode": {"photo": Image(size=(6, 5))}},
-            r"Column 'photo' cannot be decoded in row \d+ of a partition: .*no JPEG",
+            r"Column 'photo' cannot be decoded in row \d+ of partition \d+: .*no JPEG",
         ),
         (
             {"decode": {"features": NumPy()}},
             "with decode_at='write' the decoder of column 'features' needs a dtype and a",
         ),
+        (
+            {"decode": {"features": Backwards()}},
+            r"decode: .*Backwards.* of column 'features' is no decoder: decode\(\) returned int64 .* expected float32",
+        ),
+        (
+            {"decode": {"features": Backwards(threading.Lock())}},
+            "the decoder of column 'features' cannot be sent to the executors: .*lock.* or pass decode_at='read'",
+        ),
         ({"decode": {}, "decode_at": "now"}, "decode_at must be 'read' or 'write', got 'now'"),
     ):
-        with pytest.raises((SourceError, ValueError), match=said):
+        with pytest.raises((SourceError, ValueError, TypeError), match=said):
             make_spark_converter(frame(spark, bad=3), cache_dir=tmp_path, **{"decode_at": "write", **options})  # type: ignore[arg-type]
         assert [path for path in files_below(tmp_path) if not path.endswith(".owner")] == []

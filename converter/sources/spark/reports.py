@@ -26,8 +26,8 @@ from converter.statistics import ColumnStatistics
 logger = logging.getLogger(__name__)
 
 
-def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> ConverterError:
-    """The error for what an executor found in the data."""
+def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> ConverterError | TypeError:
+    """The error for what an executor found in the data, or in a decoder."""
     name = str(finding["column"])
     quoted = f"`{name}`"
     if finding["kind"] == "null_element":
@@ -47,7 +47,7 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
     if finding["kind"] == "shape":
         return SourceError(
             f"Column {name!r} has a row of {finding['found']}, but shapes= declares {finding['expected']}"
-            + (f" (row {finding['row']} of its partition)" if "row" in finding else "")
+            + (f" (row {finding['row']} of partition {finding['partition']})" if "row" in finding else "")
             + ". Correct the shape, or the row.",
             column=name,
         )
@@ -59,10 +59,20 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
         )
     if finding["kind"] == "undecodable":
         return SourceError(
-            f"Column {name!r} cannot be decoded in row {finding['row']} of a partition: {finding['found']}. Mend or "
-            "drop the row, or pass on_error='skip' to the decoder.",
+            f"Column {name!r} cannot be decoded in row {finding['row']} of partition {finding['partition']}: "
+            f"{finding['found']}. Mend or drop the row, or pass on_error='skip' to the decoder.",
             column=name,
         )
+    if finding["kind"] == "text":
+        return SourceError(
+            f"Column {name!r} has text that is no UTF-8 in row {finding['row']} of partition {finding['partition']}: "
+            f"{finding['found']}. Mend or drop the row, or make the column binary, e.g. "
+            f"F.col({quoted!r}).cast('binary').",
+            column=name,
+        )
+    if finding["kind"] == "decoder":
+        decoder = next(column.decoder for column in columns if column.name == name)
+        return TypeError(f"decode: {decoder!r} of column {name!r} is no decoder: {finding['found']}.")
     if finding["kind"] == "no_library":
         return SourceError(
             f"The executors cannot decode column {name!r}: {finding['found']}. Install the library there (for Image: "
@@ -72,7 +82,7 @@ def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> Conv
     if finding["kind"] == "unseen":
         return SourceError(
             f"Column {name!r} has the value {finding['found']}"
-            + (f" in row {finding['row']} of a partition" if "row" in finding else "")
+            + (f" in row {finding['row']} of partition {finding['partition']}" if "row" in finding else "")
             + ", which is none of its categories. Pass unseen='null' or other categories.",
             column=name,
         )

@@ -129,6 +129,7 @@ def write_dataframe(
     check_decode(decode, {column.name: column.dtype if column.kind == "scalar" else "array" for column in columns})
     if decode_at == "write":
         columns = decoded_columns(columns, decode or {})
+        _check_decoders_travel(decode or {})
     columns = with_categories(columns, categories, unseen)
     scales = check_standardize(standardize, batch_schema_of(columns))
     options = WriteOptions(
@@ -160,6 +161,20 @@ def write_dataframe(
         logger.info("The Delta table had a new version while it was written, so it is written once more.")
         identified = _identify(request, None)
         return _reuse(request, identified) or _write(request, identified)
+
+
+def _check_decoders_travel(decoders: Mapping[str, Decoder]) -> None:
+    """Raise TypeError if a decoder cannot be sent to the executors."""
+    from pyspark import cloudpickle
+
+    for name, decoder in decoders.items():
+        try:
+            cloudpickle.dumps(decoder)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise TypeError(
+                f"decode: the decoder of column {name!r} cannot be sent to the executors: {type(error).__name__}: "
+                f"{error}. Make what it holds in its decode(), or pass decode_at='read'."
+            ) from error
 
 
 def _given(categories: Any, columns: Sequence[SparkColumn]) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def finding_of(reports: list[dict[str, Any]]) -> dict[str, Any]:
     assert len(reports) == 1
     assert list(reports[0]) == ["finding"]
     found: dict[str, Any] = reports[0]["finding"]
+    assert found.pop("partition") >= 0
     return found
 
 

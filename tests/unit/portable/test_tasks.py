@@ -349,7 +349,7 @@ def test_packed_batches_are_what_the_executors_would_store(tmp_path: Path) -> No
 def test_what_packing_finds_is_raised_with_its_mark(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, [plan("tensor", "int64", 2)])
     batches = batches_of(*(pa.array(rows, NESTED[2]) for rows in ([[[1, 2]]], [[[1], [2, 3]]])))
-    with pytest.raises(ValueError, match=r'^converter finding: \{"kind": "jagged", "column": "x"\}$'):
+    with pytest.raises(ValueError, match=r'^converter finding: \{"kind": "jagged", "column": "x", "partition": 0\}$'):
         list(tasks.make_pack_batches(spec["columns"])(iter(batches)))
 
 

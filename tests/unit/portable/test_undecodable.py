@@ -71,5 +71,5 @@ def test_a_wrong_decoder_is_no_reason_to_leave_rows_out(tmp_path: Path) -> None:
             return np.zeros((len(values), 3), np.float32)
 
     finding = finding_of(write_decoded(tmp_path, {"x": [npy(1), None]}, x=Wrong()))
-    assert finding["kind"] == "undecodable"
+    assert finding["kind"] == "decoder"
     assert "expected float32 of shape" in finding["found"]

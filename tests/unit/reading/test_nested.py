@@ -391,7 +391,7 @@ def test_every_form_of_list_and_text_is_read(tmp_path: Path, kind: pa.DataType, 
 def test_texts_that_are_no_utf8_are_an_error_that_names_the_file(tmp_path: Path) -> None:
     values = pa.array([b"\xff"]).view(pa.string())
     converter = make_parquet_converter(write(tmp_path, pa.table({"x": pa.ListArray.from_arrays([0, 1], values)})))
-    with pytest.raises(ReadError, match=r"x\.parquet.*column 'x' has text that is no UTF-8"):
+    with pytest.raises(SourceError, match=r"Column 'x' has text that is no UTF-8.*x\.parquet"):
         read(converter)
 
 

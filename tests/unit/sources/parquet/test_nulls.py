@@ -11,7 +11,6 @@ import pytest
 
 from converter import (
     NullValueError,
-    ReadError,
     SourceError,
     make_parquet_converter,
 )
@@ -48,8 +47,8 @@ def test_text_that_is_no_text_is_named_with_its_file(tmp_path: Path, cuts: tuple
     write(tmp_path, "b.parquet", {"s": text})
     converter = make_parquet_converter(tmp_path)
     for make in (converter.make_batch_reader, converter.make_torch_dataloader):
-        match = r"b\.parquet cannot be decoded: column 's' has text that is no UTF-8"
-        with pytest.raises(ReadError, match=match), make(batch_size=2) as loader:
+        match = r"Column 's' has text that is no UTF-8 in row [01] of a row group: b.*b\.parquet"
+        with pytest.raises(SourceError, match=match), make(batch_size=2) as loader:
             list(loader)
 
 
