@@ -74,11 +74,14 @@ def check_categories(categories: Any, dtypes: Mapping[str, str], unseen: Any) ->
 
 
 def _of_values(name: str, kind: str, values: Any, unseen: Unseen) -> Categories:
-    values = values.tolist() if isinstance(values, np.ndarray) else values
+    # Arrays of NumPy and Arrow, and pandas' series and indexes.
+    as_list = getattr(values, "tolist", None) or getattr(values, "to_pylist", None)
+    values = as_list() if callable(as_list) else values
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
         raise TypeError(
             f"categories: {name!r} needs a list of values, or None for those of the data, got {values!r:.80}."
         )
+    values = [value.item() if isinstance(value, np.generic) else value for value in values]
     expected = {"str": str, "bool": bool, "int64": int, "datetime64[D]": dt.date}[kind]
     odd = next((value for value in values if type(value) is not expected), None)
     if odd is not None or None in values:

@@ -40,9 +40,10 @@ def _check_scale(name: Any, scale: Any, schema: Schema) -> Scale | None:
         raise ValueError(f"standardize: {schema.explain_missing(str(name))}")
     is_number = field.dtype.startswith(("int", "uint", "float")) and field.categories is None
     if not is_number or field.shape is None or field.decoder:
+        hint = " Bytes that are decoded have no statistics: divide in transform=." if field.decoder else ""
         raise ValueError(
             f"standardize: column {name!r} is {field.shown_dtype} of shape {field.shown_shape}; only numbers of one "
-            "shape can be standardised."
+            f"shape can be standardised.{hint}"
         )
     if scale is None:
         return None

@@ -167,7 +167,10 @@ class Image:
         except PIL.UnidentifiedImageError:
             raise ValueError("the bytes are no JPEG, PNG, WebP, TIFF or BMP") from None
         except PIL.Image.DecompressionBombError:
-            raise ValueError(f"a picture of too many pixels, more than max_pixels={self.max_pixels:,}") from None
+            # Pillow's own limit.
+            most = 2 * (PIL.Image.MAX_IMAGE_PIXELS or 0)
+            limit = f"max_pixels={self.max_pixels:,}" if self.max_pixels <= most else f"{most:,}, which Pillow refuses"
+            raise ValueError(f"a picture of too many pixels, more than {limit}") from None
         with opened as picture:
             # Cameras put a second picture behind a JPEG (MPO); the first is the photograph.
             if picture.format != "MPO" and getattr(picture, "n_frames", 1) != 1:
@@ -184,6 +187,8 @@ class Image:
         return array if self.size is None or array.shape[:2] == self.size else self._resized(array)
 
     def _check_pixels(self, height: int, width: int) -> None:
+        if not height * width:
+            raise ValueError(f"a picture of {width:,} × {height:,} pixels")
         if height * width > self.max_pixels:
             raise ValueError(f"a picture of {width:,} × {height:,} pixels, more than max_pixels={self.max_pixels:,}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import pyarrow as pa
 Array = npt.NDArray[Any]
 
 _MAGIC = b"\x93NUMPY"
+_MOST_HEADER_BYTES = 1 << 16
+"""NumPy refuses headers of more than 10,000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ class NumPy:
         return True
 
     def _row(self, data: Any) -> Array:
-        array = _read(data, self.key)
+        most_bytes = None if self.shape is None else math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        array = _read(data, self.key, most_bytes)
         if array.dtype.newbyteorder("=") != np.dtype(self.dtype):
             raise ValueError(f"an array of {array.dtype}, expected {self.dtype}")
         if self.shape is None and array.ndim != self.ndim:
@@ -128,24 +132,42 @@ def settled(decoder: NumPy, first: Any) -> NumPy:
     )
 
 
-def _read(data: Any, key: str | None) -> Array:
-    """The array in `.npy` bytes, or the one called `key` in `.npz` bytes."""
-    stream = io.BytesIO(data)
+def _read(data: Any, key: str | None, most_bytes: int | None = None) -> Array:
+    """The array in `.npy` bytes, or the one called `key` in `.npz` bytes, which may have up to `most_bytes`."""
     if key is None:
-        if stream.read(len(_MAGIC)) != _MAGIC:
-            instead = "; these are .npz bytes, which need key=…" if zipfile.is_zipfile(stream) else ""
-            raise ValueError(f"the bytes are no .npy file (as numpy.save writes it){instead}")
-        stream.seek(0)
-        array: Array = np.lib.format.read_array(stream, allow_pickle=False)
-        if stream.read(1):
-            raise ValueError("more bytes follow the array of the .npy file")
-        return array
+        return _read_npy(data)
+    stream = io.BytesIO(data)
     wrong = ValueError(f"the bytes are no .npz file with an array {key!r}")
     if not zipfile.is_zipfile(stream):
         raise wrong
-    stream.seek(0)
-    with np.load(stream, allow_pickle=False) as arrays:
-        if key not in arrays:
+    with zipfile.ZipFile(stream) as members:
+        name = next((name for name in (f"{key}.npy", key) if name in members.namelist()), None)
+        if name is None:
             raise wrong
-        member: Array = arrays[key]
-        return member
+        # What it says of its size is all that is unpacked of it: a small file may hold gigabytes of zeros.
+        num_bytes = members.getinfo(name).file_size
+        if most_bytes is not None and num_bytes > most_bytes + _MOST_HEADER_BYTES:
+            raise ValueError(f"an array of {num_bytes:,} bytes, expected {most_bytes:,}")
+        return _read_npy(members.read(name))
+
+
+def _read_npy(data: Any) -> Array:
+    """The array in `.npy` bytes, as a view of them."""
+    stream = io.BytesIO(data)
+    if stream.read(len(_MAGIC)) != _MAGIC:
+        instead = "; these are .npz bytes, which need key=…" if zipfile.is_zipfile(stream) else ""
+        raise ValueError(f"the bytes are no .npy file (as numpy.save writes it){instead}")
+    stream.seek(0)
+    version = np.lib.format.read_magic(stream)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"an .npy file of version {version[0]}.{version[1]}, which holds records of named numbers")
+    shape, is_fortran, dtype = readers[version](stream)
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects, which would have to be unpickled; that is never done")
+    start, count = stream.tell(), math.prod(shape)
+    num_bytes = memoryview(data).nbytes - start
+    if num_bytes != count * dtype.itemsize or min(shape, default=0) < 0:
+        raise ValueError(f"{num_bytes:,} bytes follow the header, and an array of {dtype} {shape} was promised")
+    array: Array = np.frombuffer(data, dtype, count, start)
+    return array.reshape(shape, order="F" if is_fortran else "C")

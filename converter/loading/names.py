@@ -95,9 +95,10 @@ def _resolve_stack(manifest: Manifest, name: str, members: Sequence[str]) -> Sta
             raise ValueError(f"stack: {schema.explain_missing(member)}")
         if not schema[member].is_scalar_number:
             field = schema[member]
+            hint = " Columns that are decoded arrive after stacks are made." if field.decoder else ""
             raise ValueError(
-                f"stack: column {member!r} of {name!r} has dtype {field.dtype} and shape {field.shape}; "
-                "only columns of single numbers can be stacked."
+                f"stack: column {member!r} of {name!r} has dtype {field.shown_dtype} and shape {field.shown_shape}; "
+                f"only columns of single numbers can be stacked.{hint}"
             )
     dtypes = {schema[member].dtype for member in members}
     if len(dtypes) == 1:

@@ -35,9 +35,12 @@ def check_distribution(name: Any, schema: Schema) -> None:
     if field is None:
         raise ValueError(schema.explain_missing(str(name)))
     if field.shape != () or field.is_object or field.dtype == "bool" or field.categories is not None:
+        hint = "statistics[…].counts counts categories."
+        if field.dtype == "bytes":
+            hint = "Bytes have none, also if they are decoded when a batch is read."
         raise ValueError(
             f"Column {name!r} is {field.shown_dtype} of shape {field.shown_shape}; quantiles and histograms are of "
-            "single numbers, dates and times. statistics[…].counts counts categories."
+            f"single numbers, dates and times. {hint}"
         )
 
 
@@ -80,12 +83,22 @@ def histogram_of(source: BatchSource, name: str, bins: int) -> tuple[npt.NDArray
 
     bounds = [(values.min(), values.max()) for values in finite() if len(values)]
     least, most = (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else (0, 1)
+    least, most = _with_room(least, most, bins)
     counts, edges = np.histogram([], bins, (least, most))
     whole = counts.astype(np.int64)
     for values in finite():
         whole += np.histogram(values, bins, (least, most))[0]
     dtype = source.schema[name].dtype
     return whole, edges.astype(np.int64).astype(dtype) if dtype.startswith("datetime64") else edges
+
+
+def _with_room(least: Any, most: Any, bins: int) -> tuple[Any, Any]:
+    """The bounds, further apart if there are not enough doubles between them for the edges of all bins."""
+    spacing = float(np.spacing(max(abs(float(least)), abs(float(most)))))
+    width = float(most) - float(least)
+    if (width or 1) >= 2 * bins * spacing:
+        return least, most
+    return float(least) - bins * spacing, float(most) + bins * spacing
 
 
 def _numbers(source: BatchSource, name: str, chosen: npt.NDArray[np.int64] | None) -> Iterator[Array]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from converter.manifest import Manifest
-from converter.places import innermost, is_list
+from converter.places import innermost, is_bytes_type, is_list
 from converter.scans.values import are_numbers, decimals_of, fitting, is_many, is_nan_value, plain_value, value_of
 from converter.schema import Field, Schema
 from converter.selection import Mask
@@ -216,10 +216,27 @@ def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> Compa
         if values and not has_none:
             may_keep = _may_keep(held_sign, values, [_comparable(bound, kind, values)[0] for bound in (LEAST, MOST)])
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        # Arrow says which of its functions it has not.
+        reason = _values_of(kind) if isinstance(error, pa.ArrowException) else str(error).splitlines()[0]
         raise ValueError(
-            f"filters: column {name!r} ({kind}) cannot be compared with {sign} {value!r}: {str(error).splitlines()[0]}"
+            f"filters: column {name!r} ({kind}) cannot be compared with {sign} {value!r}: {reason}"
         ) from error
     return Comparison(name, comparison, may_keep)
+
+
+def _values_of(kind: pa.DataType) -> str:
+    """What a column of a type can be compared with, in words."""
+    if pa.types.is_boolean(kind):
+        return "its values are True and False."
+    if pa.types.is_date(kind):
+        return "its values are days, such as datetime.date(2026, 1, 31)."
+    if pa.types.is_timestamp(kind):
+        return "its values are times, such as datetime.datetime(2026, 1, 31, 12)."
+    if is_bytes_type(kind):
+        return "its values are bytes, also if they are decoded later: rows are chosen before."
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "its values are numbers."
+    return "its values are texts."
 
 
 def _may_have_nan(manifest: Manifest, name: str) -> bool:

@@ -308,11 +308,12 @@ def _common_shape(
     if lengths is not None and not lengths[1]:
         logger.warning("Column %r becomes ragged: all its arrays are empty. Check where it is filled.", column.name)
         return None
+    remedy = "Give its decoder a shape" if column.decoder is not None else f"Declare shapes={{{column.name!r}: …}}"
     logger.warning(
-        "Column %r becomes ragged: its rows differ in shape%s. Declare shapes={%r: …} to refuse such rows.",
+        "Column %r becomes ragged: its rows differ in shape%s. %s to refuse such rows.",
         column.name,
         _where_rows_differ(column.name, reports, *odd[1:]),
-        column.name,
+        remedy,
     )
     return None
 

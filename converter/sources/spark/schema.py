@@ -411,6 +411,11 @@ def _remedy(leaf: _Leaf, element: Any, ndim: int) -> str:
     if ndim:
         for _ in range(ndim - 1):
             column = f"F.flatten({column})"
+        if isinstance(element, Mapping) and str(element.get("class", "")).endswith("VectorUDT"):
+            return (
+                f"make arrays of its vectors, e.g. F.transform({column}, lambda x: vector_to_array(x)), after "
+                "from pyspark.ml.functions import vector_to_array"
+            )
         number = "int" if kind == "void" else "long"
         return f"make numbers of its elements, e.g. F.transform({column}, lambda x: x.cast({number!r}))"
     if kind == "void":

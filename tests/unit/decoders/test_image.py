@@ -206,6 +206,14 @@ def jpeg_bomb() -> bytes:
     return bytes(data)
 
 
+def flat_jpeg() -> bytes:
+    """A JPEG whose header says a height of 0."""
+    data = bytearray(saved(NOISE, "JPEG"))
+    place = data.index(b"\xff\xc0")
+    data[place + 5 : place + 7] = bytes(2)
+    return bytes(data)
+
+
 GIF = saved(PIL.Image.fromarray(NOISE), "GIF", save_all=True, append_images=[PIL.Image.fromarray(NOISE[::-1])])
 PAGES = saved(PIL.Image.fromarray(NOISE), "TIFF", save_all=True, append_images=[PIL.Image.fromarray(NOISE[::-1])])
 
@@ -222,6 +230,7 @@ PAGES = saved(PIL.Image.fromarray(NOISE), "TIFF", save_all=True, append_images=[
         (GIF, "no JPEG, PNG, WebP, TIFF or BMP"),
         (PAGES, "a TIFF of 2 frames; only single pictures"),
         (bomb(60_000, 60_000), "60,000 × 60,000|too many pixels, more than max_pixels=89,000,000"),
+        (flat_jpeg(), "a picture of 17 × 0 pixels"),
         (jpeg_bomb(), "60,000 × 60,000 pixels, more than max_pixels=89,000,000"),
     ],
     ids=[
@@ -234,6 +243,7 @@ PAGES = saved(PIL.Image.fromarray(NOISE), "TIFF", save_all=True, append_images=[
         "GIF",
         "pages",
         "PNG bomb",
+        "flat JPEG",
         "bomb",
     ],
 )
@@ -248,6 +258,8 @@ def test_max_pixels_is_the_users(recwarn: pytest.WarningsRecorder) -> None:
     with pytest.raises(ValueError, match="17 × 12 pixels, more than max_pixels=100"):
         decode(Image(max_pixels=100), data)
     assert decode(Image(max_pixels=12 * 17), data)[0].shape == (12, 17, 3)
+    with pytest.raises(ValueError, match="too many pixels, more than 178,956,970, which Pillow refuses"):
+        decode(Image(max_pixels=10**11), bomb(60_000, 60_000))
 
 
 @pytest.mark.parametrize(

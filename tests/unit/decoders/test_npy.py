@@ -80,9 +80,9 @@ def test_an_array_of_an_npz_is_found_by_its_name() -> None:
         ([npy(NUMBERS), npy(NUMBERS.astype(np.float64))], "an array of float64, expected float32"),
         ([npy(NUMBERS), npy(NUMBERS[:1])], r"an array of shape \(1, 3, 4\), expected \(2, 3, 4\)"),
         ([npy(NUMBERS[:1]), npy(NUMBERS[:1])], r"an array of shape \(1, 3, 4\), expected \(2, 3, 4\)"),
-        ([npy(np.array([{}], object))], "Object arrays cannot be loaded"),
+        ([npy(np.array([{}], object))], "an array of Python objects, which would have to be unpickled"),
         ([npy(NUMBERS)[:-8]], "."),
-        ([npy(NUMBERS) + b"more"], "more bytes follow"),
+        ([npy(NUMBERS) + b"more"], r"100 bytes follow the header, and an array of float32 \(2, 3, 4\) was promised"),
         ([b"\x93NUMPY\x01\x00"], "."),
         ([b"text"], "no .npy file"),
         ([b""], "no .npy file"),
@@ -92,6 +92,26 @@ def test_an_array_of_an_npz_is_found_by_its_name() -> None:
 def test_bad_bytes_say_what_they_are(rows: list[bytes], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         decode(NumPy("float32", (2, 3, 4)), *rows)
+
+
+def promising(shape: str) -> bytes:
+    """The header of an array of float32 without its numbers."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
+@pytest.mark.parametrize("shape", ["(100000000000000,)", "(-1,)", "(-2, -2)"])
+@pytest.mark.parametrize("decoder", [NumPy("float32", (2,)), NumPy("float32", None)], ids=["fixed", "ragged"])
+def test_a_header_that_promises_too_much_takes_no_memory(decoder: NumPy, shape: str) -> None:
+    with pytest.raises(ValueError, match="0 bytes follow the header, and an array of float32"):
+        decode(decoder, promising(shape))
+
+
+def test_a_small_npz_of_many_zeros_is_not_unpacked() -> None:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, x=np.zeros(10_000_000, np.float32))
+    with pytest.raises(ValueError, match="an array of 40,000,128 bytes, expected 8"):
+        decode(NumPy("float32", (2,), key="x"), stream.getvalue())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -175,6 +176,17 @@ def test_given_values_keep_their_order_and_refuse_others(source: str, tmp_path: 
         convert(source, tmp_path / "b", tables_of(CITIES, pa.string()), fewer) as converter,
     ):
         read(converter)
+
+
+@pytest.mark.parametrize("make", [np.array, list, pa.array, pd.Series, pd.Index, lambda values: list(np.array(values))])
+def test_values_may_come_as_any_array(tmp_path: Path, make: Any) -> None:
+    days = [dt.date(2026, 1, 2), dt.date(1969, 1, 1)]
+    columns: dict[str, list[Any]] = {"s": ["b", "a"], "n": [2, 1], "f": [True, False], "d": days}
+    pq.write_table(pa.table(columns), tmp_path / "part.parquet")
+    given_values = {name: make(values) for name, values in columns.items()}
+    for values in (given_values, given_values | {"d": np.array(days, "M8[D]")}):
+        converter = make_parquet_converter(tmp_path, categories=values)
+        assert {name: list(converter.schema[name].categories or ()) for name in columns} == columns
 
 
 def test_unseen_values_become_null_if_asked(source: str, tmp_path: Path) -> None:

@@ -55,6 +55,14 @@ def test_numbers_that_are_not_finite_are_in_no_bin(tmp_path: Path) -> None:
     assert (counts.tolist(), edges.tolist()) == ([1, 1], [1.0, 2.0, 3.0])
 
 
+@pytest.mark.parametrize("number", [1.7e18, -1.7e18, 2.0**62, 5e-324])
+def test_numbers_that_hardly_differ_have_bins_too(tmp_path: Path, number: float) -> None:
+    pq.write_table(pa.table({"x": [number, number, float(np.nextafter(number, np.inf))]}), tmp_path / "part.parquet")
+    counts, edges = make_parquet_converter(tmp_path, float_dtype="float64").histogram("x")
+    assert counts.sum() == 3
+    assert (np.diff(edges) > 0).all()
+
+
 def test_quantiles_know_infinities(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1.0, 2.0, 3.0, float("inf")]}), tmp_path / "part.parquet")
     assert make_parquet_converter(tmp_path).quantiles("x", [0, 0.34, 1]).tolist() == [1, 2, float("inf")]
@@ -99,6 +107,7 @@ def test_of_many_rows_a_sample_is_taken_with_the_error_that_is_told(
         (lambda rows: rows.quantiles("z"), "There is no column 'z'"),
         (lambda rows: rows.quantiles("text"), "Column 'text' is str of shape"),
         (lambda rows: rows.histogram("flag"), "Column 'flag' is bool"),
+        (lambda rows: rows.histogram("raw"), "Column 'raw' is bytes .* Bytes have none, also if they are decoded"),
         (lambda rows: rows.histogram("kind"), r"'kind' is int32 \(2 categories\).*counts counts categories"),
         (lambda rows: rows.quantiles("x", [2]), "levels must be a list of numbers from 0 to 1"),
         (lambda rows: rows.quantiles("x", 0.5), "levels must be a list of numbers from 0 to 1"),
@@ -107,7 +116,7 @@ def test_of_many_rows_a_sample_is_taken_with_the_error_that_is_told(
     ],
 )
 def test_wrong_arguments_are_refused_by_name(tmp_path: Path, call: Any, said: str) -> None:
-    table = pa.table({"x": [1, 2], "text": ["a", "b"], "flag": [True, False], "kind": ["a", "b"]})
+    table = pa.table({"x": [1, 2], "text": ["a", "b"], "flag": [True, False], "kind": ["a", "b"], "raw": [b"", b""]})
     pq.write_table(table, tmp_path / "part.parquet")
     with pytest.raises(ValueError, match=said):
         call(make_parquet_converter(tmp_path, categories=["kind"]))

@@ -96,6 +96,8 @@ def test_a_name_that_comes_twice_is_refused() -> None:
     (array(struct(a="long", v="void")), r"'x\.v' has type void: leave it out .*, e\.g\. df\.drop\('x'\)"),
     (mapping("string", "variant"), r"'x\.value' has type variant"),
     (array("void"), r"'x' has type array<void>: .*e\.g\. F\.transform\(F\.col\('`x`'\), lambda x: x\.cast\('int'\)\)"),
+    (array({"type": "udt", "class": "org.apache.spark.ml.linalg.VectorUDT"}),
+     r"array<VectorUDT>: .*F\.transform\(F\.col\('`x`'\), lambda x: vector_to_array\(x\)\), after from pyspark\.ml"),
     ("interval", r"'x' has type interval: cast it, e\.g\. F\.col\('`x`'\)\.cast\('string'\)"),
     ("geometry(4326)", r"'x' has type geometry\(4326\): store it as bytes"),
     (array(struct(v={"type": "udt", "class": "org.apache.spark.ml.linalg.VectorUDT"})), r"'x\.v' has type VectorUDT"),
