@@ -5,6 +5,7 @@ Long, because four methods repeat the arguments of a loader for `help()` and edi
 
 from __future__ import annotations
 
+import datetime as dt
 import html
 import os
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from converter.scans.distributions import MAX_BINS, check_distribution, histogra
 from converter.scans.filters import Filters
 from converter.scans.parts import select_rows, split_rows
 from converter.scans.passes import scan_all_statistics
+from converter.scans.sequences import Partial, select_sequences
 from converter.schema import Field, Schema
 from converter.state import Uneven
 from converter.statistics import ColumnStatistics, StatisticsByColumn
@@ -61,7 +63,7 @@ class DatasetConverter:
         self._is_owner = is_owner
         self._state = ""
         self._has_suggested = False
-        self._statistics = _written_statistics(manifest)
+        self._statistics = _written_statistics(manifest.of_rows)
         if is_owner:
             holdings.add(holding)
 
@@ -83,7 +85,7 @@ class DatasetConverter:
             embedding = torch.nn.Embedding(size, 8)  # in Keras: keras.layers.Embedding(size, 8)
         ```
         """
-        return self._manifest.batch_schema
+        return self._manifest.element_schema
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -200,11 +202,11 @@ class DatasetConverter:
     @property
     def _as_stored(self) -> Schema:
         """The columns before they are decoded or standardised."""
-        return replace(self._manifest, decoders={}, scales={}).batch_schema
+        return replace(self._manifest.of_rows, decoders={}, scales={}).batch_schema
 
     def _all_rows(self, columns: Sequence[str]) -> BatchSource:
         self._check_open()
-        return all_rows(self._storage, self._manifest, columns)
+        return all_rows(self._storage, self._manifest.of_rows, columns)
 
     def __repr__(self) -> str:
         state = self._state or self._holding.state
@@ -603,6 +605,68 @@ class DatasetConverter:
         self._check_open()
         parts = split_rows(self._storage, self._manifest, fractions, by=by, seed=seed)
         return {name: self._part(manifest) for name, manifest in parts.items()}
+
+    def sequences(
+        self,
+        length: int,
+        *,
+        by: str | Sequence[str] | None = None,
+        order_by: str | None = None,
+        stride: int = 1,
+        max_gap: float | dt.timedelta | None = None,
+        partial: Partial = "drop",
+        steps: Mapping[str, Sequence[int]] | None = None,
+    ) -> DatasetConverter:
+        """A converter whose elements are `length` rows of one key that follow each other, on the same files.
+
+        A column of shape `(rows, *shape)` arrives as `(sequences, length, *shape)`. Sequences overlap unless `stride`
+        is `length`; they cross row groups and files, never keys. With `shuffle` they are permuted as rows are, and all
+        that is true of rows is true of them: `len()`, shards, states, `plan`. One pass over `by` and `order_by` finds
+        them. `where` and `split` afterwards choose sequences by their first rows; call them before to choose the rows
+        that sequences are made of. Closing it deletes nothing.
+
+        ```python
+        hours = converter.sequences(24, by="x", stride=6, partial="pad")
+        with hours.make_torch_dataloader(batch_size=64, shuffle=True) as loader:
+            for batch in loader:
+                past, future = batch["y"][:, :18], batch["y"][:, 18:]
+        ```
+
+        Args:
+            length: rows of a sequence.
+            by: the column of keys, or several, whose values are whole numbers, dates, times or texts; None if all rows
+                belong together. In each file rows must be sorted by keys and time, as
+                `df.repartition("key").sortWithinPartitions("key", "time")` writes them. If several files have rows of a
+                key, its sequences go on in the next of these files.
+            order_by: the column of times (or numbers), which must not decrease within a key; it is only checked. Rows
+                of one time stay in the order of the files.
+            stride: how many rows after a sequence the next one of its key begins.
+            max_gap: sequences do not cross a larger gap between two times: a `datetime.timedelta`, or for a column of
+                numbers a number.
+            partial: what becomes of rows at a key's end that are too few: `"drop"`, or `"pad"`: zeros follow them, and
+                a column `"__length"` says how many rows of each sequence are its own. The number of a row is then -1
+                in the column of `with_row_index`.
+            steps: `{"x": range(12), "y": [12, 15]}` takes a column from these rows of a sequence only.
+
+        Raises:
+            CacheError: the converter was deleted.
+            NullValueError: a key or a time is null.
+            SourceError: rows are not sorted, or no key has `length` rows.
+            ValueError, TypeError: an argument is wrong; the message names it.
+        """
+        self._check_open()
+        manifest = select_sequences(
+            self._storage,
+            self._manifest,
+            length,
+            by=by,
+            order_by=order_by,
+            stride=stride,
+            max_gap=max_gap,
+            partial=partial,
+            steps=steps,
+        )
+        return self._part(manifest)
 
     def _part(self, manifest: Manifest) -> DatasetConverter:
         return DatasetConverter(storage=self._storage, manifest=manifest, holding=self._holding, is_owner=False)

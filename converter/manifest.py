@@ -15,7 +15,7 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from converter.errors import CacheCorruptError, CacheError
 from converter.places import SourceColumn
 from converter.schema import Scale, Schema, checked, checked_count
 from converter.selection import Selection
+from converter.sequences import Sequences
 from converter.statistics import ColumnStatistics
 
 FORMAT_VERSION = 2
@@ -173,10 +174,25 @@ class Manifest:
     selection: Selection | None = None
     """Which rows are live; None for all. Never stored."""
 
+    sequences: Sequences | None = None
+    """How elements are made of rows, if they are no single rows; `selection` has those that begin one. Never stored."""
+
     @property
     def batch_schema(self) -> Schema:
         """The columns as batches have them: decoded, as codes, or standardised."""
         return schema_of_batches(self.schema, self.decoders, self.categories, self.scales, self.float_dtype)
+
+    @property
+    def element_schema(self) -> Schema:
+        """The columns of an element: those of a row, or of a sequence of rows."""
+        if self.sequences is None:
+            return self.batch_schema
+        return Schema(tuple(map(self.sequences.field_of, self.batch_schema)))
+
+    @property
+    def of_rows(self) -> Manifest:
+        """The same rows as elements of their own."""
+        return self if self.sequences is None else replace(self, selection=self.sequences.rows, sequences=None)
 
     @property
     def value_schema(self) -> Schema:
@@ -187,6 +203,8 @@ class Manifest:
     def summary(self) -> str:
         """Rows, columns, size and files, in one line."""
         part = "" if self.selection is None else f" of {self.num_rows:,}"
+        if self.sequences is not None:
+            part = f" sequences of {self.sequences.length:,} of {self.of_rows.num_live_rows:,}"
         return (
             f"{self.num_live_rows:,}{part} rows × {len(self.schema)} columns, {self.num_bytes / 1e6:,.1f} MB in "
             f"{len(self.file_names)} files"
@@ -207,7 +225,9 @@ class Manifest:
         """A digest of the live rows in order."""
         if self.selection is None:
             return self.fingerprint
-        return hashlib.sha256(f"{self.fingerprint}/{self.selection.digest}".encode()).hexdigest()[:32]
+        digest = self.selection.digest
+        digest += "" if self.sequences is None else f"/{self.sequences.digest}"
+        return hashlib.sha256(f"{self.fingerprint}/{digest}".encode()).hexdigest()[:32]
 
     @property
     def _format_version(self) -> int:

@@ -15,6 +15,7 @@ from converter.reading.nulls import check_fill, has_fill, null_error
 from converter.reading.runs import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX
 from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
 from converter.schema import Schema
+from converter.sequences import SEQUENCE_LENGTH
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +146,8 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
     if source.ragged not in ("raise", "pad", "nested"):
         raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r}.")
     _check_added_names(source)
+    if source.sequences is not None:
+        _check_sequences(source)
     for field in source.fields:
         # A selection or a filter may leave the nulls out: then only reading can tell.
         statistics = source.manifest.statistics.get(field.name)
@@ -158,6 +161,19 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
             raise SourceError(
                 f"Column {field.name!r} has {what}, which make no tensor. Pass ragged='pad' "
                 f"(adds {field.name + LENGTH_SUFFIX!r}) or ragged='nested', or leave the column out with columns=….",
+                column=field.name,
+            )
+
+
+def _check_sequences(source: BatchSource) -> None:
+    """Raise SourceError if a column cannot be in a sequence."""
+    for field in source.fields:
+        if field.shape is None or field.decoder:
+            what = "has rows of different lengths" if field.shape is None else "is decoded while reading"
+            hint = " write its tensors with decode_at='write'," if field.decoder else ""
+            raise SourceError(
+                f"Column {field.name!r} {what}, so it cannot be in a sequence. Leave it out with columns=…,{hint} or "
+                "give its rows one shape with Spark.",
                 column=field.name,
             )
 
@@ -176,6 +192,8 @@ def _check_added_names(source: BatchSource) -> None:
             added[name + LENGTH_SUFFIX] = f"for {name!r}"
             if schema[name].is_jagged:
                 added[name + INNER_LENGTH_SUFFIX] = f"for {name!r}"
+    if source.sequences is not None and source.sequences.is_padded:
+        added[SEQUENCE_LENGTH] = "by sequences(partial='pad')"
     if source.uneven == "pad":
         added[NOT_PADDED] = "by uneven='pad'"
     for name, cause in added.items():

@@ -21,6 +21,7 @@ from converter.reading.source import BatchSource, Transform
 from converter.scans.filters import Filters
 from converter.scans.parts import select_rows
 from converter.schema import Schema
+from converter.sequences import SEQUENCE_LENGTH
 from converter.state import UNEVEN, Uneven
 from converter.storage.directory import Storage
 
@@ -87,7 +88,7 @@ class LoaderOptions:
         """These options, reading only features, labels and weights, if neither `columns` nor `transform` says more."""
         if features is None or self.columns is not None or self.transform is not None:
             return self
-        added = (self.with_row_index, NOT_PADDED)
+        added = (self.with_row_index, NOT_PADDED, SEQUENCE_LENGTH)
         narrowed = narrow_columns(schema, self.stack, (features, labels, weights), added)
         return dataclasses.replace(self, **narrowed)
 

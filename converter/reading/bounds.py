@@ -13,6 +13,9 @@ from converter.reading.decoding import decoded_bytes_ahead
 from converter.reading.gather import WIDE_BYTES
 from converter.reading.source import BatchSource
 
+CUT_BYTES = 8 << 20
+"""How many bytes of sequences are cut together: a few batches."""
+
 _BASE_BYTES = 64 << 20
 """Threads, their allocators and a file's footer, whatever the data: measured 20 to 45 MB."""
 
@@ -43,6 +46,22 @@ def bytes_decoded(source: BatchSource, num_rows: int) -> int:
     if source.row_index is not None:
         num_bytes += num_rows * 8
     return int(num_bytes)
+
+
+def sequence_bytes(source: BatchSource) -> int:
+    """Bytes of one sequence of rows; of texts only their references."""
+    assert source.sequences is not None
+    num_bytes = 0
+    stacks = {stack.name: stack for stack in source.stacks}
+    for name in source.names:
+        steps = len(source.sequences.steps_of(name))
+        if name in stacks:
+            num_bytes += steps * len(stacks[name].columns) * np.dtype(stacks[name].dtype).itemsize
+        else:
+            field = source.schema[name]
+            itemsize = 8 if field.is_object else field.stored_dtype.itemsize
+            num_bytes += steps * itemsize * math.prod(field.shape or ())
+    return num_bytes
 
 
 def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
@@ -80,6 +99,10 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
         peak += 2 * workers_count * window_bytes
     if source.transform is not None:
         peak += 2 * (source.prefetch_batches or 2 * source.workers_count) * batch_bytes
+    if source.sequences is not None:
+        # Each row group may reach into another one. What is cut waits in parts, of a batch at least.
+        peak += 2 * (in_flight * window_bytes + workers_count * in_work)
+        peak += 4 * source.workers_count * max(CUT_BYTES, 2 * source.batch_size * sequence_bytes(source))
     if source.decoders:
         peak += decoded_bytes_ahead(source)
     return peak

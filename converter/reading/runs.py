@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from converter.plan import EpochPlan
+from converter.reading.ahead import read_ahead
 from converter.reading.gather import Array
+from converter.reading.sequences import SequencedRows, cut_columns
 
 VALID_SUFFIX = "__valid"
 LENGTH_SUFFIX = "__length"
@@ -18,7 +21,7 @@ NOT_PADDED = VALID_SUFFIX
 """The column that `uneven="pad"` adds to every batch: False for a row that another shard reads too."""
 
 Columns = dict[str, Array | pa.Array]
-"""Columns of the same rows: numbers, or an Arrow array of strings, bytes or ragged rows."""
+"""Columns of the same rows: numbers, an Arrow array of strings, bytes or ragged rows, or sequences yet to be cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,5 +84,25 @@ def _num_rows(columns: Columns) -> int:
     return len(next(iter(columns.values())))
 
 
+def cut_sequences(runs: Iterator[Run], *, batches_at_once: int, workers_count: int) -> Generator[Run, None, None]:
+    """Yield the runs in parts of some batches, whose sequences threads cut ahead of use."""
+
+    def parts() -> Iterator[Run]:
+        for run in runs:
+            step = run.batch_size * batches_at_once
+            for start in range(0, run.num_rows, step):
+                stop = min(start + step, run.num_rows)
+                columns = {name: column[start:stop] for name, column in run.columns.items()}
+                first_batch = run.first_batch + start // run.batch_size
+                yield replace(run, columns=columns, num_rows=stop - start, first_batch=first_batch)
+
+    def cut(run: Run) -> Run:
+        return replace(run, columns=cut_columns(run.columns))
+
+    with contextlib.closing(read_ahead(cut, parts(), workers_count=workers_count, ahead=2 * workers_count)) as cut_runs:
+        yield from cut_runs
+
+
 def _join(*parts: Any) -> Any:
+    parts = tuple(part.cut() if isinstance(part, SequencedRows) else part for part in parts)
     return pa.concat_arrays(parts) if isinstance(parts[0], pa.Array) else np.concatenate(parts)

@@ -16,6 +16,7 @@ from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged, RaggedRows
 from converter.reading.runs import LENGTH_SUFFIX
 from converter.schema import Field, Scale, Schema
+from converter.sequences import Sequences
 from converter.state import Past, State, Uneven
 from converter.storage.directory import Storage
 
@@ -36,7 +37,7 @@ class BatchSource:
     storage: Storage
     manifest: Manifest
     schema: Schema
-    """The columns as batches have them."""
+    """The columns as batches have them; if elements are sequences, of one of their rows."""
 
     names: tuple[str, ...]
     """Keys of a batch, in order: columns and stacks; masks and lengths follow theirs."""
@@ -80,6 +81,11 @@ class BatchSource:
         return tuple(
             self.manifest.schema[field.name] if field.decoder or field.scale else field for field in self.fields
         )
+
+    @property
+    def sequences(self) -> Sequences | None:
+        """How elements are made of rows, if they are no single rows."""
+        return self.manifest.sequences
 
     @property
     def scales(self) -> Mapping[str, Scale]:

@@ -23,16 +23,18 @@ import pyarrow as pa
 from converter.errors import NullValueError, ReadError, SourceError
 from converter.plan import EpochPlan, Piece
 from converter.reading.ahead import read_ahead
-from converter.reading.bounds import memory_bound
+from converter.reading.bounds import CUT_BYTES, memory_bound, sequence_bytes
 from converter.reading.data_files import DataFiles
 from converter.reading.decoding import ROW_NUMBERS, decode_runs
 from converter.reading.fetching import fetching
 from converter.reading.gather import WIDE_BYTES, Array, gather, gather_stack, gather_views
 from converter.reading.local_cache import open_local_cache
 from converter.reading.row_groups import FetchedGroup, RowGroup
-from converter.reading.runs import VALID_SUFFIX, Columns, Run, cut_run, mark_padding
+from converter.reading.runs import VALID_SUFFIX, Columns, Run, cut_run, cut_sequences, mark_padding
 from converter.reading.scaling import standardized
+from converter.reading.sequences import Layout, SequencedRows, lay_out, live_starts_of
 from converter.reading.source import ELEMENT_VALID_SUFFIX, BatchSource
+from converter.sequences import SEQUENCE_LENGTH
 from converter.storage.at_once import Turn, result_of
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ def open_files(source: BatchSource, processes_count: int = 1) -> DataFiles:
         )
     return DataFiles(
         source.storage,
-        source.manifest,
+        source.manifest.of_rows,
         source.stored_fields,
         nulls=source.nulls,
         undecoded=source.decoders,
@@ -100,6 +102,12 @@ def read_runs(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: r
         runs = cut_run(windows, plan.batch_size, num_rows, first_batch=wanted.start)
         if source.uneven == "pad":
             runs = (mark_padding(run, plan) for run in runs)
+        if source.sequences is not None:
+            most = max(1, CUT_BYTES // max(1, sequence_bytes(source) * plan.batch_size))
+            cut = cut_sequences(runs, batches_at_once=most, workers_count=source.workers_count)
+            with contextlib.closing(windows), contextlib.closing(cut):
+                yield from cut
+            return
         if not source.decoders:
             yield from runs
             return
@@ -121,11 +129,14 @@ class _WindowReader:
         self._first_rows = np.cumsum(rows) - rows
         if files.room.most_bytes is None:
             files.room.most_bytes = memory_bound(source, plan)
+        self._live_starts = None if source.sequences is None else live_starts_of(source.manifest)
 
     def fetch(self, piece: Piece, turn: Turn, pool: ThreadPoolExecutor) -> Mapping[int, FetchedGroup]:
         """The bytes of a piece's remote row groups, by their numbers."""
         try:
-            return self._files.fetch(piece.row_groups.tolist(), self.given_up, turn, pool)
+            layout = self._layout_of(piece)
+            numbers = piece.row_groups.tolist() if layout is None else layout.row_groups
+            return self._files.fetch(numbers, self.given_up, turn, pool)
         finally:
             turn.end()
 
@@ -161,9 +172,14 @@ class _WindowReader:
 
     def _read(self, piece: Piece, fetched: Mapping[int, FetchedGroup] | None) -> Columns:
         try:
-            groups = self._files.row_groups(piece.row_groups.tolist(), fetched)
+            layout = self._layout_of(piece)
+            numbers = piece.row_groups.tolist() if layout is None else layout.row_groups
+            groups = self._files.row_groups(numbers, fetched)
             try:
-                columns = self._gather(piece, groups)
+                if layout is None:
+                    columns = self._gather(numbers, groups, self._rows_of(piece))
+                else:
+                    columns = self._in_sequences(self._gather(numbers, groups, layout.rows), layout)
             except pa.ArrowException:
                 # For example damaged offsets of texts: this names their row group.
                 for group in groups:
@@ -174,9 +190,34 @@ class _WindowReader:
         finally:
             self._files.room.done()
 
-    def _gather(self, piece: Piece, groups: Sequence[RowGroup]) -> Columns:
+    def _layout_of(self, piece: Piece) -> Layout | None:
+        """Which rows are read for the sequences of a piece; None if its elements are rows."""
+        if self._live_starts is None:
+            return None
+        return lay_out(self._source.manifest, piece.row_groups, self._places_of(piece), self._live_starts)
+
+    def _in_sequences(self, columns: Columns, layout: Layout) -> Columns:
+        """Columns of the rows of a layout as columns of its sequences."""
+        source, sequences = self._source, self._source.sequences
+        assert sequences is not None
+        row_index = source.row_index
+        found: Columns = {}
+        for name, values in columns.items():
+            field = source.field_of(name)
+            fill = {"str": "", "bytes": b""}.get("" if field is None else field.dtype, 0)
+            found[name] = SequencedRows(
+                values=values,
+                offsets=layout.offsets,
+                lengths=layout.lengths,
+                steps=sequences.steps_of(name.removesuffix(ELEMENT_VALID_SUFFIX).removesuffix(VALID_SUFFIX)),
+                fill=-1 if name == row_index else fill,
+            )
+        if layout.lengths is not None:
+            found[SEQUENCE_LENGTH] = layout.lengths
+        return found
+
+    def _gather(self, numbers: Sequence[int], groups: Sequence[RowGroup], rows: Any) -> Columns:
         source = self._source
-        rows = self._rows_of(piece)
         stacks = {stack.name: stack for stack in source.stacks}
         columns: Columns = {}
         unseen_bytes = 0
@@ -191,8 +232,8 @@ class _WindowReader:
             has_mask = source.has_mask(members)
             if name in stacks:
                 num_rows = sum(group.num_rows for group in groups)
-                numbers = (self._stacked(group, members, has_mask) for group in groups)
-                columns[name] = gather_stack(numbers, num_rows, rows, len(members), stacks[name].dtype)
+                blocks = (self._stacked(group, members, has_mask) for group in groups)
+                columns[name] = gather_stack(blocks, num_rows, rows, len(members), stacks[name].dtype)
                 if has_mask:
                     masks = ([group.mask(member) for member in members] for group in groups)
                     columns[name + VALID_SUFFIX] = gather_stack(masks, num_rows, rows, len(members), "bool")
@@ -208,7 +249,7 @@ class _WindowReader:
                 columns[name + ELEMENT_VALID_SUFFIX] = gather([group.element_mask(name) for group in groups], rows)
         row_numbers = source.row_index or (ROW_NUMBERS if source.decoders else None)
         if row_numbers is not None:
-            columns[row_numbers] = gather([self._row_numbers(int(group)) for group in piece.row_groups], rows)
+            columns[row_numbers] = gather([self._row_numbers(number) for number in numbers], rows)
         return columns
 
     def _stacked(self, group: RowGroup, names: Sequence[str], has_mask: bool) -> list[Array]:
@@ -243,14 +284,18 @@ class _WindowReader:
         # At half the size they leave more of the processor's cache to the columns.
         return rows.astype(np.int32)
 
-    def _positions_of(self, piece: Piece) -> Any:
-        manifest = self._source.manifest
-        rows: Any = slice(piece.spans[0].start, piece.spans[0].stop)
+    def _places_of(self, piece: Piece) -> Any:
+        """The wanted elements, as numbers among the live ones of the window, or a slice of them."""
+        places: Any = slice(piece.spans[0].start, piece.spans[0].stop)
         if len(piece.spans) > 1:
-            rows = np.concatenate([np.arange(span.start, span.stop) for span in piece.spans])
+            places = np.concatenate([np.arange(span.start, span.stop) for span in piece.spans])
         if self._plan.shuffle is not None:
             permutation = self._plan.shuffle.permutation(piece.window_rows, epoch=self._plan.epoch, window=piece.window)
-            rows = permutation[rows]
+            places = permutation[places]
+        return places
+
+    def _positions_of(self, piece: Piece) -> Any:
+        manifest, rows = self._source.manifest, self._places_of(piece)
         if manifest.selection is None:
             return rows
         sizes = manifest.row_group_rows[piece.row_groups]

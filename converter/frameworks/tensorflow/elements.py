@@ -23,6 +23,7 @@ from converter.reading.runs import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX, Run
 from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
 from converter.reading.windows import read_runs
 from converter.schema import Field
+from converter.sequences import SEQUENCE_LENGTH
 
 _ALIGNMENT_BYTES = 64
 """The alignment of memory that TensorFlow uses without a copy (`EIGEN_MAX_ALIGN_BYTES`)."""
@@ -153,6 +154,8 @@ def stretches_of(run: Run, *, is_by_batch: bool) -> Iterator[tuple[int, int, int
 def components(source: BatchSource, name: str, column: Any, num_batches: int) -> Batch:
     """The tensors of a stretch's column, by name, with the batches as first dimension."""
     field = source.field_of(name)
+    if isinstance(column, np.ndarray) and column.dtype == object:
+        return {name: column.reshape(num_batches, -1, *column.shape[1:])}
     if isinstance(column, np.ndarray):
         return {name: _aligned(column).reshape(num_batches, -1, *column.shape[1:])}
     assert field is not None
@@ -205,22 +208,26 @@ def find_specs(source: BatchSource, files: DataFiles) -> dict[str, Any]:
         return {name: spec_of(name, column, rows, _is_by_batch(source)) for name, column in batch.items()}
     stacks = {stack.name: stack for stack in source.stacks}
     specs: dict[str, Any] = {}
+    sequences = source.sequences
     for name in source.names:
+        steps = () if sequences is None else (len(sequences.steps_of(name)),)
         if name in stacks:
             members = stacks[name].columns
-            specs[name] = tf.TensorSpec((rows, len(members)), stacks[name].dtype)
+            specs[name] = tf.TensorSpec((rows, *steps, len(members)), stacks[name].dtype)
             if source.has_mask(members):
-                specs[name + VALID_SUFFIX] = tf.TensorSpec((rows, len(members)), tf.bool)
+                specs[name + VALID_SUFFIX] = tf.TensorSpec((rows, *steps, len(members)), tf.bool)
             continue
-        field = source.schema[name]
+        field = source.schema[name] if sequences is None else sequences.field_of(source.schema[name])
         specs |= specs_of_field(field, rows, source.ragged)
         if source.has_mask([name]):
-            specs[name + VALID_SUFFIX] = tf.TensorSpec((rows,), tf.bool)
+            specs[name + VALID_SUFFIX] = tf.TensorSpec((rows, *steps), tf.bool)
         if source.has_element_mask(name):
             whole = specs_of_field(replace(field, dtype="bool"), rows, source.ragged)
             specs[name + ELEMENT_VALID_SUFFIX] = whole[name]
     if source.row_index is not None:
-        specs[source.row_index] = tf.TensorSpec((rows,), tf.int64)
+        specs[source.row_index] = tf.TensorSpec((rows, *(() if sequences is None else (sequences.length,))), tf.int64)
+    if sequences is not None and sequences.is_padded:
+        specs[SEQUENCE_LENGTH] = tf.TensorSpec((rows,), tf.int64)
     if source.uneven == "pad":
         specs[NOT_PADDED] = tf.TensorSpec((rows,), tf.bool)
     return specs

@@ -139,7 +139,11 @@ def split_run(columns: Batch, run: Run) -> Iterator[Batch]:
 
 def torch_batches(source: BatchSource, run: Run) -> Iterator[Batch]:
     """Yield a run's batches as tensors."""
-    arrays = {name: column for name, column in run.columns.items() if isinstance(column, np.ndarray)}
+    arrays = {
+        name: column
+        for name, column in run.columns.items()
+        if isinstance(column, np.ndarray) and column.dtype != object
+    }
     batches = split_run({name: torch.from_numpy(column) for name, column in arrays.items()}, run)
     if len(arrays) == len(run.columns):
         yield from batches
@@ -153,9 +157,13 @@ def torch_batches(source: BatchSource, run: Run) -> Iterator[Batch]:
             if name in numbers:
                 batch[name] = numbers[name]
                 continue
+            part: Any = column[rows]
+            if isinstance(part, np.ndarray):
+                # Texts of sequences.
+                batch[name] = part.tolist()
+                continue
             field = source.field_of(name)
             assert field is not None
-            part: Any = column[rows]
             if source.is_lists_of_objects(name):
                 batch |= _lists(source, field, part)
             else:

@@ -1,0 +1,327 @@
+"""Sequences against a few lines of Python: every table, stride, gap, selection, shard and resumed epoch is the same."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converter import DatasetConverter, NullValueError, SourceError, make_delta_converter, make_parquet_converter
+from tests.properties import examples
+
+Row = tuple[int, int, int]
+"""The number of the file, the key, the time."""
+
+
+def write(folder: Path, files: Sequence[Sequence[tuple[int, int]]], row_group_size: int = 3) -> list[Row]:
+    """Write a file for each list of (key, time); return all rows in order."""
+    rows: list[Row] = []
+    for number, file in enumerate(files):
+        places = range(len(rows), len(rows) + len(file))
+        table = pa.table(
+            {
+                "key": pa.array([key for key, _ in file], pa.int32()),
+                "time": pa.array([time for _, time in file], pa.int64()),
+                "x": pa.array([float(place) for place in places], pa.float32()),
+                "pair": pa.array([[place, -place] for place in places], pa.list_(pa.int16(), 2)),
+                "word": pa.array([f"w{place}" for place in places]),
+                "odd": pa.array([place if place % 3 else None for place in places], pa.int32()),
+            }
+        )
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=row_group_size)
+        rows += [(number, key, time) for key, time in file]
+    return rows
+
+
+def expected_of(
+    rows: Sequence[Row],
+    live: Sequence[int],
+    length: int,
+    *,
+    stride: int,
+    max_gap: int | None,
+    is_padded: bool,
+) -> list[list[int]]:
+    """The rows of each sequence, in the order of their first rows: what `sequences` promises, one row at a time."""
+    chains: list[list[int]] = []
+    of_key: dict[int, list[int]] = {}
+    for row in live:
+        _, key, time = rows[row]
+        chain = of_key.get(key)
+        if chain is None or (max_gap is not None and time - rows[chain[-1]][2] > max_gap):
+            chain = of_key[key] = []
+            chains.append(chain)
+        chain.append(row)
+    found = [
+        chain[start : start + length]
+        for chain in chains
+        for start in range(0, len(chain), stride)
+        if is_padded or start + length <= len(chain)
+    ]
+    return sorted(found)
+
+
+def padded(sequences: Sequence[Sequence[int]], length: int) -> np.ndarray[Any, Any]:
+    return np.array([[*sequence, *[-1] * (length - len(sequence))] for sequence in sequences]).reshape(-1, length)
+
+
+def read(converter: DatasetConverter, **options: Any) -> dict[str, np.ndarray[Any, Any]]:
+    with converter.make_batch_reader(batch_size=5, with_row_index="row", nulls="mask", **options) as reader:
+        batches = list(reader)
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def check(found: dict[str, np.ndarray[Any, Any]], sequences: Sequence[Sequence[int]], length: int) -> None:
+    """Every column holds the rows that the row numbers name, and zeros behind a sequence's end."""
+    rows = padded(sequences, length)
+    np.testing.assert_array_equal(found["row"], rows)
+    is_own = rows >= 0
+    np.testing.assert_array_equal(found["x"], np.where(is_own, rows, 0).astype(np.float32), strict=True)
+    np.testing.assert_array_equal(found["pair"], np.where(is_own[..., None], np.stack([rows, -rows], -1), 0))
+    assert found["word"].tolist() == [[f"w{row}" if row >= 0 else "" for row in sequence] for sequence in rows.tolist()]
+    np.testing.assert_array_equal(found["odd__valid"], is_own & (rows % 3 > 0))
+    np.testing.assert_array_equal(found["odd"], np.where(found["odd__valid"], rows, 0))
+    if "__length" in found:
+        assert found["__length"].tolist() == [len(sequence) for sequence in sequences]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
+    """Files that are sorted by key and time; a key that is in several has later times in later files."""
+    files = []
+    for number in range(draw(st.integers(1, 3))):
+        keys = draw(st.dictionaries(st.integers(-2, 3), st.integers(1, 9), min_size=1))
+        times = {key: sorted(draw(st.lists(st.integers(0, 12), min_size=n, max_size=n))) for key, n in keys.items()}
+        files.append([(key, 100 * number + time) for key in sorted(keys) for time in times[key]])
+    return files
+
+
+@given(
+    tables(),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.sampled_from([None, 0, 2, 90]),
+    st.booleans(),
+    st.integers(1, 7),
+    st.sampled_from([None, 2, 3]),
+)
+@examples(150)
+def test_they_are_those_of_the_rows(
+    tmp_path_factory: pytest.TempPathFactory,
+    files: list[list[tuple[int, int]]],
+    length: int,
+    stride: int,
+    max_gap: int | None,
+    is_padded: bool,
+    row_group_size: int,
+    left_out: int | None,
+) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    rows = write(folder, files, row_group_size)
+    live = [row for row in range(len(rows)) if left_out is None or row % left_out]
+    if not live:
+        return
+    converter = make_parquet_converter(folder)
+    if left_out is not None:
+        converter = converter.where([("x", "in", [float(row) for row in live])])
+    expected = expected_of(rows, live, length, stride=stride, max_gap=max_gap, is_padded=is_padded)
+    options: dict[str, Any] = {"by": "key", "order_by": "time", "stride": stride, "max_gap": max_gap}
+    options["partial"] = "pad" if is_padded else "drop"
+    if not expected:
+        longest = "the longest has [0-9]+"
+        with pytest.raises(SourceError, match=rf"No key has {length} rows in a row: {longest}"):
+            converter.sequences(length, **options)
+        return
+    sequences = converter.sequences(length, **options)
+    assert len(sequences) == len(expected)
+    check(read(sequences), expected, length)
+    shuffled = read(sequences, shuffle=True, seed=3, shuffle_window_rows=4)
+    order = np.lexsort(shuffled["row"].T[::-1])
+    check({name: column[order] for name, column in shuffled.items()}, expected, length)
+    if len(expected) >= 3:
+        parts = [
+            read(sequences, shuffle=True, seed=3, shuffle_window_rows=4, uneven="keep", cur_shard=shard, shard_count=3)
+            for shard in range(3)
+        ]
+        np.testing.assert_array_equal(np.concatenate([part["row"] for part in parts]), shuffled["row"])
+
+
+ROWS = [
+    [(key, time) for key in range(4) for time in range(11)],
+    [(key, 20 + time) for key in range(4) for time in range(5)],
+]
+
+
+@pytest.fixture
+def converter(tmp_path: Path) -> DatasetConverter:
+    write(tmp_path, ROWS)
+    return make_parquet_converter(tmp_path)
+
+
+@pytest.mark.parametrize("step", [1, 4, 9])
+def test_an_epoch_goes_on_where_it_was_left(converter: DatasetConverter, step: int) -> None:
+    sequences = converter.sequences(4, by="key", order_by="time")
+    options: dict[str, Any] = {"shuffle": True, "seed": 5, "shuffle_window_rows": 7, "columns": ["x"]}
+    with sequences.make_batch_reader(batch_size=3, **options) as reader:
+        whole = np.concatenate([batch["x"] for batch in reader])
+    with sequences.make_batch_reader(batch_size=3, **options) as reader:
+        first = [batch["x"] for batch in itertools.islice(reader, step)]
+        state = json.loads(json.dumps(reader.state_dict()))
+    with sequences.make_batch_reader(batch_size=4, **options) as reader:
+        reader.load_state_dict(state)
+        rest = [batch["x"] for batch in reader]
+    np.testing.assert_array_equal(np.concatenate([*first, *rest]), whole)
+    with converter.make_batch_reader(**options) as reader, pytest.raises(ValueError, match=r"the rows \(fingerprint\)"):
+        reader.load_state_dict(state)
+
+
+def test_columns_may_come_from_some_rows_of_a_sequence(converter: DatasetConverter) -> None:
+    sequences = converter.sequences(6, by="key", order_by="time", steps={"x": range(4), "pair": [5, 0]})
+    assert [sequences.schema[name].shape for name in ("x", "pair", "time")] == [(4,), (2, 2), (6,)]
+    found = read(sequences)
+    np.testing.assert_array_equal(found["x"], found["row"][:, :4])
+    np.testing.assert_array_equal(found["pair"][..., 0], found["row"][:, [5, 0]])
+
+
+def test_torch_tensorflow_stacks_and_processes_get_the_same(converter: DatasetConverter, tmp_path: Path) -> None:
+    sequences = pickle.loads(pickle.dumps(converter.sequences(5, by="key", order_by="time", partial="pad")))
+    options: dict[str, Any] = {
+        "batch_size": 6,
+        "shuffle": True,
+        "seed": 1,
+        "nulls": "mask",
+        "stack": {"s": ["x", "time"]},
+    }
+    options["columns"] = ["s", "word", "pair", "odd"]
+    with sequences.make_batch_reader(**options) as reader:
+        expected = list(reader)
+    assert expected[0]["s"].shape == (6, 5, 2)
+    for num_workers in (0, 2):
+        with sequences.make_torch_dataloader(num_workers=num_workers, **options) as loader:
+            batches = list(loader)
+        assert len(batches) == len(expected) == len(loader)
+        for batch, wanted in zip(batches, expected, strict=True):
+            assert batch["word"] == wanted["word"].tolist()
+            for name in ("s", "pair", "odd", "odd__valid", "__length"):
+                np.testing.assert_array_equal(batch[name].numpy(), wanted[name], strict=True)
+    with sequences.make_tf_dataset(**options) as dataset:
+        for batch, wanted in zip(dataset, expected, strict=True):
+            assert batch["word"].numpy().astype(str).tolist() == wanted["word"].tolist()
+            for name in ("s", "pair", "odd", "odd__valid", "__length"):
+                np.testing.assert_array_equal(batch[name].numpy(), wanted[name], strict=True)
+
+
+def test_a_view_of_a_view(converter: DatasetConverter) -> None:
+    sequences = converter.sequences(4, by="key", order_by="time")
+    assert repr(sequences).startswith("DatasetConverter(52 sequences of 4 of 64 rows ×")
+    late = sequences.where([("time", ">=", 20)])
+    assert {int(time) for time in read(late)["time"][:, 0]} == {20, 21}
+    parts = sequences.split({"train": 0.5, "test": 0.5}, by="key")
+    keys = [set(np.unique(read(part)["key"]).tolist()) for part in parts.values()]
+    assert keys[0] | keys[1] == {0, 1, 2, 3}
+    assert not keys[0] & keys[1]
+    assert sum(map(len, parts.values())) == len(sequences)
+    assert sequences.statistics["x"].max == 63
+    assert sequences.head(1)["x"].shape == (1, 4)
+    assert sequences.fingerprint != converter.sequences(5, by="key").fingerprint
+    assert sequences.plan(batch_size=10).steps_per_epoch == 6
+    with pytest.raises(ValueError, match="the elements of this converter are sequences already"):
+        sequences.sequences(2)
+
+
+def test_keys_of_several_columns_text_and_times(tmp_path: Path) -> None:
+    day = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
+    times = [day + dt.timedelta(hours=hour) for hour in (0, 1, 5, 6, 0, 1, 2, 3, 0, 1)]
+    rows = {"a": ["x"] * 4 + ["y"] * 6, "b": [1] * 8 + [2] * 2, "t": times, "n": list(range(10))}
+    pq.write_table(pa.table(rows), tmp_path / "0.parquet", row_group_size=3)
+    whole = make_parquet_converter(tmp_path)
+    options: dict[str, Any] = {"by": ["a", "b"], "order_by": "t"}
+    assert read(whole.sequences(2, **options))["n"].tolist() == [[0, 1], [1, 2], [2, 3], [4, 5], [5, 6], [6, 7], [8, 9]]
+    near = whole.sequences(2, max_gap=dt.timedelta(hours=1), **options)
+    assert read(near)["n"].tolist() == [[0, 1], [2, 3], [4, 5], [5, 6], [6, 7], [8, 9]]
+    assert read(whole.sequences(4, stride=3))["n"].tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
+    coded = make_parquet_converter(tmp_path, categories=["a"], standardize=["n"]).sequences(2, **options)
+    assert read(coded)["a"].tolist() == [[0, 0]] * 3 + [[1, 1]] * 4
+    assert abs(float(read(coded)["n"][0, 0]) + 1.5667) < 1e-3
+
+
+def test_rows_that_delta_deleted_are_in_no_sequence(tmp_path: Path) -> None:
+    table = pa.table({"key": [0] * 6 + [1] * 6, "time": [*range(6), *range(6)], "n": list(range(12))})
+    write_deltalake(tmp_path, table)
+    DeltaTable(tmp_path).delete("n = 2 OR n = 7")
+    sequences = make_delta_converter(tmp_path).sequences(3, by="key", order_by="time", stride=2)
+    assert read(sequences)["n"].tolist() == [[0, 1, 3], [3, 4, 5], [6, 8, 9], [9, 10, 11]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"length": 0}, "length must be at least 1"),
+        ({"length": 2, "by": "no"}, "by: There is no column 'no'"),
+        ({"length": 2, "by": "x"}, r"by: column 'x' is float32 of shape \(\); it needs a whole number"),
+        ({"length": 2, "by": "pair"}, "by: column 'pair' is int16 of shape"),
+        ({"length": 2, "by": "key", "order_by": "word"}, "order_by: column 'word' is str"),
+        ({"length": 2, "by": ["key", "key"]}, "name a column twice"),
+        ({"length": 2, "stride": 0}, "stride must be at least 1"),
+        ({"length": 2, "partial": "keep"}, "partial must be 'drop' or 'pad'"),
+        ({"length": 2, "max_gap": 1}, "max_gap needs order_by"),
+        ({"length": 2, "order_by": "time", "max_gap": dt.timedelta(1)}, "max_gap must be a number, as order_by='time'"),
+        ({"length": 2, "order_by": "time", "max_gap": -1}, "max_gap must be at least 0"),
+        ({"length": 2, "steps": ["x"]}, "steps must be a dict of column name to numbers"),
+        ({"length": 2, "steps": {"x": [2]}}, "steps: 'x' needs a list of numbers from 0 to 1"),
+        ({"length": 2, "steps": {"x": []}}, "steps: 'x' needs a list of numbers from 0 to 1"),
+        ({"length": 2, "steps": {"no": [0]}}, "steps: There is no column 'no'"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(converter: DatasetConverter, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        converter.sequences(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            [[(0, 0), (0, 1), (1, 5), (1, 4)]],
+            r"by 'key', 'time': row 3 \(row 3 of .*\) has \(1, 4\) after \(1, 5\)\. .*WithinPartitions\('key', 'time'\)",
+        ),
+        ([[(0, 0), (1, 0), (0, 5)]], r"row 2 \(row 2 of .*0\.parquet\) has \(0, 5\) after \(1, 0\)"),
+        (
+            [[(0, 0), (1, 7)], [(1, 6), (2, 0)]],
+            r"The rows of key=1 go on in row 2 \(row 0 of .*1\.parquet\) with time=6, after 7 in a file before it",
+        ),
+        ([[(0, 0), (0, 1)]], r"No key has 3 rows in a row: the longest has 2"),
+    ],
+)
+def test_rows_that_make_no_sequences_are_named(tmp_path: Path, files: Any, said: str) -> None:
+    write(tmp_path, files, row_group_size=2)
+    with pytest.raises(SourceError, match=said):
+        make_parquet_converter(tmp_path).sequences(3, by="key", order_by="time")
+
+
+def test_nulls_and_ragged_rows_are_refused_by_name(tmp_path: Path) -> None:
+    table = pa.table({"key": [0, 0, None], "time": [0, None, 2], "n": [1, 2, 3], "r": [[1], [1, 2], []]})
+    pq.write_table(table, tmp_path / "0.parquet")
+    rows = make_parquet_converter(tmp_path)
+    for options, said in (
+        ({"by": "key"}, r"Column 'key' is null in row 2"),
+        ({"order_by": "time"}, "'time' is null in row 1"),
+    ):
+        with pytest.raises(NullValueError, match=said):
+            rows.sequences(2, **options)  # type: ignore[arg-type]
+    sequences = rows.sequences(2)
+    with pytest.raises(SourceError, match="Column 'r' has rows of different lengths, so it cannot be in a sequence"):
+        read(sequences, ragged="pad")
+    assert read(sequences, columns=["n"])["n"].tolist() == [[1, 2], [2, 3]]
