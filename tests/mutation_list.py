@@ -97,8 +97,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="manifest.py",
         claim="a filter does not change the fingerprint",
-        old='f"{self.fingerprint}/{self.selection.digest}"',
-        new='f"{self.fingerprint}/selected"',
+        old="digest = self.selection.digest",
+        new='digest = "selected"',
         tests=("tests/unit/test_manifest.py", "tests/unit/reading", "tests/faults/test_damage.py"),
     ),
     Mutation(
