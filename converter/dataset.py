@@ -26,6 +26,7 @@ from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged
 from converter.reading.source import BatchSource, Transform
 from converter.scans.distributions import MAX_BINS, check_distribution, histogram_of, quantiles_of
+from converter.scans.draws import balance, sample
 from converter.scans.filters import Filters
 from converter.scans.parts import select_rows, split_rows
 from converter.scans.passes import scan_all_statistics
@@ -668,6 +669,90 @@ class DatasetConverter:
         )
         return self._part(manifest)
 
+    def balance(
+        self,
+        by: str,
+        *,
+        weights: Mapping[Any, float] | None = None,
+        num_rows: int | None = None,
+        seed: int = 0,
+    ) -> DatasetConverter:
+        """A converter whose epochs have each class equally often, on the same files. Closing it deletes nothing.
+
+        The rows of a rare class come again and again, those of a frequent one in turns: each row of a class once before
+        any of them comes twice, also from one epoch to the next. The counts are exact in every epoch, and each epoch
+        draws anew. One pass over `by` finds the classes; they take one to four bytes of memory for each row.
+
+        ```python
+        balanced = converter.balance("y")
+        with balanced.make_torch_dataloader(batch_size=256, shuffle=True, seed=7) as loader:
+            labels = [batch["y"] for batch in loader]
+        ```
+
+        The copies of a row come in one shuffle window. If a class is so rare that its rows come many times, pass a
+        large `shuffle_window_rows`, or `"all"`. Choose rows before with `where`, `split` and `sequences`; a sequence
+        has the class of its first row.
+
+        Args:
+            by: the column of classes: whole numbers, booleans, dates, times or texts; values of a column of categories.
+            weights: `{"cat": 2, "dog": 1}` gives cats twice as often as dogs; None for equally often.
+            num_rows: rows of an epoch; None for as many as the converter has.
+            seed: another seed draws other rows.
+
+        Raises:
+            CacheError: the converter was deleted.
+            NullValueError: a row has no class.
+            SourceError: there are more than 100,000 classes.
+            ValueError, TypeError: an argument is wrong; the message names it.
+        """
+        self._check_open()
+        manifest = balance(self._storage, self._manifest, by, weights=weights, num_rows=num_rows, seed=seed)
+        return self._part(manifest)
+
+    def sample(
+        self,
+        weights: str | Mapping[Any, float],
+        *,
+        by: str | None = None,
+        num_rows: int | None = None,
+        replacement: bool = True,
+        seed: int = 0,
+    ) -> DatasetConverter:
+        """A converter whose epochs have each row as often as its weight says, on the same files.
+
+        A row that is expected 2.3 times comes two or three times: counts are rounded, not left to chance, and sum to
+        `num_rows` in every epoch. Each epoch draws anew. Otherwise as `balance`. Closing it deletes nothing.
+
+        ```python
+        with_positives = converter.sample({0: 1.0, 1: 5.0}, by="y")
+        few = converter.sample("x", num_rows=100, replacement=False)
+        ```
+
+        Args:
+            weights: the column of weights, or a dict with the weight of a row of each value of `by`.
+            by: the column of the values in a dict of weights.
+            num_rows: rows of an epoch; None for as many as the converter has.
+            replacement: whether a row may come several times in an epoch.
+            seed: another seed draws other rows.
+
+        Raises:
+            CacheError: the converter was deleted.
+            NullValueError: a row has no weight.
+            ValueError, TypeError: a weight is below 0 or of no value, all are 0, or another argument is wrong; the
+                message names it.
+        """
+        self._check_open()
+        manifest = sample(
+            self._storage,
+            self._manifest,
+            weights,
+            by=by,
+            num_rows=num_rows,
+            replacement=replacement,
+            seed=seed,
+        )
+        return self._part(manifest)
+
     def _part(self, manifest: Manifest) -> DatasetConverter:
         return DatasetConverter(storage=self._storage, manifest=manifest, holding=self._holding, is_owner=False)
 
@@ -694,7 +779,8 @@ def borrow_files(storage: Storage, manifest: Manifest, host: str | None = None) 
 def _written_statistics(manifest: Manifest) -> StatisticsByColumn | None:
     """The statistics that the writers took; None if they are not complete, or not of these rows alone."""
     is_complete = manifest.selection is None and all(
-        _is_complete(field, manifest.statistics.get(field.name)) for field in manifest.schema
+        _is_complete(field, manifest.statistics.get(field.name), is_counted=field.name in manifest.categories)
+        for field in manifest.schema
     )
     if not is_complete:
         return None
@@ -703,8 +789,12 @@ def _written_statistics(manifest: Manifest) -> StatisticsByColumn | None:
     return StatisticsByColumn(columns)
 
 
-def _is_complete(field: Field, statistics: ColumnStatistics | None) -> bool:
+def _is_complete(field: Field, statistics: ColumnStatistics | None, *, is_counted: bool) -> bool:
     """Whether the writers took all statistics of a column: moments of numbers, rows of categories, lengths of lists."""
+    if statistics is None:
+        return False
+    if is_counted:
+        return statistics.counts is not None
     if field.is_object:
-        return field.shape == () or (statistics is not None and statistics.longest is not None)
-    return statistics is not None and (statistics.closed is not None or statistics.counts is not None)
+        return field.shape == () or statistics.longest is not None
+    return statistics.closed is not None

@@ -25,6 +25,7 @@ from converter import decoders
 from converter.categories import Categories
 from converter.declared import check_declared, schema_of_batches, schema_of_values
 from converter.decoders.decoder import Decoder
+from converter.draws import Draws
 from converter.errors import CacheCorruptError, CacheError
 from converter.places import SourceColumn
 from converter.schema import Scale, Schema, checked, checked_count
@@ -177,6 +178,9 @@ class Manifest:
     sequences: Sequences | None = None
     """How elements are made of rows, if they are no single rows; `selection` has those that begin one. Never stored."""
 
+    draws: Draws | None = None
+    """How often each live element comes, if not once. Never stored."""
+
     @property
     def batch_schema(self) -> Schema:
         """The columns as batches have them: decoded, as codes, or standardised."""
@@ -192,7 +196,8 @@ class Manifest:
     @property
     def of_rows(self) -> Manifest:
         """The same rows as elements of their own."""
-        return self if self.sequences is None else replace(self, selection=self.sequences.rows, sequences=None)
+        selection = self.selection if self.sequences is None else self.sequences.rows
+        return replace(self, selection=selection, sequences=None, draws=None)
 
     @property
     def value_schema(self) -> Schema:
@@ -201,33 +206,33 @@ class Manifest:
 
     @property
     def summary(self) -> str:
-        """Rows, columns, size and files, in one line."""
-        part = "" if self.selection is None else f" of {self.num_rows:,}"
-        if self.sequences is not None:
-            part = f" sequences of {self.sequences.length:,} of {self.of_rows.num_live_rows:,}"
-        return (
-            f"{self.num_live_rows:,}{part} rows × {len(self.schema)} columns, {self.num_bytes / 1e6:,.1f} MB in "
-            f"{len(self.file_names)} files"
-        )
+        """Elements, columns, size and files, in one line."""
+        size = f"{self.num_bytes / 1e6:,.1f} MB in {len(self.file_names)} files"
+        return f"{_elements(self)} × {len(self.schema)} columns, {size}"
 
     @property
     def live_rows(self) -> npt.NDArray[np.int64]:
         """Live rows of each row group."""
         return self.row_group_rows if self.selection is None else self.selection.counts
 
+    def elements_of(self, epoch: int) -> npt.NDArray[np.int64]:
+        """How many elements an epoch has of each row group."""
+        return self.live_rows if self.draws is None else self.draws.row_group_counts(epoch)
+
     @property
     def num_live_rows(self) -> int:
-        """The length of the dataset."""
+        """The length of the dataset: elements of an epoch."""
+        if self.draws is not None:
+            return self.draws.num_rows
         return self.num_rows if self.selection is None else self.selection.num_rows
 
     @property
     def live_fingerprint(self) -> str:
-        """A digest of the live rows in order."""
-        if self.selection is None:
+        """A digest of the live elements in order."""
+        digests = [part.digest for part in (self.selection, self.sequences, self.draws) if part is not None]
+        if not digests:
             return self.fingerprint
-        digest = self.selection.digest
-        digest += "" if self.sequences is None else f"/{self.sequences.digest}"
-        return hashlib.sha256(f"{self.fingerprint}/{digest}".encode()).hexdigest()[:32]
+        return hashlib.sha256("/".join((self.fingerprint, *digests)).encode()).hexdigest()[:32]
 
     @property
     def _format_version(self) -> int:
@@ -445,3 +450,15 @@ def fingerprint_of(
         described.append({name: values.to_json() for name, values in categories.items()})
     content = json.dumps(described)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _elements(manifest: Manifest) -> str:
+    """How many elements there are, and of what, in words."""
+    of = ""
+    if manifest.draws is not None:
+        of = f" of {int(manifest.draws.starts[-1]):,}"
+    elif manifest.selection is not None and manifest.sequences is None:
+        of = f" of {manifest.num_rows:,}"
+    if manifest.sequences is not None:
+        of += f" sequences of {manifest.sequences.length:,} of {manifest.of_rows.num_live_rows:,}"
+    return f"{manifest.num_live_rows:,}{of} rows"

@@ -159,10 +159,11 @@ def _read_npy(data: Any) -> Array:
         raise ValueError(f"the bytes are no .npy file (as numpy.save writes it){instead}")
     stream.seek(0)
     version = np.lib.format.read_magic(stream)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        raise ValueError(f"an .npy file of version {version[0]}.{version[1]}, which holds records of named numbers")
-    shape, is_fortran, dtype = readers[version](stream)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"an .npy file of version {version[0]}.{version[1]}, which NumPy does not know")
+    # Version 3 is version 2 for names that are not ASCII, which arrays of numbers do not have.
+    reads = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = reads(stream)
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled; that is never done")
     start, count = stream.tell(), math.prod(shape)

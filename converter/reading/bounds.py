@@ -103,6 +103,9 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
         # Each row group may reach into another one. What is cut waits in parts, of a batch at least.
         peak += 2 * (in_flight * window_bytes + workers_count * in_work)
         peak += 4 * source.workers_count * max(CUT_BYTES, 2 * source.batch_size * sequence_bytes(source))
+    if source.manifest.draws is not None:
+        # What is drawn may be some rows again and again, and each epoch draws others.
+        peak += source.manifest.draws.num_bytes + 2 * in_flight * window_bytes
     if source.decoders:
         peak += decoded_bytes_ahead(source)
     return peak
@@ -137,7 +140,7 @@ def _most_in_a_window(source: BatchSource, amounts: npt.NDArray[np.int64], plan:
         return int(np.add.reduceat(amounts[order], plan.window_starts[:-1]).max())
     # Each epoch cuts its windows from another order. At worst a window has the row groups that are densest in it,
     # lacks one row to be full, and then gets the largest of all.
-    ordered, rows = amounts[order], source.manifest.live_rows[order]
+    ordered, rows = amounts[order], source.manifest.elements_of(plan.epoch)[order]
     densest = np.argsort(-ordered / rows, kind="stable")
     before = np.cumsum(rows[densest]) - rows[densest]
     share = np.clip((source.window_rows - 1 - before) / rows[densest], 0, 1)

@@ -203,8 +203,16 @@ class RowGroup:
             middle = (start + stop) // 2
             start, stop = (middle, stop) if first_unseen(start, middle) is None else (start, middle)
         row = int(files.manifest.row_group_rows[: self._number].sum()) + int(live[start])
+        found_value = first_unseen(start, stop)
+        if isinstance(found_value, bytes) and categories.kind == "str":
+            raise SourceError(
+                f"Column {name!r} has text that is no UTF-8 in {place_of_row(files.storage, files.manifest, row)}: "
+                f"{found_value!r:.80}. Mend or drop such rows with Spark, or take the column out of categories=.",
+                column=name,
+                path=self.opened.file.path,
+            )
         raise SourceError(
-            f"Column {name!r} has the value {first_unseen(start, stop)!r} in "
+            f"Column {name!r} has the value {found_value!r} in "
             f"{place_of_row(files.storage, files.manifest, row)}, which is none of its {len(categories.values):,} "
             "categories. Pass unseen='null' when the converter is made, or other categories, or leave such rows out "
             "with where().",

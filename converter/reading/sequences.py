@@ -89,9 +89,9 @@ def live_starts_of(manifest: Manifest) -> Numbers:
     return np.concatenate(([0], np.cumsum(manifest.of_rows.live_rows)))
 
 
-def lay_out(manifest: Manifest, row_groups: Numbers, wanted: Any, live_starts: Numbers) -> Layout:
+def lay_out(manifest: Manifest, row_groups: Numbers, wanted: Any, live_starts: Numbers, epoch: int) -> Layout:
     """The layout of a window; `wanted` are the numbers of sequences among those that begin in its row groups."""
-    sequences, selection = manifest.sequences, manifest.selection
+    sequences, selection, draws = manifest.sequences, manifest.selection, manifest.draws
     assert sequences is not None
     assert selection is not None
     places = _Places(manifest, live_starts)
@@ -100,7 +100,8 @@ def lay_out(manifest: Manifest, row_groups: Numbers, wanted: Any, live_starts: N
         places.add(row_group)
         live = selection.live_rows(row_group)
         rows = np.arange(int(manifest.row_group_rows[row_group])) if live is None else live
-        numbers.append(places.numbers_of(row_group, rows))
+        begins = places.numbers_of(row_group, rows)
+        numbers.append(begins if draws is None else np.repeat(begins, draws.repeats(row_group, epoch)))
     first = np.concatenate(numbers)[wanted]
     owner = np.repeat(np.arange(len(row_groups)), [len(part) for part in numbers])[wanted]
     lengths = np.full(len(first), sequences.length)

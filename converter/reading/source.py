@@ -139,7 +139,7 @@ class BatchSource:
     def plan(self, epoch: int, past: Past = ()) -> EpochPlan:
         """This process's share of one epoch, or of what `past` has left of it."""
         return plan_epoch(
-            self.manifest.live_rows,
+            self.manifest.elements_of(epoch),
             batch_size=self.batch_size,
             window_rows=self.window_rows,
             epoch=epoch,

@@ -194,7 +194,9 @@ class _WindowReader:
         """Which rows are read for the sequences of a piece; None if its elements are rows."""
         if self._live_starts is None:
             return None
-        return lay_out(self._source.manifest, piece.row_groups, self._places_of(piece), self._live_starts)
+        return lay_out(
+            self._source.manifest, piece.row_groups, self._places_of(piece), self._live_starts, self._plan.epoch
+        )
 
     def _in_sequences(self, columns: Columns, layout: Layout) -> Columns:
         """Columns of the rows of a layout as columns of its sequences."""
@@ -246,7 +248,11 @@ class _WindowReader:
                 valid = columns[name + VALID_SUFFIX] if has_mask else None
                 columns[name] = standardized(columns[name], self._scales[name], source.schema[name].dtype, valid)
             if source.has_element_mask(name):
-                columns[name + ELEMENT_VALID_SUFFIX] = gather([group.element_mask(name) for group in groups], rows)
+                element_valid = gather([group.element_mask(name) for group in groups], rows)
+                columns[name + ELEMENT_VALID_SUFFIX] = element_valid
+                if name in self._scales:
+                    # Their zeros were standardised as numbers.
+                    columns[name][~element_valid] = 0
         row_numbers = source.row_index or (ROW_NUMBERS if source.decoders else None)
         if row_numbers is not None:
             columns[row_numbers] = gather([self._row_numbers(number) for number in numbers], rows)
@@ -296,6 +302,8 @@ class _WindowReader:
 
     def _positions_of(self, piece: Piece) -> Any:
         manifest, rows = self._source.manifest, self._places_of(piece)
+        if manifest.draws is not None:
+            return self._drawn(piece)[rows]
         if manifest.selection is None:
             return rows
         sizes = manifest.row_group_rows[piece.row_groups]
@@ -306,6 +314,18 @@ class _WindowReader:
             rows_left = manifest.selection.live_rows(row_group)
             live.append(start + (np.arange(manifest.row_group_rows[row_group]) if rows_left is None else rows_left))
         return np.concatenate(live)[rows]
+
+    def _drawn(self, piece: Piece) -> Array:
+        """The live rows of a window as often as they come, as numbers within its whole row groups."""
+        manifest = self._source.manifest
+        assert manifest.draws is not None
+        drawn, start = [], 0
+        for row_group in piece.row_groups.tolist():
+            live = None if manifest.selection is None else manifest.selection.live_rows(row_group)
+            rows = np.arange(manifest.row_group_rows[row_group]) if live is None else live
+            drawn.append(start + np.repeat(rows, manifest.draws.repeats(row_group, self._plan.epoch)))
+            start += int(manifest.row_group_rows[row_group])
+        return np.concatenate(drawn)
 
     def _row_numbers(self, row_group: int) -> Array:
         start = int(self._first_rows[row_group])

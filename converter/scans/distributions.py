@@ -79,7 +79,8 @@ def histogram_of(source: BatchSource, name: str, bins: int) -> tuple[npt.NDArray
 
     def finite() -> Iterator[Array]:
         for values in _numbers(source, name, None):
-            yield values[np.isfinite(values)] if values.dtype.kind == "f" else values
+            # As doubles: NumPy makes edges of the numbers' own precision.
+            yield values[np.isfinite(values)].astype(np.float64) if values.dtype.kind == "f" else values
 
     bounds = [(values.min(), values.max()) for values in finite() if len(values)]
     least, most = (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else (0, 1)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from converter.arguments import check_fractions, check_integer
 from converter.errors import SourceError
 from converter.manifest import Manifest
+from converter.scans.draws import check_no_draws
 from converter.scans.filters import Filters, say_filters
 from converter.scans.passes import resolve_filters, split
 from converter.storage.directory import Storage
@@ -20,6 +21,7 @@ def select_rows(storage: Storage, manifest: Manifest, filters: Filters) -> Manif
         SourceError: no row passes.
         ValueError, TypeError: the filters are not understood, or do not fit the columns.
     """
+    check_no_draws(manifest)
     selection = resolve_filters(storage, manifest, filters)
     if not selection.num_rows:
         raise SourceError(f"No row of {storage.url} passes the filters {say_filters(filters)}.")
@@ -35,6 +37,7 @@ def split_rows(
         SourceError: a part would be empty.
         ValueError, TypeError: an argument is wrong; the message names it.
     """
+    check_no_draws(manifest)
     bounds = check_fractions(fractions)
     check_integer("seed", seed, least=0)
     parts = dict(zip(fractions, split(storage, manifest, bounds, by=by, seed=seed), strict=True))

@@ -36,7 +36,9 @@ def with_scales(manifest: Manifest, source_of: Callable[[Manifest, Sequence[str]
 def _scale_of(field: Field, statistics: ColumnStatistics) -> Scale:
     mean, std = statistics.mean, statistics.std
     if mean is None or std is None or not (math.isfinite(mean) and math.isfinite(std)):
-        what = "holds no number" if mean is None else "holds numbers that are not finite"
+        is_finite = mean is not None and math.isfinite(mean)
+        what = "holds numbers too large for a variance" if is_finite else "holds numbers that are not finite"
+        what = "holds no number" if mean is None else what
         raise SourceError(
             f"standardize: column {field.name!r} {what}, so it has no mean. Replace them with Spark, or give "
             f"standardize={{{field.name!r}: (mean, std)}}.",

@@ -20,6 +20,7 @@ from converter.reading.ahead import map_row_groups
 from converter.reading.checks import place_of_row
 from converter.reading.data_files import DataFiles
 from converter.scans.columns import read_columns
+from converter.scans.draws import check_no_draws
 from converter.schema import Field
 from converter.selection import Mask, select_some
 from converter.sequences import Links, Numbers, Sequences
@@ -92,6 +93,7 @@ def select_sequences(
 def _checked(request: _Request, manifest: Manifest) -> _Request:
     """What a user asked for, each argument checked."""
     length = check_integer("length", request.length, least=1)
+    check_no_draws(manifest)
     if manifest.sequences is not None:
         raise ValueError("sequences: the elements of this converter are sequences already.")
     by: Any = request.by

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from converter.decoders.decoder import Decoder, NamedDecoder, check_decoder, skips_errors
+from converter.decoders.decoder import Decoder, NamedDecoder, WrongDecoderError, check_decoder, skips_errors
 from converter.decoders.npy import NumPy, is_settled, settled
 from converter.errors import ReadError, SourceError
 from converter.manifest import Manifest
@@ -87,13 +87,15 @@ def _without_undecodable(storage: Storage, manifest: Manifest, names: list[str])
     """The manifest whose live rows can all be decoded in the columns `names`, by one pass over them."""
     files = DataFiles(storage, manifest, [manifest.schema[name] for name in names])
     firsts: dict[str, tuple[int, Exception]] = {}
-    counts = dict.fromkeys(names, 0)
+    counts, present = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     lock = threading.Lock()
 
     def mask_row_group(row_group: int, given_up: threading.Event) -> Mask:
         table, mask = read_columns(files, row_group, given_up), _live(manifest, row_group)
         for name in names:
             values = pc.cast(table.column(name).combine_chunks(), pa.large_binary())
+            with lock:
+                present[name] += int((mask & np.asarray(pc.is_valid(values))).sum())
             bad = [
                 (first + row, error)
                 for first in range(0, len(values), _CHUNK_ROWS)
@@ -111,6 +113,10 @@ def _without_undecodable(storage: Storage, manifest: Manifest, names: list[str])
     wanted = np.flatnonzero(manifest.live_rows > 0).tolist()
     masks = dict(zip(wanted, map_row_groups(mask_row_group, wanted), strict=True))
     for name, (row, error) in firsts.items():
+        if isinstance(error, WrongDecoderError) and counts[name] == present[name]:
+            raise TypeError(
+                f"decode: {manifest.decoders[name]!r} of column {name!r} is no decoder: {error}."
+            ) from error
         logger.warning(
             "Column %r: %d of %d rows cannot be decoded and are left out. The first is %s: %s",
             name, counts[name], manifest.num_live_rows, place_of_row(storage, manifest, row), said(error),

@@ -169,3 +169,10 @@ class TestBadDecoders:
         converter = OWN.convert(OWN.write(tmp_path), Raising())
         with pytest.raises(ReadError, match=r"'x' cannot be decoded in row 0 .*part-0\.parquet\): KeyError: 'no such"):
             OWN.read(converter)
+
+    def test_rows_are_not_left_out_for_it(self, tmp_path: Any) -> None:
+        class Skipping(Wide):
+            on_error = "skip"
+
+        with pytest.raises(TypeError, match=r"decode: .* of column 'x' is no decoder: decode\(\) returned int64"):
+            OWN.convert(OWN.write(tmp_path), Skipping())

@@ -100,6 +100,15 @@ def promising(shape: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
 
 
+def test_every_version_of_the_format_is_read() -> None:
+    for version in ((1, 0), (2, 0), (3, 0)):
+        stream = io.BytesIO()
+        np.lib.format.write_array(stream, NUMBERS, version)
+        np.testing.assert_array_equal(decode(NumPy("float32", (2, 3, 4)), stream.getvalue())[0], NUMBERS)
+    with pytest.raises(ValueError, match=r"version 9\.1, which NumPy does not know"):
+        decode(NumPy("float32", (2, 3, 4)), b"\x93NUMPY\x09\x01" + stream.getvalue()[8:])
+
+
 @pytest.mark.parametrize("shape", ["(100000000000000,)", "(-1,)", "(-2, -2)"])
 @pytest.mark.parametrize("decoder", [NumPy("float32", (2,)), NumPy("float32", None)], ids=["fixed", "ragged"])
 def test_a_header_that_promises_too_much_takes_no_memory(decoder: NumPy, shape: str) -> None:

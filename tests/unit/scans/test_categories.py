@@ -189,6 +189,21 @@ def test_values_may_come_as_any_array(tmp_path: Path, make: Any) -> None:
         assert {name: list(converter.schema[name].categories or ()) for name in columns} == columns
 
 
+@pytest.mark.parametrize("make", ["parquet", "delta"])
+def test_texts_and_bytes_alone_are_counted_too(tmp_path: Path, make: str) -> None:
+    table = pa.table({"label": ["a", "b", "a"], "raw": [b"1", None, b"3"]})
+    if make == "delta":
+        write_deltalake(tmp_path, table)
+        converter = make_delta_converter(tmp_path, categories=["label"])
+    else:
+        pq.write_table(table, tmp_path / "part.parquet")
+        converter = make_parquet_converter(tmp_path, categories=["label"])
+    counts = converter.statistics["label"].counts
+    assert counts is not None
+    assert counts.tolist() == [2, 1]
+    assert converter.statistics["raw"].null_count == 1
+
+
 def test_unseen_values_become_null_if_asked(source: str, tmp_path: Path) -> None:
     options = {"categories": {"c": ("Rome", "Oslo")}, "unseen": "null"}
     with convert(source, tmp_path, tables_of(CITIES, pa.string()), **options) as converter:

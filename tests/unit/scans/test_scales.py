@@ -180,6 +180,23 @@ def test_a_column_without_a_mean_is_named(tmp_path: Path, values: list[Any], sai
         make_parquet_converter(tmp_path, standardize=["x"])
 
 
+def test_null_elements_are_the_mean_if_they_are_masked(tmp_path: Path) -> None:
+    pairs = pa.array([[1.0, 2.0], [None, 4.0], [3.0, 8.0], None])
+    pq.write_table(pa.table({"x": pairs}), tmp_path / "part.parquet")
+    converter = make_parquet_converter(tmp_path, shapes={"x": (2,)}, standardize={"x": (1, 2)})
+    rows = converter.head()
+    assert rows["x"].tolist() == [[0, 0.5], [0, 1.5], [1, 3.5], [0, 0]]
+    assert rows["x__element_valid"].tolist() == [[True, True], [False, True], [True, True], [False, False]]
+
+
+def test_very_large_doubles_have_a_scale_if_it_is_given(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1e200, -1e200, 3.0]}), tmp_path / "part.parquet")
+    with pytest.raises(SourceError, match="column 'x' holds numbers too large for a variance"):
+        make_parquet_converter(tmp_path, standardize=["x"], float_dtype="float64")
+    converter = make_parquet_converter(tmp_path, standardize={"x": (0, 1e200)}, float_dtype="float64")
+    assert converter.head()["x"].tolist() == pytest.approx([1, -1, 0])
+
+
 @pytest.mark.parametrize("float_dtype", ["float32", "float64"])
 def test_large_whole_numbers_keep_their_differences(tmp_path: Path, float_dtype: Any) -> None:
     seconds = 1_600_000_000 + np.arange(10)
