@@ -260,6 +260,7 @@ class DatasetConverter:
         shuffle: bool = False,
         seed: int = 0,
         shuffle_window_rows: int | Literal["all"] | None = None,
+        bucket_by: str | None = None,
         cur_shard: int | None = None,
         shard_count: int | None = None,
         uneven: Uneven | None = None,
@@ -312,6 +313,10 @@ class DatasetConverter:
                 learns, batches vary more than after a perfect shuffle: 11 times as much with the default window, 2 M
                 rows and batches of 1,024 (tests/bench/RESULTS.md). Write such rows with `shuffle_rows_seed=…`: then
                 the default window is as good as a perfect shuffle.
+            bucket_by: hand out rows of similar length together, by the lengths of this column's arrays or texts or by
+                its whole numbers, so that `ragged="pad"` adds few zeros. The rows of each shuffle window are sorted and
+                cut into buckets of at least 8,192, which come in random order. Needs `shuffle=True`. States go on with
+                any batch size and number of shards.
             cur_shard: which of `shard_count` parts this process reads, from 0. Pass both or neither. Without them the
                 rank is found in torch.distributed, or in the environment of torchrun, Horovod, MPI or Slurm, when the
                 first iteration begins. `cur_shard=0, shard_count=1` reads all rows.
@@ -395,6 +400,7 @@ class DatasetConverter:
         shuffle: bool = False,
         seed: int = 0,
         shuffle_window_rows: int | Literal["all"] | None = None,
+        bucket_by: str | None = None,
         cur_shard: int | None = None,
         shard_count: int | None = None,
         uneven: Uneven | None = None,
@@ -478,6 +484,7 @@ class DatasetConverter:
         shuffle: bool = False,
         seed: int = 0,
         shuffle_window_rows: int | Literal["all"] | None = None,
+        bucket_by: str | None = None,
         cur_shard: int | None = None,
         shard_count: int | None = None,
         uneven: Uneven | None = None,
@@ -521,6 +528,7 @@ class DatasetConverter:
         shuffle: bool = False,
         seed: int = 0,
         shuffle_window_rows: int | Literal["all"] | None = None,
+        bucket_by: str | None = None,
         cur_shard: int | None = None,
         shard_count: int | None = None,
         uneven: Uneven | None = None,

@@ -48,8 +48,14 @@ class Shuffle:
 
         A resumed run needs the same one.
         """
-        name = f"{self.fingerprint}/{self.seed}/{epoch}"
-        return permutation(name, size, stream=0 if window is None else window + 1)
+        return permutation(self._name(epoch), size, stream=0 if window is None else window + 1)
+
+    def of_buckets(self, size: int, *, epoch: int, window: int) -> npt.NDArray[np.int64]:
+        """A uniform permutation of a window's buckets."""
+        return permutation(self._name(epoch) + "/buckets", size, stream=window)
+
+    def _name(self, epoch: int) -> str:
+        return f"{self.fingerprint}/{self.seed}/{epoch}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

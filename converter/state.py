@@ -40,10 +40,14 @@ class State:
     """Epochs of this iteration that were complete before this one."""
 
     past: Past
+    bucket_by: str = ""
+    """The column by whose lengths rows come together; empty for none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON or `torch.save`."""
         fields = {name: getattr(self, name) for name in _STATE_TYPES}
+        if self.bucket_by:
+            fields["bucket_by"] = self.bucket_by
         return {"version": STATE_VERSION, **fields, "past": [list(stretch) for stretch in self.past]}
 
     @classmethod
@@ -57,7 +61,8 @@ class State:
             version = value["version"]
             fields = {name: value[name] for name in _STATE_TYPES}
             past = [tuple(stretch) for stretch in value["past"]]
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            bucket_by = value.get("bucket_by", "")
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise StateMismatchError(
                 f"This is no state of a loader of this package ({type(error).__name__}: {error})."
             ) from error
@@ -71,13 +76,15 @@ class State:
             for name in ("epoch", "epochs_done")
             if name not in wrong and not 0 <= fields[name] < _MAX_EPOCH
         }
+        if type(bucket_by) is not str:
+            wrong["bucket_by"] = bucket_by
         for stretch in past:
             if len(stretch) != 2 or not all(type(number) is int and number > 0 for number in stretch):
                 wrong.setdefault("past", stretch)
         if wrong:
             shown = ", ".join(f"{name}={shown_value(wrong_value)}" for name, wrong_value in wrong.items())
             raise StateMismatchError(f"The state holds values that no loader wrote: {shown}.")
-        return cls(**fields, past=tuple(past))
+        return cls(**fields, past=tuple(past), bucket_by=bucket_by)
 
     def check(self, current: State) -> None:
         """Refuse to resume a loader whose own state `current` is of other rows or another order.
@@ -85,7 +92,7 @@ class State:
         Raises:
             StateMismatchError: the message says what differs.
         """
-        names = ["fingerprint", "shuffle", "uneven"]
+        names = ["fingerprint", "shuffle", "uneven", "bucket_by"]
         if self.shuffle:
             names += ["seed", "window_rows", "window_groups"]
         shown_names = {

@@ -146,6 +146,8 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
     if source.ragged not in ("raise", "pad", "nested"):
         raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r}.")
     _check_added_names(source)
+    if source.bucket_by is not None:
+        _check_bucket(source)
     if source.sequences is not None:
         _check_sequences(source)
     for field in source.fields:
@@ -163,6 +165,21 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
                 f"(adds {field.name + LENGTH_SUFFIX!r}) or ragged='nested', or leave the column out with columns=….",
                 column=field.name,
             )
+
+
+def _check_bucket(source: BatchSource) -> None:
+    """Raise ValueError if rows cannot come together by the lengths of a column."""
+    field = next((field for field in source.fields if field.name == source.bucket_by), None)
+    if field is None:
+        raise ValueError(f"bucket_by: {source.bucket_by!r} is none of the columns that are read.")
+    has_length = field.shape is None or field.is_object or field.dtype.startswith(("int", "uint"))
+    if not has_length or (field.shape is not None and field.shape != ()) or field.decoder or field.scale:
+        raise ValueError(
+            f"bucket_by: column {field.name!r} is {field.shown_dtype} of shape {field.shown_shape}; it needs rows of "
+            "different lengths, texts, or whole numbers as they are in the files."
+        )
+    if source.sequences is not None:
+        raise ValueError("bucket_by: sequences all have one length.")
 
 
 def _check_sequences(source: BatchSource) -> None:

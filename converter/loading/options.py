@@ -44,6 +44,7 @@ class LoaderOptions:
     shuffle: bool = False
     seed: int = 0
     shuffle_window_rows: int | Literal["all"] | None = None
+    bucket_by: str | None = None
     cur_shard: int | None = None
     shard_count: int | None = None
     uneven: Uneven | None = None
@@ -126,6 +127,7 @@ class LoaderOptions:
             workers_count=self.workers_count or default_workers_count(),
             is_shard_found=self.cur_shard is None,
             seed=self.seed,
+            bucket_by=self.bucket_by,
             row_index=self.with_row_index,
             transform=self.transform,
             prefetch_batches=self.prefetch_batches,
@@ -133,6 +135,8 @@ class LoaderOptions:
             local_cache_dir=None if self.local_cache_dir is None else os.fspath(self.local_cache_dir),
             local_cache_bytes=self.local_cache_bytes,
         )
+        if self.bucket_by is not None and not self.shuffle:
+            raise ValueError("bucket_by needs shuffle=True: without it rows come in the dataset's order.")
         check_policies(source, is_filtered=self.filters is not None)
         source = self._of_rows(source, manifest)
         if self.filters is None or not runs_filters:

@@ -57,6 +57,9 @@ class BatchSource:
     """Whether the shard was detected, not given by the user."""
 
     seed: int = 0
+    bucket_by: str | None = None
+    """The column by whose lengths rows come together."""
+
     row_index: str | None = None
     """The key under which batches hold each row's number in the dataset; None for none."""
 
@@ -167,6 +170,7 @@ class BatchSource:
             epoch=epoch,
             epochs_done=0,
             past=(),
+            bucket_by=self.bucket_by or "",
         )
 
     @property

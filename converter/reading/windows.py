@@ -24,6 +24,7 @@ from converter.errors import NullValueError, ReadError, SourceError
 from converter.plan import EpochPlan, Piece
 from converter.reading.ahead import read_ahead
 from converter.reading.bounds import CUT_BYTES, memory_bound, sequence_bytes
+from converter.reading.buckets import in_buckets, lengths_of
 from converter.reading.data_files import DataFiles
 from converter.reading.decoding import ROW_NUMBERS, decode_runs
 from converter.reading.fetching import fetching
@@ -177,7 +178,7 @@ class _WindowReader:
             groups = self._files.row_groups(numbers, fetched)
             try:
                 if layout is None:
-                    columns = self._gather(numbers, groups, self._rows_of(piece))
+                    columns = self._gather(numbers, groups, self._rows_of(piece, groups))
                 else:
                     columns = self._in_sequences(self._gather(numbers, groups, layout.rows), layout)
             except pa.ArrowException:
@@ -282,38 +283,54 @@ class _WindowReader:
         copies = 1 if len(members) == 1 and row_bytes >= WIDE_BYTES else 2
         return copies * int(row_bytes) * sum(group.num_rows for group in groups)
 
-    def _rows_of(self, piece: Piece) -> Any:
+    def _rows_of(self, piece: Piece, groups: Sequence[RowGroup]) -> Any:
         """The wanted rows, as numbers within the whole row groups of the window, or a slice of them."""
-        rows = self._positions_of(piece)
+        rows = self._positions_of(piece, groups)
         if isinstance(rows, slice) or self._source.manifest.row_group_rows[piece.row_groups].sum() >= 1 << 31:
             return rows
         # At half the size they leave more of the processor's cache to the columns.
         return rows.astype(np.int32)
 
-    def _places_of(self, piece: Piece) -> Any:
-        """The wanted elements, as numbers among the live ones of the window, or a slice of them."""
+    def _places_of(self, piece: Piece, lengths: Array | None = None) -> Any:
+        """The wanted elements, as numbers among the live ones of the window, or a slice of them.
+
+        With `lengths`, of all live elements, those of similar length come together.
+        """
+        plan = self._plan
         places: Any = slice(piece.spans[0].start, piece.spans[0].stop)
         if len(piece.spans) > 1:
             places = np.concatenate([np.arange(span.start, span.stop) for span in piece.spans])
-        if self._plan.shuffle is not None:
-            permutation = self._plan.shuffle.permutation(piece.window_rows, epoch=self._plan.epoch, window=piece.window)
-            places = permutation[places]
-        return places
+        if plan.shuffle is None:
+            return places
+        order = plan.shuffle.permutation(piece.window_rows, epoch=plan.epoch, window=piece.window)
+        if lengths is not None:
+            order = in_buckets(order, lengths, plan.shuffle, epoch=plan.epoch, window=piece.window)
+        return order[places]
 
-    def _positions_of(self, piece: Piece) -> Any:
-        manifest, rows = self._source.manifest, self._places_of(piece)
+    def _positions_of(self, piece: Piece, groups: Sequence[RowGroup]) -> Any:
+        elements = self._elements_of(piece)
+        if self._source.bucket_by is None:
+            places = self._places_of(piece)
+        else:
+            name = self._source.bucket_by
+            field = self._source.manifest.batch_schema[name]
+            lengths = lengths_of([part for group in groups for part in group.parts(name)], field)
+            places = self._places_of(piece, lengths if elements is None else lengths[elements])
+        return places if elements is None else elements[places]
+
+    def _elements_of(self, piece: Piece) -> Array | None:
+        """The live rows of a window, as numbers within its whole row groups; None if all are live, each once."""
+        manifest = self._source.manifest
         if manifest.draws is not None:
-            return self._drawn(piece)[rows]
-        if manifest.selection is None:
-            return rows
+            return self._drawn(piece)
         sizes = manifest.row_group_rows[piece.row_groups]
-        if int(sizes.sum()) == piece.window_rows:
-            return rows
+        if manifest.selection is None or int(sizes.sum()) == piece.window_rows:
+            return None
         live = []
         for row_group, start in zip(piece.row_groups.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True):
             rows_left = manifest.selection.live_rows(row_group)
             live.append(start + (np.arange(manifest.row_group_rows[row_group]) if rows_left is None else rows_left))
-        return np.concatenate(live)[rows]
+        return np.concatenate(live)
 
     def _drawn(self, piece: Piece) -> Array:
         """The live rows of a window as often as they come, as numbers within its whole row groups."""
