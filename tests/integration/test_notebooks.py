@@ -29,6 +29,7 @@ from tests.notebooks.workspaces import (
     NOTEBOOKS,
     PLATFORMS,
     RANKS,
+    SERIES,
     STORES,
     SYNAPSE,
     TYPES,
@@ -74,7 +75,7 @@ def run(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 @pytest.mark.short
 def test_there_are_notebooks() -> None:
-    assert {*DIGITS, TYPES, VALUES, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
+    assert {*DIGITS, TYPES, VALUES, SERIES, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
 
 
 @pytest.mark.short
@@ -538,3 +539,38 @@ class TestValues:
     def test_a_broken_picture_is_named_or_left_out(self, run: Run) -> None:
         assert "ReadError: Column 'picture' cannot be decoded in row 1 " in run.text("stdout")
         assert "1 row of 3\n" in run.text("stdout")
+
+
+@pytest.mark.parametrize("notebook", named(SERIES), indirect=True)
+class TestForecastingASeries:
+    def test_sequences_are_counted_before_a_row_is_read(self, run: Run) -> None:
+        hours, december, in_new_york = 365 * 24, 31 * 24, 3
+        train, held_out = (hours - december - 29) * in_new_york, ((december - 30) // 6 + 1) * in_new_york
+        rows = hours * in_new_york
+        assert f"{rows:,} rows, {train:,} sequences to train with, {held_out} held out\n" in run.text("stdout")
+        assert f"an epoch has {-(-train // 256)} batches of 256 sequences\n" in run.text("stdout")
+
+    def test_columns_arrive_as_the_past_the_future_and_the_steps_that_were_named(self, run: Run) -> None:
+        shapes = {"origin": 1, "time_hour": 1, "hour": 6, "weekday": 6, "past": 24, "future": 6}
+        assert f"{ {name: (360, length) for name, length in shapes.items()} }\n" in run.text("stdout")
+
+    def test_both_models_beat_the_naive_forecast(self, run: Run) -> None:
+        pattern = r"^(\w+)\b.*: loss on held-out hours ([\d.]+) flights$"
+        losses = {name: float(loss) for name, loss in re.findall(pattern, run.text("stdout"), re.MULTILINE)}
+        assert losses.keys() == {"naive", "torch", "Keras"}
+        assert losses["torch"] < 0.95 * losses["naive"]
+        assert losses["Keras"] < 0.95 * losses["naive"]
+
+    def test_a_gap_ends_a_sequence_and_short_ones_are_padded(self, run: Run) -> None:
+        shown = run.text("stdout")
+        night, by_day, days = (
+            int(re.search(rf"^{text}: ([\d,]+)", shown, re.MULTILINE)[1].replace(",", ""))
+            for text in ("12 hours that may have a night between them", "12 hours without a gap", "days")
+        )
+        assert night > by_day > days > 3 * 360
+        first = re.search(r"the first with (\d+) hours: \[(.+)\]$", shown, re.MULTILINE)
+        hours = [int(hour) for hour in first[2].split(", ")]
+        length = int(first[1])
+        assert hours == [*range(hours[0], hours[0] + length), *[0] * (24 - length)]
+        lengths = re.search(r"^hours of four days: \[(.+)\], packed into (\d+) rows$", shown, re.MULTILINE)
+        assert sum(map(int, lengths[1].split(", "))) == int(lengths[2])

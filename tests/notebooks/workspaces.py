@@ -30,6 +30,7 @@ RANKS = "07_ranks_resume_and_memory"
 STORES = "08_stores_and_credentials"
 TYPES = "09_types_nulls_shapes_order"
 VALUES = "10_images_text_numbers"
+SERIES = "11_forecasting_a_series"
 CLOUD = "cloud"
 """The tag of cells that need a platform."""
 
