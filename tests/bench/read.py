@@ -554,13 +554,21 @@ class Peers:
 
         return Way(run=run, num_rows=rows.num_rows, warms_itself=True)
 
-    def _run(self, python: str, job: Mapping[str, Any]) -> Any:
+    def _run(
+        self,
+        python: str,
+        job: Mapping[str, Any],
+        *,
+        script: Path = PEERS_SCRIPT,
+        variables: Mapping[str, str] | None = None,
+    ) -> Any:
+        """What a script prints of a job, run by a Python with these environment variables beside the usual ones."""
         # Warm-up, epochs, and what it takes to start and end.
         most = (job["epochs"] + 1) * job["max_seconds"] + 120
         with tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(
-                [python, str(PEERS_SCRIPT), json.dumps(job)],
-                env=clean_environment(),
+                [python, str(script), json.dumps(job)],
+                env=clean_environment() | dict(variables or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
