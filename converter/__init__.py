@@ -33,6 +33,7 @@ from converter.errors import (
     UnsupportedTypeError,
 )
 from converter.make import make_delta_converter, make_parquet_converter, make_spark_converter, open_converter, sweep
+from converter.mixed import MixedConverter, mix
 from converter.sources.spark.local import start_local_spark
 
 try:
@@ -52,6 +53,7 @@ __all__ = [
     "EmptyShardError",
     "Image",
     "MissingDependencyError",
+    "MixedConverter",
     "NullValueError",
     "NumPy",
     "ReadError",
@@ -63,6 +65,7 @@ __all__ = [
     "make_delta_converter",
     "make_parquet_converter",
     "make_spark_converter",
+    "mix",
     "open_converter",
     "start_local_spark",
     "sweep",

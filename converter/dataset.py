@@ -91,7 +91,7 @@ class DatasetConverter:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns' names, in order."""
-        return self._manifest.schema.names
+        return self.schema.names
 
     def head(self, n: int = 5) -> dict[str, Array]:
         """The first `n` rows in the dataset's order (all rows if there are fewer), as NumPy arrays.
@@ -763,6 +763,15 @@ class DatasetConverter:
 
     def _part(self, manifest: Manifest) -> DatasetConverter:
         return DatasetConverter(storage=self._storage, manifest=manifest, holding=self._holding, is_owner=False)
+
+    @staticmethod
+    def _files_of(converter: DatasetConverter) -> tuple[Storage, Manifest]:
+        """What an open converter reads, for one that is made of several."""
+        return converter._opened_files()
+
+    def _opened_files(self) -> tuple[Storage, Manifest]:
+        self._check_open()
+        return self._storage, self._manifest
 
     def _check_open(self) -> None:
         self._holding.check(self.url, self._state)

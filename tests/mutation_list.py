@@ -848,8 +848,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="reading/windows.py",
         claim="the order within windows is the same in each epoch",
-        old="epoch=self._plan.epoch",
-        new="epoch=0",
+        old="permutation(piece.window_rows, epoch=plan.epoch",
+        new="permutation(piece.window_rows, epoch=0",
         tests=("tests/unit/reading", "tests/unit/loading"),
     ),
     Mutation(
@@ -1072,7 +1072,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="frameworks/torch/loader.py",
         claim="a pickled loader holds secrets",
-        old="self.source.storage.options if ",
+        old="for storage in self.source.storages] if ",
         new="self.source.storage.options if True or ",
         tests=("tests/unit/loading", "tests/faults/test_secrets.py"),
     ),

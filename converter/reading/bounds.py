@@ -48,13 +48,12 @@ def bytes_decoded(source: BatchSource, num_rows: int) -> int:
     return int(num_bytes)
 
 
-def sequence_bytes(source: BatchSource) -> int:
-    """Bytes of one sequence of rows; of texts only their references."""
-    assert source.sequences is not None
+def element_bytes(source: BatchSource) -> int:
+    """Bytes of one row or sequence; of texts and ragged rows only their references."""
     num_bytes = 0
     stacks = {stack.name: stack for stack in source.stacks}
     for name in source.names:
-        steps = len(source.sequences.steps_of(name))
+        steps = 1 if source.sequences is None else len(source.sequences.steps_of(name))
         if name in stacks:
             num_bytes += steps * len(stacks[name].columns) * np.dtype(stacks[name].dtype).itemsize
         else:
@@ -69,6 +68,9 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
 
     `plan` is the plan of any epoch. `memory.Room` makes readers keep to the bound.
     """
+    if source.parts:
+        own = sum(memory_bound(part, part.plan(0)) for part in source.parts)
+        return own + 6 * source.workers_count * max(CUT_BYTES, 2 * source.batch_size * element_bytes(source))
     is_variable = any(field.is_object or field.shape is None for field in source.stored_fields)
     window_rows = _most_in_a_window(source, source.manifest.row_group_rows, plan)
     window_bytes = bytes_decoded(source, window_rows)
@@ -102,7 +104,7 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     if source.sequences is not None:
         # Each row group may reach into another one. What is cut waits in parts, of a batch at least.
         peak += 2 * (in_flight * window_bytes + workers_count * in_work)
-        peak += 4 * source.workers_count * max(CUT_BYTES, 2 * source.batch_size * sequence_bytes(source))
+        peak += 4 * source.workers_count * max(CUT_BYTES, 2 * source.batch_size * element_bytes(source))
     if source.manifest.draws is not None:
         # What is drawn may be some rows again and again, and each epoch draws others.
         peak += source.manifest.draws.num_bytes + 2 * in_flight * window_bytes

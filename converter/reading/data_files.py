@@ -57,6 +57,9 @@ class DataFiles:
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._opening: dict[int, futures.Future[OpenFile]] = {}
         self.room = Room()
+        self.parts: tuple[DataFiles, ...] = ()
+        """Of a mixture, the files of each source."""
+
         # At the end of the reader that has these files, closed or garbage collected.
         weakref.finalize(self, give_back_idle).atexit = False
 

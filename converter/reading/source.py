@@ -9,6 +9,7 @@ from typing import Any
 
 from converter.decoders.decoder import Decoder
 from converter.manifest import Manifest
+from converter.mixing import Mixing
 from converter.plan import EpochPlan, Shuffle, plan_epoch
 from converter.positions import Shard
 from converter.reading.gather import Array, Stack
@@ -71,12 +72,24 @@ class BatchSource:
 
     local_cache_bytes: int | None = None
 
+    parts: tuple[BatchSource, ...] = ()
+    """The sources of a mixture, each in its own order."""
+
+    mixing: Mixing | None = None
+    source_name: str | None = None
+    """The key under which batches hold the number of each row's source; None for none."""
+
+    @property
+    def storages(self) -> tuple[Storage, ...]:
+        """Where the files are."""
+        return tuple(part.storage for part in self.parts) or (self.storage,)
+
     @property
     def fields(self) -> tuple[Field, ...]:
         """The columns that are read, each once, as batches have them."""
         stacked = {stack.name: stack.columns for stack in self.stacks}
         wanted = dict.fromkeys(column for name in self.names for column in stacked.get(name, (name,)))
-        return tuple(self.schema[name] for name in wanted)
+        return tuple(self.schema[name] for name in wanted if name != self.source_name)
 
     @property
     def stored_fields(self) -> tuple[Field, ...]:

@@ -23,13 +23,14 @@ import pyarrow as pa
 from converter.errors import NullValueError, ReadError, SourceError
 from converter.plan import EpochPlan, Piece
 from converter.reading.ahead import read_ahead
-from converter.reading.bounds import CUT_BYTES, memory_bound, sequence_bytes
+from converter.reading.bounds import CUT_BYTES, element_bytes, memory_bound
 from converter.reading.buckets import in_buckets, lengths_of
 from converter.reading.data_files import DataFiles
 from converter.reading.decoding import ROW_NUMBERS, decode_runs
 from converter.reading.fetching import fetching
 from converter.reading.gather import WIDE_BYTES, Array, gather, gather_stack, gather_views
 from converter.reading.local_cache import open_local_cache
+from converter.reading.mixing import mixed_runs
 from converter.reading.row_groups import FetchedGroup, RowGroup
 from converter.reading.runs import VALID_SUFFIX, Columns, Run, cut_run, cut_sequences, mark_padding
 from converter.reading.scaling import standardized
@@ -50,6 +51,13 @@ def open_files(source: BatchSource, processes_count: int = 1) -> DataFiles:
 
     `processes_count` processes read this shard together.
     """
+    if source.parts:
+        # Each has threads of its own; all share the line of this shard.
+        parts = tuple(
+            open_files(part, source.shard.count * processes_count * len(source.parts)) for part in source.parts
+        )
+        parts[0].parts = parts
+        return parts[0]
     source.storage.share_line(source.shard.count * processes_count)
     cache, manifest = None, source.manifest
     is_ours_or_of_a_log = manifest.source_columns is None or manifest.version is not None
@@ -83,6 +91,9 @@ def read_runs(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: r
         SourceChangedError: a file is gone, or is not what the manifest says.
         ReadError: a row group cannot be decoded.
     """
+    if source.parts:
+        yield from mixed_runs(source, plan, files, batches, read_runs)
+        return
     wanted = range(plan.num_batches) if batches is None else batches
     reader = _WindowReader(source, plan, files)
     pieces = plan.pieces(wanted.start, wanted.stop)
@@ -104,7 +115,7 @@ def read_runs(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: r
         if source.uneven == "pad":
             runs = (mark_padding(run, plan) for run in runs)
         if source.sequences is not None:
-            most = max(1, CUT_BYTES // max(1, sequence_bytes(source) * plan.batch_size))
+            most = max(1, CUT_BYTES // max(1, element_bytes(source) * plan.batch_size))
             cut = cut_sequences(runs, batches_at_once=most, workers_count=source.workers_count)
             with contextlib.closing(windows), contextlib.closing(cut):
                 yield from cut

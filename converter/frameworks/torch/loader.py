@@ -83,7 +83,11 @@ class TorchDataLoader(DataLoader[Batch]):
         self._epochs = Epochs(source, num_epochs)
         self._runs = _Runs(self._epochs, is_shared=persistent_workers)
         self._placement = Placement(device, pin_memory)
-        if num_workers and multiprocessing_context is None and not source.storage.survives_fork:
+        if (
+            num_workers
+            and multiprocessing_context is None
+            and not all(storage.survives_fork for storage in source.storages)
+        ):
             multiprocessing_context = "spawn"
         if num_workers:
             _check_pickles(source, multiprocessing_context)
@@ -316,20 +320,22 @@ class _Runs(IterableDataset[list[Batch]]):
     def __getstate__(self) -> dict[str, Any]:
         # A pickled source has no credentials, but workers need them. They travel only while a process is started:
         # any other pickle may end up anywhere.
-        options = self.source.storage.options if _is_starting_process() else None
+        options = [storage.options for storage in self.source.storages] if _is_starting_process() else None
         return {**self.__dict__, "storage_options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state.pop("storage_options")
         self.__dict__.update(state)
         if options is not None:
-            self.source.storage.lend(options)
+            for storage, own in zip(self.source.storages, options, strict=True):
+                storage.lend(own)
         self._share()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Runs:
         memo[id(self)] = copied = _Runs.__new__(_Runs)
         # A copy stays in this process, so it may keep the credentials.
-        copied.__setstate__({**copy.deepcopy(self.__dict__, memo), "storage_options": self.source.storage.options})
+        options = [storage.options for storage in self.source.storages]
+        copied.__setstate__({**copy.deepcopy(self.__dict__, memo), "storage_options": options})
         return copied
 
     def begin_at(self, epoch: int, epochs_done: int, past: Past) -> bool:
@@ -387,8 +393,12 @@ def _check_pickles(source: BatchSource, multiprocessing_context: Any) -> None:
         method = method.get_start_method() if hasattr(method, "get_start_method") else "fork"
     if method == "fork":
         return
-    options = {f"storage_options[{name!r}]": option for name, option in source.storage.options.items()}
-    decoders = {f"decode[{name!r}]": decoder for name, decoder in source.decoders.items()}
+    options = {
+        f"storage_options[{name!r}]": option for storage in source.storages for name, option in storage.options.items()
+    }
+    decoders = {
+        f"decode[{name!r}]": decoder for part in (source, *source.parts) for name, decoder in part.decoders.items()
+    }
     for name, value in {"transform": source.transform, **decoders, **options}.items():
         try:
             pickle.dumps(value)

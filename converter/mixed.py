@@ -1,0 +1,294 @@
+"""Several converters as one: `mix` hands out their rows in exact proportions, with all loaders of a converter."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import numpy as np
+
+from converter.arguments import check_integer, check_shard
+from converter.dataset import DatasetConverter
+from converter.holding import Holding
+from converter.loading.forecast import log_uneven_shards
+from converter.loading.options import LoaderOptions
+from converter.manifest import Manifest
+from converter.mixing import BLOCK_ROWS, Mixing, rows_until
+from converter.plan import Shuffle
+from converter.reading.source import BatchSource
+from converter.schema import Field, Schema
+
+_MAX_SOURCES = 127
+
+
+def mix(
+    converters: Mapping[str, DatasetConverter],
+    weights: Mapping[str, float] | None = None,
+    *,
+    stop: str | int = "first",
+    source: str | None = None,
+    seed: int = 0,
+) -> MixedConverter:
+    """One converter of the rows of several, in exact proportions and random order.
+
+    In every 4,096 elements the proportions are those of the weights, rounded to whole elements. Each source goes
+    through its own epochs, also across the epochs of the mixture: each row once in each of them, with `shuffle` in
+    another order each time it starts over. Shards, states and `len()` are those of a converter.
+
+    ```python
+    both = mix({"web": converter, "books": other}, weights={"web": 0.7, "books": 0.3}, source="from")
+    with both.make_torch_dataloader(batch_size=256, shuffle=True) as loader:
+        for batch in loader:
+            ...
+    ```
+
+    Args:
+        converters: what is mixed, by name. Batches have the columns that all have; each must have one dtype and shape
+            in all.
+        weights: how often each source comes; None for as often as it has rows.
+        stop: when an epoch ends: `"first"`: when the first source was gone through once; `"all"`: when all were, the
+            smaller ones several times; or the number of rows of an epoch.
+        source: add a column of this name with the number of each row's source, in the order of `converters`;
+            `schema[source].categories` has their names.
+        seed: the seed of the order of the sources.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or a column is not the same in all; the message names it.
+    """
+    if not isinstance(converters, Mapping) or not converters:
+        raise TypeError(f"mix needs a dict of name to converter, got {converters!r}.")
+    for name, part in converters.items():
+        if not isinstance(name, str) or not isinstance(part, DatasetConverter) or isinstance(part, MixedConverter):
+            raise TypeError(f"mix needs a dict of name to converter, got {name!r}: {type(part).__name__}.")
+    if len(converters) > _MAX_SOURCES:
+        raise ValueError(f"mix takes up to {_MAX_SOURCES} converters, got {len(converters)}.")
+    names, sizes = tuple(converters), tuple(map(len, converters.values()))
+    shares = tuple(map(float, sizes)) if weights is None else _check_weights(weights, names)
+    if isinstance(stop, str):
+        if stop not in ("first", "all"):
+            raise ValueError(f"stop must be 'first', 'all' or a number of rows, got {stop!r}.")
+        num_rows = rows_until(sizes, shares, is_first=stop == "first")
+    else:
+        num_rows = check_integer("stop", stop, least=1)
+    mixing = Mixing(
+        names=names,
+        sizes=sizes,
+        weights={0: shares},
+        num_rows=num_rows,
+        seed=check_integer("seed", seed, least=0),
+    )
+    return MixedConverter(dict(converters), mixing, source)
+
+
+def _check_weights(weights: Any, names: tuple[str, ...]) -> tuple[float, ...]:
+    """The weight of each source, in order."""
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights must be a dict of name to number, got {weights!r}.")
+    if set(weights) != set(names):
+        odd = sorted(map(repr, set(weights) ^ set(names)))
+        raise ValueError(f"weights must name each converter once; {odd[0]} is in one of the two only.")
+    for name, weight in weights.items():
+        is_number = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)
+        if not is_number or not 0 <= weight < math.inf:
+            raise ValueError(f"weights: {name!r} has the weight {weight!r}; it must be a number of at least 0.")
+    if not sum(weights.values()) > 0:
+        raise ValueError("weights: they sum to 0, so no row would come.")
+    return tuple(float(weights[name]) for name in names)
+
+
+class MixedConverter(DatasetConverter):
+    """Rows of several converters, read as one; `mix` makes it. Closing it closes and deletes nothing.
+
+    ```python
+    both = mix({"web": converter, "books": other})
+    print(len(both), both.schema)
+    ```
+    """
+
+    def __init__(self, converters: Mapping[str, DatasetConverter], mixing: Mixing, source: str | None) -> None:
+        self._converters, self._mixing, self._source_name = converters, mixing, source
+        opened = {name: self._files_of(part) for name, part in converters.items()}
+        manifests = {name: manifest for name, (_, manifest) in opened.items()}
+        self._columns = _common_columns(manifests)
+        if source is not None and (not isinstance(source, str) or source in self._columns or not source):
+            raise ValueError(f"source must be a name that no column has, got {source!r}.")
+        super().__init__(
+            storage=next(iter(opened.values()))[0],
+            manifest=_manifest_of(list(manifests.values()), self._columns, mixing),
+            holding=Holding(),
+            is_owner=False,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (MixedConverter, (dict(self._converters), self._mixing, self._source_name))
+
+    @property
+    def schema(self) -> Schema:
+        """The columns that all sources have, and the column of the source."""
+        schema = self._manifest.element_schema
+        return schema if self._source_name is None else Schema((*schema, self._field_of_source()))
+
+    def with_weights(self, weights: Mapping[str, float], *, from_epoch: int) -> MixedConverter:
+        """The same mixture with other weights from an epoch on: a curriculum. The length of epochs stays.
+
+        ```python
+        both = mix({"easy": converter, "hard": other}, {"easy": 0.9, "hard": 0.1}, stop=10_000)
+        both = both.with_weights({"easy": 0.5, "hard": 0.5}, from_epoch=3)
+        ```
+
+        Raises:
+            TypeError, ValueError: an argument is wrong; the message names it.
+        """
+        shares = _check_weights(weights, self._mixing.names)
+        mixing = self._mixing.with_weights(shares, from_epoch=check_integer("from_epoch", from_epoch, least=0))
+        return MixedConverter(self._converters, mixing, self._source_name)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name}: {len(part):,}" for name, part in self._converters.items())
+        return f"MixedConverter({len(self):,} rows of {parts}; {len(self.columns)} columns)"
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ValueError("This is a mixture: call that on the converters before you mix them.")
+
+    where = split = sequences = balance = sample = quantiles = histogram = _refuse
+
+    statistics = property(_refuse)
+
+    def _field_of_source(self) -> Field:
+        assert self._source_name is not None
+        return Field(name=self._source_name, dtype="int32", categories=self._mixing.names)
+
+    def _source(self, options: LoaderOptions, *, runs_filters: bool = True) -> BatchSource:  # noqa: ARG002
+        self._check_open()
+        if options.bucket_by is not None:
+            raise ValueError("bucket_by: rows of a mixture come in its proportions, so not by their lengths.")
+        if options.filters is not None:
+            raise ValueError("filters: choose rows with where() before you mix.")
+        wanted, has_source = options.columns, self._source_name is not None
+        if wanted is None:
+            stacked = {name for members in (options.stack or {}).values() for name in members}
+            wanted = [name for name in self._columns if name not in stacked]
+        elif has_source and self._source_name in wanted:
+            wanted = [name for name in wanted if name != self._source_name]
+        elif has_source:
+            has_source = False
+        own = dataclasses.replace(
+            options, batch_size=1, num_epochs=1, columns=wanted, transform=None, cur_shard=0, shard_count=1,
+            uneven="keep", drop_last=False,
+        )  # fmt: skip
+        made = []
+        for part in self._converters.values():
+            storage, manifest = self._files_of(part)
+            made.append(own.make_source(storage, _with_nulls(manifest, self._manifest)))
+        first = made[0]
+        threads = first.workers_count
+        schema, names = first.schema, first.names
+        if has_source and self._source_name is not None:
+            schema, names = Schema((*schema, self._field_of_source())), (*names, self._source_name)
+        shuffle = Shuffle(seed=options.seed, fingerprint=self.fingerprint) if options.shuffle else None
+        source = replace(
+            first,
+            manifest=self._manifest,
+            schema=schema,
+            names=names,
+            batch_size=options.batch_size,
+            drop_last=options.drop_last,
+            shuffle=shuffle,
+            shard=check_shard(options.cur_shard, options.shard_count),
+            is_shard_found=options.cur_shard is None,
+            uneven=options.uneven or ("drop" if options.shuffle else "keep"),
+            window_rows=min(sum(part.window_rows for part in made), len(self)),
+            window_groups=None,
+            transform=options.transform,
+            parts=tuple(replace(part, workers_count=max(1, threads // len(made))) for part in made),
+            mixing=self._mixing,
+            source_name=self._source_name if has_source else None,
+        )
+        log_uneven_shards(source)
+        return source
+
+
+def _common_columns(manifests: Mapping[str, Manifest]) -> tuple[str, ...]:
+    """The columns that all have.
+
+    Raises:
+        ValueError: there is none, or one is not the same in all.
+    """
+    (first_name, first), *others = manifests.items()
+    common = [name for name in first.schema.names if all(name in part.schema for _, part in others)]
+    if not common:
+        raise ValueError(f"mix: no column is in all of {', '.join(map(repr, manifests))}.")
+    elements = first.sequences
+    for name, part in others:
+        other = part.sequences
+        if (elements and (elements.length, elements.steps, elements.is_padded)) != (
+            other and (other.length, other.steps, other.is_padded)
+        ):
+            raise ValueError(
+                f"mix: {first_name!r} and {name!r} differ in sequences(): give all the same length and steps."
+            )
+        for column in common:
+            mine, its = first.batch_schema[column], part.batch_schema[column]
+            if _kind_of(mine) != _kind_of(its):
+                raise ValueError(
+                    f"mix: column {column!r} is {mine.shown_dtype} of shape {mine.shown_shape} in {first_name!r} and "
+                    f"{its.shown_dtype} of shape {its.shown_shape} in {name!r}. Make them alike, or leave the column "
+                    "out of one of them."
+                )
+    return tuple(common)
+
+
+def _kind_of(field: Field) -> Field:
+    """A field without what may differ among sources."""
+    return replace(field, has_nulls=False, has_null_elements=False, is_jagged=False)
+
+
+def _with_nulls(manifest: Manifest, mixture: Manifest) -> Manifest:
+    """The manifest whose columns may have nulls if those of the mixture may: all batches have the same masks."""
+    fields = []
+    for field in manifest.schema:
+        its = mixture.schema.get(field.name) or field
+        fields.append(
+            replace(field, has_nulls=its.has_nulls, has_null_elements=its.has_null_elements, is_jagged=its.is_jagged)
+        )
+    return replace(manifest, schema=Schema(tuple(fields)))
+
+
+def _manifest_of(manifests: list[Manifest], columns: tuple[str, ...], mixing: Mixing) -> Manifest:
+    """What plans and states need to know of a mixture: its rows in blocks, its columns, its fingerprint."""
+    fields = []
+    for name in columns:
+        stored = [manifest.schema[name] for manifest in manifests]
+        fields.append(
+            replace(
+                stored[0],
+                has_nulls=any(field.has_nulls for field in stored),
+                has_null_elements=any(field.has_null_elements for field in stored),
+                is_jagged=any(field.is_jagged for field in stored),
+            )
+        )
+    content = [manifest.live_fingerprint for manifest in manifests]
+    content += [repr((mixing.names, sorted(mixing.weights.items()), mixing.num_rows, mixing.seed))]
+    rows = np.full(-(-mixing.num_rows // BLOCK_ROWS), BLOCK_ROWS, np.int64)
+    rows[-1] = mixing.num_rows - BLOCK_ROWS * (len(rows) - 1)
+    row_bytes = sum(manifest.num_bytes for manifest in manifests) / max(sum(m.num_rows for m in manifests), 1)
+    first = manifests[0]
+    return replace(
+        first,
+        schema=Schema(tuple(fields)),
+        fingerprint=hashlib.sha256("/".join(content).encode()).hexdigest()[:32],
+        num_rows=mixing.num_rows,
+        row_group_rows=rows,
+        row_group_bytes=(rows * row_bytes).astype(np.int64),
+        row_group_file=np.zeros(len(rows), np.int64),
+        statistics={},
+        selection=None,
+        draws=None,
+        file_ends=None,
+        version=None,
+        origin=None,
+    )

@@ -1,0 +1,114 @@
+"""In which order the elements of several sources come: exact proportions in each block, by arithmetic.
+
+Positions of the mixture stand for places in each source's own stream of epochs. So a shard, a resumed epoch or a worker
+process finds its part of every source without reading what is before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from converter.permutations import permutation
+
+Numbers = npt.NDArray[np.int64]
+
+BLOCK_ROWS = 4096
+"""Elements in which proportions are exact, rounded to whole elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixing:
+    """Which source each position of an epoch is from."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """Elements of each source's own epoch."""
+
+    weights: Mapping[int, tuple[float, ...]]
+    """The weights from an epoch on; from 0 on at least."""
+
+    num_rows: int
+    """Elements of an epoch of the mixture."""
+
+    seed: int
+
+    def counts(self, epoch: int, num_rows: int) -> Numbers:
+        """How many of the first `num_rows` elements of an epoch, at the end of a block, are from each source."""
+        weights = self.weights[max(first for first in self.weights if first <= epoch)]
+        whole, rest = divmod(num_rows, BLOCK_ROWS)
+        return whole * share(weights, BLOCK_ROWS) + share(weights, rest)
+
+    def block(self, epoch: int, number: int) -> npt.NDArray[np.int8]:
+        """The source of each element of a block, in random order."""
+        begin = number * BLOCK_ROWS
+        size = min(BLOCK_ROWS, self.num_rows - begin)
+        counts = self.counts(epoch, begin + size) - self.counts(epoch, begin)
+        order = permutation(f"{'/'.join(self.names)}/{self.seed}/{epoch}", size, stream=number)
+        found: npt.NDArray[np.int8] = np.repeat(np.arange(len(counts), dtype=np.int8), counts)[order]
+        return found
+
+    def sources(self, epoch: int, positions: range) -> npt.NDArray[np.int8]:
+        """The source of each position."""
+        parts = []
+        start = positions.start
+        while start < positions.stop:
+            number, inside = divmod(start, BLOCK_ROWS)
+            stop = min(positions.stop, (number + 1) * BLOCK_ROWS)
+            parts.append(self.block(epoch, number)[inside : inside + stop - start])
+            start = stop
+        return np.concatenate(parts) if parts else np.empty(0, np.int8)
+
+    def places(self, epoch: int, position: int) -> Numbers:
+        """How many elements of each source come before a position, in all epochs."""
+        number, inside = divmod(position, BLOCK_ROWS)
+        before = self.counts(epoch, number * BLOCK_ROWS)
+        if inside:
+            before = before + np.bincount(self.block(epoch, number)[:inside], minlength=len(self.names))
+        changes = [*sorted(first for first in self.weights if first < epoch), epoch]
+        for first, stop in itertools.pairwise(changes):
+            before = before + (stop - first) * self.counts(first, self.num_rows)
+        return before
+
+    def with_weights(self, weights: tuple[float, ...], *, from_epoch: int) -> Mixing:
+        """The same with other weights from an epoch on."""
+        kept = {first: before for first, before in self.weights.items() if first < from_epoch}
+        return replace(self, weights={**kept, from_epoch: weights})
+
+
+def share(weights: tuple[float, ...], num_rows: int) -> Numbers:
+    """How many of some elements each source has: in proportion, the rest by largest remainder.
+
+    >>> share((0.7, 0.3), 11).tolist()
+    [8, 3]
+    """
+    exact = np.array(weights) * (num_rows / sum(weights))
+    counts = np.floor(exact).astype(np.int64)
+    largest = np.argsort(counts - exact, kind="stable")
+    counts[largest[: num_rows - int(counts.sum())]] += 1
+    return counts
+
+
+def rows_until(sizes: tuple[int, ...], weights: tuple[float, ...], *, is_first: bool) -> int:
+    """Elements of an epoch that ends when the first source has been gone through once, or when all have.
+
+    Raises:
+        ValueError: a weight is too small for a block to have an element of its source.
+    """
+    in_block = share(weights, BLOCK_ROWS)
+    wanted = np.array([weight > 0 for weight in weights])
+    if not in_block[wanted].all():
+        raise ValueError(f"weights: a weight is less than one in {BLOCK_ROWS:,}. Leave its source out, or raise it.")
+    size, per_block = np.array(sizes)[wanted], in_block[wanted]
+    blocks = int((size // per_block).min()) if is_first else int((size // per_block).max())
+    rest = size - blocks * per_block
+    rows = range(BLOCK_ROWS, -1, -1) if is_first else range(BLOCK_ROWS + 1)
+    for num_rows in rows:
+        found = share(weights, num_rows)[wanted]
+        if (found <= rest).all() if is_first else (found >= rest).all():
+            return blocks * BLOCK_ROWS + num_rows
+    return blocks * BLOCK_ROWS + BLOCK_ROWS

@@ -1,0 +1,239 @@
+"""Mixtures: exact proportions in every block, each source through its own epochs, the same for shards and resumes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converter import DatasetConverter, StateMismatchError, make_parquet_converter, mix
+from converter.mixing import BLOCK_ROWS, Mixing, rows_until, share
+from tests.properties import examples
+
+
+def write(folder: Path, num_rows: int, *, first: int = 0, with_nulls: bool = False) -> DatasetConverter:
+    folder.mkdir()
+    rows = np.arange(first, first + num_rows)
+    table = pa.table(
+        {
+            "n": rows,
+            "x": rows.astype(np.float32),
+            "pair": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(rows, 2).astype(np.int16)), 2),
+            "word": [f"w{row}" for row in rows.tolist()],
+            "odd": pa.array([None if with_nulls and row % 2 else row for row in rows.tolist()], pa.int32()),
+            "bag": pa.array([[row] * (row % 4) for row in rows.tolist()], pa.list_(pa.int32())),
+        }
+    )
+    pq.write_table(table, folder / "part.parquet", row_group_size=97)
+    return make_parquet_converter(folder)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, DatasetConverter]:
+    return {
+        "web": write(tmp_path / "web", 1000),
+        "books": write(tmp_path / "books", 300, first=10_000, with_nulls=True),
+    }
+
+
+def read(converter: DatasetConverter, **options: Any) -> dict[str, np.ndarray[Any, Any]]:
+    defaults: dict[str, Any] = {"batch_size": 50, "shuffle": True, "uneven": "keep", "columns": ["n"]}
+    with converter.make_batch_reader(**{**defaults, **options}) as reader:
+        batches = list(reader)
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+@given(
+    st.lists(st.integers(1, 9000), min_size=1, max_size=4),
+    st.lists(st.floats(0.01, 1), min_size=4, max_size=4),
+    st.booleans(),
+    st.integers(0, 3),
+)
+@examples(60)
+def test_positions_are_places_in_each_source(
+    sizes: list[int], weights: list[float], is_first: bool, epoch: int
+) -> None:
+    shares = tuple(weights[: len(sizes)])
+    num_rows = rows_until(tuple(sizes), shares, is_first=is_first)
+    names = tuple(map(str, range(len(sizes))))
+    mixing = Mixing(names=names, sizes=tuple(sizes), weights={0: shares}, num_rows=num_rows, seed=1)
+    counts = mixing.counts(0, num_rows)
+    assert counts.sum() == num_rows
+    if is_first:
+        assert (counts <= sizes).all()
+        assert (mixing.counts(0, num_rows + 1) > sizes).any() or num_rows % BLOCK_ROWS
+    else:
+        assert (counts >= sizes).all()
+    ids = mixing.sources(epoch, range(num_rows))
+    assert np.bincount(ids, minlength=len(sizes)).tolist() == counts.tolist()
+    for start in range(0, num_rows - BLOCK_ROWS, BLOCK_ROWS):
+        found = np.bincount(ids[start : start + BLOCK_ROWS], minlength=len(sizes))
+        assert found.tolist() == share(shares, BLOCK_ROWS).tolist()
+    for position in (0, num_rows // 3, num_rows):
+        before = np.bincount(ids[:position], minlength=len(sizes)) + epoch * counts
+        assert mixing.places(epoch, position).tolist() == before.tolist()
+
+
+def test_each_source_goes_through_its_own_epochs(sources: dict[str, DatasetConverter]) -> None:
+    both = mix(sources, {"web": 0.7, "books": 0.3}, stop=500, source="from")
+    assert len(both) == 500
+    assert both.schema["from"].categories == ("web", "books")
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    with both.make_batch_reader(batch_size=64, shuffle=True, columns=["n", "from"]) as reader:
+        for _ in range(6):
+            batches = list(reader)
+            ids = np.concatenate([batch["from"] for batch in batches])
+            numbers = np.concatenate([batch["n"] for batch in batches])
+            assert Counter(ids.tolist()) == {0: 350, 1: 150}
+            np.testing.assert_array_equal(ids, numbers >= 10_000)
+            for source in (0, 1):
+                seen[source] += numbers[ids == source].tolist()
+    for source, (size, first) in enumerate(((1000, 0), (300, 10_000))):
+        epochs = [seen[source][start : start + size] for start in range(0, len(seen[source]) - size + 1, size)]
+        assert len(epochs) == {0: 2, 1: 3}[source]
+        assert all(sorted(epoch) == list(range(first, first + size)) for epoch in epochs)
+        assert epochs[0] != epochs[1]
+
+
+def test_epochs_end_with_the_first_or_with_all(sources: dict[str, DatasetConverter]) -> None:
+    weights = {"web": 0.5, "books": 0.5}
+    first, every = mix(sources, weights), mix(sources, weights, stop="all")
+    assert (len(first), len(every)) == (601, 1999)
+    assert Counter((read(every)["n"] >= 10_000).tolist()) == {False: 1000, True: 999}
+    assert sorted(read(mix(sources))["n"].tolist()) == [*range(1000), *range(10_000, 10_300)]
+    assert len(mix({"only": sources["web"]})) == 1000
+    assert len(mix(sources, {"web": 1, "books": 0})) == 1000
+
+
+def test_all_columns_arrive_in_all_frameworks(sources: dict[str, DatasetConverter]) -> None:
+    both = pickle.loads(pickle.dumps(mix(sources, {"web": 2, "books": 1}, source="from")))
+    options: dict[str, Any] = {"batch_size": 40, "shuffle": True, "seed": 2, "nulls": "mask", "ragged": "pad"}
+    options["stack"] = {"s": ["n", "x"]}
+    with both.make_batch_reader(with_row_index="row", **options) as reader:
+        expected = list(reader)
+    for batch in expected:
+        numbers = batch["s"][:, 0].astype(np.int64)
+        assert batch["word"].tolist() == [f"w{number}" for number in numbers.tolist()]
+        np.testing.assert_array_equal(batch["pair"], np.stack([numbers] * 2, axis=1))
+        is_null = (numbers >= 10_000) & (numbers % 2 == 1)
+        np.testing.assert_array_equal(batch["odd__valid"], ~is_null)
+        np.testing.assert_array_equal(batch["odd"], np.where(is_null, 0, numbers))
+        np.testing.assert_array_equal(batch["bag__length"], numbers % 4)
+        np.testing.assert_array_equal(batch["row"], numbers % 10_000)
+        np.testing.assert_array_equal(batch["from"], numbers >= 10_000)
+    for num_workers in (0, 2):
+        with both.make_torch_dataloader(num_workers=num_workers, **options) as loader:
+            for batch, wanted in zip(loader, expected, strict=True):
+                assert batch["word"] == wanted["word"].tolist()
+                for name in ("s", "pair", "odd", "odd__valid", "bag", "from"):
+                    np.testing.assert_array_equal(batch[name].numpy(), wanted[name], strict=True)
+    with both.make_tf_dataset(labels="from", **options) as dataset:
+        for (features, labels), wanted in zip(dataset, expected, strict=True):
+            np.testing.assert_array_equal(labels.numpy(), wanted["from"])
+            np.testing.assert_array_equal(features["s"].numpy(), wanted["s"])
+
+
+def test_shards_and_resumed_epochs_have_the_same_rows(sources: dict[str, DatasetConverter]) -> None:
+    both = mix(sources, {"web": 0.6, "books": 0.4}, stop=777)
+    options: dict[str, Any] = {"seed": 3, "shuffle_window_rows": 200}
+    whole = read(both, **options)["n"]
+    parts = [read(both, cur_shard=shard, shard_count=3, **options)["n"] for shard in range(3)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    every: dict[str, Any] = {"batch_size": 30, "shuffle": True, "uneven": "keep", "columns": ["n"], **options}
+    with both.make_batch_reader(**every) as reader:
+        first = [batch["n"] for batch in itertools.islice(reader, 9)]
+        state = json.loads(json.dumps(reader.state_dict()))
+    rest = []
+    for shard in range(2):
+        with both.make_batch_reader(cur_shard=shard, shard_count=2, **every) as reader:
+            reader.load_state_dict(state)
+            rest += [batch["n"] for batch in reader]
+    np.testing.assert_array_equal(np.concatenate([*first, *rest]), whole)
+    other = mix(sources, {"web": 0.5, "books": 0.5}, stop=777)
+    with (
+        other.make_batch_reader(**every) as reader,
+        pytest.raises(StateMismatchError, match=r"the rows \(fingerprint\)"),
+    ):
+        reader.load_state_dict(state)
+    with both.make_batch_reader(**{**every, "uneven": "pad"}, cur_shard=2, shard_count=4) as reader:
+        batches = list(reader)
+    assert sum(len(batch["n"]) for batch in batches) == 195
+    assert not batches[-1]["__valid"][-1] or all(batch["__valid"].all() for batch in batches)
+
+
+def test_weights_may_change_with_the_epochs(sources: dict[str, DatasetConverter]) -> None:
+    both = mix(sources, {"web": 0.9, "books": 0.1}, stop=200, source="from")
+    later = both.with_weights({"web": 0.2, "books": 0.8}, from_epoch=2)
+    found, numbers = [], []
+    with later.make_batch_reader(batch_size=50, shuffle=True, columns=["n", "from"]) as reader:
+        for _ in range(4):
+            batches = list(reader)
+            found.append(sum(int(batch["from"].sum()) for batch in batches))
+            numbers += [number for batch in batches for number in batch["n"].tolist() if number >= 10_000]
+    assert found == [20, 20, 160, 160]
+    assert sorted(numbers[:300]) == list(range(10_000, 10_300))
+    assert later.fingerprint != both.fingerprint
+
+
+def test_views_are_mixed(sources: dict[str, DatasetConverter]) -> None:
+    some = sources["web"].where([("n", "<", 100)])
+    both = mix({"some": some, "books": sources["books"]}, stop="all")
+    assert set(read(both)["n"].tolist()) == {*range(100), *range(10_000, 10_300)}
+    sequences = {name: part.sequences(4) for name, part in sources.items()}
+    both = mix(sequences, {"web": 1, "books": 1}, stop=100)
+    assert both.schema["n"].shape == (4,)
+    np.testing.assert_array_equal(np.diff(read(both)["n"], axis=1), 1)
+    with pytest.raises(ValueError, match=r"differ in sequences\(\)"):
+        mix({"a": sequences["web"], "b": sources["books"]})
+    assert mix(sources).head(3)["n"].shape == (3,)
+    assert mix(sources).plan(batch_size=100, ragged="pad", nulls="mask").steps_per_epoch == 13
+    assert "1,300 rows of web: 1,000, books: 300" in repr(mix(sources))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda a, b: mix([a, b]), "mix needs a dict of name to converter"),
+        (lambda a, b: mix({"a": 1}), "mix needs a dict of name to converter, got 'a': int"),
+        (
+            lambda a, b: mix({"a": a, "b": b}, {"a": 1}),
+            "weights must name each converter once; 'b' is in one of the two",
+        ),
+        (lambda a, b: mix({"a": a, "b": b}, {"a": 1, "b": -1}), "'b' has the weight -1"),
+        (lambda a, b: mix({"a": a, "b": b}, {"a": 0, "b": 0}), "they sum to 0"),
+        (lambda a, b: mix({"a": a, "b": b}, {"a": 1, "b": 1e-9}), "a weight is less than one in 4,096"),
+        (lambda a, b: mix({"a": a, "b": b}, stop="never"), "stop must be 'first', 'all' or a number"),
+        (lambda a, b: mix({"a": a, "b": b}, stop=0), "stop must be at least 1"),
+        (lambda a, b: mix({"a": a, "b": b}, source="n"), "source must be a name that no column has"),
+        (lambda a, b: mix({"a": a, "b": b}).where([("n", "<", 3)]), "call that on the converters before you mix"),
+        (lambda a, b: mix({"a": a, "b": b}).statistics, "call that on the converters before you mix"),
+        (lambda a, b: mix({"a": a, "b": b}).make_batch_reader(filters=[("n", "<", 3)]), r"choose rows with where\(\)"),
+        (lambda a, b: mix({"a": a, "b": b}).make_batch_reader(bucket_by="n"), "bucket_by: rows of a mixture"),
+        (lambda a, b: mix({"a": a, "b": mix({"c": b})}), "mix needs a dict of name to converter, got 'b': Mixed"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(sources: dict[str, DatasetConverter], call: Any, said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        call(sources["web"], sources["books"])
+
+
+def test_columns_that_differ_are_named(sources: dict[str, DatasetConverter], tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": pa.array([1], pa.int32()), "z": [1]}), tmp_path / "other.parquet")
+    other = make_parquet_converter(tmp_path / "other.parquet")
+    with pytest.raises(
+        ValueError, match=r"column 'n' is int64 of shape \(\) in 'web' and int32 of shape \(\) in 'other'"
+    ):
+        mix({"web": sources["web"], "other": other})
+    pq.write_table(pa.table({"z": [1]}), tmp_path / "none.parquet")
+    with pytest.raises(ValueError, match="no column is in all of 'web', 'none'"):
+        mix({"web": sources["web"], "none": make_parquet_converter(tmp_path / "none.parquet")})
