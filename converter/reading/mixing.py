@@ -49,14 +49,21 @@ def mixed_runs(
         def jobs() -> Iterator[_Job]:
             for start in range(0, stop_row - first_row, step):
                 stop = min(start + step, stop_row - first_row)
-                ids = np.concatenate([mixing.sources(plan.epoch, span) for span in take_positions(spans, start, stop)])
-                counts = np.bincount(ids, minlength=len(streams)).tolist()
-                parts = [part for stream, count in zip(streams, counts, strict=True) for part in stream.take(count)]
-                yield _Job(ids=ids, parts=parts, first_batch=(first_row + start) // size)
+                own = tuple(take_positions(spans, start, stop))
+                counts = sum(
+                    mixing.places(plan.epoch, span.stop) - mixing.places(plan.epoch, span.start) for span in own
+                )
+                parts = [
+                    part
+                    for stream, count in zip(streams, np.asarray(counts).tolist(), strict=True)
+                    for part in stream.take(count)
+                ]
+                yield _Job(spans=own, parts=parts, first_batch=(first_row + start) // size)
 
         def run_of(job: _Job) -> Run:
-            columns = _interleaved(source, job)
-            return Run(columns=columns, batch_size=size, num_rows=len(job.ids), first_batch=job.first_batch)
+            ids = np.concatenate([mixing.sources(plan.epoch, span) for span in job.spans])
+            columns = _interleaved(source, ids, job.parts)
+            return Run(columns=columns, batch_size=size, num_rows=len(ids), first_batch=job.first_batch)
 
         workers_count = source.workers_count
         runs = read_ahead(run_of, jobs(), workers_count=workers_count, ahead=2 * workers_count)
@@ -67,8 +74,8 @@ def mixed_runs(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Job:
-    ids: Any
-    """The source of each row."""
+    spans: tuple[range, ...]
+    """Positions of the mixture."""
 
     parts: Sequence[Columns]
     """The rows of all sources, one source after the other."""
@@ -119,14 +126,13 @@ class _Stream:
         self._columns.close()
 
 
-def _interleaved(source: BatchSource, job: _Job) -> Columns:
-    """The rows of all sources in the mixture's order."""
-    rows = np.empty(len(job.ids), np.int32)
-    rows[np.argsort(job.ids, kind="stable")] = np.arange(len(job.ids), dtype=np.int32)
-    columns: Columns = {name: gather(_alike(source, name, job.parts), rows) for name in job.parts[0]}
-    assert source.mixing is not None
+def _interleaved(source: BatchSource, ids: Any, parts: Sequence[Columns]) -> Columns:
+    """The rows of all sources, one source after the other in `parts`, in the order of `ids`."""
+    rows = np.empty(len(ids), np.int32)
+    rows[np.argsort(ids, kind="stable")] = np.arange(len(ids), dtype=np.int32)
+    columns: Columns = {name: gather(_alike(source, name, parts), rows) for name in parts[0]}
     if source.source_name is not None:
-        columns[source.source_name] = job.ids.astype(np.int32)
+        columns[source.source_name] = ids.astype(np.int32)
     return columns
 
 
