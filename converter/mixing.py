@@ -6,8 +6,9 @@ process finds its part of every source without reading what is before it.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,9 @@ Numbers = npt.NDArray[np.int64]
 
 BLOCK_ROWS = 4096
 """Elements in which proportions are exact, rounded to whole elements."""
+
+_PATTERNS = 64
+"""Different orders of blocks in an epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,32 +47,46 @@ class Mixing:
         whole, rest = divmod(num_rows, BLOCK_ROWS)
         return whole * share(weights, BLOCK_ROWS) + share(weights, rest)
 
-    def block(self, epoch: int, number: int) -> npt.NDArray[np.int8]:
-        """The source of each element of a block, in random order."""
+    def block(self, epoch: int, number: int) -> Pattern:
+        """The order of a block."""
         begin = number * BLOCK_ROWS
         size = min(BLOCK_ROWS, self.num_rows - begin)
         counts = self.counts(epoch, begin + size) - self.counts(epoch, begin)
-        order = permutation(f"{'/'.join(self.names)}/{self.seed}/{epoch}", size, stream=number)
-        found: npt.NDArray[np.int8] = np.repeat(np.arange(len(counts), dtype=np.int8), counts)[order]
-        return found
+        name = f"{'/'.join(self.names)}/{self.seed}/{epoch}"
+        return _pattern(name, tuple(counts.tolist()), number % _PATTERNS)
 
-    def sources(self, epoch: int, positions: range) -> npt.NDArray[np.int8]:
-        """The source of each position."""
-        parts = []
-        start = positions.start
-        while start < positions.stop:
-            number, inside = divmod(start, BLOCK_ROWS)
-            stop = min(positions.stop, (number + 1) * BLOCK_ROWS)
-            parts.append(self.block(epoch, number)[inside : inside + stop - start])
-            start = stop
-        return np.concatenate(parts) if parts else np.empty(0, np.int8)
+    def interleave(self, epoch: int, spans: Sequence[range]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
+        """The source of each position of some spans, and its place among their elements, one source after the other."""
+        taken = self.taken(epoch, spans)
+        base = np.cumsum(taken) - taken
+        ids, places = [], []
+        for span in spans:
+            start = span.start
+            while start < span.stop:
+                number, inside = divmod(start, BLOCK_ROWS)
+                stop = min(span.stop, (number + 1) * BLOCK_ROWS)
+                pattern, part = self.block(epoch, number), slice(inside, inside + stop - start)
+                own = pattern.ids[part]
+                before = np.bincount(pattern.ids[:inside], minlength=len(base)) if inside else 0
+                ids.append(own)
+                places.append((base - before).astype(np.int32)[own] + pattern.ranks[part])
+                base = base + np.bincount(own, minlength=len(base))
+                start = stop
+        return np.concatenate(ids), np.concatenate(places)
+
+    def taken(self, epoch: int, spans: Sequence[range]) -> Numbers:
+        """How many elements of each source are in some spans."""
+        found = np.zeros(len(self.names), np.int64)
+        for span in spans:
+            found += self.places(epoch, span.stop) - self.places(epoch, span.start)
+        return found
 
     def places(self, epoch: int, position: int) -> Numbers:
         """How many elements of each source come before a position, in all epochs."""
         number, inside = divmod(position, BLOCK_ROWS)
         before = self.counts(epoch, number * BLOCK_ROWS)
         if inside:
-            before = before + np.bincount(self.block(epoch, number)[:inside], minlength=len(self.names))
+            before = before + np.bincount(self.block(epoch, number).ids[:inside], minlength=len(self.names))
         changes = [*sorted(first for first in self.weights if first < epoch), epoch]
         for first, stop in itertools.pairwise(changes):
             before = before + (stop - first) * self.counts(first, self.num_rows)
@@ -78,6 +96,29 @@ class Mixing:
         """The same with other weights from an epoch on."""
         kept = {first: before for first, before in self.weights.items() if first < from_epoch}
         return replace(self, weights={**kept, from_epoch: weights})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pattern:
+    """The order of a block's elements."""
+
+    ids: npt.NDArray[np.int8]
+    """The source of each."""
+
+    ranks: npt.NDArray[np.int16]
+    """How many of its source come before it in the block."""
+
+
+@functools.lru_cache(maxsize=4 * 64)
+def _pattern(name: str, counts: tuple[int, ...], number: int) -> Pattern:
+    """One of the orders of an epoch's blocks. They come again: to sort for each block takes as long as to read it."""
+    size = sum(counts)
+    order = permutation(name, size, stream=number)
+    ids = np.repeat(np.arange(len(counts), dtype=np.int8), counts)[order]
+    ranks = np.empty(size, np.int16)
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    ranks[np.argsort(ids, kind="stable")] = np.arange(size) - starts
+    return Pattern(ids=ids, ranks=ranks)
 
 
 def share(weights: tuple[float, ...], num_rows: int) -> Numbers:

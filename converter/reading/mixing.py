@@ -50,19 +50,13 @@ def mixed_runs(
             for start in range(0, stop_row - first_row, step):
                 stop = min(start + step, stop_row - first_row)
                 own = tuple(take_positions(spans, start, stop))
-                counts = sum(
-                    mixing.places(plan.epoch, span.stop) - mixing.places(plan.epoch, span.start) for span in own
-                )
-                parts = [
-                    part
-                    for stream, count in zip(streams, np.asarray(counts).tolist(), strict=True)
-                    for part in stream.take(count)
-                ]
+                counts = mixing.taken(plan.epoch, own).tolist()
+                parts = [part for stream, count in zip(streams, counts, strict=True) for part in stream.take(count)]
                 yield _Job(spans=own, parts=parts, first_batch=(first_row + start) // size)
 
         def run_of(job: _Job) -> Run:
-            ids = np.concatenate([mixing.sources(plan.epoch, span) for span in job.spans])
-            columns = _interleaved(source, ids, job.parts)
+            ids, rows = mixing.interleave(plan.epoch, job.spans)
+            columns = _interleaved(source, job.parts, ids, rows)
             return Run(columns=columns, batch_size=size, num_rows=len(ids), first_batch=job.first_batch)
 
         workers_count = source.workers_count
@@ -126,10 +120,8 @@ class _Stream:
         self._columns.close()
 
 
-def _interleaved(source: BatchSource, ids: Any, parts: Sequence[Columns]) -> Columns:
-    """The rows of all sources, one source after the other in `parts`, in the order of `ids`."""
-    rows = np.empty(len(ids), np.int32)
-    rows[np.argsort(ids, kind="stable")] = np.arange(len(ids), dtype=np.int32)
+def _interleaved(source: BatchSource, parts: Sequence[Columns], ids: Any, rows: Any) -> Columns:
+    """The rows of all sources, which lie in `parts` one source after the other, in the mixture's order."""
     columns: Columns = {name: gather(_alike(source, name, parts), rows) for name in parts[0]}
     if source.source_name is not None:
         columns[source.source_name] = ids.astype(np.int32)

@@ -74,7 +74,8 @@ def test_positions_are_places_in_each_source(
         assert (mixing.counts(0, num_rows + 1) > sizes).any() or num_rows % BLOCK_ROWS
     else:
         assert (counts >= sizes).all()
-    ids = mixing.sources(epoch, range(num_rows))
+    ids, places = mixing.interleave(epoch, [range(num_rows)])
+    assert sorted(places.tolist()) == list(range(num_rows))
     assert np.bincount(ids, minlength=len(sizes)).tolist() == counts.tolist()
     for start in range(0, num_rows - BLOCK_ROWS, BLOCK_ROWS):
         found = np.bincount(ids[start : start + BLOCK_ROWS], minlength=len(sizes))
