@@ -60,7 +60,7 @@ def mixed_runs(
             return Run(columns=columns, batch_size=size, num_rows=len(ids), first_batch=job.first_batch)
 
         workers_count = source.workers_count
-        runs = read_ahead(run_of, jobs(), workers_count=workers_count, ahead=2 * workers_count)
+        runs = read_ahead(run_of, jobs(), workers_count=max(1, workers_count // 2), ahead=2)
         with contextlib.closing(runs):
             for run in runs:
                 yield mark_padding(run, plan) if source.uneven == "pad" else run
