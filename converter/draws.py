@@ -38,10 +38,14 @@ class Classes:
     quotas: Numbers
     """How many of each class come in an epoch."""
 
-    def counts(self, name: str, epoch: int) -> Numbers:
+    def order(self) -> npt.NDArray[Any]:
+        """The elements, class by class."""
+        places = np.argsort(self.codes, kind="stable")
+        return places.astype(np.int32) if len(places) < 1 << 31 else places
+
+    def counts(self, name: str, epoch: int, order: npt.NDArray[Any]) -> Numbers:
         """How many times each element comes in an epoch."""
         counts = np.zeros(len(self.codes), np.int64)
-        order = np.argsort(self.codes, kind="stable")
         start = 0
         for number, (size, quota) in enumerate(zip(self.sizes.tolist(), self.quotas.tolist(), strict=True)):
             members = order[start : start + size]
@@ -99,6 +103,7 @@ class Draws:
 
     seed: int
     _kept: dict[int, Counts] = field(default_factory=dict, repr=False)
+    _order: list[npt.NDArray[Any]] = field(default_factory=list, repr=False)
     _lock: Any = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -115,7 +120,13 @@ class Draws:
         """How many times each live element comes."""
         with self._lock:
             if epoch not in self._kept:
-                counts = self.kind.counts(f"{self.seed}/{len(self._codes_or_numbers)}", epoch)
+                name = f"{self.seed}/{len(self._codes_or_numbers)}"
+                if isinstance(self.kind, Classes):
+                    if not self._order:
+                        self._order.append(self.kind.order())
+                    counts = self.kind.counts(name, epoch, self._order[0])
+                else:
+                    counts = self.kind.counts(name, epoch)
                 while len(self._kept) >= _KEPT_EPOCHS:
                     self._kept.pop(next(iter(self._kept)))
                 self._kept[epoch] = counts.astype(np.min_scalar_type(int(counts.max())))
@@ -148,4 +159,5 @@ class Draws:
         for name, value in zip(("kind", "num_rows", "starts", "seed"), state, strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_kept", {})
+        object.__setattr__(self, "_order", [])
         object.__setattr__(self, "_lock", threading.Lock())

@@ -19,8 +19,12 @@ file. The peers have the same rows in the form that each needs:
   buffer of 10,000 sequences.
 - a torch Dataset: one array in memory, an item is a slice of it; in this process, and in two workers.
 
-Each way runs in turns (A B C A B C …), each turn in a fresh process, which reads once to be warm and checks that the
-first batch holds whole sequences, and then reads for the figures. Medians are compared. "CPU" is that of all threads
+views: rows of two sources one after the other and mixed, 2 M of ten floats and 200,000 of float32[512]; rows balanced
+by a label of which one in a hundred is rare; and 400,000 lists of log-normal lengths (sigma 1, 4,000 at most), padded,
+in buckets and not. All in one process, in turns.
+
+Each way of `sequences` runs in turns (A B C A B C …), each turn in a fresh process, which reads once to be warm and
+checks that the first batch holds whole sequences, and then reads for the figures. Medians are compared. "CPU" is that of all threads
 and child processes. An epoch that is not over after `--peer-seconds` is left, and counts from behind its first batch;
 then notes count sequences as rows.
 
@@ -30,11 +34,13 @@ Petastorm has an environment of its own, made by pip on first use; read.py uses 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,7 +222,125 @@ def sequences(bench: Bench) -> None:
     print_ratios(ways, goals)
 
 
-SECTIONS: dict[str, Callable[[Bench], None]] = {"sequences": sequences}
+# --- Views ------------------------------------------------------------------------------------------------------------
+
+
+def measure_views(folder: str, scale: float, turns: int) -> dict[str, dict[str, list[float]]]:
+    """For each table the figures of its ways: rows of a second, or padded values beside true ones."""
+    generator = np.random.default_rng(0)
+    num_rows, num_wide, num_lists = (int(scale * rows) for rows in (2_000_000, 200_000, 400_000))
+    os.mkdir(f"{folder}/views")
+    lengths = np.minimum(np.exp(generator.normal(3.5, 1, num_lists)).astype(np.int64) + 1, 4000)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    tables = {
+        "tab": {"id": np.arange(num_rows), "rare": (generator.random(num_rows) < 0.01)}
+        | {name: generator.random(num_rows, np.float32) for name in FLOATS},
+        "emb": {
+            "id": np.arange(num_wide),
+            "x": pa.FixedSizeListArray.from_arrays(generator.random(num_wide * 512, np.float32), 512),
+        },
+        "lists": {
+            "id": np.arange(num_lists),
+            "x": pa.ListArray.from_arrays(
+                pa.array(offsets, pa.int32()), pa.array(np.arange(offsets[-1], dtype=np.int32))
+            ),
+        },
+    }
+    for name, columns in tables.items():
+        # One row of float32[512] is 2 kB.
+        size = 10_000 if name == "emb" else 100_000
+        path = f"{folder}/views/{name}.parquet"
+        pq.write_table(pa.table(columns), path, row_group_size=size, compression="none", use_dictionary=False)
+    made = {name: converter.make_parquet_converter(f"{folder}/views/{name}.parquet") for name in tables}
+    found: dict[str, dict[str, list[float]]] = {}
+
+    def measure(title: str, ways: Mapping[str, Callable[[], float]]) -> None:
+        found[title] = {name: [] for name in ways}
+        for turn in range(turns + 1):
+            for name, run in ways.items():
+                figure = run()
+                if turn:
+                    found[title][name].append(figure)
+
+    with contextlib.ExitStack() as opened:
+
+        def rows_of(*converters: Any, **options: Any) -> Callable[[], float]:
+            given = {"batch_size": 1024, "shuffle": True, **options}
+            loaders = [opened.enter_context(part.make_torch_dataloader(**given)) for part in converters]
+
+            def run() -> float:
+                start, rows = time.perf_counter(), 0
+                for loader in loaders:
+                    for batch in loader:
+                        rows += len(batch[next(iter(batch))])
+                return rows / (time.perf_counter() - start)
+
+            return run
+
+        for name, columns in (("tab", FLOATS), ("emb", ["x"])):
+            half = len(made[name]) // 2
+            parts = {"a": made[name].where([("id", "<", half)]), "b": made[name].where([("id", ">=", half)])}
+            some = {"a": 0.9, "b": 0.1}
+            measure(
+                f"mix, {name}",
+                {
+                    "one after the other": rows_of(*parts.values(), columns=columns),
+                    "mixed, half and half": rows_of(converter.mix(parts), columns=columns),
+                    "mixed, nine of ten": rows_of(converter.mix(parts, some, stop=2 * half), columns=columns),
+                },
+            )
+        measure(
+            "balance, tab",
+            {
+                "all rows": rows_of(made["tab"], columns=[*FLOATS, "rare"]),
+                "balanced": rows_of(made["tab"].balance("rare"), columns=[*FLOATS, "rare"]),
+            },
+        )
+
+        def padding_of(**options: Any) -> Callable[[], float]:
+            loader = opened.enter_context(
+                made["lists"].make_torch_dataloader(batch_size=256, shuffle=True, ragged="pad", **options)
+            )
+
+            def run() -> float:
+                padded = true = 0
+                for batch in loader:
+                    padded, true = padded + batch["x"].numel(), true + int(batch["x__length"].sum())
+                return padded / true
+
+            return run
+
+        measure(
+            "padded values / true ones, lists", {"as they come": padding_of(), "bucket_by": padding_of(bucket_by="x")}
+        )
+        lists = {"batch_size": 256, "ragged": "pad"}
+        measure(
+            "rows of lists",
+            {
+                "as they come": rows_of(made["lists"], **lists),
+                "bucket_by": rows_of(made["lists"], bucket_by="x", **lists),
+            },
+        )
+    return found
+
+
+def views(bench: Bench) -> None:
+    """Mixed, balanced and bucketed rows beside plain ones: rows of a second, and what padding costs."""
+    scale = 0.02 if bench.options.quick else 1.0
+    goals = {"mixed, half and half": "≥ 0.8", "bucket_by": ""}
+    for title, ways in apart(measure_views, bench.folder, scale, bench.options.turns).items():
+        first = statistics.median(next(iter(ways.values())))
+        is_padding = title.startswith("padded")
+        lines = []
+        for name, figures in ways.items():
+            median = statistics.median(figures)
+            shown = [f"{figure:.2f}" if is_padding else f"{figure / 1e6:.2f} M" for figure in (median, *figures)]
+            goal = "≤ 1.15" if is_padding and name == "bucket_by" else goals.get(name, "")
+            lines.append([name, shown[0], f"{min(shown[1:])} – {max(shown[1:])}", f"{median / first:.2f}", goal])
+        print_table([title, "median", "from – to", "beside the first", "goal"], lines)
+
+
+SECTIONS: dict[str, Callable[[Bench], None]] = {"sequences": sequences, "views": views}
 """Each measures and prints its tables; the folder that it is given is its own."""
 
 
