@@ -24,9 +24,9 @@ by a label of which one in a hundred is rare; and 400,000 lists of log-normal le
 in buckets and not. All in one process, in turns.
 
 Each way of `sequences` runs in turns (A B C A B C …), each turn in a fresh process, which reads once to be warm and
-checks that the first batch holds whole sequences, and then reads for the figures. Medians are compared. "CPU" is that of all threads
-and child processes. An epoch that is not over after `--peer-seconds` is left, and counts from behind its first batch;
-then notes count sequences as rows.
+checks that the first batch holds whole sequences, and then reads for the figures. Medians are compared. "CPU" is that
+of all threads and child processes. An epoch that is not over after `--peer-seconds` is left, and counts from behind its
+first batch; then notes count sequences as rows.
 
 Petastorm has an environment of its own, made by pip on first use; read.py uses the same. Prints Markdown.
 """
