@@ -624,7 +624,7 @@ class DatasetConverter:
         stride: int = 1,
         max_gap: float | dt.timedelta | None = None,
         partial: Partial = "drop",
-        steps: Mapping[str, Sequence[int]] | None = None,
+        steps: Mapping[str, Sequence[int] | int] | None = None,
     ) -> DatasetConverter:
         """A converter whose elements are `length` rows of one key that follow each other, on the same files.
 
@@ -655,7 +655,8 @@ class DatasetConverter:
             partial: what becomes of rows at a key's end that are too few: `"drop"`, or `"pad"`: zeros follow them, and
                 a column `"__length"` says how many rows of each sequence are its own. The number of a row is then -1
                 in the column of `with_row_index`.
-            steps: `{"x": range(12), "y": [12, 15]}` takes a column from these rows of a sequence only.
+            steps: `{"x": range(12), "y": [12, 15], "key": 0}` takes a column from these rows of a sequence only; from a
+                single row without a dimension for it.
 
         Raises:
             CacheError: the converter was deleted.

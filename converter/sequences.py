@@ -48,8 +48,9 @@ class Sequences:
     rows: Selection | None
     """The live rows that they are made of; None for all."""
 
-    steps: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Which of a sequence's rows a column is taken from; all for columns that are not named."""
+    steps: Mapping[str, tuple[int, ...] | int] = field(default_factory=dict)
+    """Which of a sequence's rows a column is taken from, a single one without an axis; all for columns that are not
+    named."""
 
     is_padded: bool = False
     """Whether a sequence may have fewer rows; then zeros follow."""
@@ -70,10 +71,15 @@ class Sequences:
 
     def steps_of(self, name: str) -> tuple[int, ...]:
         """The rows of a sequence that a column is taken from."""
-        return self.steps.get(name, tuple(range(self.length)))
+        steps = self.steps.get(name, tuple(range(self.length)))
+        return (steps,) if isinstance(steps, int) else steps
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The dimensions that a column has before those of a row."""
+        return () if isinstance(self.steps.get(name), int) else (len(self.steps_of(name)),)
 
     def field_of(self, column: Field) -> Field:
         """A column as batches have it. One whose rows differ in shape stays: it cannot be in a batch."""
         if column.shape is None:
             return column
-        return replace(column, shape=(len(self.steps_of(column.name)), *column.shape))
+        return replace(column, shape=(*self.shape_of(column.name), *column.shape))

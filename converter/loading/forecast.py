@@ -132,6 +132,9 @@ class LoaderPlan:
     peak_memory_bytes: int
     """An upper bound on the bytes that reading needs, without memory-mapped files and the batches that you keep."""
 
+    elements: str = "rows"
+    """What is counted: rows, or sequences of rows."""
+
     def __repr__(self) -> str:
         def shown(value: int | None) -> str:
             return "unknown (filters)" if value is None else f"{value:,}"
@@ -144,10 +147,10 @@ class LoaderPlan:
         return "\n".join(
             (
                 f"LoaderPlan(epochs {epochs}{shard}",
-                f"  steps per epoch   {shown(self.steps_per_epoch)} of {self.batch_size:,} rows",
-                f"  rows per epoch    {shown(self.num_rows)}, dropped {shown(self.dropped_rows)}, padded "
-                + shown(self.padded_rows),
-                f"  window            {self.window_rows:,} rows, {shown(self.num_windows)} windows",
+                f"  steps per epoch   {shown(self.steps_per_epoch)} of {self.batch_size:,} {self.elements}",
+                f"  {self.elements + ' per epoch':18}{shown(self.num_rows)}, dropped {shown(self.dropped_rows)}, "
+                f"padded {shown(self.padded_rows)}",
+                f"  window            {self.window_rows:,} {self.elements}, {shown(self.num_windows)} windows",
                 f"  bytes per epoch   {size(self.bytes_per_epoch)}",
                 f"  peak memory       {size(self.peak_memory_bytes)})",
             )
@@ -175,6 +178,7 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
         shard_count=source.shard.count,
         window_rows=source.window_rows,
         peak_memory_bytes=memory_bound(source, plan),
+        elements="rows" if source.sequences is None else "sequences",
     )
 
 

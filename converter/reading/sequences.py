@@ -176,6 +176,9 @@ class SequencedRows:
     offsets: Array
     lengths: Array | None
     steps: tuple[int, ...]
+    shape: tuple[int, ...]
+    """The dimensions of a sequence: none for a single step."""
+
     fill: Any
     """What follows a sequence that ends early."""
 
@@ -198,7 +201,7 @@ class SequencedRows:
         if self.lengths is not None and (self.lengths <= max(self.steps)).any():
             array = array if array.flags.writeable else array.copy()
             array[np.array(self.steps) >= self.lengths[:, None]] = self.fill
-        return array
+        return array.reshape(len(self), *self.shape, *array.shape[2:])
 
     def places(self) -> Array:
         """The row of each step of each sequence, one after the other."""

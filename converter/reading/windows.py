@@ -219,11 +219,13 @@ class _WindowReader:
         for name, values in columns.items():
             field = source.field_of(name)
             fill = {"str": "", "bytes": b""}.get("" if field is None else field.dtype, 0)
+            column = name.removesuffix(ELEMENT_VALID_SUFFIX).removesuffix(VALID_SUFFIX)
             found[name] = SequencedRows(
                 values=values,
                 offsets=layout.offsets,
                 lengths=layout.lengths,
-                steps=sequences.steps_of(name.removesuffix(ELEMENT_VALID_SUFFIX).removesuffix(VALID_SUFFIX)),
+                steps=sequences.steps_of(column),
+                shape=sequences.shape_of(column),
                 fill=-1 if name == row_index else fill,
             )
         if layout.lengths is not None:

@@ -39,7 +39,7 @@ class _Request:
     stride: int
     max_gap: Any
     is_padded: bool
-    steps: Mapping[str, tuple[int, ...]]
+    steps: Mapping[str, tuple[int, ...] | int]
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,7 @@ def select_sequences(
     stride: int,
     max_gap: Any,
     partial: Partial,
-    steps: Mapping[str, Sequence[int]] | None,
+    steps: Mapping[str, Sequence[int] | int] | None,
 ) -> Manifest:
     """The manifest whose elements are sequences; one pass over the columns `by` and `order_by`.
 
@@ -139,20 +139,21 @@ def _check_gap(max_gap: Any, column: Field) -> None:
         raise ValueError(f"max_gap must be at least 0, got {max_gap!r}.")
 
 
-def _check_steps(manifest: Manifest, steps: Any, length: int) -> dict[str, tuple[int, ...]]:
+def _check_steps(manifest: Manifest, steps: Any, length: int) -> dict[str, tuple[int, ...] | int]:
     if not isinstance(steps, Mapping):
         raise TypeError(
             f"steps must be a dict of column name to numbers of rows, e.g. {{'x': range(12)}}, got {steps!r}."
         )
-    checked = {}
+    checked: dict[str, tuple[int, ...] | int] = {}
     for name, numbers in steps.items():
         if name not in manifest.schema:
             raise ValueError(f"steps: {manifest.schema.explain_missing(str(name))}")
-        listed = list(numbers) if isinstance(numbers, (Sequence, range, np.ndarray)) else []
+        is_single = isinstance(numbers, (int, np.integer)) and not isinstance(numbers, bool)
+        listed = list(numbers) if isinstance(numbers, (Sequence, range, np.ndarray)) else [numbers] * is_single
         are_rows = all(isinstance(row, (int, np.integer)) and 0 <= row < length for row in listed)
         if not listed or not are_rows or isinstance(numbers, str):
             raise ValueError(f"steps: {name!r} needs a list of numbers from 0 to {length - 1}, got {numbers!r}.")
-        checked[str(name)] = tuple(map(int, listed))
+        checked[str(name)] = int(numbers) if is_single else tuple(map(int, listed))
     return checked
 
 

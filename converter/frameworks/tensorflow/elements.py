@@ -210,7 +210,7 @@ def find_specs(source: BatchSource, files: DataFiles) -> dict[str, Any]:
     specs: dict[str, Any] = {}
     sequences = source.sequences
     for name in source.names:
-        steps = () if sequences is None else (len(sequences.steps_of(name)),)
+        steps = () if sequences is None else sequences.shape_of(name)
         if name in stacks:
             members = stacks[name].columns
             specs[name] = tf.TensorSpec((rows, *steps, len(members)), stacks[name].dtype)

@@ -188,11 +188,20 @@ def test_an_epoch_goes_on_where_it_was_left(converter: DatasetConverter, step: i
 
 
 def test_columns_may_come_from_some_rows_of_a_sequence(converter: DatasetConverter) -> None:
-    sequences = converter.sequences(6, by="key", order_by="time", steps={"x": range(4), "pair": [5, 0]})
-    assert [sequences.schema[name].shape for name in ("x", "pair", "time")] == [(4,), (2, 2), (6,)]
+    steps: dict[str, Any] = {"x": range(4), "pair": [5, 0], "word": 1, "odd": 2}
+    sequences = converter.sequences(6, by="key", order_by="time", steps=steps)
+    assert [sequences.schema[name].shape for name in ("x", "pair", "time", "word")] == [(4,), (2, 2), (6,), ()]
     found = read(sequences)
     np.testing.assert_array_equal(found["x"], found["row"][:, :4])
     np.testing.assert_array_equal(found["pair"][..., 0], found["row"][:, [5, 0]])
+    assert found["word"].tolist() == [f"w{row}" for row in found["row"][:, 1].tolist()]
+    np.testing.assert_array_equal(found["odd__valid"], found["row"][:, 2] % 3 > 0)
+    options: dict[str, Any] = {"batch_size": 100, "columns": ["word", "odd"], "nulls": "mask"}
+    with sequences.make_torch_dataloader(**options) as loader, sequences.make_tf_dataset(**options) as dataset:
+        (batch,), (element,) = list(loader), list(dataset)
+    assert batch["word"] == element["word"].numpy().astype(str).tolist() == found["word"].tolist()
+    np.testing.assert_array_equal(batch["odd__valid"].numpy(), element["odd__valid"].numpy())
+    assert "sequences per epoch" in repr(sequences.plan())
 
 
 def test_torch_tensorflow_stacks_and_processes_get_the_same(converter: DatasetConverter, tmp_path: Path) -> None:
@@ -281,6 +290,7 @@ def test_rows_that_delta_deleted_are_in_no_sequence(tmp_path: Path) -> None:
         ({"length": 2, "order_by": "time", "max_gap": -1}, "max_gap must be at least 0"),
         ({"length": 2, "steps": ["x"]}, "steps must be a dict of column name to numbers"),
         ({"length": 2, "steps": {"x": [2]}}, "steps: 'x' needs a list of numbers from 0 to 1"),
+        ({"length": 2, "steps": {"x": 2}}, "steps: 'x' needs a list of numbers from 0 to 1"),
         ({"length": 2, "steps": {"x": []}}, "steps: 'x' needs a list of numbers from 0 to 1"),
         ({"length": 2, "steps": {"no": [0]}}, "steps: There is no column 'no'"),
     ],
