@@ -26,6 +26,7 @@ from tests.notebooks.workspaces import (
     DELTA,
     DIGITS,
     IN_ACCOUNT,
+    MIXING,
     NOTEBOOKS,
     PLATFORMS,
     RANKS,
@@ -75,7 +76,7 @@ def run(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 @pytest.mark.short
 def test_there_are_notebooks() -> None:
-    assert {*DIGITS, TYPES, VALUES, SERIES, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
+    assert {*DIGITS, TYPES, VALUES, SERIES, MIXING, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
 
 
 @pytest.mark.short
@@ -574,3 +575,70 @@ class TestForecastingASeries:
         assert hours == [*range(hours[0], hours[0] + length), *[0] * (24 - length)]
         lengths = re.search(r"^hours of four days: \[(.+)\], packed into (\d+) rows$", shown, re.MULTILINE)
         assert sum(map(int, lengths[1].split(", "))) == int(lengths[2])
+
+
+@pytest.mark.parametrize("notebook", named(MIXING), indirect=True)
+class TestMixingAndBuckets:
+    def test_classes_come_in_exact_numbers_in_every_epoch(self, run: Run) -> None:
+        shown = run.text("stdout")
+        found = re.search(r"^([\d,]+) of ([\d,]+) flights to train with are late", shown, re.MULTILINE)
+        late, every = (int(number.replace(",", "")) for number in found.groups())
+        pattern = r"^(.+): (\[\[.+\]\]) others and late, ([\d,]+) different flights in all$"
+        views = {name: (counts, number) for name, counts, number in re.findall(pattern, shown, re.MULTILINE)}
+        assert views.keys() == {"as they are", "balance", "short balance", "sample"}
+        expected = {
+            "as they are": ([every - late, late], every),
+            "balance": ([every - every // 2, every // 2], every),
+            "short balance": ([late, late], 4 * late),
+        }
+        for name, (in_an_epoch, number) in expected.items():
+            assert views[name] == (str([in_an_epoch] * 3), f"{number:,}")
+        first, *others = json.loads(views["sample"][0])
+        assert others == [first] * 2
+        assert sum(first) == every
+        assert first[1] / late == pytest.approx(5 * first[0] / (every - late), rel=1e-4)
+
+    def test_a_balanced_training_finds_late_flights_that_others_do_not(self, run: Run) -> None:
+        pattern = r"^(.+): recall ([\d.]+), precision ([\d.]+) on [\d,]+ held-out flights$"
+        results = {name: float(recall) for name, recall, _ in re.findall(pattern, run.text("stdout"), re.MULTILINE)}
+        assert len(results) == 4
+        assert results.pop("as they are") < 0.1
+        assert min(results.values()) > 0.4
+
+    def test_a_mixture_has_the_proportions_of_its_weights(self, run: Run) -> None:
+        shown = run.text("stdout")
+        numbers = re.findall(r"^epoch \d: ([\d,]+) of ([\d,]+) are VX; in a batch", shown, re.MULTILINE)
+        assert numbers == [("2,560", "10,240")] * 3
+        assert re.findall(r"^epoch \d: (\d+)% are VX$", shown, re.MULTILINE) == ["25", "25", "50", "50"]
+
+    def test_epochs_end_when_a_source_was_read(self, run: Run) -> None:
+        shown = run.text("stdout")
+        sizes = re.search(r"^\{'VX': '([\d,]+) rows', 'UA': '([\d,]+) rows'\}$", shown, re.MULTILINE)
+        small, large = (int(number.replace(",", "")) for number in sizes.groups())
+        ends = re.findall(r"^stop=(.+): ([\d,]+) rows in an epoch$", shown, re.MULTILINE)
+        rows = {stop: int(number.replace(",", "")) for stop, number in ends}
+        assert rows["'first'"] == pytest.approx(small * 4, abs=4)
+        assert rows["'all'"] == pytest.approx(large * 4 / 3, abs=4)
+        assert rows["10240"] == 10_240
+
+    def test_a_source_has_each_row_once_in_its_own_epoch(self, run: Run) -> None:
+        pattern = r"^(VX|UA), its own epochs: \[(.+)\]$"
+        epochs = dict(re.findall(pattern, run.text("stdout"), re.MULTILINE))
+        assert epochs.keys() == {"VX", "UA"}
+        for rows, different in re.findall(r"'([\d,]+) rows, ([\d,]+) different'", " ".join(epochs.values())):
+            assert rows == different
+        # More rows of the small one are wanted than it has.
+        assert epochs["VX"].count("different") == 2
+
+    def test_a_resumed_mixture_goes_on_with_the_same_rows(self, run: Run) -> None:
+        shown = run.text("stdout")
+        assert "resumed in epoch 2, after 15 batches: 25 batches are left, the same rows: True\n" in shown
+
+    def test_buckets_pad_less_and_keep_each_delay(self, run: Run) -> None:
+        pattern = r"^(with|without) buckets: ([\d,]+) delays in [\d,]+ places, (\d+)% of them padding$"
+        found = {
+            name: (number, int(part)) for name, number, part in re.findall(pattern, run.text("stdout"), re.MULTILINE)
+        }
+        assert found["with"][0] == found["without"][0] != "0"
+        assert found["without"][1] > 70
+        assert found["with"][1] < 10

@@ -12,7 +12,7 @@ The rules, so that a second run stores the same text:
 - Who wrote an entry, where and when, becomes `written … of … by you (…)`.
 
 Stored as they are, and not compared:
-- results of a training: numbers with a decimal point after "loss" or "accuracy";
+- results of a training: numbers with a decimal point after "loss", "accuracy", "recall" or "precision";
 - sizes in MB: another version of Arrow writes other files;
 - pictures: only that there is one is compared.
 """
@@ -52,7 +52,7 @@ REPLACED = (
     (re.compile(r"\b[\d.,]+ (?:ns|µs|ms|s|seconds|rows/s|MB/s)(?![\w/])"), "…"),
 )
 NOT_COMPARED = (
-    (re.compile(r"(\b(?:loss|accuracy)\b[^\n.]*?)\d+\.\d+"), r"\1…"),
+    (re.compile(r"(\b(?:loss|accuracy|recall|precision)\b[^\n.]*?)\d+\.\d+"), r"\1…"),
     (re.compile(r"\b[\d.,]+ MB\b"), "… MB"),
 )
 

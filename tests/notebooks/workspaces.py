@@ -31,6 +31,7 @@ STORES = "08_stores_and_credentials"
 TYPES = "09_types_nulls_shapes_order"
 VALUES = "10_images_text_numbers"
 SERIES = "11_forecasting_a_series"
+MIXING = "12_mixing_balancing_buckets"
 CLOUD = "cloud"
 """The tag of cells that need a platform."""
 
