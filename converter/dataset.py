@@ -315,8 +315,8 @@ class DatasetConverter:
                 the default window is as good as a perfect shuffle.
             bucket_by: hand out rows of similar length together, by the lengths of this column's arrays or texts or by
                 its whole numbers, so that `ragged="pad"` adds few zeros. The rows of each shuffle window are sorted and
-                cut into buckets of at least 8,192, which come in random order. Needs `shuffle=True`. States go on with
-                any batch size and number of shards.
+                cut into buckets of 8,192 or more (the last one may be smaller), which come in random order; in a bucket
+                lengths grow. Needs `shuffle=True`. States go on with any batch size and number of shards.
             cur_shard: which of `shard_count` parts this process reads, from 0. Pass both or neither. Without them the
                 rank is found in torch.distributed, or in the environment of torchrun, Horovod, MPI or Slurm, when the
                 first iteration begins. `cur_shard=0, shard_count=1` reads all rows.
@@ -729,8 +729,9 @@ class DatasetConverter:
     ) -> DatasetConverter:
         """A converter whose epochs have each row as often as its weight says, on the same files.
 
-        A row that is expected 2.3 times comes two or three times: counts are rounded, not left to chance, and sum to
-        `num_rows` in every epoch. Each epoch draws anew. Otherwise as `balance`. Closing it deletes nothing.
+        With a column of weights, a row that is expected 2.3 times comes two or three times: counts are rounded, not left
+        to chance, and sum to `num_rows` in every epoch. With weights of values, each value comes exactly as often as its
+        rows together, which take turns as in `balance`. Each epoch draws anew. Closing it deletes nothing.
 
         ```python
         with_positives = converter.sample({0: 1.0, 1: 5.0}, by="y")

@@ -1,7 +1,7 @@
 """Which elements an epoch has if some come more often than others: how many times each, anew in each epoch.
 
-Counts are exact, not left to chance: a class gets its share of each epoch to the row, and a row's count is its expected
-number rounded up or down.
+Counts are exact, not left to chance: a class gets its share of each epoch to the row, and its elements take turns; an
+element with a weight of its own comes as often as expected, rounded up or down.
 """
 
 from __future__ import annotations

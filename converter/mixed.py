@@ -53,7 +53,8 @@ def mix(
         stop: when an epoch ends: `"first"`: when the first source was gone through once; `"all"`: when all were, the
             smaller ones several times; or the number of rows of an epoch.
         source: add a column of this name with the number of each row's source, in the order of `converters`;
-            `schema[source].categories` has their names.
+            `schema[source].categories` has their names. The column of `with_row_index` has each row's number in its own
+            source.
         seed: the seed of the order of the sources.
 
     Raises:
@@ -174,6 +175,8 @@ class MixedConverter(DatasetConverter):
             wanted = [name for name in self._columns if name not in stacked]
         elif has_source and self._source_name in wanted:
             wanted = [name for name in wanted if name != self._source_name]
+            if not wanted:
+                raise ValueError(f"columns: name a column of the sources, too, not {self._source_name!r} alone.")
         elif has_source:
             has_source = False
         own = dataclasses.replace(

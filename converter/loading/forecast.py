@@ -142,14 +142,14 @@ class LoaderPlan:
         def size(value: int | None) -> str:
             return "unknown (filters)" if value is None else f"{value / 1e6:,.1f} MB"
 
+        counts = f"{shown(self.num_rows)}, dropped {shown(self.dropped_rows)}, padded {shown(self.padded_rows)}"
         shard = f", shard {self.cur_shard} of {self.shard_count}" if self.shard_count > 1 else ""
         epochs = "endless" if self.num_epochs is None else f"{self.num_epochs}"
         return "\n".join(
             (
                 f"LoaderPlan(epochs {epochs}{shard}",
                 f"  steps per epoch   {shown(self.steps_per_epoch)} of {self.batch_size:,} {self.elements}",
-                f"  {self.elements + ' per epoch':18}{shown(self.num_rows)}, dropped {shown(self.dropped_rows)}, "
-                f"padded {shown(self.padded_rows)}",
+                f"  {self.elements + ' per epoch':18}{counts}",
                 f"  window            {self.window_rows:,} {self.elements}, {shown(self.num_windows)} windows",
                 f"  bytes per epoch   {size(self.bytes_per_epoch)}",
                 f"  peak memory       {size(self.peak_memory_bytes)})",

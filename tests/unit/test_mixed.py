@@ -219,6 +219,10 @@ def test_views_are_mixed(sources: dict[str, DatasetConverter]) -> None:
         (lambda a, b: mix({"a": a, "b": b}).where([("n", "<", 3)]), "call that on the converters before you mix"),
         (lambda a, b: mix({"a": a, "b": b}).statistics, "call that on the converters before you mix"),
         (lambda a, b: mix({"a": a, "b": b}).make_batch_reader(filters=[("n", "<", 3)]), r"choose rows with where\(\)"),
+        (
+            lambda a, b: mix({"a": a, "b": b}, source="from").make_batch_reader(columns=["from"]),
+            "name a column of the sources, too, not 'from' alone",
+        ),
         (lambda a, b: mix({"a": a, "b": b}).make_batch_reader(bucket_by="n"), "bucket_by: rows of a mixture"),
         (lambda a, b: mix({"a": a, "b": mix({"c": b})}), "mix needs a dict of name to converter, got 'b': Mixed"),
     ],
