@@ -729,9 +729,9 @@ class DatasetConverter:
     ) -> DatasetConverter:
         """A converter whose epochs have each row as often as its weight says, on the same files.
 
-        With a column of weights, a row that is expected 2.3 times comes two or three times: counts are rounded, not left
-        to chance, and sum to `num_rows` in every epoch. With weights of values, each value comes exactly as often as its
-        rows together, which take turns as in `balance`. Each epoch draws anew. Closing it deletes nothing.
+        With a column of weights, a row that is expected 2.3 times comes two or three times: counts are rounded, not
+        left to chance, and sum to `num_rows` in every epoch. With weights of values, each value comes exactly as often
+        as its rows together, which take turns as in `balance`. Each epoch draws anew. Closing it deletes nothing.
 
         ```python
         with_positives = converter.sample({0: 1.0, 1: 5.0}, by="y")
