@@ -21,7 +21,7 @@ Numbers = npt.NDArray[np.int64]
 BLOCK_ROWS = 4096
 """Elements in which proportions are exact, rounded to whole elements."""
 
-_PATTERNS = 64
+_PATTERNS = 16
 """Different orders of blocks in an epoch."""
 
 
@@ -45,34 +45,37 @@ class Mixing:
         """How many of the first `num_rows` elements of an epoch, at the end of a block, are from each source."""
         weights = self.weights[max(first for first in self.weights if first <= epoch)]
         whole, rest = divmod(num_rows, BLOCK_ROWS)
-        return whole * share(weights, BLOCK_ROWS) + share(weights, rest)
+        counts: Numbers = whole * np.array(_shares(weights, BLOCK_ROWS)) + np.array(_shares(weights, rest))
+        return counts
 
     def block(self, epoch: int, number: int) -> Pattern:
         """The order of a block."""
         begin = number * BLOCK_ROWS
         size = min(BLOCK_ROWS, self.num_rows - begin)
-        counts = self.counts(epoch, begin + size) - self.counts(epoch, begin)
+        weights = self.weights[max(first for first in self.weights if first <= epoch)]
         name = f"{'/'.join(self.names)}/{self.seed}/{epoch}"
-        return _pattern(name, tuple(counts.tolist()), number % _PATTERNS)
+        return _pattern(name, _shares(weights, size), number % _PATTERNS)
 
     def interleave(self, epoch: int, spans: Sequence[range]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
         """The source of each position of some spans, and its place among their elements, one source after the other."""
         taken = self.taken(epoch, spans)
-        base = np.cumsum(taken) - taken
-        ids, places = [], []
+        base = (np.cumsum(taken) - taken).astype(np.int32)
+        num_rows = sum(map(len, spans))
+        ids, places = np.empty(num_rows, np.int8), np.empty(num_rows, np.int32)
+        done = 0
         for span in spans:
             start = span.start
             while start < span.stop:
                 number, inside = divmod(start, BLOCK_ROWS)
                 stop = min(span.stop, (number + 1) * BLOCK_ROWS)
-                pattern, part = self.block(epoch, number), slice(inside, inside + stop - start)
-                own = pattern.ids[part]
-                before = np.bincount(pattern.ids[:inside], minlength=len(base)) if inside else 0
-                ids.append(own)
-                places.append((base - before).astype(np.int32)[own] + pattern.ranks[part])
-                base = base + np.bincount(own, minlength=len(base))
-                start = stop
-        return np.concatenate(ids), np.concatenate(places)
+                pattern, end = self.block(epoch, number), inside + stop - start
+                before, after = pattern.before(inside), pattern.before(end)
+                own, into = pattern.ids[inside:end], slice(done, done + end - inside)
+                ids[into] = own
+                np.add((base - before)[own], pattern.ranks[inside:end], out=places[into])
+                base += after - before
+                start, done = stop, into.stop
+        return ids, places
 
     def taken(self, epoch: int, spans: Sequence[range]) -> Numbers:
         """How many elements of each source are in some spans."""
@@ -86,7 +89,7 @@ class Mixing:
         number, inside = divmod(position, BLOCK_ROWS)
         before = self.counts(epoch, number * BLOCK_ROWS)
         if inside:
-            before = before + np.bincount(self.block(epoch, number).ids[:inside], minlength=len(self.names))
+            before = before + self.block(epoch, number).before(inside)
         changes = [*sorted(first for first in self.weights if first < epoch), epoch]
         for first, stop in itertools.pairwise(changes):
             before = before + (stop - first) * self.counts(first, self.num_rows)
@@ -105,20 +108,34 @@ class Pattern:
     ids: npt.NDArray[np.int8]
     """The source of each."""
 
-    ranks: npt.NDArray[np.int16]
+    ranks: npt.NDArray[np.int32]
     """How many of its source come before it in the block."""
 
+    counts: npt.NDArray[np.int32]
+    """Elements of each source."""
 
-@functools.lru_cache(maxsize=4 * 64)
+    def before(self, position: int) -> npt.NDArray[np.int32]:
+        """How many elements of each source come before a position."""
+        if position == len(self.ids):
+            return self.counts
+        return np.bincount(self.ids[:position], minlength=len(self.counts)).astype(np.int32)
+
+
+@functools.lru_cache(maxsize=4 * _PATTERNS)
 def _pattern(name: str, counts: tuple[int, ...], number: int) -> Pattern:
     """One of the orders of an epoch's blocks. They come again: to sort for each block takes as long as to read it."""
     size = sum(counts)
     order = permutation(name, size, stream=number)
     ids = np.repeat(np.arange(len(counts), dtype=np.int8), counts)[order]
-    ranks = np.empty(size, np.int16)
+    ranks = np.empty(size, np.int32)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     ranks[np.argsort(ids, kind="stable")] = np.arange(size) - starts
-    return Pattern(ids=ids, ranks=ranks)
+    return Pattern(ids=ids, ranks=ranks, counts=np.array(counts, np.int32))
+
+
+@functools.lru_cache(maxsize=64)
+def _shares(weights: tuple[float, ...], num_rows: int) -> tuple[int, ...]:
+    return tuple(share(weights, num_rows).tolist())
 
 
 def share(weights: tuple[float, ...], num_rows: int) -> Numbers:
