@@ -315,8 +315,9 @@ class DatasetConverter:
                 the default window is as good as a perfect shuffle.
             bucket_by: hand out rows of similar length together, by the lengths of this column's arrays or texts or by
                 its whole numbers, so that `ragged="pad"` adds few zeros. The rows of each shuffle window are sorted and
-                cut into buckets of 8,192 or more (the last one may be smaller), which come in random order; in a bucket
-                lengths grow. Needs `shuffle=True`. States go on with any batch size and number of shards.
+                cut into up to 32 buckets of 2,048 or more, which come in random order; in a bucket lengths rise or
+                fall. The more rows a window has, the better batches mix, and the less they pad. Needs `shuffle=True`.
+                States go on with any batch size and number of shards.
             cur_shard: which of `shard_count` parts this process reads, from 0. Pass both or neither. Without them the
                 rank is found in torch.distributed, or in the environment of torchrun, Horovod, MPI or Slurm, when the
                 first iteration begins. `cur_shard=0, shard_count=1` reads all rows.
@@ -646,9 +647,10 @@ class DatasetConverter:
             by: the column of keys, or several, whose values are whole numbers, dates, times or texts; None if all rows
                 belong together. In each file rows must be sorted by keys and time, as
                 `df.repartition("key").sortWithinPartitions("key", "time")` writes them. If several files have rows of a
-                key, its sequences go on in the next of these files.
-            order_by: the column of times (or numbers), which must not decrease within a key; it is only checked. Rows
-                of one time stay in the order of the files.
+                key, its sequences go on in the file whose rows are next in time; their times must not overlap.
+            order_by: the column of times (or numbers), which must not decrease within a key in a file. Rows of one time
+                stay in the order of the files. A cache stores doubles as `float_dtype`, which is too coarse for seconds
+                since 1970: convert them to timestamps.
             stride: how many rows after a sequence the next one of its key begins.
             max_gap: sequences do not cross a larger gap between two times: a `datetime.timedelta`, or for a column of
                 numbers a number.

@@ -19,10 +19,16 @@ from converter.loading.options import LoaderOptions
 from converter.manifest import Manifest
 from converter.mixing import BLOCK_ROWS, Mixing, rows_until
 from converter.plan import Shuffle
-from converter.reading.source import BatchSource
+from converter.reading.runs import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX
+from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
 from converter.schema import Field, Schema
+from converter.sequences import SEQUENCE_LENGTH
 
 _MAX_SOURCES = 127
+_MOST_BLOCKS = 100_000
+"""Of a plan: it holds a number for each."""
+
+_SUFFIXES = (VALID_SUFFIX, ELEMENT_VALID_SUFFIX, LENGTH_SUFFIX, INNER_LENGTH_SUFFIX)
 
 
 def mix(
@@ -96,9 +102,11 @@ def _check_weights(weights: Any, names: tuple[str, ...]) -> tuple[float, ...]:
         is_number = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)
         if not is_number or not 0 <= weight < math.inf:
             raise ValueError(f"weights: {name!r} has the weight {weight!r}; it must be a number of at least 0.")
-    if not sum(weights.values()) > 0:
+    if not max(weights.values()) > 0:
         raise ValueError("weights: they sum to 0, so no row would come.")
-    return tuple(float(weights[name]) for name in names)
+    largest = max(weights.values())
+    # So that no sum or quotient of them is infinite.
+    return tuple(float(weights[name] / largest) for name in names)
 
 
 class MixedConverter(DatasetConverter):
@@ -173,12 +181,20 @@ class MixedConverter(DatasetConverter):
         if wanted is None:
             stacked = {name for members in (options.stack or {}).values() for name in members}
             wanted = [name for name in self._columns if name not in stacked]
-        elif has_source and self._source_name in wanted:
+        elif self._source_name is not None and self._source_name in wanted:
+            if list(wanted).count(self._source_name) > 1:
+                raise ValueError(f"columns must name each column once; got {list(wanted)}.")
             wanted = [name for name in wanted if name != self._source_name]
             if not wanted:
                 raise ValueError(f"columns: name a column of the sources, too, not {self._source_name!r} alone.")
         elif has_source:
             has_source = False
+        added = {options.with_row_index, NOT_PADDED, SEQUENCE_LENGTH, *(options.stack or {})}
+        added |= {name + suffix for name in self._columns for suffix in _SUFFIXES}
+        if has_source and self._source_name in added:
+            raise ValueError(
+                f"source={self._source_name!r} is the name of a column that is added to batches; take another."
+            )
         own = dataclasses.replace(
             options, batch_size=1, num_epochs=1, columns=wanted, transform=None, cur_shard=0, shard_count=1,
             uneven="keep", drop_last=False,
@@ -191,7 +207,9 @@ class MixedConverter(DatasetConverter):
         threads = first.workers_count
         schema, names = first.schema, first.names
         if has_source and self._source_name is not None:
-            schema, names = Schema((*schema, self._field_of_source())), (*names, self._source_name)
+            schema = Schema((*schema, self._field_of_source()))
+            place = len(names) if options.columns is None else list(options.columns).index(self._source_name)
+            names = (*names[:place], self._source_name, *names[place:])
         shuffle = Shuffle(seed=options.seed, fingerprint=self.fingerprint) if options.shuffle else None
         source = replace(
             first,
@@ -276,8 +294,9 @@ def _manifest_of(manifests: list[Manifest], columns: tuple[str, ...], mixing: Mi
         )
     content = [manifest.live_fingerprint for manifest in manifests]
     content += [repr((mixing.names, sorted(mixing.weights.items()), mixing.num_rows, mixing.seed))]
-    rows = np.full(-(-mixing.num_rows // BLOCK_ROWS), BLOCK_ROWS, np.int64)
-    rows[-1] = mixing.num_rows - BLOCK_ROWS * (len(rows) - 1)
+    size = BLOCK_ROWS * max(1, mixing.num_rows // (_MOST_BLOCKS * BLOCK_ROWS))
+    rows = np.full(-(-mixing.num_rows // size), size, np.int64)
+    rows[-1] = mixing.num_rows - size * (len(rows) - 1)
     row_bytes = sum(manifest.num_bytes for manifest in manifests) / max(sum(m.num_rows for m in manifests), 1)
     first = manifests[0]
     return replace(

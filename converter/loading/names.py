@@ -183,7 +183,16 @@ def _check_bucket(source: BatchSource) -> None:
 
 
 def _check_sequences(source: BatchSource) -> None:
-    """Raise SourceError if a column cannot be in a sequence."""
+    """Raise an error if a column cannot be in a sequence, or a stack has no steps of its own."""
+    assert source.sequences is not None
+    for stack in source.stacks:
+        given = {name: source.sequences.steps.get(name) for name in stack.columns}
+        odd = next((name for name in given if given[name] != given[stack.columns[0]]), None)
+        if odd is not None:
+            raise ValueError(
+                f"stack: columns {stack.columns[0]!r} and {odd!r} of {stack.name!r} have different steps in "
+                "sequences(); give all of a stack the same."
+            )
     for field in source.fields:
         if field.shape is None or field.decoder:
             what = "has rows of different lengths" if field.shape is None else "is decoded while reading"

@@ -53,7 +53,7 @@ def element_bytes(source: BatchSource) -> int:
     num_bytes = 0
     stacks = {stack.name: stack for stack in source.stacks}
     for name in source.names:
-        steps = 1 if source.sequences is None else len(source.sequences.steps_of(name))
+        steps = 1 if source.sequences is None else len(source.sequences.steps_of(source.steps_name(name)))
         if name in stacks:
             num_bytes += steps * len(stacks[name].columns) * np.dtype(stacks[name].dtype).itemsize
         else:

@@ -122,8 +122,17 @@ class _Stream:
 
 def _interleaved(source: BatchSource, parts: Sequence[Columns], ids: Any, rows: Any) -> Columns:
     """The rows of all sources, which lie in `parts` one source after the other, in the mixture's order."""
-    columns: Columns = {name: gather(_alike(source, name, parts), rows) for name in parts[0]}
-    if source.source_name is not None:
+    columns: Columns = {}
+    # As `columns=` has them; the column of the source stands where it was named.
+    later = source.names[source.names.index(source.source_name) + 1 :] if source.source_name is not None else ()
+    for name in parts[0]:
+        if later and name == later[0] and source.source_name is not None:
+            columns[source.source_name] = ids.astype(np.int32)
+        alike = _alike(source, name, parts)
+        # Texts of sequences are objects by now.
+        is_object = isinstance(alike[0], np.ndarray) and alike[0].dtype == object
+        columns[name] = np.concatenate(alike)[rows] if is_object else gather(alike, rows)
+    if source.source_name is not None and not later:
         columns[source.source_name] = ids.astype(np.int32)
     return columns
 

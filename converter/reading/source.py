@@ -103,6 +103,10 @@ class BatchSource:
         """How elements are made of rows, if they are no single rows."""
         return self.manifest.sequences
 
+    def steps_name(self, name: str) -> str:
+        """The column whose steps a batch's column has: of a stack, each of its columns has the same."""
+        return next((stack.columns[0] for stack in self.stacks if stack.name == name), name)
+
     @property
     def scales(self) -> Mapping[str, Scale]:
         """What columns are standardised by."""

@@ -157,9 +157,11 @@ def _weights_of(values: pa.Array, weights: Any, by: str) -> npt.NDArray[np.float
         problem = f"{unknown[0]!r} is no value of column {by!r}" if unknown else f"value {missing[0]!r} has no weight"
         raise ValueError(f"weights: {problem}. Its values are {', '.join(map(repr, known[:20]))}.")
     found = np.array([float(weights[value]) for value in known])
-    if not found.sum() > 0:
+    if not found.max() > 0:
         raise ValueError("weights: they sum to 0, so no row would come.")
-    return found
+    # So that no sum or quotient of them is infinite.
+    shares: npt.NDArray[np.float64] = found / found.max()
+    return shares
 
 
 def _classes_of(storage: Storage, manifest: Manifest, by: Any) -> tuple[pa.Array, npt.NDArray[Any]]:

@@ -28,6 +28,9 @@ from converter.storage.directory import Storage
 
 Partial = Literal["drop", "pad"]
 
+_MOST_ROWS = 1 << 30
+"""Of a sequence, and from one to the next."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
@@ -51,8 +54,6 @@ class _Stretches:
     """The first row of each, its key and time."""
 
     lasts: list[pa.Table] = field(default_factory=list)
-    is_cut: list[Mask] = field(default_factory=list)
-    """Whether a gap is before it, so that it goes on from no other."""
 
 
 def select_sequences(
@@ -97,7 +98,12 @@ def _checked(request: _Request, manifest: Manifest) -> _Request:
     if manifest.sequences is not None:
         raise ValueError("sequences: the elements of this converter are sequences already.")
     by: Any = request.by
+    if by is not None and not isinstance(by, (str, list, tuple)):
+        raise TypeError(f"by must be a column's name or a list of them, got {by!r}.")
     keys = (by,) if isinstance(by, str) else tuple(by or ())
+    for option, value in (("length", length), ("stride", request.stride)):
+        if isinstance(value, int) and value > _MOST_ROWS:
+            raise ValueError(f"{option} must be at most {_MOST_ROWS:,}, got {value}.")
     for name in keys:
         _check_column("by", name, manifest)
     if request.order_by is not None:
@@ -131,11 +137,11 @@ def _check_column(option: str, name: Any, manifest: Manifest) -> None:
 
 def _check_gap(max_gap: Any, column: Field) -> None:
     is_time = column.dtype.startswith("datetime64")
-    is_number = isinstance(max_gap, (int, float, np.number)) and not isinstance(max_gap, bool)
+    is_number = isinstance(max_gap, (int, float, np.number)) and not isinstance(max_gap, (bool, np.timedelta64))
     if not (isinstance(max_gap, dt.timedelta) if is_time else is_number):
         kind = "a datetime.timedelta" if is_time else "a number"
         raise TypeError(f"max_gap must be {kind}, as order_by={column.name!r} is {column.dtype}, got {max_gap!r}.")
-    if max_gap < type(max_gap)(0):
+    if not max_gap >= type(max_gap)(0):
         raise ValueError(f"max_gap must be at least 0, got {max_gap!r}.")
 
 
@@ -187,7 +193,6 @@ def _find_stretches(
             places = np.flatnonzero(is_new | is_gap)
             stretches.begins.append(first + places)
             stretches.firsts.append(table.take(pa.array(places)))
-            stretches.is_cut.append(is_gap[places])
             # The row before each beginning ends a stretch.
             ends = places + num_before - 1
             if last is not None and not is_same_file:
@@ -248,15 +253,25 @@ def _flags(array: Any) -> Mask:
 
 
 def _is_far(low: Any, high: Any, max_gap: Any) -> Mask:
-    """Whether two times or numbers are more than `max_gap` apart."""
+    """Whether two times or numbers are more than `max_gap` apart; `low` is not above `high`."""
     if isinstance(max_gap, dt.timedelta):
-        kind = pa.timestamp("us")
-        earlier, later = (np.asarray(part.cast(kind, safe=False).cast(pa.int64())) for part in (low, high))
-        return np.asarray(later - earlier > max_gap // dt.timedelta(microseconds=1))
-    if pa.types.is_decimal(low.type):
-        low, high = low.cast(pa.float64()), high.cast(pa.float64())
-    earlier, later = np.asarray(low), np.asarray(high)
-    return np.asarray(later - earlier > max_gap)
+        kind, gap = pa.timestamp("us"), max_gap // dt.timedelta(microseconds=1)
+        low, high = low.cast(kind, safe=False), high.cast(kind, safe=False)
+    else:
+        gap = max_gap
+    earlier, later = _numbers(low), _numbers(high)
+    if earlier.dtype.kind == "f":
+        return np.asarray(later - earlier > gap)
+    # Without a sign no difference is too large.
+    return np.asarray(later.view(np.uint64) - earlier.view(np.uint64) > np.uint64(min(int(gap), 2**64 - 1)))
+
+
+def _numbers(column: Any) -> np.ndarray[Any, Any]:
+    """Times, days and numbers as int64 or float64."""
+    if pa.types.is_date32(column.type):
+        column = column.cast(pa.int32())
+    is_whole = pa.types.is_temporal(column.type) or pa.types.is_integer(column.type)
+    return np.asarray(column.cast(pa.int64() if is_whole else pa.float64()))
 
 
 def _sorting(request: _Request) -> str:
@@ -304,9 +319,13 @@ def _join_stretches(
         _, before_it = np.unique(codes, return_inverse=True)
         values = firsts.column(name).combine_chunks().dictionary_encode()
         codes = before_it * len(values.dictionary) + np.asarray(values.indices)
-    order = np.argsort(codes, kind="stable")
+    # Those of a key one after the other in time; without times, in the order of the files.
+    order = np.arange(len(begins))
+    if request.order_by is not None:
+        order = np.argsort(_numbers(firsts.column(request.order_by)), kind="stable")
+    order = order[np.argsort(codes[order], kind="stable")]
     earlier, later = order[:-1], order[1:]
-    goes_on = (codes[later] == codes[earlier]) & ~np.concatenate(stretches.is_cut)[later]
+    goes_on = codes[later] == codes[earlier]
     pairs = np.flatnonzero(goes_on)
     if request.order_by is not None and len(pairs):
         low = lasts.column(request.order_by).take(pa.array(earlier[pairs]))
@@ -318,8 +337,8 @@ def _join_stretches(
             key = " and ".join(f"{name}={firsts.column(name)[stretch].as_py()!r}" for name in request.by)
             raise SourceError(
                 f"The rows{f' of {key}' if key else ''} go on in {_place(storage, manifest, int(begins[stretch]))} "
-                f"with {request.order_by}={high[wrong].as_py()!r}, after {low[wrong].as_py()!r} in a file before it. "
-                f"Write the rows of a key into one file: {_sorting(request)}."
+                f"with {request.order_by}={high[wrong].as_py()!r}, within the times of another file, which end with "
+                f"{low[wrong].as_py()!r}. Write the rows of a key into one file: {_sorting(request)}."
             )
         if request.max_gap is not None:
             goes_on[pairs[_is_far(low, high, request.max_gap)]] = False

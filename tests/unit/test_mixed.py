@@ -201,6 +201,40 @@ def test_views_are_mixed(sources: dict[str, DatasetConverter]) -> None:
     assert "1,300 rows of web: 1,000, books: 300" in repr(mix(sources))
 
 
+def test_sequences_with_texts_and_the_number_of_their_source(sources: dict[str, DatasetConverter]) -> None:
+    sequences = {name: part.sequences(3, partial="pad") for name, part in sources.items()}
+    both = mix(sequences, {"web": 1, "books": 1}, stop=90, source="from")
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "columns": ["from", "n", "word"]}
+    with both.make_batch_reader(**options) as reader:
+        expected = list(reader)
+    assert list(expected[0])[:3] == ["from", "n", "word"]
+    for batch in expected:
+        np.testing.assert_array_equal(batch["from"], batch["n"][:, 0] >= 10_000)
+        words = [[f"w{number}" if number or word else "" for number, word in zip(*rows, strict=True)]
+                 for rows in zip(batch["n"].tolist(), batch["word"].tolist(), strict=True)]  # fmt: skip
+        assert batch["word"].tolist() == words
+    with both.make_tf_dataset(**options) as dataset:
+        assert dataset.element_spec["from"].shape.as_list() == [None]
+        assert len(list(dataset.unbatch())) == 90
+    with both.make_torch_dataloader(**options) as loader:
+        for batch, wanted in zip(loader, expected, strict=True):
+            assert batch["word"] == wanted["word"].tolist()
+
+
+@pytest.mark.parametrize("name", ["row", "__valid", "__length", "odd__valid", "s"])
+def test_the_name_of_the_source_is_none_that_is_added(sources: dict[str, DatasetConverter], name: str) -> None:
+    options: dict[str, Any] = {"with_row_index": "row", "stack": {"s": ["n"]}, "nulls": "mask", "ragged": "pad"}
+    with pytest.raises(ValueError, match=f"source='{name}' is the name of a column that is added to batches"):
+        mix(sources, source=name).make_batch_reader(**options)
+
+
+def test_mixtures_of_any_size_and_weights(sources: dict[str, DatasetConverter]) -> None:
+    assert mix(sources, stop=10**15).plan(ragged="pad", nulls="mask", batch_size=10**6).steps_per_epoch == 10**9
+    even = mix(sources, {"web": 5e-324, "books": 5e-324}, stop=100, source="from")
+    assert Counter(read(even, columns=["from", "n"])["from"].tolist()) == {0: 50, 1: 50}
+    assert len(mix(sources, {"web": 1e308, "books": 1e308}, stop=100)) == 100
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [

@@ -210,14 +210,17 @@ def find_specs(source: BatchSource, files: DataFiles) -> dict[str, Any]:
     specs: dict[str, Any] = {}
     sequences = source.sequences
     for name in source.names:
-        steps = () if sequences is None else sequences.shape_of(name)
+        is_of_source = sequences is None or name == source.source_name
+        steps = () if is_of_source or sequences is None else sequences.shape_of(source.steps_name(name))
         if name in stacks:
             members = stacks[name].columns
             specs[name] = tf.TensorSpec((rows, *steps, len(members)), stacks[name].dtype)
             if source.has_mask(members):
                 specs[name + VALID_SUFFIX] = tf.TensorSpec((rows, *steps, len(members)), tf.bool)
             continue
-        field = source.schema[name] if sequences is None else sequences.field_of(source.schema[name])
+        field = source.schema[name]
+        if sequences is not None and not is_of_source:
+            field = sequences.field_of(field)
         specs |= specs_of_field(field, rows, source.ragged)
         if source.has_mask([name]):
             specs[name + VALID_SUFFIX] = tf.TensorSpec((rows, *steps), tf.bool)

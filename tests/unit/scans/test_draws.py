@@ -90,6 +90,12 @@ def test_classes_may_have_shares(converter: DatasetConverter) -> None:
     assert Counter(epoch["label"].tolist()) == {"cat": 25, "dog": 75}
 
 
+def test_weights_may_be_very_large_or_small(converter: DatasetConverter) -> None:
+    for size in (1e308, 1e-320):
+        (epoch,) = epochs_of(converter.balance("label", weights={"cat": size, "dog": size, "eel": 0}), 1)
+        assert Counter(epoch["label"].tolist()) == {"cat": 50, "dog": 50}
+
+
 def test_a_row_comes_as_often_as_its_weight_says(converter: DatasetConverter) -> None:
     sampled = converter.sample("w", num_rows=100)
     expected = (np.arange(100) % 4) / 150 * 100

@@ -57,7 +57,8 @@ def expected_of(
     """The rows of each sequence, in the order of their first rows: what `sequences` promises, one row at a time."""
     chains: list[list[int]] = []
     of_key: dict[int, list[int]] = {}
-    for row in live:
+    # Files of a key one after the other in time.
+    for row in sorted(live, key=lambda row: (rows[row][2] // 100, row)):
         _, key, time = rows[row]
         chain = of_key.get(key)
         if chain is None or (max_gap is not None and time - rows[chain[-1]][2] > max_gap):
@@ -99,9 +100,9 @@ def check(found: dict[str, np.ndarray[Any, Any]], sequences: Sequence[Sequence[i
 
 @st.composite
 def tables(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
-    """Files that are sorted by key and time; a key that is in several has later times in later files."""
+    """Files that are sorted by key and time, and in any order; a key that is in several has other times in each."""
     files = []
-    for number in range(draw(st.integers(1, 3))):
+    for number in draw(st.permutations(range(draw(st.integers(1, 3))))):
         keys = draw(st.dictionaries(st.integers(-2, 3), st.integers(1, 9), min_size=1))
         times = {key: sorted(draw(st.lists(st.integers(0, 12), min_size=n, max_size=n))) for key, n in keys.items()}
         files.append([(key, 100 * number + time) for key in sorted(keys) for time in times[key]])
@@ -232,6 +233,39 @@ def test_torch_tensorflow_stacks_and_processes_get_the_same(converter: DatasetCo
                 np.testing.assert_array_equal(batch[name].numpy(), wanted[name], strict=True)
 
 
+def test_a_stack_has_the_steps_of_its_columns(converter: DatasetConverter) -> None:
+    steps = {"x": [0, 2], "odd": [0, 2], "time": [1]}
+    sequences = converter.sequences(4, by="key", order_by="time", steps=steps)
+    found = read(sequences, stack={"s": ["x", "odd"]}, columns=["s", "x"])
+    assert found["s"].shape[1:] == found["s__valid"].shape[1:] == (2, 2)
+    np.testing.assert_array_equal(found["s"][..., 0], found["row"][:, [0, 2]])
+    with sequences.make_tf_dataset(nulls="mask", stack={"s": ["x", "odd"]}, columns=["s"]) as dataset:
+        assert dataset.element_spec["s"].shape[1:] == (2, 2)
+    with pytest.raises(ValueError, match=r"columns 'x' and 'time' of 's' have different steps in sequences\(\)"):
+        read(sequences, stack={"s": ["x", "time"]})
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64", "uint8", "date32", "float32"])
+def test_a_gap_may_be_larger_than_the_type_of_times(tmp_path: Path, kind: str) -> None:
+    ends = {"float32": [-1e38, 1e38], "uint8": [0, 250], "date32": [-(2**31), 2**31 - 1]}
+    least, most = ends.get(kind) or [np.iinfo(kind).min, np.iinfo(kind).max]
+    times = pa.array([least, least, most, most], pa.int32() if kind == "date32" else kind)
+    times = times.cast(pa.date32()) if kind == "date32" else times
+    pq.write_table(pa.table({"t": times, "n": [0, 1, 2, 3]}), tmp_path / "0.parquet")
+    gap: Any = dt.timedelta(days=10) if kind == "date32" else 10
+    sequences = make_parquet_converter(tmp_path).sequences(2, order_by="t", max_gap=gap)
+    assert read(sequences, columns=["n"])["n"].tolist() == [[0, 1], [2, 3]]
+
+
+def test_rows_that_were_appended_to_a_delta_table_follow_in_time(tmp_path: Path) -> None:
+    for part in range(4):
+        times = [10 * part + time for _ in range(2) for time in range(5)]
+        write_deltalake(tmp_path, pa.table({"key": [0] * 5 + [1] * 5, "time": times}), mode="append")
+    sequences = make_delta_converter(tmp_path).sequences(20, by="key", order_by="time")
+    expected = [10 * part + time for part in range(4) for time in range(5)]
+    assert read(sequences)["time"].tolist() == [expected, expected]
+
+
 def test_a_view_of_a_view(converter: DatasetConverter) -> None:
     sequences = converter.sequences(4, by="key", order_by="time")
     assert repr(sequences).startswith("DatasetConverter(52 sequences of 4 of 64 rows ×")
@@ -288,6 +322,11 @@ def test_rows_that_delta_deleted_are_in_no_sequence(tmp_path: Path) -> None:
         ({"length": 2, "max_gap": 1}, "max_gap needs order_by"),
         ({"length": 2, "order_by": "time", "max_gap": dt.timedelta(1)}, "max_gap must be a number, as order_by='time'"),
         ({"length": 2, "order_by": "time", "max_gap": -1}, "max_gap must be at least 0"),
+        ({"length": 2, "order_by": "time", "max_gap": float("nan")}, "max_gap must be at least 0"),
+        ({"length": 2, "order_by": "time", "max_gap": np.timedelta64(1, "s")}, "max_gap must be a number"),
+        ({"length": 2, "by": 5}, "by must be a column's name or a list of them, got 5"),
+        ({"length": 10**30}, "length must be at most"),
+        ({"length": 2, "stride": 10**30}, "stride must be at most"),
         ({"length": 2, "steps": ["x"]}, "steps must be a dict of column name to numbers"),
         ({"length": 2, "steps": {"x": [2]}}, "steps: 'x' needs a list of numbers from 0 to 1"),
         ({"length": 2, "steps": {"x": 2}}, "steps: 'x' needs a list of numbers from 0 to 1"),
@@ -309,8 +348,8 @@ def test_wrong_arguments_are_refused_by_name(converter: DatasetConverter, argume
         ),
         ([[(0, 0), (1, 0), (0, 5)]], r"row 2 \(row 2 of .*0\.parquet\) has \(0, 5\) after \(1, 0\)"),
         (
-            [[(0, 0), (1, 7)], [(1, 6), (2, 0)]],
-            r"The rows of key=1 go on in row 2 \(row 0 of .*1\.parquet\) with time=6, after 7 in a file before it",
+            [[(0, 0), (1, 5), (1, 7)], [(1, 6), (2, 0)]],
+            r"The rows of key=1 go on in row 3 \(row 0 of .*1\.parquet\) with time=6, within the times .* end with 7",
         ),
         ([[(0, 0), (0, 1)]], r"No key has 3 rows in a row: the longest has 2"),
     ],
