@@ -225,7 +225,10 @@ class MixedConverter(DatasetConverter):
             window_rows=min(sum(part.window_rows for part in made), len(self)),
             window_groups=None,
             transform=options.transform,
-            parts=tuple(replace(part, workers_count=max(1, threads // len(made))) for part in made),
+            parts=tuple(
+                replace(part, workers_count=max(1, round(threads * share)), is_part=True)
+                for part, share in zip(made, self._mixing.largest_shares(), strict=True)
+            ),
             mixing=self._mixing,
             source_name=self._source_name if has_source else None,
         )

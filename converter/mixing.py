@@ -95,6 +95,13 @@ class Mixing:
             before = before + (stop - first) * self.counts(first, self.num_rows)
         return before
 
+    def largest_shares(self) -> list[float]:
+        """The largest part of an epoch that each source ever has."""
+        return [
+            max(weights[number] / sum(weights) for weights in self.weights.values())
+            for number in range(len(self.names))
+        ]
+
     def with_weights(self, weights: tuple[float, ...], *, from_epoch: int) -> Mixing:
         """The same with other weights from an epoch on."""
         kept = {first: before for first, before in self.weights.items() if first < from_epoch}

@@ -63,6 +63,16 @@ def element_bytes(source: BatchSource) -> int:
     return num_bytes
 
 
+def is_wide(source: BatchSource) -> bool:
+    """Whether a row is so wide that it is copied on its own."""
+    return element_bytes(source) >= WIDE_BYTES
+
+
+def mixed_bytes(source: BatchSource) -> int:
+    """How many bytes of a mixture are interleaved together; wide rows are looked for in whole windows each time."""
+    return (48 if is_wide(source) else 16) << 20
+
+
 def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     """The most bytes that reading takes in any epoch, besides mapped files and batches that the caller keeps.
 
@@ -70,7 +80,9 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     """
     if source.parts:
         own = sum(memory_bound(part, part.plan(0)) for part in source.parts)
-        return own + 6 * source.workers_count * max(CUT_BYTES, 2 * source.batch_size * element_bytes(source))
+        # Being interleaved, waiting, and in use; narrow columns are joined before.
+        num_steps = 2 * source.workers_count + 3
+        return own + num_steps * max(mixed_bytes(source), 2 * source.batch_size * element_bytes(source))
     is_variable = any(field.is_object or field.shape is None for field in source.stored_fields)
     window_rows = _most_in_a_window(source, source.manifest.row_group_rows, plan)
     window_bytes = bytes_decoded(source, window_rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,44 @@ class Stack:
     name: str
     columns: tuple[str, ...]
     dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WindowRows:
+    """The wanted wide rows of a window, which are copied later, together with those of other windows."""
+
+    parts: Sequence[Array]
+    """Where they lie."""
+
+    rows: npt.NDArray[np.integer[Any]]
+    """Their numbers in these parts, one after the other."""
+
+    check: Callable[[], None]
+    """Raises an error if what the parts hold has changed; to be called once they were copied."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> WindowRows:
+        return WindowRows(parts=self.parts, rows=self.rows[part], check=self.check)
+
+
+def gather_windows(windows: Sequence[WindowRows], rows: npt.NDArray[np.integer[Any]]) -> Array:
+    """The wanted rows of several windows, each copied once; `rows` are numbers in the windows one after the other."""
+    parts: list[Array] = []
+    places: list[Array] = []
+    starts: dict[int, int] = {}
+    num_rows = 0
+    for window in windows:
+        if id(window.parts) not in starts:
+            starts[id(window.parts)] = num_rows
+            parts += window.parts
+            num_rows += sum(map(len, window.parts))
+        places.append(window.rows.astype(np.int64) + starts[id(window.parts)])
+    found = gather(parts, np.concatenate(places)[rows])
+    for check in {id(window.parts): window.check for window in windows}.values():
+        check()
+    return found
 
 
 def gather(parts: Sequence[Array | pa.Array], rows: npt.NDArray[np.integer[Any]] | slice) -> Array | pa.Array:

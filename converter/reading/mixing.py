@@ -13,9 +13,9 @@ import pyarrow as pa
 from converter.plan import EpochPlan
 from converter.positions import take_positions
 from converter.reading.ahead import read_ahead
-from converter.reading.bounds import CUT_BYTES, element_bytes
+from converter.reading.bounds import element_bytes, is_wide, mixed_bytes
 from converter.reading.data_files import DataFiles
-from converter.reading.gather import gather
+from converter.reading.gather import WindowRows, gather, gather_windows
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import Columns, Run, mark_padding
 from converter.reading.source import BatchSource
@@ -33,7 +33,7 @@ def mixed_runs(
     first_row, stop_row = wanted.start * size, min(wanted.stop * size, plan.num_rows)
     spans = list(take_positions(plan.segments, first_row, stop_row))
     edges = [(mixing.places(plan.epoch, span.start), mixing.places(plan.epoch, span.stop)) for span in spans]
-    step = size * max(1, CUT_BYTES // max(1, element_bytes(source) * size))
+    step = size * max(1, mixed_bytes(source) // max(1, element_bytes(source) * size))
     with contextlib.ExitStack() as opened:
         streams = [
             opened.enter_context(
@@ -59,8 +59,9 @@ def mixed_runs(
             columns = _interleaved(source, job.parts, ids, rows)
             return Run(columns=columns, batch_size=size, num_rows=len(ids), first_batch=job.first_batch)
 
-        workers_count = source.workers_count
-        runs = read_ahead(run_of, jobs(), workers_count=max(1, workers_count // 2), ahead=2)
+        # Wide rows are copied here, and narrow ones by the sources' own threads: more would wait for each other.
+        workers_count = source.workers_count if is_wide(source) else max(1, source.workers_count // 2)
+        runs = read_ahead(run_of, jobs(), workers_count=workers_count, ahead=workers_count + 1)
         with contextlib.closing(runs):
             for run in runs:
                 yield mark_padding(run, plan) if source.uneven == "pad" else run
@@ -129,6 +130,9 @@ def _interleaved(source: BatchSource, parts: Sequence[Columns], ids: Any, rows: 
         if later and name == later[0] and source.source_name is not None:
             columns[source.source_name] = ids.astype(np.int32)
         alike = _alike(source, name, parts)
+        if isinstance(alike[0], WindowRows):
+            columns[name] = gather_windows(alike, rows)
+            continue
         # Texts of sequences are objects by now.
         is_object = isinstance(alike[0], np.ndarray) and alike[0].dtype == object
         columns[name] = np.concatenate(alike)[rows] if is_object else gather(alike, rows)

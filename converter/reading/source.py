@@ -72,6 +72,9 @@ class BatchSource:
 
     local_cache_bytes: int | None = None
 
+    is_part: bool = False
+    """Whether its rows are interleaved with others, so that wide ones need not be copied before."""
+
     parts: tuple[BatchSource, ...] = ()
     """The sources of a mixture, each in its own order."""
 

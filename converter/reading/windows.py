@@ -10,6 +10,7 @@ A batch that spans two windows is joined from both; every other batch shares mem
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import threading
@@ -28,7 +29,7 @@ from converter.reading.buckets import in_buckets, lengths_of
 from converter.reading.data_files import DataFiles
 from converter.reading.decoding import ROW_NUMBERS, decode_runs
 from converter.reading.fetching import fetching
-from converter.reading.gather import WIDE_BYTES, Array, gather, gather_stack, gather_views
+from converter.reading.gather import WIDE_BYTES, Array, WindowRows, gather, gather_stack, gather_views
 from converter.reading.local_cache import open_local_cache
 from converter.reading.mixing import mixed_runs
 from converter.reading.row_groups import FetchedGroup, RowGroup
@@ -255,6 +256,10 @@ class _WindowReader:
                     columns[name + VALID_SUFFIX] = gather_stack(masks, num_rows, rows, len(members), "bool")
                 continue
             parts = [part for group in groups for part in group.parts(name)]
+            if source.is_part and self._may_wait(name, parts, rows):
+                check = functools.partial(self._files.check_mapped, groups)
+                columns[name] = WindowRows(parts=parts, rows=rows, check=check)
+                continue
             columns[name] = (gather_views if name in source.decoders else gather)(parts, rows)
             if has_mask:
                 columns[name + VALID_SUFFIX] = gather([group.mask(name) for group in groups], rows)
@@ -271,6 +276,16 @@ class _WindowReader:
         if row_numbers is not None:
             columns[row_numbers] = gather([self._row_numbers(number) for number in numbers], rows)
         return columns
+
+    def _may_wait(self, name: str, parts: Sequence[Any], rows: Any) -> bool:
+        """Whether a column can be copied later: wide numbers as they are in the files."""
+        source = self._source
+        field = source.manifest.schema[name]
+        if isinstance(rows, slice) or isinstance(parts[0], pa.Array) or source.sequences is not None:
+            return False
+        is_wide = field.stored_dtype.itemsize * math.prod(field.shape or ()) >= WIDE_BYTES
+        is_masked = source.has_mask([name]) or source.has_element_mask(name)
+        return is_wide and not is_masked and name not in self._scales
 
     def _stacked(self, group: RowGroup, names: Sequence[str], has_mask: bool) -> list[Array]:
         """Columns of a row group on their way into a stack: standardised while they are in the processor's cache."""

@@ -29,6 +29,8 @@ def write(folder: Path, num_rows: int, *, first: int = 0, with_nulls: bool = Fal
             "n": rows,
             "x": rows.astype(np.float32),
             "pair": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(rows, 2).astype(np.int16)), 2),
+            # Wide rows are copied only once.
+            "wide": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(rows, 80).astype(np.float32)), 80),
             "word": [f"w{row}" for row in rows.tolist()],
             "odd": pa.array([None if with_nulls and row % 2 else row for row in rows.tolist()], pa.int32()),
             "bag": pa.array([[row] * (row % 4) for row in rows.tolist()], pa.list_(pa.int32())),
@@ -126,6 +128,7 @@ def test_all_columns_arrive_in_all_frameworks(sources: dict[str, DatasetConverte
         numbers = batch["s"][:, 0].astype(np.int64)
         assert batch["word"].tolist() == [f"w{number}" for number in numbers.tolist()]
         np.testing.assert_array_equal(batch["pair"], np.stack([numbers] * 2, axis=1))
+        np.testing.assert_array_equal(batch["wide"], np.repeat(numbers, 80).reshape(-1, 80).astype(np.float32))
         is_null = (numbers >= 10_000) & (numbers % 2 == 1)
         np.testing.assert_array_equal(batch["odd__valid"], ~is_null)
         np.testing.assert_array_equal(batch["odd"], np.where(is_null, 0, numbers))
