@@ -334,9 +334,10 @@ def views(bench: Bench) -> None:
         lines = []
         for name, figures in ways.items():
             median = statistics.median(figures)
-            shown = [f"{figure:.2f}" if is_padding else f"{figure / 1e6:.2f} M" for figure in (median, *figures)]
+            extremes = (median, min(figures), max(figures))
+            shown = [f"{figure:.2f}" if is_padding else f"{figure / 1e6:.2f} M" for figure in extremes]
             goal = "≤ 1.15" if is_padding and name == "bucket_by" else goals.get(name, "")
-            lines.append([name, shown[0], f"{min(shown[1:])} – {max(shown[1:])}", f"{median / first:.2f}", goal])
+            lines.append([name, shown[0], f"{shown[1]} – {shown[2]}", f"{median / first:.2f}", goal])
         print_table([title, "median", "from – to", "beside the first", "goal"], lines)
 
 
