@@ -254,11 +254,12 @@ def _flags(array: Any) -> Mask:
 
 def _is_far(low: Any, high: Any, max_gap: Any) -> Mask:
     """Whether two times or numbers are more than `max_gap` apart; `low` is not above `high`."""
-    if isinstance(max_gap, dt.timedelta):
+    gap = max_gap
+    if isinstance(max_gap, dt.timedelta) and pa.types.is_date32(low.type):
+        gap = max_gap // dt.timedelta(days=1)
+    elif isinstance(max_gap, dt.timedelta):
         kind, gap = pa.timestamp("us"), max_gap // dt.timedelta(microseconds=1)
         low, high = low.cast(kind, safe=False), high.cast(kind, safe=False)
-    else:
-        gap = max_gap
     earlier, later = _numbers(low), _numbers(high)
     if earlier.dtype.kind == "f":
         return np.asarray(later - earlier > gap)
