@@ -636,7 +636,7 @@ class DatasetConverter:
         that sequences are made of. Closing it deletes nothing.
 
         ```python
-        hours = converter.sequences(24, by="x", stride=6, partial="pad")
+        hours = converter.sequences(24, by="country", stride=6, partial="pad")
         with hours.make_torch_dataloader(batch_size=64, shuffle=True) as loader:
             for batch in loader:
                 past, future = batch["y"][:, :18], batch["y"][:, 18:]
@@ -737,7 +737,7 @@ class DatasetConverter:
 
         ```python
         with_positives = converter.sample({0: 1.0, 1: 5.0}, by="y")
-        few = converter.sample("x", num_rows=100, replacement=False)
+        few = converter.sample("age", num_rows=100, replacement=False)
         ```
 
         Args:

@@ -80,7 +80,7 @@ def names(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     )
     with make_spark_converter(rows, cache_dir=tmp_path_factory.mktemp("cache")) as converter:
         yield {
-            "df": df, "spark": spark, "converter": converter,
+            "df": df, "spark": spark, "converter": converter, "other": converter.where([("age", "<", 45)]),
             "model": torch.nn.Linear(4, 2), "np": np, "tf": tf, "torch": torch, "json": json, "key": "secret",
         }  # fmt: skip
 
