@@ -180,7 +180,7 @@ class MixedConverter(DatasetConverter):
         wanted, has_source = options.columns, self._source_name is not None
         if wanted is None:
             stacked = {name for members in (options.stack or {}).values() for name in members}
-            wanted = [name for name in self._columns if name not in stacked]
+            wanted = [*(name for name in self._columns if name not in stacked), *(options.stack or {})]
         elif self._source_name is not None and self._source_name in wanted:
             if list(wanted).count(self._source_name) > 1:
                 raise ValueError(f"columns must name each column once; got {list(wanted)}.")

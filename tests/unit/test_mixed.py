@@ -231,6 +231,15 @@ def test_the_name_of_the_source_is_none_that_is_added(sources: dict[str, Dataset
         mix(sources, source=name).make_batch_reader(**options)
 
 
+def test_one_stack_of_all_columns(sources: dict[str, DatasetConverter], tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [1, 2, 3], "x": [1.5, 2.5, 3.5]}), tmp_path / "few.parquet")
+    few = make_parquet_converter(tmp_path / "few.parquet")
+    both = mix({"few": few, "again": few})
+    found = read(both, columns=None, stack={"s": ["n", "x"]})
+    assert list(found) == ["s"]
+    assert sorted(found["s"][:, 0].tolist()) == [1, 1, 2, 2, 3, 3]
+
+
 def test_mixtures_of_any_size_and_weights(sources: dict[str, DatasetConverter]) -> None:
     assert mix(sources, stop=10**15).plan(ragged="pad", nulls="mask", batch_size=10**6).steps_per_epoch == 10**9
     even = mix(sources, {"web": 5e-324, "books": 5e-324}, stop=100, source="from")
