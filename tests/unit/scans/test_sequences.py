@@ -118,7 +118,7 @@ def tables(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
     st.integers(1, 7),
     st.sampled_from([None, 2, 3]),
 )
-@examples(150)
+@examples(80)
 def test_they_are_those_of_the_rows(
     tmp_path_factory: pytest.TempPathFactory,
     files: list[list[tuple[int, int]]],
