@@ -88,6 +88,9 @@ def test_counts_are_exact(
 def test_classes_may_have_shares(converter: DatasetConverter) -> None:
     (epoch,) = epochs_of(converter.balance("label", weights={"cat": 1, "dog": 3, "eel": 0}), 1)
     assert Counter(epoch["label"].tolist()) == {"cat": 25, "dog": 75}
+    # 40.4, 40.4 and 20.2 of 101: the row that is left goes where most is owed.
+    (epoch,) = epochs_of(converter.balance("label", weights={"cat": 1, "dog": 1, "eel": 0.5}, num_rows=101), 1)
+    assert Counter(epoch["label"].tolist()) == {"cat": 41, "dog": 40, "eel": 20}
 
 
 def test_weights_may_be_very_large_or_small(converter: DatasetConverter) -> None:
