@@ -36,12 +36,13 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2, help="mutations tried side by side (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="try those again that the table has already")
     options = parser.parse_args()
-    rows = {} if options.again else read_table()
-    wanted = [
+    rows = read_table()
+    named = [
         mutation
         for mutation in MUTATIONS
-        if mutation.label not in rows and (not options.names or any(name in mutation.module for name in options.names))
+        if not options.names or any(name in mutation.module for name in options.names)
     ]
+    wanted = [mutation for mutation in named if options.again or mutation.label not in rows]
     # Every second one first: a run that is stopped early has been in all rooms.
     wanted = wanted[::2] + wanted[1::2]
     start = time.monotonic()
