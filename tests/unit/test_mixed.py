@@ -118,7 +118,9 @@ def test_epochs_end_with_the_first_or_with_all(sources: dict[str, DatasetConvert
     assert len(mix(sources, {"web": 1, "books": 0})) == 1000
 
 
-def test_all_columns_arrive_in_all_frameworks(sources: dict[str, DatasetConverter]) -> None:
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_all_columns_arrive_in_all_frameworks(sources: dict[str, DatasetConverter], num_workers: int) -> None:
     both = pickle.loads(pickle.dumps(mix(sources, {"web": 2, "books": 1}, source="from")))
     options: dict[str, Any] = {"batch_size": 40, "shuffle": True, "seed": 2, "nulls": "mask", "ragged": "pad"}
     options["stack"] = {"s": ["n", "x"]}
@@ -135,12 +137,11 @@ def test_all_columns_arrive_in_all_frameworks(sources: dict[str, DatasetConverte
         np.testing.assert_array_equal(batch["bag__length"], numbers % 4)
         np.testing.assert_array_equal(batch["row"], numbers % 10_000)
         np.testing.assert_array_equal(batch["from"], numbers >= 10_000)
-    for num_workers in (0, 2):
-        with both.make_torch_dataloader(num_workers=num_workers, **options) as loader:
-            for batch, wanted in zip(loader, expected, strict=True):
-                assert batch["word"] == wanted["word"].tolist()
-                for name in ("s", "pair", "odd", "odd__valid", "bag", "from"):
-                    np.testing.assert_array_equal(batch[name].numpy(), wanted[name], strict=True)
+    with both.make_torch_dataloader(num_workers=num_workers, **options) as loader:
+        for batch, wanted in zip(loader, expected, strict=True):
+            assert batch["word"] == wanted["word"].tolist()
+            for name in ("s", "pair", "odd", "odd__valid", "bag", "from"):
+                np.testing.assert_array_equal(batch[name].numpy(), wanted[name], strict=True)
     with both.make_tf_dataset(labels="from", **options) as dataset:
         for (features, labels), wanted in zip(dataset, expected, strict=True):
             np.testing.assert_array_equal(labels.numpy(), wanted["from"])
