@@ -692,7 +692,7 @@ class DatasetConverter:
 
         The rows of a rare class come again and again, those of a frequent one in turns: each row of a class once before
         any of them comes twice, also from one epoch to the next. The counts are exact in every epoch, and each epoch
-        draws anew. One pass over `by` finds the classes; they take one to four bytes of memory for each row.
+        draws anew. One pass over `by` finds the classes, which take four bytes of memory for each row.
 
         ```python
         balanced = converter.balance("y")

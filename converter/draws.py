@@ -29,8 +29,8 @@ class Classes:
     So each of its elements comes once before any comes twice, also from one epoch to the next.
     """
 
-    codes: npt.NDArray[np.unsignedinteger[Any]]
-    """The class of each element."""
+    order: npt.NDArray[np.integer[Any]]
+    """The elements, class by class."""
 
     sizes: Numbers
     """How many elements each class has."""
@@ -38,17 +38,19 @@ class Classes:
     quotas: Numbers
     """How many of each class come in an epoch."""
 
-    def order(self) -> npt.NDArray[Any]:
-        """The elements, class by class."""
-        places = np.argsort(self.codes, kind="stable")
-        return places.astype(np.int32) if len(places) < 1 << 31 else places
+    def __len__(self) -> int:
+        return len(self.order)
 
-    def counts(self, name: str, epoch: int, order: npt.NDArray[Any]) -> Numbers:
+    def parts(self) -> tuple[npt.NDArray[Any], ...]:
+        """What tells two of them apart."""
+        return self.order, self.sizes, self.quotas
+
+    def counts(self, name: str, epoch: int) -> Numbers:
         """How many times each element comes in an epoch."""
-        counts = np.zeros(len(self.codes), np.int64)
+        counts = np.zeros(len(self.order), np.int64)
         start = 0
         for number, (size, quota) in enumerate(zip(self.sizes.tolist(), self.quotas.tolist(), strict=True)):
-            members = order[start : start + size]
+            members = self.order[start : start + size]
             start += size
             if not quota or not size:
                 continue
@@ -70,6 +72,13 @@ class Expected:
 
     numbers: npt.NDArray[np.float64]
     total: int
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def parts(self) -> tuple[npt.NDArray[Any], ...]:
+        """What tells two of them apart."""
+        return (self.numbers,)
 
     def counts(self, name: str, epoch: int) -> Numbers:
         """How many times each element comes in an epoch: its number, rounded up or down.
@@ -103,16 +112,13 @@ class Draws:
 
     seed: int
     _kept: dict[int, Counts] = field(default_factory=dict, repr=False)
-    _order: list[npt.NDArray[Any]] = field(default_factory=list, repr=False)
     _lock: Any = field(default_factory=threading.Lock, repr=False)
 
     @property
     def digest(self) -> str:
         """Equal for the same draws from the same elements."""
         content = hashlib.sha256(f"{self.num_rows}/{self.seed}".encode())
-        kind = self.kind
-        parts = (kind.codes, kind.quotas) if isinstance(kind, Classes) else (kind.numbers,)
-        for part in parts:
+        for part in self.kind.parts():
             content.update(np.ascontiguousarray(part).tobytes())
         return content.hexdigest()[:32]
 
@@ -120,21 +126,11 @@ class Draws:
         """How many times each live element comes."""
         with self._lock:
             if epoch not in self._kept:
-                name = f"{self.seed}/{len(self._codes_or_numbers)}"
-                if isinstance(self.kind, Classes):
-                    if not self._order:
-                        self._order.append(self.kind.order())
-                    counts = self.kind.counts(name, epoch, self._order[0])
-                else:
-                    counts = self.kind.counts(name, epoch)
+                counts = self.kind.counts(f"{self.seed}/{len(self.kind)}", epoch)
                 while len(self._kept) >= _KEPT_EPOCHS:
                     self._kept.pop(next(iter(self._kept)))
                 self._kept[epoch] = counts.astype(np.min_scalar_type(int(counts.max())))
             return self._kept[epoch]
-
-    @property
-    def _codes_or_numbers(self) -> npt.NDArray[Any]:
-        return self.kind.codes if isinstance(self.kind, Classes) else self.kind.numbers
 
     def row_group_counts(self, epoch: int) -> Numbers:
         """How many elements of each row group come in an epoch."""
@@ -150,7 +146,7 @@ class Draws:
     @property
     def num_bytes(self) -> int:
         """The most memory that draws take, while an epoch's are made."""
-        return len(self._codes_or_numbers) * (8 + 5 * 8)
+        return len(self.kind) * (8 + 5 * 8)
 
     def __getstate__(self) -> tuple[Any, ...]:
         return (self.kind, self.num_rows, self.starts, self.seed)
@@ -159,5 +155,4 @@ class Draws:
         for name, value in zip(("kind", "num_rows", "starts", "seed"), state, strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_kept", {})
-        object.__setattr__(self, "_order", [])
         object.__setattr__(self, "_lock", threading.Lock())

@@ -43,7 +43,7 @@ class Mixing:
 
     def counts(self, epoch: int, num_rows: int) -> Numbers:
         """How many of the first `num_rows` elements of an epoch, at the end of a block, are from each source."""
-        weights = self.weights[max(first for first in self.weights if first <= epoch)]
+        weights = self._weights_at(epoch)
         whole, rest = divmod(num_rows, BLOCK_ROWS)
         counts: Numbers = whole * np.array(_shares(weights, BLOCK_ROWS)) + np.array(_shares(weights, rest))
         return counts
@@ -52,7 +52,7 @@ class Mixing:
         """The order of a block."""
         begin = number * BLOCK_ROWS
         size = min(BLOCK_ROWS, self.num_rows - begin)
-        weights = self.weights[max(first for first in self.weights if first <= epoch)]
+        weights = self._weights_at(epoch)
         name = f"{'/'.join(self.names)}/{self.seed}/{epoch}"
         return _pattern(name, _shares(weights, size), number % _PATTERNS)
 
@@ -94,6 +94,9 @@ class Mixing:
         for first, stop in itertools.pairwise(changes):
             before = before + (stop - first) * self.counts(first, self.num_rows)
         return before
+
+    def _weights_at(self, epoch: int) -> tuple[float, ...]:
+        return self.weights[max(first for first in self.weights if first <= epoch)]
 
     def largest_shares(self) -> list[float]:
         """The largest part of an epoch that each source ever has."""
@@ -145,14 +148,14 @@ def _shares(weights: tuple[float, ...], num_rows: int) -> tuple[int, ...]:
     return tuple(share(weights, num_rows).tolist())
 
 
-def share(weights: tuple[float, ...], num_rows: int) -> Numbers:
-    """How many of some elements each source has: in proportion, the rest by largest remainder.
+def share(weights: Sequence[float] | npt.NDArray[np.float64], num_rows: int) -> Numbers:
+    """How many of some elements each weight has: in proportion, the rest by largest remainder.
 
     >>> share((0.7, 0.3), 11).tolist()
     [8, 3]
     """
-    exact = np.array(weights) * (num_rows / sum(weights))
-    counts = np.floor(exact).astype(np.int64)
+    exact = np.array(weights) * (num_rows / np.sum(weights))
+    counts: Numbers = np.floor(exact).astype(np.int64)
     largest = np.argsort(counts - exact, kind="stable")
     counts[largest[: num_rows - int(counts.sum())]] += 1
     return counts

@@ -1255,10 +1255,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/scans",),
     ),
     Mutation(
-        module="scans/categories.py",
+        module="scans/columns.py",
         claim="deleted rows have categories",
-        old="        if manifest.selection is not None:\n            table = table.filter(",
-        new="        if False:\n            table = table.filter(",
+        old="return table if selection is None else",
+        new="return table if selection is None or selection is not None else",
         tests=("tests/unit/scans", "tests/unit/sources"),
     ),
     Mutation(
@@ -1353,10 +1353,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/scans/test_draws.py",),
     ),
     Mutation(
-        module="scans/draws.py",
-        claim="what is left over goes to the classes that are owed least",
-        old="np.argsort(quotas - exact",
-        new="np.argsort(exact - quotas",
+        module="mixing.py",
+        claim="what is left over goes to whom least is owed",
+        old="np.argsort(counts - exact",
+        new="np.argsort(exact - counts",
         tests=("tests/unit/scans/test_draws.py",),
     ),
     Mutation(

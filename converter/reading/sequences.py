@@ -111,15 +111,14 @@ def lay_out(manifest: Manifest, row_groups: Numbers, wanted: Any, live_starts: N
     # Each row group's rows, and as many more as its last sequences reach.
     last = np.full(len(row_groups), -1, np.int64)
     np.maximum.at(last, owner, first + lengths)
-    offsets = np.empty(len(first), np.int64)
-    begin_of, base_of = np.zeros(len(row_groups), np.int64), np.zeros(len(row_groups), np.int64)
+    starts, bases = live_starts[row_groups], np.zeros(len(row_groups), np.int64)
     kept: list[Numbers] = []
     num_kept = 0
-    for index, row_group in enumerate(row_groups.tolist()):
-        begin_of[index], base_of[index] = live_starts[row_group], num_kept
-        kept += places.of_range(int(live_starts[row_group]), int(last[index]))
-        num_kept += max(0, int(last[index]) - int(live_starts[row_group]))
-    offsets = first - begin_of[owner] + base_of[owner]
+    for index, (start, stop) in enumerate(zip(starts.tolist(), last.tolist(), strict=True)):
+        bases[index] = num_kept
+        kept += places.of_range(start, stop)
+        num_kept += max(0, stop - start)
+    offsets = first + (bases - starts)[owner]
     short = np.flatnonzero(lengths < sequences.length)
     if len(short) and len(sequences.links.last):
         follow = _follow(sequences, first[short], live_starts)

@@ -18,7 +18,7 @@ from converter.places import is_list
 from converter.portable.texts import find_bad_text
 from converter.reading.ahead import map_row_groups
 from converter.reading.data_files import DataFiles
-from converter.scans.columns import read_columns
+from converter.scans.columns import read_live_columns
 from converter.storage.directory import Storage
 
 
@@ -59,9 +59,7 @@ def _find_values(storage: Storage, manifest: Manifest, kinds: dict[str, str]) ->
     files = DataFiles(storage, manifest, [manifest.schema[name] for name in kinds])
 
     def unique_values(row_group: int, given_up: threading.Event) -> dict[str, pa.Array]:
-        table = read_columns(files, row_group, given_up)
-        if manifest.selection is not None:
-            table = table.filter(pa.array(manifest.selection.mask(row_group, table.num_rows)))
+        table = read_live_columns(files, row_group, given_up)
         found = {name: _unique(table.column(name)) for name in kinds}
         with files.file_of(row_group).named_errors(row_group):
             for name, unique in found.items():

@@ -13,6 +13,12 @@ from converter.reading.decode import signed
 from converter.reading.stored import constant_column
 
 
+def read_live_columns(files: DataFiles, row_group: int, given_up: threading.Event | None = None) -> pa.Table:
+    """The live rows of a row group; as `read_columns`."""
+    table, selection = read_columns(files, row_group, given_up), files.manifest.selection
+    return table if selection is None else table.filter(pa.array(selection.mask(row_group, table.num_rows)))
+
+
 def read_columns(files: DataFiles, row_group: int, given_up: threading.Event | None = None) -> pa.Table:
     """The columns `files.fields` of a row group, in the types that the dataset gives them; codes as their values.
 

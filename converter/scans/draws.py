@@ -18,10 +18,11 @@ from converter.arguments import check_flag, check_integer
 from converter.draws import Classes, Draws, Expected, Numbers
 from converter.errors import NullValueError, SourceError
 from converter.manifest import Manifest
+from converter.mixing import share
 from converter.reading.ahead import map_row_groups
 from converter.reading.data_files import DataFiles
 from converter.reading.decode import decode
-from converter.scans.columns import read_columns
+from converter.scans.columns import read_live_columns
 from converter.storage.directory import Storage
 
 MAX_CLASSES = 100_000
@@ -108,13 +109,13 @@ def _with_draws(manifest: Manifest, kind: Classes | Expected, total: int, seed: 
 
 
 def _in_classes(codes: npt.NDArray[Any], shares: npt.NDArray[np.float64], total: int) -> Classes:
-    """Classes with their parts of an epoch: in proportion, the rest by largest remainder."""
-    sizes = np.bincount(codes, minlength=len(shares)).astype(np.int64)
-    exact = shares * (total / shares.sum())
-    quotas = np.floor(exact).astype(np.int64)
-    largest = np.argsort(quotas - exact, kind="stable")
-    quotas[largest[: total - int(quotas.sum())]] += 1
-    return Classes(codes=codes, sizes=sizes, quotas=quotas)
+    """Classes with their parts of an epoch."""
+    order = np.argsort(codes, kind="stable")
+    return Classes(
+        order=order.astype(np.int32) if len(order) < 1 << 31 else order,
+        sizes=np.bincount(codes, minlength=len(shares)).astype(np.int64),
+        quotas=share(shares, total),
+    )
 
 
 def _at_most_once(weights: npt.NDArray[np.float64], total: int) -> npt.NDArray[np.float64]:
@@ -216,10 +217,7 @@ def _live_columns(storage: Storage, manifest: Manifest, name: str) -> Any:
     wanted = np.flatnonzero(manifest.live_rows > 0).tolist()
 
     def read(row_group: int, given_up: threading.Event) -> pa.ChunkedArray:
-        table = read_columns(files, row_group, given_up)
-        if manifest.selection is not None:
-            table = table.filter(pa.array(manifest.selection.mask(row_group, table.num_rows)))
-        return table.column(0)
+        return read_live_columns(files, row_group, given_up).column(0)
 
     columns: Any = map_row_groups(read, wanted)
     with contextlib.closing(columns):

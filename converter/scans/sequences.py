@@ -19,7 +19,7 @@ from converter.manifest import Manifest
 from converter.reading.ahead import map_row_groups
 from converter.reading.checks import place_of_row
 from converter.reading.data_files import DataFiles
-from converter.scans.columns import read_columns
+from converter.scans.columns import read_live_columns
 from converter.scans.draws import check_no_draws
 from converter.schema import Field
 from converter.selection import Mask, select_some
@@ -43,6 +43,11 @@ class _Request:
     max_gap: Any
     is_padded: bool
     steps: Mapping[str, tuple[int, ...] | int]
+
+    @property
+    def names(self) -> list[str]:
+        """The columns by which rows are sorted."""
+        return [*self.by, *([] if self.order_by is None else [self.order_by])]
 
 
 @dataclass(slots=True, eq=False)
@@ -81,10 +86,9 @@ def select_sequences(
         "length": length, "by": by, "order_by": order_by, "stride": stride, "max_gap": max_gap, "steps": steps or {},
     }  # fmt: skip
     request = _checked(_Request(**given, is_padded=partial == "pad"), manifest)
-    names = [*request.by, *([request.order_by] if request.order_by is not None else [])]
     live_starts = np.concatenate(([0], np.cumsum(manifest.live_rows)))
-    if names:
-        stretches = _find_stretches(storage, manifest, request, names, live_starts)
+    if request.names:
+        stretches = _find_stretches(storage, manifest, request, live_starts)
         chains = _join_stretches(storage, manifest, request, stretches, live_starts)
     else:
         chains = _single(np.zeros(1, np.int64))
@@ -163,18 +167,13 @@ def _check_steps(manifest: Manifest, steps: Any, length: int) -> dict[str, tuple
     return checked
 
 
-def _find_stretches(
-    storage: Storage, manifest: Manifest, request: _Request, names: Sequence[str], live_starts: Numbers
-) -> _Stretches:
+def _find_stretches(storage: Storage, manifest: Manifest, request: _Request, live_starts: Numbers) -> _Stretches:
     """Where stretches begin, in each file on its own; rows out of order are an error."""
-    files = DataFiles(storage, manifest, [manifest.schema[name] for name in names])
+    files = DataFiles(storage, manifest, [manifest.schema[name] for name in request.names])
     wanted = np.flatnonzero(manifest.live_rows > 0).tolist()
 
     def read(row_group: int, given_up: threading.Event) -> pa.Table:
-        table = read_columns(files, row_group, given_up)
-        if manifest.selection is not None:
-            table = table.filter(pa.array(manifest.selection.mask(row_group, table.num_rows)))
-        return table.combine_chunks()
+        return read_live_columns(files, row_group, given_up).combine_chunks()
 
     stretches = _Stretches()
     last: tuple[int, pa.Table] | None = None
@@ -238,7 +237,7 @@ def _changes(storage: Storage, manifest: Manifest, request: _Request, table: pa.
             is_gap = ~is_new & _is_far(low, high, request.max_gap)
     if is_wrong.any():
         row = int(np.argmax(is_wrong))
-        names = [*request.by, *([request.order_by] if request.order_by else [])]
+        names = request.names
         shown = [tuple(table.column(name)[row + number].as_py() for name in names) for number in (0, 1)]
         raise SourceError(
             f"The rows are not sorted by {', '.join(map(repr, names))}: {_place(storage, manifest, first + row + 1)} "
@@ -278,7 +277,7 @@ def _numbers(column: Any) -> np.ndarray[Any, Any]:
 def _sorting(request: _Request) -> str:
     """The line of Spark that sorts."""
     keys = ", ".join(map(repr, request.by))
-    order = ", ".join(map(repr, [*request.by, *([request.order_by] if request.order_by else [])]))
+    order = ", ".join(map(repr, request.names))
     return f"df.repartition({keys}).sortWithinPartitions({order})" if keys else f"df.sort({order})"
 
 
