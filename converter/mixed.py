@@ -171,33 +171,39 @@ class MixedConverter(DatasetConverter):
         assert self._source_name is not None
         return Field(name=self._source_name, dtype="int32", categories=self._mixing.names)
 
+    def _columns_of_parts(self, options: LoaderOptions) -> list[str]:
+        """What is read of each source: the wanted columns and stacks without the number of the source."""
+        if options.columns is None:
+            stacked = {name for members in (options.stack or {}).values() for name in members}
+            return [*(name for name in self._columns if name not in stacked), *(options.stack or {})]
+        wanted = [name for name in options.columns if name != self._source_name]
+        if len(wanted) < len(options.columns) - 1:
+            raise ValueError(f"columns must name each column once; got {list(options.columns)}.")
+        if not wanted and options.columns:
+            raise ValueError(f"columns: name a column of the sources, too, not {self._source_name!r} alone.")
+        return wanted
+
+    def _check_name(self, source_name: str | None, options: LoaderOptions) -> None:
+        """Raise ValueError if batches would have another column of the source's name."""
+        added = {options.with_row_index, NOT_PADDED, SEQUENCE_LENGTH, *(options.stack or {})}
+        added |= {name + suffix for name in self._columns for suffix in _SUFFIXES}
+        if source_name is not None and source_name in added:
+            raise ValueError(f"source={source_name!r} is the name of a column that is added to batches; take another.")
+
     def _source(self, options: LoaderOptions, *, runs_filters: bool = True) -> BatchSource:  # noqa: ARG002
         self._check_open()
         if options.bucket_by is not None:
             raise ValueError("bucket_by: rows of a mixture come in its proportions, so not by their lengths.")
         if options.filters is not None:
             raise ValueError("filters: choose rows with where() before you mix.")
-        wanted, has_source = options.columns, self._source_name is not None
-        if wanted is None:
-            stacked = {name for members in (options.stack or {}).values() for name in members}
-            wanted = [*(name for name in self._columns if name not in stacked), *(options.stack or {})]
-        elif self._source_name is not None and self._source_name in wanted:
-            if list(wanted).count(self._source_name) > 1:
-                raise ValueError(f"columns must name each column once; got {list(wanted)}.")
-            wanted = [name for name in wanted if name != self._source_name]
-            if not wanted:
-                raise ValueError(f"columns: name a column of the sources, too, not {self._source_name!r} alone.")
-        elif has_source:
-            has_source = False
-        added = {options.with_row_index, NOT_PADDED, SEQUENCE_LENGTH, *(options.stack or {})}
-        added |= {name + suffix for name in self._columns for suffix in _SUFFIXES}
-        if has_source and self._source_name in added:
-            raise ValueError(
-                f"source={self._source_name!r} is the name of a column that is added to batches; take another."
-            )
+        # None if the number of the source is not wanted.
+        source_name = self._source_name
+        if options.columns is not None and source_name not in options.columns:
+            source_name = None
+        self._check_name(source_name, options)
         own = dataclasses.replace(
-            options, batch_size=1, num_epochs=1, columns=wanted, transform=None, cur_shard=0, shard_count=1,
-            uneven="keep", drop_last=False,
+            options, batch_size=1, num_epochs=1, columns=self._columns_of_parts(options), transform=None, cur_shard=0,
+            shard_count=1, uneven="keep", drop_last=False,
         )  # fmt: skip
         made = []
         for part in self._converters.values():
@@ -206,10 +212,10 @@ class MixedConverter(DatasetConverter):
         first = made[0]
         threads = first.workers_count
         schema, names = first.schema, first.names
-        if has_source and self._source_name is not None:
+        if source_name is not None:
             schema = Schema((*schema, self._field_of_source()))
-            place = len(names) if options.columns is None else list(options.columns).index(self._source_name)
-            names = (*names[:place], self._source_name, *names[place:])
+            place = len(names) if options.columns is None else list(options.columns).index(source_name)
+            names = (*names[:place], source_name, *names[place:])
         shuffle = Shuffle(seed=options.seed, fingerprint=self.fingerprint) if options.shuffle else None
         source = replace(
             first,
@@ -230,7 +236,7 @@ class MixedConverter(DatasetConverter):
                 for part, share in zip(made, self._mixing.largest_shares(), strict=True)
             ),
             mixing=self._mixing,
-            source_name=self._source_name if has_source else None,
+            source_name=source_name,
         )
         log_uneven_shards(source)
         return source
