@@ -1,0 +1,42 @@
+"""Petastorm's public names on top of the native engine: change `petastorm` to `converter.petastorm` in imports.
+
+    from converter.petastorm import make_reader, make_batch_reader, TransformSpec
+
+Rows, types, shapes, counts and classes of errors are Petastorm's. Stores that Petastorm wrote are read, and
+`materialize_dataset` writes stores that Petastorm can read; nothing in a store is ever unpickled.
+
+| old name | native way | what differs here from Petastorm 0.13 |
+|---|---|---|
+| `make_batch_reader` | `make_parquet_converter` and a loader | strings with nulls are objects with None, not the text 'None' |
+| `make_reader` | `make_parquet_converter(…, decode=…)` | pictures are decoded without OpenCV |
+| `Reader`, `num_epochs` | `num_epochs=` of a loader | each epoch has another order, also with a seed |
+| `cur_shard`, `shard_count` | the same, or found by itself | a seed changes which row groups a shard has; sizes differ by at most one; `NoDataAvailableError` also if too few row groups are left after predicate and selector |
+| `seed` | `seed=` | 0 is a seed like any other; loaders use the reader's seed |
+| `shuffle_rows` with `predicate` | `shuffle=True, filters=…` | rows stay whole (Petastorm mixed columns of different rows) |
+| `predicate` with `make_batch_reader` | `filters=`, `where` | all predicates work, dtypes stay, `removed_fields` and tensors too |
+| `predicate` on several partition columns | `filters=` | works |
+| `filters` | `filters=` | rows are filtered exactly, not row groups alone |
+| `cache_type="local-disk"` | `local_cache_dir=` | keeps bytes of remote stores, never decoded rows; works with predicates |
+| `reader_pool_type`, `workers_count` | `workers_count=` | all three run threads; at most one for each core |
+| `hdfs_driver`, `pyarrow_serialize`, `zmq_copy_buffers`, `results_queue_size` | | accepted, do nothing |
+| `DataLoader` | `make_torch_dataloader` | no row of the last batch comes again in the next pass |
+| `BatchedDataLoader` | `make_torch_dataloader` | with a shuffling queue rows of the whole store are mixed, not of a few row groups |
+| `make_petastorm_dataset` | `make_tf_dataset` | |
+| `NGram` | `sequences` | |
+| `WeightedSamplingReader` | `mix` | `len()` is gone |
+| `TransformSpec` | `transform=` of a loader | |
+| `SparkDatasetConverter` | `make_spark_converter` | data of a URL are never deleted |
+| `CompressedImageCodec` | `decode={"x": Image()}` | needs the extra `images` |
+| `NdarrayCodec` | `decode={"x": NumPy()}` | |
+| `materialize_dataset` | `make_spark_converter`, `df.write` | also writes the schema as JSON |
+
+The first use in a process raises `PetastormDeprecationWarning` with the native lines.
+"""
+
+from __future__ import annotations
+
+from converter.petastorm.reader import make_batch_reader, make_reader
+from converter.petastorm.transform import TransformSpec
+from converter.petastorm.warning import PetastormDeprecationWarning
+
+__all__ = ["PetastormDeprecationWarning", "TransformSpec", "make_batch_reader", "make_reader"]

@@ -1,0 +1,198 @@
+"""Columns of Arrow as NumPy arrays of the dtype that a field declares, with the values that Petastorm's rows have."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Array = npt.NDArray[Any]
+
+_MICROSECONDS = np.dtype("datetime64[us]")
+
+
+def scalar_type(numpy_dtype: Any) -> Any:
+    """The class of a field's values: `np.int32` for `np.int32` and for `np.dtype("int32")`."""
+    return numpy_dtype.type if isinstance(numpy_dtype, np.dtype) else numpy_dtype
+
+
+def convert_scalar(numpy_dtype: Any, value: Any) -> Any:
+    """A stored value as the declared type has it; as it is if that is neither NumPy's nor Decimal.
+
+    Numbers outside of the type's range wrap around, as they did before NumPy 2.
+    """
+    kind = scalar_type(numpy_dtype)
+    if not _is_converted(kind):
+        return value
+    if kind is np.str_ and isinstance(value, (bytes, bytearray)):
+        return np.str_(bytes(value).decode())
+    try:
+        return kind(value)
+    except OverflowError:
+        return np.asarray(value).astype(kind)[()]
+
+
+def convert_column(numpy_dtype: Any, values: pa.Array) -> Array:
+    """A column of numbers, texts, times or lists of them, as the declared type has them.
+
+    Numbers without nulls are an array of this dtype, times datetime64[us], dates datetime64[D], and lists of one
+    length a matrix. Everything else is an array of objects, with None where there are nulls. Nulls among floating
+    numbers are NaN.
+
+    Raises:
+        ValueError, TypeError: a value cannot be converted.
+    """
+    array = _unpacked(values)
+    kind = scalar_type(numpy_dtype)
+    if _is_list(array.type):
+        return _lists(kind, array)
+    return _scalars(kind, array)
+
+
+def to_objects(values: Iterable[Any]) -> Array:
+    """The values as an array of objects, arrays among them; NumPy itself would join arrays of one shape."""
+    return np.fromiter(values, object)
+
+
+def to_column(values: Sequence[Any]) -> Array:
+    """Decoded values as one array if all are arrays, or NumPy's numbers, of one dtype and shape; else as objects."""
+    kinds = {(value.dtype, value.shape) if isinstance(value, (np.ndarray, np.generic)) else None for value in values}
+    if len(kinds) == 1 and None not in kinds:
+        dtype, shape = next(iter(kinds))  # type: ignore[misc]
+        if dtype.kind in "biufcmM":
+            return np.stack(values) if shape else np.array(values, dtype)
+    return to_objects(values)
+
+
+def in_one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The chunks as one array."""
+    if isinstance(values, pa.ChunkedArray):
+        return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
+    return values
+
+
+def buffers_of(values: pa.Array) -> list[memoryview | None]:
+    """The bytes of each row where they are, and None for a null."""
+    return [memoryview(value.as_buffer()).cast("B") if value.is_valid else None for value in values]
+
+
+def stored_values(values: pa.Array) -> list[Any]:
+    """The values as Python has them, lists as arrays: what a user's codec decodes."""
+    array = _unpacked(values)
+    if not _is_list(array.type):
+        return list(array.to_pylist())
+    return [None if row is None else row for row in _lists(None, array)]
+
+
+def _is_converted(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, (np.generic, Decimal))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
+
+
+def _unpacked(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    array = in_one_array(values)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _scalars(kind: Any, array: pa.Array) -> Array:
+    if not _is_converted(kind):
+        return to_objects(_present_or_nan(array))
+    if issubclass(kind, (np.number, np.bool_)) and _is_number(array.type):
+        return _numbers(kind, array)
+    if kind is np.datetime64 and (pa.types.is_timestamp(array.type) or pa.types.is_date(array.type)):
+        return _with_nulls(array, _times(array.drop_null() if array.null_count else array))
+    if kind is Decimal and pa.types.is_decimal(array.type):
+        return to_objects(array.to_pylist())
+    if (kind is np.str_ and _is_text(array.type)) or (kind is np.bytes_ and _is_bytes(array.type)):
+        present = array.drop_null() if array.null_count else array
+        return _with_nulls(array, to_objects(map(kind, present.to_pylist())))
+    return to_objects(None if value is None else convert_scalar(kind, value) for value in _present_or_nan(array))
+
+
+def _present_or_nan(array: pa.Array) -> list[Any]:
+    """The values as Python has them; nulls among floating numbers are NaN, as pandas has them."""
+    if pa.types.is_floating(array.type) and array.null_count:
+        array = pc.fill_null(array, float("nan"))
+    return list(array.to_pylist())
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _numbers(kind: Any, array: pa.Array) -> Array:
+    is_floating = pa.types.is_floating(array.type)
+    present = array.drop_null() if array.null_count and not is_floating else array
+    numbers = present.to_numpy(zero_copy_only=False)
+    if is_floating and issubclass(kind, np.integer) and not np.isfinite(numbers).all():
+        raise ValueError(f"a null, NaN or infinity cannot become {kind.__name__}")
+    return _with_nulls(array, np.asarray(numbers.astype(kind)))
+
+
+def _times(present: pa.Array) -> Array:
+    if pa.types.is_date(present.type):
+        return np.array(present.cast(pa.date32()).cast(pa.int32()).to_numpy().astype("datetime64[D]"))
+    ticks = present.cast(pa.int64()).to_numpy()
+    times: Array = ticks.view(f"datetime64[{present.type.unit}]").astype(_MICROSECONDS)
+    return times
+
+
+def _with_nulls(array: pa.Array, present: Array) -> Array:
+    """The values that are present at their places, as objects, and None at the others."""
+    if len(present) == len(array):
+        return present
+    objects = np.empty(len(array), object)
+    objects[np.asarray(array.is_valid().to_numpy(zero_copy_only=False))] = to_objects(present)
+    return objects
+
+
+def _lists(kind: Any, array: pa.Array) -> Array:
+    """Lists as rows of a matrix, if all have one length; else as an array of arrays."""
+    items = array.flatten()
+    flat = _items(kind, items)
+    present = array.drop_null() if array.null_count else array
+    lengths = pc.list_value_length(present).to_numpy(zero_copy_only=False)
+    if not array.null_count and len(lengths) and (lengths == lengths[0]).all():
+        matrix: Array = flat.reshape(len(array), int(lengths[0]))
+        return matrix
+    edges = [0, *np.cumsum(lengths).tolist()]
+    return _with_nulls(array, to_objects(flat[start:stop] for start, stop in itertools.pairwise(edges)))
+
+
+def _items(kind: Any, items: pa.Array) -> Array:
+    """The values in all lists."""
+    if kind is None or kind is object:
+        return _plain_items(items)
+    if items.null_count and not pa.types.is_floating(items.type) and _is_number(items.type):
+        raise ValueError("a list holds a null, which has no form among numbers")
+    if kind in (np.str_, np.bytes_):
+        return to_objects(items.to_pylist())
+    return _scalars(kind, items)
+
+
+def _plain_items(items: pa.Array) -> Array:
+    if _is_number(items.type) and not (items.null_count and not pa.types.is_floating(items.type)):
+        return np.array(items.to_numpy(zero_copy_only=False))
+    return to_objects(items.to_pylist())

@@ -1,0 +1,307 @@
+"""What the threads of a reader do with a row group: choose its rows, decode them, and apply the user's transform."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from converter.petastorm.blocks import (
+    Block,
+    TransformMismatchError,
+    collect,
+    from_frame,
+    num_rows_of,
+    take_rows,
+    to_batch,
+)
+from converter.petastorm.ngram import NGram
+from converter.petastorm.predicates import PredicateBase
+from converter.petastorm.row_groups import Filters, Item, generator_of, partition_like, partition_value
+from converter.petastorm.store import Store
+from converter.petastorm.transform import TransformSpec
+from converter.petastorm.unischema import Unischema, decode_column
+
+Rows = npt.NDArray[np.int64]
+
+_PIECE_BYTES = 16 << 20
+"""Decoded rows that are made at once. Larger pieces hold more memory and start later; a guess."""
+
+_MOST_ROWS, _LEAST_ROWS = 65_536, 16
+_UNKNOWN_ROW_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Rows that a thread has finished: as columns, or as the dicts that a user's function of rows returned."""
+
+    columns: Block | None = None
+    rows: Sequence[Mapping[str, Any]] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return num_rows_of(self.columns or {}) if self.rows is None else len(self.rows)
+
+    def block(self, schema: Unischema) -> Block:
+        """The rows as columns."""
+        if self.rows is None:
+            return self.columns or {}
+        return {name: collect(field, [row[name] for row in self.rows]) for name, field in schema.fields.items()}
+
+    def values(self, name: str) -> list[Any]:
+        """A column's values, one for each row."""
+        if self.rows is not None:
+            return [row[name] for row in self.rows]
+        return list((self.columns or {})[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How row groups become pieces; threads share it."""
+
+    store: Store
+    stored: Unischema
+    """The fields that are read."""
+
+    schema: Unischema
+    """The fields that are handed out."""
+
+    is_batched: bool
+    ngram: NGram | None
+    predicate: PredicateBase | None
+    transform: TransformSpec | None
+    apply: Callable[[Any], Any] | None
+    """The transform's function of a frame, or of a list of rows as dicts; None if there is none."""
+
+    filters: Filters
+    shuffle_rows: bool
+    seed: int
+
+    def read(self, item: Item) -> pa.Table:
+        """The stored columns of the rows that are wanted, in their order.
+
+        Raises:
+            ReadError: the row group cannot be read.
+            ValueError: the predicate names no field, or one that is not read.
+        """
+        names = list(self.stored.fields)
+        asked = self._asked_names()
+        if not asked:
+            table = self.store.read(item.row_group, names)
+            rows = self._order_of(item, table.num_rows)
+            return table if rows is None else table.take(rows)
+        early = self.store.read(item.row_group, asked)
+        rows = self._order_of(item, early.num_rows)
+        rows = np.arange(early.num_rows) if rows is None else rows
+        if self.filters:
+            rows = rows[self._passing(item, early)[rows]]
+        if self.predicate is not None and len(rows):
+            rows = rows[self._included(early.take(rows))]
+        if not len(rows):
+            return pa.table({name: pa.array([], pa.null()) for name in names})
+        late = [name for name in names if name not in asked]
+        table = self.store.read(item.row_group, late)
+        columns = dict(zip(early.column_names, early.columns, strict=True))
+        columns |= dict(zip(table.column_names, table.columns, strict=True))
+        return pa.table({name: columns[name] for name in names}).take(rows)
+
+    def _asked_names(self) -> list[str]:
+        """The columns by which rows are chosen, before others are read."""
+        names: list[str] = []
+        if self.predicate is not None:
+            names = list(self.predicate.get_fields())
+            if not names:
+                raise ValueError("At least one field name must be returned by predicate's get_field() method")
+            unknown = [name for name in names if name not in self.stored.fields]
+            if unknown:
+                raise ValueError(
+                    f"At least some column names requested by the predicate ({', '.join(unknown)}) are not valid "
+                    f"schema names: ({', '.join(self.stored.fields)})"
+                )
+        if isinstance(self.filters, pc.Expression):
+            names += [*self.store.arrow_schema.names, *self.store.partition_names]
+        elif self.filters:
+            any_of = self.filters if isinstance(self.filters[0], list) else [self.filters]
+            names += [term[0] for terms in any_of for term in terms]
+        return list(dict.fromkeys(names))
+
+    def _order_of(self, item: Item, num_rows: int) -> Rows | None:
+        """The rows of an item in order; None for all of them as they are stored."""
+        if not self.shuffle_rows and item.num_parts == 1:
+            return None
+        order = np.arange(num_rows)
+        if self.shuffle_rows:
+            # The parts of one row group share its order, so that together they have each row once.
+            number = item.number // item.num_parts
+            order = generator_of(self.seed, item.epoch, number).permutation(num_rows)
+        if item.num_parts == 1:
+            return order
+        num_parts = max(1, min(num_rows, item.num_parts))
+        parts = np.arange(num_rows) * num_parts // max(1, num_rows)
+        stop = int(np.searchsorted(parts, item.part, side="right"))
+        start = int(np.searchsorted(parts, item.part))
+        if self.ngram is not None and stop > start:
+            # A window that begins in this part may end in the next.
+            stop = min(num_rows, stop + self.ngram.length - 1)
+        return order[start:stop]
+
+    def _passing(self, item: Item, table: pa.Table) -> npt.NDArray[np.bool_]:
+        """Which rows pass the filters."""
+        filters = self.filters
+        if not isinstance(filters, pc.Expression):
+            any_of = filters if isinstance(filters[0], list) else [filters]
+            partition = self.store.partitions[item.row_group.file]
+            for terms in any_of:
+                for name, _, value in terms:
+                    if name in partition:
+                        at = table.column_names.index(name)
+                        constant = pa.scalar(partition_like(partition[name], value))
+                        table = table.set_column(at, name, pa.repeat(constant, table.num_rows))
+            filters = pq.filters_to_expression(any_of)
+        numbered = table.append_column("row number", pa.array(np.arange(table.num_rows)))
+        passing = np.zeros(table.num_rows, np.bool_)
+        passing[numbered.filter(filters).column("row number").to_numpy()] = True
+        return passing
+
+    def _included(self, table: pa.Table) -> npt.NDArray[np.bool_]:
+        """Which rows the predicate includes."""
+        assert self.predicate is not None
+        names = list(self.predicate.get_fields())
+        table = table.select(names)
+        if self.is_batched and not self.predicate.works_on_columns:
+            frame = self._with_partition_values(table).to_pandas()
+            return np.asarray(self.predicate.do_include(frame), np.bool_)
+        columns = to_batch(self._with_partition_values(table), self.stored) if self.is_batched else self._decode(table)
+        return np.asarray(self.predicate.do_include_columns(columns), np.bool_)
+
+    def pieces(self, table: pa.Table) -> Iterator[pa.Table]:
+        """The table in parts that are decoded one by one; all of it if batches or windows need the whole."""
+        if not table.num_rows:
+            return
+        num_rows = table.num_rows if self.is_batched or self.ngram is not None else self._piece_rows
+        for start in range(0, table.num_rows, num_rows):
+            yield table.slice(start, num_rows)
+
+    @property
+    def _piece_rows(self) -> int:
+        row_bytes = 0
+        for field in self.stored.fields.values():
+            sizes = [size for size in field.shape if size is not None]
+            row_bytes += _UNKNOWN_ROW_BYTES if len(sizes) < len(field.shape) else 8 * math.prod(sizes)
+        return max(_LEAST_ROWS, min(_MOST_ROWS, _PIECE_BYTES // max(1, row_bytes)))
+
+    def make(self, table: pa.Table) -> Piece:
+        """Decode rows, and apply the user's transform.
+
+        Raises:
+            DecodeFieldError: a value cannot be decoded.
+            ValueError, TypeError: the transform returned what it did not declare.
+        """
+        if self.is_batched:
+            return Piece(columns=self._make_batch(table))
+        columns = self._decode(table)
+        if self.transform is None:
+            return Piece(columns=columns)
+        if self.apply is None:
+            return Piece(columns={name: columns[name] for name in self.schema.fields})
+        return Piece(rows=self._transform_rows(columns, self.apply))
+
+    def _make_batch(self, table: pa.Table) -> Block:
+        table = self._with_partition_values(table)
+        if self.transform is None or self.apply is None:
+            block = to_batch(
+                table.select([name for name in self.schema.fields if name in table.column_names]), self.schema
+            )
+            missing = [name for name in self.schema.fields if name not in block]
+            if missing:
+                raise TransformMismatchError(
+                    f"Transformed result columns ({','.join(block)}) do not match required schema columns"
+                    f"({','.join(self.schema.fields)}): a TransformSpec without func adds no column."
+                )
+            return block
+        frame = self.apply(table.to_pandas())
+        removed = [name for name in self.transform.removed_fields or () if name in frame.columns]
+        return from_frame(frame.drop(columns=removed) if removed else frame, self.schema)
+
+    def _transform_rows(self, columns: Block, apply: Callable[[Any], Any]) -> list[Mapping[str, Any]]:
+        """The rows that the user's function of a row makes."""
+        assert self.transform is not None
+        names = list(columns)
+        made: list[Mapping[str, Any]] = apply(
+            [dict(zip(names, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        )
+        wanted, removed = self.schema.fields.keys(), set(self.transform.removed_fields or ())
+        for row in made:
+            if row.keys() - removed != wanted:
+                raise TransformMismatchError(
+                    f"The transform returned a row with the fields {', '.join(row)}, expected "
+                    f"{', '.join(wanted)}. Declare new fields in edit_fields, and others in removed_fields."
+                )
+        return made
+
+    def _decode(self, table: pa.Table) -> Block:
+        fields = self.stored.fields
+        columns: Block = {}
+        for name in table.column_names:
+            column = table.column(name)
+            if name in self.store.partition_names:
+                columns[name] = self._partition_column(name, column)
+            else:
+                columns[name] = decode_column(fields[name], column)
+        return columns
+
+    def _partition_column(self, name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
+        """A partition column with its field's type; all rows of a row group have one value."""
+        value = partition_value(self.stored, name, column[0].as_py()) if len(column) else None
+        if isinstance(value, (np.number, np.bool_)):
+            return np.full(len(column), value)
+        values = np.empty(len(column), object)
+        values[:] = [value] * len(column)
+        return values
+
+    def _with_partition_values(self, table: pa.Table) -> pa.Table:
+        """The table with partition columns typed as the schema has them."""
+        for name in self.store.partition_names:
+            if name in table.column_names and np.issubdtype(self.stored.fields[name].numpy_dtype, np.number):
+                at = table.column_names.index(name)
+                dtype = pa.from_numpy_dtype(self.stored.fields[name].numpy_dtype)
+                table = table.set_column(at, name, table.column(name).cast(dtype))
+        return table
+
+
+class EachRow:
+    """A user's function of a row as a function of many: the one loop over rows, because the function takes rows."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> list[Any]:
+        """What the function makes of each row."""
+        return [self._function(row) for row in rows]
+
+
+def windows_of(piece: Piece, ngram: NGram, schema: Unischema) -> dict[tuple[int, str], npt.NDArray[Any]]:
+    """The windows of a piece as columns, by offset and name."""
+    block = piece.block(schema)
+    starts = ngram.starts(_as_times(block[ngram.timestamp_name]))
+    base = min(ngram.fields)
+    return {
+        (base + step, name): column
+        for step in range(ngram.length)
+        for name, column in take_rows(
+            {name: block[name] for name in schema.fields if name in ngram.get_field_names_at_timestep(base + step)},
+            starts + step,
+        ).items()
+    }
+
+
+def _as_times(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return values if values.dtype != object or not len(values) else np.array(values.tolist())

@@ -1,0 +1,95 @@
+"""Where a store lies, as Petastorm's arguments say it: URLs, filesystems, and the folder of local copies."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from converter.reading.local_cache import LocalCache, open_local_cache, remove_unheld
+from converter.storage.directory import Storage
+
+logger = logging.getLogger(__name__)
+
+_noted: set[str] = set()
+
+
+def note_driver(hdfs_driver: str) -> None:
+    """Say once that there is only one way to HDFS."""
+    if hdfs_driver != "libhdfs3" and "hdfs_driver" not in _noted:
+        _noted.add("hdfs_driver")
+        logger.info("hdfs_driver=%r does nothing: HDFS is read by hdfs-native, without Java.", hdfs_driver)
+
+
+def checked_urls(url_or_urls: Any) -> list[str]:
+    """The URLs as a list.
+
+    Raises:
+        ValueError: there is none, one is no text, has no scheme, or they lie on several stores.
+    """
+    is_list = isinstance(url_or_urls, Sequence) and not isinstance(url_or_urls, (str, bytes))
+    urls = list(url_or_urls) if is_list else [url_or_urls]
+    if not urls or not all(isinstance(url, str) and url for url in urls):
+        raise ValueError(f"dataset_url must be a URL, or a list of URLs that is not empty, got {url_or_urls!r}")
+    for url in urls:
+        if ":" not in url.partition("/")[0]:
+            raise ValueError(
+                f'ERROR! A scheme-less dataset url ({url}) is no longer supported. Please prepend "file://" for local '
+                "filesystem."
+            )
+    places = {(url.partition("://")[0], url.partition("://")[2].partition("/")[0]) for url in urls}
+    if len(places) > 1:
+        raise ValueError(
+            "The dataset url list must contain url with the same scheme and netloc, got " + ", ".join(urls[:3])
+        )
+    return urls
+
+
+def on_filesystem(urls: Sequence[str], filesystem: Any) -> tuple[list[str], Mapping[str, Any] | None]:
+    """The same places, on the filesystem of fsspec or pyarrow that a user opened, and its options.
+
+    Raises:
+        ValueError: it is a filesystem whose options are not known.
+    """
+    paths = [url.partition("://")[2] or url.partition(":")[2] for url in urls]
+    inner = getattr(filesystem, "fs", filesystem)
+    if type(inner).__name__ == "LocalFileSystem":
+        return [f"file://{'' if path.startswith('/') else '/'}{path}" for path in paths], None
+    if not hasattr(filesystem, "storage_options") or not hasattr(filesystem, "unstrip_protocol"):
+        raise ValueError(
+            f"filesystem must be one of fsspec's, or a local one, got {type(filesystem).__name__}. Pass the dataset's "
+            "URL with storage_options={…} instead."
+        )
+    return [filesystem.unstrip_protocol(path) for path in paths], filesystem.storage_options
+
+
+class CacheDir:
+    """The folder of this host's copies of what was fetched; local stores need none."""
+
+    def __init__(self, location: str | None, max_bytes: int | None) -> None:
+        if not location:
+            raise ValueError("cache_type='local-disk' needs cache_location, a folder on this host's disk.")
+        self._location, self._max_bytes = os.fspath(location), max_bytes
+        self._is_made = not os.path.exists(self._location)
+        self._cache: LocalCache | None = None
+
+    def open(self, storage: Storage) -> LocalCache | None:
+        """The copies of one store; None if it is on this machine's disk."""
+        os.makedirs(self._location, exist_ok=True)
+        if storage.is_local:
+            return None
+        self._cache = open_local_cache(self._location, storage.url, self._max_bytes)
+        return self._cache
+
+    def remove(self) -> None:
+        """Remove the copies that no reader holds, and the folder if it is empty then; never raises."""
+        try:
+            if self._cache is not None:
+                root, self._cache = self._cache.root, None
+                remove_unheld(root)
+            with contextlib.suppress(OSError):
+                os.rmdir(self._location)
+        except OSError as error:
+            logger.warning("The copies in %s could not be removed: %s", self._location, error)

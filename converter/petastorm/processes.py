@@ -1,0 +1,161 @@
+"""A user's function in processes of its own, so that slow Python runs on all cores: `reader_pool_type="process"`.
+
+A process is a fresh interpreter that talks over two pipes. It does not import the user's script, as `multiprocessing`
+would, so scripts need no `if __name__ == "__main__"`. It ends when its pipe does, also if this process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import pickle
+import queue
+import struct
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+logger = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct("<Q")
+_PICKLERS = ("cloudpickle", "pyspark.cloudpickle", "pickle")
+
+
+def dump_function(function: Callable[[Any], Any]) -> bytes | None:
+    """A function, also one of the user's script, as bytes for another process of ours; None if it cannot travel."""
+    for name in _PICKLERS:
+        try:
+            return bytes(importlib.import_module(name).dumps(function))
+        except ImportError:
+            continue
+        except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+            logger.warning(
+                "The function %r cannot be sent to another process (%s), so it runs in threads.", function, error
+            )
+            return None
+    return None
+
+
+class Processes:
+    """Calls a function in several processes; threads share them, and each waits for the answer to its own call."""
+
+    def __init__(self, dumped: bytes, count: int) -> None:
+        self._idle: queue.LifoQueue[_Process] = queue.LifoQueue()
+        self._all = [_Process(dumped) for _ in range(count)]
+        for process in self._all:
+            self._idle.put(process)
+
+    def __call__(self, argument: Any) -> Any:
+        """The function's result. What it raises is raised here.
+
+        Raises:
+            RuntimeError: the process ended, because it was killed or had too little memory.
+        """
+        process = self._idle.get()
+        try:
+            return process.ask(argument)
+        finally:
+            self._idle.put(process)
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._all:
+            process.close()
+
+
+class _Process:
+    """One process and the pipes to it and from it; it is started with its first question."""
+
+    def __init__(self, dumped: bytes) -> None:
+        self._dumped = dumped
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._to: BinaryIO
+        self._back: BinaryIO
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        read_question, write_question = os.pipe()
+        read_answer, write_answer = os.pipe()
+        code = f"from converter.petastorm import processes; processes.serve({read_question}, {write_answer})"
+        popen = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=(read_question, write_answer),
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        )
+        os.close(read_question)
+        os.close(write_answer)
+        self._to, self._back = os.fdopen(write_question, "wb"), os.fdopen(read_answer, "rb")
+        _send(self._to, self._dumped)
+        return popen
+
+    def ask(self, argument: Any) -> Any:
+        if self._popen is None:
+            self._popen = self._start()
+        try:
+            _send(self._to, pickle.dumps(argument, protocol=5))
+            answer = _receive(self._back)
+        except (BrokenPipeError, EOFError) as error:
+            raise RuntimeError(
+                f"The process that ran the transform ended (exit status {self._popen.wait()}). Was it killed, or was "
+                "there too little memory? Try fewer workers, or reader_pool_type='thread'."
+            ) from error
+        # What our own process sent; nothing of a store is in it but values.
+        is_result, value = pickle.loads(answer)  # noqa: S301
+        if is_result:
+            return value
+        raise value
+
+    def close(self) -> None:
+        if self._popen is None:
+            return
+        for pipe in (self._to, self._back):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        # It may be in the middle of a call.
+        self._popen.terminate()
+        self._popen.wait()
+        self._popen = None
+
+
+def serve(question_fd: int, answer_fd: int) -> None:
+    """Answer questions until the pipe ends: what a process of `Processes` runs."""
+    questions, answers = os.fdopen(question_fd, "rb"), os.fdopen(answer_fd, "wb")
+    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt), questions, answers:
+        function = pickle.loads(_receive(questions))  # noqa: S301 (the parent's function)
+        while True:
+            argument = pickle.loads(_receive(questions))  # noqa: S301 (the parent's rows)
+            _send(answers, _answer(function, argument))
+
+
+def _answer(function: Callable[[Any], Any], argument: Any) -> bytes:
+    try:
+        return pickle.dumps((True, function(argument)), protocol=5)
+    except Exception as error:  # noqa: BLE001 (a user's function may raise anything, and the parent raises it)
+        try:
+            pickled = pickle.dumps((False, error), protocol=5)
+            pickle.loads(pickled)  # noqa: S301 (made here: some errors cannot be made again)
+        except Exception:  # noqa: BLE001 (their own code runs)
+            text = "".join(traceback.format_exception(error))
+            return pickle.dumps((False, RuntimeError(f"The transform failed in its process:\n{text}")), protocol=5)
+        return pickled
+
+
+def _send(pipe: BinaryIO, content: bytes) -> None:
+    pipe.write(_LENGTH.pack(len(content)))
+    pipe.write(content)
+    pipe.flush()
+
+
+def _receive(pipe: BinaryIO) -> bytes:
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(head)
+    content = pipe.read(length)
+    if len(content) < length:
+        raise EOFError
+    return content

@@ -1,0 +1,538 @@
+"""`make_reader`, `make_batch_reader` and the `Reader` that they return."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from converter.petastorm import places
+from converter.petastorm.blocks import take_rows
+from converter.petastorm.etl.dataset_metadata import PetastormMetadataError
+from converter.petastorm.native import Work
+from converter.petastorm.ngram import NGram
+from converter.petastorm.pieces import EachRow, Piece, Recipe, windows_of
+from converter.petastorm.processes import Processes, dump_function
+from converter.petastorm.row_groups import Item, Order, Shares, choose
+from converter.petastorm.store import Store, load_schema, open_store
+from converter.petastorm.transform import TransformSpec, transform_schema
+from converter.petastorm.unischema import Unischema
+from converter.petastorm.warning import call, warn_once
+from converter.reading.ahead import default_workers_count, read_ahead
+
+logger = logging.getLogger(__name__)
+
+_POOLS = ("thread", "process", "dummy")
+_CACHES = (None, "null", "local-disk")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderOptions:
+    """What `make_reader` and `make_batch_reader` were given, beside the store."""
+
+    schema_fields: Any
+    pool: str
+    workers_count: int
+    seed: int | None
+    shuffle_rows: bool
+    shuffle_row_groups: bool
+    num_parts: int
+    predicate: Any
+    selector: Any
+    num_epochs: int | None
+    shares: Shares
+    transform: TransformSpec | None
+    filters: Any
+    cache_dir: places.CacheDir | None
+
+    def __post_init__(self) -> None:
+        if self.pool not in _POOLS:
+            raise ValueError(f"Unknown reader_pool_type: {self.pool}")
+        fields = self.schema_fields
+        if not (fields is None or isinstance(fields, (Iterable, NGram))) or isinstance(fields, str):
+            raise ValueError(
+                "Fields must be either None, an iterable collection of Unischema fields or an NGram object."
+            )
+        epochs = self.num_epochs
+        if epochs is not None and (not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1):
+            raise ValueError(f"iterations must be positive integer or None: num_epochs={epochs!r}")
+        if not isinstance(self.num_parts, int) or self.num_parts < 1:
+            raise ValueError(f"shuffle_row_drop_partitions must be a positive integer, got {self.num_parts!r}")
+        if isinstance(fields, NGram) and not fields.timestamp_overlap and self.num_parts > 1:
+            raise NotImplementedError(
+                "Using timestamp_overlap=False is not implemented with shuffle_options.shuffle_row_drop_partitions > 1"
+            )
+
+
+class Reader:
+    """Hands out the rows of a Parquet store: namedtuples of rows, of batches, or windows of rows.
+
+    `make_reader` and `make_batch_reader` make one. Leaving its `with` block ends its threads.
+    """
+
+    def __init__(self, store: Store, options: ReaderOptions, *, is_batched: bool) -> None:
+        self.is_batched_reader = is_batched
+        self.num_epochs = options.num_epochs
+        self.last_row_consumed = False
+        self.stopped = False
+        self.ngram: NGram | None = None
+        self._store, self._options = store, options
+        stored = load_schema(store) if not is_batched else store.inferred_schema()
+        fields = options.schema_fields
+        if isinstance(fields, NGram):
+            self.ngram = fields
+            fields.resolve_regex_field_names(stored)
+            fields = [*fields.get_field_names_at_all_timesteps()]
+            if all(field.name != self.ngram.timestamp_name for field in fields):
+                fields.append(stored.fields[self.ngram.timestamp_name])
+        wanted = stored.create_schema_view(list(fields)) if fields else stored
+        if not wanted.fields:
+            raise RuntimeError(
+                f"No fields matching the criteria '{fields}' were found in the dataset {store.storage.url}."
+            )
+        self.schema: Unischema = wanted if options.transform is None else transform_schema(wanted, options.transform)
+        choice = choose(
+            store, wanted, predicate=options.predicate, selector=options.selector, filters=options.filters,
+            shares=options.shares,
+        )  # fmt: skip
+        seed = options.seed if options.seed is not None else random.SystemRandom().getrandbits(32)
+        self._order = Order(
+            row_groups=choice.row_groups,
+            num_parts=options.num_parts,
+            is_shuffled=options.shuffle_row_groups,
+            seed=seed,
+        )
+        self._recipe = Recipe(
+            store=store,
+            stored=wanted,
+            schema=self.schema,
+            is_batched=is_batched,
+            ngram=self.ngram,
+            predicate=choice.predicate,
+            transform=options.transform,
+            apply=None,
+            filters=options.filters,
+            shuffle_rows=options.shuffle_rows,
+            seed=seed,
+        )
+        self._epochs_done = 0
+        self._num_pieces = 0
+        # Several threads may call next().
+        self._lock = threading.Lock()
+        self._pieces = self._read()
+        self._block: dict[Any, Any] = {}
+        self._rows: Iterator[Any] = iter(())
+        self._num_left = 0
+
+    # Life --------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Begin again, after all rows were handed out. Does nothing on a reader that was stopped.
+
+        Raises:
+            NotImplementedError: rows are left.
+        """
+        if not self.last_row_consumed:
+            raise NotImplementedError(
+                "Currently do not support resetting a reader while in the middle of iteration. You can call reset only "
+                "after all samples were consumed."
+            )
+        with self._lock:
+            if self.stopped:
+                return
+            self.last_row_consumed = False
+            self._num_pieces = 0
+            self._epochs_done += self.num_epochs or 0
+            self._pieces = self._read()
+
+    def stop(self) -> None:
+        """End the threads; what was read ahead is dropped."""
+        self.stopped = True
+        with self._lock:
+            self._pieces.close()
+            self._rows, self._block, self._num_left = iter(()), {}, 0
+
+    def join(self) -> None:
+        """Wait for the threads; `stop` has done so already."""
+
+    def cleanup_cache(self) -> None:
+        """Remove this host's copies of fetched bytes, if there are any; never raises."""
+        if self._options.cache_dir is not None:
+            self._options.cache_dir.remove()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.join()
+        self.cleanup_cache()
+
+    # What it says of itself -----------------------------------------------------------
+
+    @property
+    def batched_output(self) -> bool:
+        """Whether an element is a batch: columns of a row group."""
+        return self.is_batched_reader
+
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        """How many pieces of row groups were handed out so far."""
+        return {
+            "output_queue_size": 0,
+            "items_consumed": self._num_pieces,
+            "items_produced": self._num_pieces,
+            "items_inprocess": 0,
+            "zmq_copy_buffers": False,
+        }
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that was given."""
+        return self._options.seed
+
+    @property
+    def work(self) -> Work:
+        """What is read, for loaders that read it in another way."""
+        return Work(recipe=self._recipe, order=self._order, num_epochs=self.num_epochs, first_epoch=self._epochs_done)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing was handed out since the beginning, or since `reset`."""
+        return not self._num_pieces and not self.last_row_consumed and not self.stopped
+
+    def finish(self) -> None:
+        """Note that a loader has handed out all rows in a way of its own, so that `reset` may follow."""
+        self.last_row_consumed = True
+
+    # Reading ------------------------------------------------------------------------
+
+    def __iter__(self) -> Reader:
+        return self
+
+    def __next__(self) -> Any:
+        """The next namedtuple; of a reader with windows `{offset: namedtuple}`.
+
+        Raises:
+            RuntimeError: the reader was stopped.
+        """
+        with self._lock:
+            for element in self._rows:
+                self._num_left -= 1
+                return element
+            self._next_piece()
+            while not self._num_left:
+                self._next_piece()
+            self._rows = self._elements()
+            self._num_left -= 1
+            return next(self._rows)
+
+    next = __next__
+
+    def next_block(self) -> dict[Any, Any]:
+        """The next rows as columns, or what `next()` has left of a row group.
+
+        An array has the rows as its first axis. Columns of a reader with windows have the keys `(offset, name)`.
+
+        Raises:
+            StopIteration: all rows were handed out.
+            RuntimeError: the reader was stopped.
+        """
+        with self._lock:
+            while not self._num_left:
+                self._next_piece()
+            block = self._block
+            length = len(next(iter(block.values())))
+            if not self.is_batched_reader and self._num_left < length:
+                block = take_rows(block, slice(length - self._num_left, None))
+            self._rows, self._block, self._num_left = iter(()), {}, 0
+            return block
+
+    def _next_piece(self) -> None:
+        if self.stopped:
+            raise RuntimeError(
+                "Trying to read a sample after a reader created by make_reader/make_batch_reader has stopped. This may "
+                "happen if the make_reader/make_batch_reader context manager has exited but you try to fetch a sample "
+                "from it anyway"
+            )
+        try:
+            piece = next(self._pieces)
+        except StopIteration:
+            self.last_row_consumed = True
+            raise
+        self._num_pieces += 1
+        if self.ngram is not None:
+            self._block = dict(windows_of(piece, self.ngram, self.schema))
+        else:
+            self._block = piece.block(self.schema)
+        self._num_left = len(next(iter(self._block.values()), ()))
+        if self.is_batched_reader:
+            self._num_left = min(self._num_left, 1)
+
+    def _elements(self) -> Iterator[Any]:
+        """The elements of the block at hand."""
+        if self.is_batched_reader:
+            return iter([self.schema.make_namedtuple(**self._block)])
+        if self.ngram is not None:
+            return self._windows(self.ngram)
+        return map(_class_of(self.schema)._make, zip(*(self._block[name] for name in self.schema.fields), strict=True))
+
+    def _windows(self, ngram: NGram) -> Iterator[dict[int, Any]]:
+        base = min(ngram.fields)
+        by_offset = []
+        for offset in range(base, base + ngram.length):
+            view = ngram.get_schema_at_timestep(self.schema, offset)
+            columns = [self._block[offset, name] for name in view.fields]
+            by_offset.append((offset, _class_of(view), columns))
+        for row in range(self._num_left + 1):
+            yield {offset: make(*(column[row] for column in columns)) for offset, make, columns in by_offset}
+
+    def _read(self) -> Generator[Piece, None, None]:
+        given_up = threading.Event()
+        threads = (
+            1 if self._options.pool == "dummy" else max(1, min(self._options.workers_count, default_workers_count()))
+        )
+        items = self._order.epochs(self.num_epochs, self._epochs_done)
+        with self._applied(threads) as recipe:
+            yield from _pieces_of(recipe, items, threads, given_up)
+
+    @contextlib.contextmanager
+    def _applied(self, count: int) -> Iterator[Recipe]:
+        """The recipe with the user's function, which runs in the reader's threads or in processes."""
+        function = None if self._options.transform is None else self._options.transform.func
+        if function is None:
+            yield self._recipe
+            return
+        apply = function if self.is_batched_reader else EachRow(function)
+        dumped = dump_function(apply) if self._options.pool == "process" else None
+        if dumped is None:
+            yield replace(self._recipe, apply=apply)
+            return
+        processes = Processes(dumped, count)
+        try:
+            yield replace(self._recipe, apply=processes)
+        finally:
+            processes.close()
+
+
+def _pieces_of(
+    recipe: Recipe, items: Iterator[Item], threads: int, given_up: threading.Event
+) -> Generator[Piece, None, None]:
+    """The pieces of items, in order: some threads read row groups ahead, others decode them in parts."""
+    tables = read_ahead(recipe.read, items, workers_count=threads, ahead=threads + 1, given_up=given_up)
+    with contextlib.closing(tables):
+        parts = (part for table in tables for part in recipe.pieces(table))
+        with contextlib.closing(
+            read_ahead(recipe.make, parts, workers_count=threads, ahead=threads + 2, given_up=given_up)
+        ) as pieces:
+            yield from pieces
+
+
+def make_reader(
+    dataset_url: str | Sequence[str],
+    schema_fields: Any = None,
+    reader_pool_type: str = "thread",
+    workers_count: int = 10,
+    pyarrow_serialize: bool = False,
+    results_queue_size: int = 50,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: Any = None,
+    rowgroup_selector: Any = None,
+    num_epochs: int | None = 1,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    shard_seed: int | None = None,
+    cache_type: str | None = "null",
+    cache_location: str | None = None,
+    cache_size_limit: int | None = None,
+    cache_row_size_estimate: int | None = None,
+    cache_extra_settings: Mapping[str, Any] | None = None,
+    hdfs_driver: str = "libhdfs3",
+    transform_spec: TransformSpec | None = None,
+    filters: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    zmq_copy_buffers: bool = True,
+    filesystem: Any = None,
+    convert_early_to_numpy: bool = False,
+) -> Reader:
+    """A reader of a store that Petastorm wrote: one namedtuple for each row.
+
+    ```python
+    from converter.petastorm import make_reader
+
+    with make_reader("file:///data/hello_world", num_epochs=1) as reader:
+        for row in reader:
+            print(row.id)
+    ```
+
+    Arguments are Petastorm's. `pyarrow_serialize`, `hdfs_driver`, `zmq_copy_buffers`, `results_queue_size`,
+    `cache_row_size_estimate`, `cache_extra_settings` and `convert_early_to_numpy` are accepted and do nothing.
+
+    Raises:
+        ValueError: an argument is wrong.
+        NoDataAvailableError: there are fewer row groups than shards.
+        RuntimeError: no field matches `schema_fields`, or the stored schema cannot be read.
+        SourceError: there are no Parquet files.
+    """
+    del results_queue_size, cache_row_size_estimate, cache_extra_settings, convert_early_to_numpy, zmq_copy_buffers
+    if pyarrow_serialize:
+        warnings.warn(
+            "pyarrow_serializer was deprecated and will be removed in future versions. The argument no longer has any "
+            "effect.",
+            stacklevel=2,
+        )
+    options = _options_of(locals(), shard_seed)
+    places.note_driver(hdfs_driver)
+    store = _open(dataset_url, storage_options, filesystem, options)
+    try:
+        if store.stored_schema() is None:
+            warnings.warn(
+                "Currently make_reader supports reading only Petastorm datasets. To read from a non-Petastorm Parquet "
+                "store use make_batch_reader",
+                stacklevel=2,
+            )
+        reader = Reader(store, options, is_batched=False)
+    except PetastormMetadataError as error:
+        raise RuntimeError(
+            "make_reader has failed. If you were trying to open a Parquet store that was not created using Petastorm "
+            "materialize_dataset and it contains only scalar columns, you may use make_batch_reader to read it.\n"
+            f"Inner exception: {error}"
+        ) from error
+    warn_once("make_reader", lambda: _native_line(store, options, reader), stacklevel=2)
+    return reader
+
+
+def make_batch_reader(
+    dataset_url_or_urls: str | Sequence[str],
+    schema_fields: Any = None,
+    reader_pool_type: str = "thread",
+    workers_count: int = 10,
+    results_queue_size: int = 50,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: Any = None,
+    rowgroup_selector: Any = None,
+    num_epochs: int | None = 1,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    shard_seed: int | None = None,
+    cache_type: str | None = "null",
+    cache_location: str | None = None,
+    cache_size_limit: int | None = None,
+    cache_row_size_estimate: int | None = None,
+    cache_extra_settings: Mapping[str, Any] | None = None,
+    hdfs_driver: str = "libhdfs3",
+    transform_spec: TransformSpec | None = None,
+    filters: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    zmq_copy_buffers: bool = True,
+    filesystem: Any = None,
+    convert_early_to_numpy: bool = False,
+) -> Reader:
+    """A reader of any Parquet store: one namedtuple of arrays for each row group.
+
+    ```python
+    from converter.petastorm import make_batch_reader
+
+    with make_batch_reader("file:///data/rides", schema_fields=["y"]) as reader:
+        print(sum(len(batch.y) for batch in reader))
+    ```
+
+    Arguments are Petastorm's; `make_reader` says which do nothing. Raises what it raises.
+    """
+    del results_queue_size, cache_row_size_estimate, cache_extra_settings, convert_early_to_numpy, zmq_copy_buffers
+    if isinstance(schema_fields, NGram):
+        raise NotImplementedError("ngrams are not supported by make_batch_reader; use make_reader")
+    options = _options_of(locals(), shard_seed)
+    places.note_driver(hdfs_driver)
+    store = _open(dataset_url_or_urls, storage_options, filesystem, options)
+    with contextlib.suppress(PetastormMetadataError):
+        if store.stored_schema() is not None:
+            warnings.warn(
+                "Please use make_reader (instead of 'make_batch_dataset' function to read this dataset. You may get "
+                "unexpected results. Currently make_batch_reader supports reading only Parquet stores that contain "
+                "standard Parquet data types and do not require petastorm decoding.",
+                stacklevel=2,
+            )
+    reader = Reader(store, options, is_batched=True)
+    warn_once("make_batch_reader", lambda: _native_line(store, options, reader), stacklevel=2)
+    return reader
+
+
+def _class_of(schema: Unischema) -> Any:
+    """The class of a schema's rows."""
+    return type(schema.make_namedtuple_tf(*[None] * len(schema.fields)))
+
+
+def _options_of(arguments: Mapping[str, Any], shard_seed: int | None) -> ReaderOptions:
+    """The options of a reader out of the arguments of one of the two functions."""
+    given = dict(arguments)
+    if given["cache_type"] not in _CACHES:
+        raise ValueError(f"Unknown cache_type: {given['cache_type']}")
+    if shard_seed:
+        warnings.warn(
+            "shard_seed was deprecated and will be removed in future versions. Use seed to apply randomization effects "
+            "on sharding row groups.",
+            stacklevel=3,
+        )
+    cache_dir = None
+    if given["cache_type"] == "local-disk":
+        cache_dir = places.CacheDir(given["cache_location"], given["cache_size_limit"])
+    return ReaderOptions(
+        schema_fields=given["schema_fields"],
+        pool=given["reader_pool_type"],
+        workers_count=given["workers_count"],
+        seed=given["seed"],
+        shuffle_rows=given["shuffle_rows"],
+        shuffle_row_groups=given["shuffle_row_groups"],
+        num_parts=given["shuffle_row_drop_partitions"],
+        predicate=given["predicate"],
+        selector=given["rowgroup_selector"],
+        num_epochs=given["num_epochs"],
+        shares=Shares(cur_shard=given["cur_shard"], shard_count=given["shard_count"], seed=shard_seed or given["seed"]),
+        transform=given["transform_spec"],
+        filters=given["filters"],
+        cache_dir=cache_dir,
+    )
+
+
+def _open(url: Any, storage_options: Mapping[str, Any] | None, filesystem: Any, options: ReaderOptions) -> Store:
+    urls = places.checked_urls(url)
+    if filesystem is not None:
+        urls, storage_options = places.on_filesystem(urls, filesystem)
+    cache_dir = options.cache_dir
+    if cache_dir is None:
+        return open_store(urls, storage_options=storage_options)
+    return open_store(urls, storage_options=storage_options, open_cache=cache_dir.open)
+
+
+def _native_line(store: Store, options: ReaderOptions, reader: Reader) -> str:
+    """The native lines that read the same rows."""
+    columns = None if options.schema_fields is None else list(reader.schema.fields)
+    opened = call("make_parquet_converter", store.storage.url, columns=columns)
+    loader = call(
+        "converter.make_torch_dataloader",
+        batch_size=1024,
+        shuffle=options.shuffle_row_groups or None,
+        seed=options.seed,
+        num_epochs=options.num_epochs if options.num_epochs != 1 else None,
+        filters=options.filters,
+        cur_shard=options.shares.cur_shard,
+        shard_count=options.shares.shard_count,
+    )
+    if options.num_epochs is None:
+        loader = loader[:-1] + ", num_epochs=None)"
+    return f"with {opened} as converter, {loader} as loader: ..."

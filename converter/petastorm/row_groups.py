@@ -1,0 +1,213 @@
+"""Which row groups a reader reads, and in which order: by predicate, selector, filters, shard and seed."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from converter.petastorm import stored_schema
+from converter.petastorm.errors import NoDataAvailableError
+from converter.petastorm.predicates import PredicateBase
+from converter.petastorm.selectors import RowGroupSelectorBase
+from converter.petastorm.store import RowGroup, Store
+from converter.petastorm.unischema import Unischema
+
+Filters = Any
+"""A list of tuples `(column, operator, value)`, a list of such lists, or a `pyarrow.compute` expression."""
+
+
+class Item(NamedTuple):
+    """One reading of a row group, or of one of the parts that `shuffle_row_drop_partitions` makes of it."""
+
+    row_group: RowGroup
+    part: int
+    num_parts: int
+    epoch: int
+    number: int
+    """Its place among the items of an epoch before they are shuffled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Which of several readers this one is."""
+
+    cur_shard: int | None
+    shard_count: int | None
+    seed: int | None
+
+    def of(self, chosen: list[int], num_row_groups: int) -> list[int]:
+        """This reader's part of the chosen row groups. Each belongs to one part; sizes differ by at most one.
+
+        Raises:
+            ValueError: only one of both numbers was given, or one is no number.
+            NoDataAvailableError: there are fewer row groups than parts.
+        """
+        if self.cur_shard is None and self.shard_count is None:
+            return chosen
+        if (
+            not isinstance(self.cur_shard, int)
+            or not isinstance(self.shard_count, int)
+            or not 0 <= self.cur_shard < self.shard_count
+        ):
+            raise ValueError(
+                "partition and num_partitions must be ints and both specified to use partitioning: cur_shard="
+                f"{self.cur_shard!r} must be in the range of shard_count={self.shard_count!r}."
+            )
+        if num_row_groups < self.shard_count or 0 < len(chosen) < self.shard_count:
+            raise NoDataAvailableError(
+                "Number of row-groups in the dataset must be greater or equal to the number of requested shards. "
+                f"Otherwise, some of the shards will end up being empty. There are {num_row_groups} row groups, "
+                f"{len(chosen)} of them chosen, and {self.shard_count} shards. The native loaders share out rows, not "
+                "row groups."
+            )
+        if self.seed is not None:
+            chosen = [chosen[number] for number in generator_of(self.seed).permutation(len(chosen))]
+        return sorted(chosen[self.cur_shard :: self.shard_count])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The row groups that a reader reads."""
+
+    row_groups: tuple[RowGroup, ...]
+    predicate: PredicateBase | None
+    """The predicate, unless partition values alone decided it."""
+
+
+def choose(
+    store: Store,
+    schema: Unischema,
+    *,
+    predicate: PredicateBase | None,
+    selector: RowGroupSelectorBase | None,
+    filters: Filters,
+    shares: Shares,
+) -> Choice:
+    """The row groups of one reader. Warns if there are none.
+
+    Raises:
+        ValueError: the predicate or the selector is none, or names an index that is not stored.
+        NoDataAvailableError: there are fewer row groups than shards.
+    """
+    row_groups = store.row_groups()
+    chosen = _where_filters_may_pass(store, row_groups, filters)
+    if predicate is not None:
+        if not isinstance(predicate, PredicateBase):
+            raise ValueError("predicate parameter is expected to be derived from PredicateBase")
+        fields = set(predicate.get_fields())
+        if fields and fields <= set(store.partition_names):
+            passing = _files_that_pass(store, schema, predicate, sorted(fields))
+            chosen = [number for number in chosen if row_groups[number].file in passing]
+            predicate = None
+    if selector is not None:
+        chosen = _selected(store, selector, chosen)
+    chosen = shares.of(chosen, len(row_groups))
+    if not chosen:
+        warnings.warn(
+            "No matching data is available for loading after rowgroup selector were applied and the data was sharded.",
+            stacklevel=4,
+        )
+    return Choice(row_groups=tuple(row_groups[number] for number in chosen), predicate=predicate)
+
+
+def _selected(store: Store, selector: RowGroupSelectorBase, chosen: Sequence[int]) -> list[int]:
+    if not isinstance(selector, RowGroupSelectorBase):
+        raise ValueError("rowgroup_selector parameter is expected to be derived from RowGroupSelectorBase")
+    indexes = stored_schema.read_indexes(store.metadata)
+    required = list(selector.get_index_names())
+    if not set(required) <= set(indexes):
+        raise ValueError(f"Some of required indexes {required} are not available in {list(indexes)}")
+    selected = set(selector.select_row_groups(indexes))
+    return [number for number in chosen if number in selected]
+
+
+def _files_that_pass(store: Store, schema: Unischema, predicate: PredicateBase, names: Sequence[str]) -> set[int]:
+    """The files whose partition values the predicate includes; it is asked once for each combination."""
+    answers: dict[tuple[str | None, ...], bool] = {}
+    passing = set()
+    for file, partition in enumerate(store.partitions):
+        key = tuple(partition[name] for name in names)
+        if key not in answers:
+            values = {name: partition_value(schema, name, partition[name]) for name in names}
+            answers[key] = bool(predicate.do_include(values))
+        if answers[key]:
+            passing.add(file)
+    return passing
+
+
+def partition_value(schema: Unischema, name: str, text: str | None) -> Any:
+    """A folder's value as its field has it."""
+    if text is None or name not in schema.fields:
+        return text
+    return schema.fields[name].numpy_dtype(text)
+
+
+def _where_filters_may_pass(store: Store, row_groups: Sequence[RowGroup], filters: Filters) -> list[int]:
+    """The row groups whose partition values do not exclude them."""
+    numbers = list(range(len(row_groups)))
+    if not filters or isinstance(filters, pa.compute.Expression) or not store.partition_names:
+        return numbers
+    any_of = filters if isinstance(filters[0], list) else [filters]
+    answers: dict[tuple[str | None, ...], bool] = {}
+
+    def may_pass(file: int) -> bool:
+        partition = store.partitions[file]
+        key = tuple(partition.values())
+        if key not in answers:
+            answers[key] = any(
+                all(_holds(partition, term) for term in terms if term[0] in partition) for terms in any_of
+            )
+        return answers[key]
+
+    return [number for number in numbers if may_pass(row_groups[number].file)]
+
+
+def _holds(partition: Mapping[str, str | None], term: tuple[Any, ...]) -> bool:
+    name, _, value = term
+    values = pa.array([partition_like(partition[name], value)])
+    return bool(pa.table({name: values}).filter(pq.filters_to_expression([[term]])).num_rows)
+
+
+def partition_like(text: str | None, value: Any) -> Any:
+    """A partition's text with the type of the value that a filter compares it with."""
+    if text is None:
+        return None
+    sample = next(iter(value), "") if isinstance(value, (list, tuple, set, frozenset)) else value
+    return text if isinstance(sample, str) else type(sample)(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The order of the items in each epoch: a function of seed and epoch."""
+
+    row_groups: tuple[RowGroup, ...]
+    num_parts: int
+    is_shuffled: bool
+    seed: int
+
+    def epochs(self, num_epochs: int | None, first: int) -> Iterator[Item]:
+        """The items of so many epochs, without end if None, beginning with the epoch `first`."""
+        if not self.row_groups:
+            return
+        for epoch in itertools.count(first) if num_epochs is None else range(first, first + num_epochs):
+            yield from self.epoch(epoch)
+
+    def epoch(self, epoch: int) -> Iterator[Item]:
+        """The items of one epoch."""
+        count = len(self.row_groups) * self.num_parts
+        numbers = generator_of(self.seed, epoch).permutation(count) if self.is_shuffled else np.arange(count)
+        for number in numbers.tolist():
+            row_group, part = divmod(number, self.num_parts)
+            yield Item(self.row_groups[row_group], part, self.num_parts, epoch, number)
+
+
+def generator_of(seed: int, *place: int) -> np.random.Generator:
+    """The random generator of one place in the order."""
+    return np.random.default_rng([seed % (1 << 64), *place])

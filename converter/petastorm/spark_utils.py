@@ -1,0 +1,47 @@
+"""A dataset's decoded rows as an RDD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from converter.petastorm import summary
+from converter.petastorm.etl.dataset_metadata import get_schema_from_dataset_url
+from converter.petastorm.unischema import Unischema
+from converter.petastorm.utils import decode_row
+from converter.sources.spark.session import changed_confs
+
+_AS_TEXTS = {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}
+"""The schema says what partition values are; Spark would make a number of `007`."""
+
+
+def dataset_as_rdd(
+    dataset_url: str,
+    spark_session: Any,
+    schema_fields: Sequence[Any] | None = None,
+    hdfs_driver: str = "libhdfs3",
+) -> Any:
+    """An RDD of namedtuples, one for each row, decoded on the executors, which must be able to import this package.
+
+    Needs classic Spark. `schema_fields` chooses columns: fields of the schema, or patterns of their whole names.
+
+    Raises:
+        PetastormMetadataError: the dataset has no schema, or one that cannot be understood.
+        ValueError: a field is none of the schema's.
+    """
+    schema = get_schema_from_dataset_url(dataset_url, hdfs_driver=hdfs_driver)
+    if schema_fields is not None:
+        schema = schema.create_schema_view(schema_fields)
+    with changed_confs(spark_session, _AS_TEXTS):
+        frame = spark_session.read.parquet(summary.open_folder(dataset_url).spark_url)
+    if schema_fields is not None:
+        frame = frame.select(*schema.fields)
+
+    def decode(row: Any) -> Any:
+        return _namedtuple_of(row.asDict(), schema)
+
+    return frame.rdd.map(decode)
+
+
+def _namedtuple_of(row: Mapping[str, Any], schema: Unischema) -> Any:
+    return schema.make_namedtuple(**decode_row(row, schema))

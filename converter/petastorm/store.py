@@ -1,0 +1,251 @@
+"""A Parquet store as the old readers see it: files, row groups, partition values and the schema beside them."""
+
+from __future__ import annotations
+
+import functools
+import io
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from converter.errors import ReadError, SourceChangedError, SourceError
+from converter.petastorm import stored_schema
+from converter.petastorm.unischema import Unischema, unischema_of_arrow
+from converter.reading.local_cache import LocalCache, piece_name
+from converter.sources.parquet.listing import find_files
+from converter.storage.at_once import at_once
+from converter.storage.directory import Storage
+from converter.storage.ranges import Data, PartialFile
+from converter.storage.store import TIMEOUT_SECONDS
+
+_FOOTER_THREADS = 8
+_SUMMARIES = ("_common_metadata", "_metadata")
+_MAX_KEPT_FOOTERS = 256
+
+
+class RowGroup(NamedTuple):
+    """One row group of a store."""
+
+    file: int
+    """The number of its file, in the order of their names."""
+
+    number: int
+    """Its number in the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """The files that a reader was given. Threads share it; nothing stays open between two reads."""
+
+    storage: Storage
+    """The folder above all files."""
+
+    names: tuple[str, ...]
+    """The files below it, sorted."""
+
+    partitions: tuple[Mapping[str, str | None], ...]
+    """For each file the values of the partition columns, as texts."""
+
+    metadata: Mapping[bytes, bytes]
+    """The key-value metadata of `_common_metadata`; empty without that file."""
+
+    local_cache: LocalCache | None = None
+    """Where this host keeps copies of what was fetched."""
+
+    _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)
+    _stamps: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+
+    @property
+    def partition_names(self) -> tuple[str, ...]:
+        """The columns that folders name instead of files."""
+        return tuple(self.partitions[0])
+
+    @functools.cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns of the first file."""
+        return self.footer(0).schema.to_arrow_schema()
+
+    def path(self, file: int) -> str:
+        """A file's URL, for people."""
+        return f"{self.storage.url}/{self.names[file]}"
+
+    def partition_types(self) -> dict[str, pa.DataType]:
+        """The type of each partition column: int64 if all of its values are whole numbers, else string."""
+        types: dict[str, pa.DataType] = {}
+        for name in self.partition_names:
+            texts = {values[name] for values in self.partitions}
+            types[name] = pa.int64() if all(_is_whole(text) for text in texts) else pa.string()
+        return types
+
+    def stored_schema(self) -> Unischema | None:
+        """The schema that was stored beside the files; None if there is none.
+
+        Raises:
+            PetastormMetadataError: it cannot be understood.
+        """
+        return stored_schema.read_schema(self.metadata)
+
+    def inferred_schema(self) -> Unischema:
+        """The schema that the files themselves have; columns without a form are left out, with a warning."""
+        return unischema_of_arrow(self.arrow_schema, self.partition_types(), omit_unsupported_fields=True)
+
+    def row_groups(self) -> list[RowGroup]:
+        """All row groups, file by file. Their numbers come from the stored counts, or from the footers.
+
+        Raises:
+            SourceError: a file cannot be read.
+        """
+        counts = stored_schema.row_groups_per_file(self.metadata) or {}
+        if not counts.keys() >= set(self.names):
+            numbers = range(len(self.names))
+            footers = at_once(self.footer, numbers, threads_count=_FOOTER_THREADS, given_up=threading.Event())
+            counts = {name: footer.num_row_groups for name, footer in zip(self.names, footers, strict=True)}
+        return [RowGroup(file, index) for file, name in enumerate(self.names) for index in range(counts[name])]
+
+    def footer(self, file: int) -> pq.FileMetaData:
+        """A file's footer, read once."""
+        kept = self._footers.get(file)
+        if kept is None:
+            kept = self._open(file).metadata
+            if len(self._footers) < _MAX_KEPT_FOOTERS or len(self.names) <= _MAX_KEPT_FOOTERS:
+                self._footers[file] = kept
+        return kept
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """These columns of a row group. Partition columns are strings; a column that the file lacks is null.
+
+        Raises:
+            ReadError: the row group cannot be read; `.path` and `.row_group` say which.
+            SourceChangedError: its file is gone, or is another one than before.
+        """
+        file, index = row_group
+        path = self.path(file)
+        try:
+            parquet = self._open(file)
+            if index >= parquet.metadata.num_row_groups:
+                raise SourceChangedError(
+                    f"{path} has {parquet.metadata.num_row_groups} row groups, and row group {index} was expected: the "
+                    "file was replaced, or the counts in _common_metadata are old. Write the metadata again.",
+                    path=path,
+                )
+            stored = [name for name in columns if name in parquet.schema_arrow.names]
+            table = parquet.read_row_group(index, columns=stored, use_threads=False)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            cause = str(error).rstrip(". \n")
+            raise ReadError(
+                f"Row group {index} of {path} cannot be read: {cause}.", path=path, row_group=index
+            ) from error
+        num_rows = parquet.metadata.row_group(index).num_rows
+        arrays = {name: table.column(name) for name in stored}
+        for name in columns:
+            if name in self.partitions[file]:
+                arrays[name] = pa.chunked_array(
+                    [pa.repeat(pa.scalar(self.partitions[file][name], pa.string()), num_rows)]
+                )
+            elif name not in arrays:
+                kind = self.arrow_schema.field(name).type if name in self.arrow_schema.names else pa.null()
+                arrays[name] = pa.chunked_array([pa.nulls(num_rows, kind)])
+        return pa.table({name: arrays[name] for name in columns})
+
+    def _open(self, file: int) -> pq.ParquetFile:
+        name, path = self.names[file], self.path(file)
+        try:
+            return pq.ParquetFile(
+                self._source(file), metadata=self._footers.get(file), coerce_int96_timestamp_unit="us"
+            )
+        except FileNotFoundError as error:
+            raise SourceChangedError(f"{path} is gone. Make the reader again.", path=path) from error
+        except (pa.ArrowException, OSError, ValueError) as error:
+            cause = str(error).rstrip(". \n")
+            raise SourceError(f"{path} is no Parquet file that can be read: {cause}.", path=path) from error
+        except KeyError as error:
+            raise SourceError(f"{name!r} is not a file of {self.storage.url}.", path=path) from error
+
+    def _source(self, file: int) -> Any:
+        """A file to read from; of a remote one what was fetched before comes from this host's disk."""
+        name, cache = self.names[file], self.local_cache
+        if self.storage.is_local or cache is None:
+            return self.storage.open_parquet(name)
+        if file not in self._stamps:
+            self._stamps[file] = self.storage.look(name)
+        num_bytes, stamp = self._stamps[file]
+
+        def fetch(start: int, stop: int) -> Data:
+            piece = piece_name("rows", file, (name, start, stop, num_bytes, stamp))
+            parts, _ = cache.get(piece, [stop - start], lambda: [self.storage.read_part(name, start, stop)])
+            return parts[0]
+
+        return pa.PythonFile(PartialFile(num_bytes, fetch), mode="r")
+
+
+def open_store(
+    urls: Sequence[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    open_cache: Callable[[Storage], LocalCache | None] = lambda _: None,
+) -> Store:
+    """The store at these URLs: a folder, or files.
+
+    Raises:
+        SourceError: there are no Parquet files, or they lie on several stores.
+    """
+    plain = [_without_double_slashes(url) for url in urls]
+    storage, partitions = find_files(plain, storage_options, TIMEOUT_SECONDS)
+    names = tuple(sorted([*partitions, *_named_again(storage, partitions, plain)]))
+    return Store(
+        storage=storage,
+        names=names,
+        partitions=tuple(partitions[name] for name in names),
+        metadata=_read_summary(storage),
+        local_cache=open_cache(storage),
+    )
+
+
+def _named_again(storage: Storage, names: Iterable[str], urls: Sequence[str]) -> Iterator[str]:
+    """The files of URLs that a list has more than once: they are read as often."""
+    for url, count in Counter(urls).items():
+        if count > 1:
+            path = storage.path_of(url)
+            for name in names:
+                own = storage.path(name)
+                if own == path or own.startswith(f"{path}/"):
+                    yield from [name] * (count - 1)
+
+
+def load_schema(store: Store) -> Unischema:
+    """The stored schema, else the one that the files have."""
+    return store.stored_schema() or store.inferred_schema()
+
+
+def _without_double_slashes(url: str) -> str:
+    scheme, sign, path = url.partition("://")
+    if not sign:
+        return url
+    return f"{scheme}://{'/' * path.startswith('/')}{'/'.join(part for part in path.split('/') if part)}"
+
+
+def _read_summary(storage: Storage) -> Mapping[bytes, bytes]:
+    for name in _SUMMARIES:
+        try:
+            content = storage.read(name)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        try:
+            return dict(pq.read_metadata(io.BytesIO(content)).metadata or {})
+        except (pa.ArrowException, OSError, ValueError) as error:
+            warnings.warn(
+                f"{storage.url}/{name} is no Parquet footer that can be read ({error}), so the schema comes from the "
+                "files.",
+                stacklevel=2,
+            )
+    return {}
+
+
+def _is_whole(text: str | None) -> bool:
+    return text is not None and text.removeprefix("-").isdigit() and abs(int(text)) < 2**63

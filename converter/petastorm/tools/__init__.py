@@ -1,0 +1,1 @@
+"""Commands: copies of datasets, and the arguments that commands with Spark share."""

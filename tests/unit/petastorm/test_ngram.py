@@ -1,0 +1,103 @@
+"""Windows of `NGram`: the same as those that a few lines of Python find, one by one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converter.petastorm.ngram import NGram
+from converter.petastorm.unischema import Unischema, UnischemaField
+
+SCHEMA = Unischema("Drive", [UnischemaField("id", np.int64, ()), UnischemaField("speed", np.float32, ())])
+
+
+def ngram_of(length: int, threshold: Any, *, overlap: bool = True) -> NGram:
+    ngram = NGram({offset: ["id"] for offset in range(length)}, threshold, "id", overlap)
+    ngram.resolve_regex_field_names(SCHEMA)
+    return ngram
+
+
+def windows_one_by_one(times: list[int], length: int, threshold: int, *, overlap: bool) -> list[int]:
+    found: list[int] = []
+    last: int | None = None
+    for start in range(len(times) - length + 1):
+        window = times[start : start + length]
+        if not overlap and last is not None and window[0] <= last:
+            continue
+        if all(after - before <= threshold for before, after in itertools.pairwise(window)):
+            found.append(start)
+            last = window[-1]
+    return found
+
+
+@given(
+    gaps=st.lists(st.integers(0, 6), max_size=60),
+    length=st.integers(1, 5),
+    threshold=st.integers(0, 6),
+    overlap=st.booleans(),
+)
+def test_windows_are_those_found_one_by_one(gaps: list[int], length: int, threshold: int, overlap: bool) -> None:
+    times = np.cumsum([5, *gaps])
+    found = ngram_of(length, threshold, overlap=overlap).starts(times)
+    assert found.tolist() == windows_one_by_one(times.tolist(), length, threshold, overlap=overlap)
+
+
+def test_the_windows_of_unsigned_times_and_of_moments_are_those_of_plain_numbers() -> None:
+    times = np.array([0, 3, 8, 10, 11, 20, 23])
+    expected = ngram_of(2, 4).starts(times).tolist()
+    assert expected == [0, 2, 3, 5]
+    assert ngram_of(2, 4).starts(times.astype(np.uint8)).tolist() == expected
+    moments = np.datetime64("2026-01-01", "s") + times
+    assert ngram_of(2, 4).starts(moments).tolist() == expected
+    assert ngram_of(2, np.timedelta64(4, "s")).starts(moments).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, object])
+def test_times_that_fall_are_refused_by_the_name_of_their_field(dtype: Any) -> None:
+    with pytest.raises(NotImplementedError, match="sorted by id field"):
+        ngram_of(2, 4).starts(np.array([1, 2, 1], dtype))
+
+
+def test_a_window_has_an_element_for_each_offset_and_only_its_fields() -> None:
+    ngram = NGram({-1: ["id", "sp.*"], 1: [SCHEMA.id]}, 10, "id")
+    ngram.resolve_regex_field_names(SCHEMA)
+    rows = [{"id": number, "speed": number / 2} for number in range(4)]
+    assert ngram.length == 3
+    assert ngram.form_ngram(rows, SCHEMA) == [
+        {-1: {"id": 0, "speed": 0.0}, 0: {}, 1: {"id": 2}},
+        {-1: {"id": 1, "speed": 0.5}, 0: {}, 1: {"id": 3}},
+    ]
+    window = ngram.make_namedtuple(SCHEMA, ngram.form_ngram(rows, SCHEMA)[0])
+    assert window[-1].speed == 0.0
+    assert window[0] == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((None, 1, "id"), "must be a dictionary"),
+        (({0: "id"}, 1, "id"), "must be a list"),
+        (({0: [1]}, 1, "id"), "UnischemaField/regular expression"),
+        (({0: ["id"]}, None, "id"), "delta_threshold must be a number"),
+        (({0: ["id"]}, 1, None), "timestamp_field must be set"),
+        (({0: ["id"]}, 1, "id", None), "timestamp_overlap must be set"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: tuple[Any, ...], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        NGram(*arguments)
+
+
+def test_a_time_that_several_fields_match_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than one"):
+        NGram({0: ["id"]}, 1, ".*").resolve_regex_field_names(SCHEMA)
+
+
+def test_windows_are_equal_if_their_fields_are() -> None:
+    assert ngram_of(2, 1) == ngram_of(2, 5)
+    assert ngram_of(2, 1) != ngram_of(3, 1)

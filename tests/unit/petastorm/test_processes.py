@@ -1,0 +1,81 @@
+"""A user's function in processes of its own: results, errors, and the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from converter.petastorm.processes import Processes, dump_function
+
+
+@pytest.fixture
+def started() -> Iterator[list[Processes]]:
+    made: list[Processes] = []
+    yield made
+    for processes in made:
+        processes.close()
+
+
+def start(started: list[Processes], function: Any, count: int = 1) -> Processes:
+    dumped = dump_function(function)
+    assert dumped is not None
+    started.append(Processes(dumped, count))
+    return started[-1]
+
+
+def test_a_function_of_a_script_runs_in_several_other_processes(started: list[Processes]) -> None:
+    factor = 3
+    processes = start(started, lambda value: (factor * value, os.getpid()), count=2)
+    with ThreadPoolExecutor(2) as threads:
+        results = list(threads.map(processes, range(20)))
+    assert [result for result, _ in results] == [3 * value for value in range(20)]
+    assert os.getpid() not in {pid for _, pid in results}
+
+
+def test_what_the_function_raises_is_raised_here(started: list[Processes]) -> None:
+    def fail(value: int) -> None:
+        raise LookupError(f"no {value}")
+
+    processes = start(started, fail)
+    with pytest.raises(LookupError, match="no 5"):
+        processes(5)
+    with pytest.raises(LookupError, match="no 6"):
+        processes(6)
+
+
+def test_an_error_that_cannot_travel_is_told_as_text(started: list[Processes]) -> None:
+    class OddError(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"{one} and {two}")
+
+    def fail(value: int) -> None:
+        raise OddError(value, value)
+
+    with pytest.raises(RuntimeError, match=r"failed in its process(.|\n)*5 and 5"):
+        start(started, fail)(5)
+
+
+def test_a_process_that_was_killed_is_told_as_that(started: list[Processes]) -> None:
+    processes = start(started, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(RuntimeError, match=r"exit status -9.*reader_pool_type='thread'"):
+        processes(1)
+
+
+def test_no_process_is_left_after_the_end(started: list[Processes]) -> None:
+    pid = start(started, lambda _: os.getpid())(0)
+    started[0].close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_function_that_holds_what_cannot_travel_runs_in_threads(caplog: pytest.LogCaptureFixture) -> None:
+    lock = threading.Lock()
+    with caplog.at_level("WARNING"):
+        assert dump_function(lambda value: (value, lock)) is None
+    assert "so it runs in threads" in caplog.text
