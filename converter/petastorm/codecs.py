@@ -45,8 +45,8 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 class NamedSparkType:
     """A type of Spark's by its name, so that schemas are read also where PySpark is not installed.
 
-    >>> NamedSparkType("DecimalType", (10, 2)).to_spark()
-    DecimalType(10,2)
+    >>> ScalarCodec(NamedSparkType("LongType")).spark_type.name
+    'LongType'
 
     Raises:
         ValueError: Spark has no such type, or another number of arguments.
@@ -281,7 +281,14 @@ class CompressedImageCodec(_BinaryCodec):
         return self._quality
 
     def encode(self, unischema_field: Any, value: Any) -> bytearray:
-        """The picture's file."""
+        """The picture's file.
+
+        Raises:
+            ValueError: the value is no array, has another dtype or shape than the field, or one that has no file form.
+            ImportError: Pillow is not installed, and the format is not PNG.
+        """
+        if not isinstance(value, np.ndarray):
+            raise ValueError(f"Unexpected type of {unischema_field.name} feature, expected ndarray, got {type(value)}")
         if unischema_field.numpy_dtype != value.dtype:
             raise ValueError(
                 f"Unexpected type of {unischema_field.name} feature, expected {unischema_field.numpy_dtype}, got "
@@ -295,7 +302,12 @@ class CompressedImageCodec(_BinaryCodec):
         return bytearray(pictures.encode(value, self.image_codec, self._quality))
 
     def decode(self, unischema_field: Any, value: Any) -> Array:  # noqa: ARG002 (the file says dtype and shape)
-        """The picture in a file's bytes."""
+        """The picture in a file's bytes, as the file has it: grey or RGB, not turned by what a camera noted.
+
+        Raises:
+            ValueError, OSError: the bytes are no picture, or one with transparency.
+            ImportError: Pillow or simplejpeg is not installed, and the file is no PNG of the usual kind.
+        """
         return pictures.decode(value)
 
     def decode_column(self, unischema_field: Any, values: pa.Array) -> Array:
@@ -319,6 +331,8 @@ def _check_array(unischema_field: Any, value: Any) -> None:
     name, dtype, shape = unischema_field.name, unischema_field.numpy_dtype, unischema_field.shape
     if not isinstance(value, np.ndarray):
         raise ValueError(f"Unexpected type of {name} feature. Expected ndarray of {dtype}. Got {type(value)}")
+    if value.dtype.hasobject:
+        raise ValueError(f"Unexpected type of {name} feature: an array of Python objects has no form without pickle")
     if dtype != value.dtype.type:
         raise ValueError(f"Unexpected type of {name} feature. Expected {dtype}. Got {value.dtype}")
     if not _is_compliant_shape(value.shape, shape):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -25,17 +26,30 @@ def scalar_type(numpy_dtype: Any) -> Any:
 def convert_scalar(numpy_dtype: Any, value: Any) -> Any:
     """A stored value as the declared type has it; as it is if that is neither NumPy's nor Decimal.
 
-    Numbers outside of the type's range wrap around, as they did before NumPy 2.
+    A list becomes an array. Numbers outside of the type's range wrap around, as they did before NumPy 2.
     """
     kind = scalar_type(numpy_dtype)
     if not _is_converted(kind):
         return value
+    if isinstance(value, (list, np.ndarray)):
+        return _convert_items(kind, value)
     if kind is np.str_ and isinstance(value, (bytes, bytearray)):
         return np.str_(bytes(value).decode())
+    if kind is np.datetime64 and getattr(value, "tzinfo", None) is not None:
+        # NumPy's times have no zone; stored ones are those of UTC.
+        return kind(value.astimezone(dt.timezone.utc).replace(tzinfo=None))
     try:
         return kind(value)
     except OverflowError:
         return np.asarray(value).astype(kind)[()]
+
+
+def _convert_items(kind: Any, values: Any) -> Array:
+    if issubclass(kind, (np.number, np.bool_)):
+        return np.asarray(values).astype(kind)
+    if kind is np.datetime64:
+        return np.array([convert_scalar(kind, value) for value in values], _MICROSECONDS)
+    return to_objects(values)
 
 
 def convert_column(numpy_dtype: Any, values: pa.Array) -> Array:
@@ -62,12 +76,14 @@ def to_objects(values: Iterable[Any]) -> Array:
 
 def to_column(values: Sequence[Any]) -> Array:
     """Decoded values as one array if all are arrays, or NumPy's numbers, of one dtype and shape; else as objects."""
-    kinds = {(value.dtype, value.shape) if isinstance(value, (np.ndarray, np.generic)) else None for value in values}
-    if len(kinds) == 1 and None not in kinds:
-        dtype, shape = next(iter(kinds))  # type: ignore[misc]
-        if dtype.kind in "biufcmM":
-            return np.stack(values) if shape else np.array(values, dtype)
-    return to_objects(values)
+    first = values[0] if len(values) else None
+    if not isinstance(first, (np.ndarray, np.generic)) or first.dtype.kind not in "biufcmM":
+        return to_objects(values)
+    dtype, shape = first.dtype, first.shape
+    for value in values:
+        if not isinstance(value, (np.ndarray, np.generic)) or value.dtype != dtype or value.shape != shape:
+            return to_objects(values)
+    return np.stack(values) if shape else np.array(values, dtype)
 
 
 def in_one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -87,7 +103,7 @@ def stored_values(values: pa.Array) -> list[Any]:
     array = _unpacked(values)
     if not _is_list(array.type):
         return list(array.to_pylist())
-    return [None if row is None else row for row in _lists(None, array)]
+    return list(_lists(None, array))
 
 
 def _is_converted(kind: Any) -> bool:

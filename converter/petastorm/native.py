@@ -45,7 +45,7 @@ def native_manifest(work: Work) -> Manifest | None:
     That is so with a user's function, a predicate or filters of rows, with nulls, and with columns that are no numbers.
     """
     recipe, store = work.recipe, work.recipe.store
-    is_plain = recipe.is_batched and recipe.predicate is None and not recipe.filters
+    is_plain = recipe.is_batched and recipe.predicate is None and recipe.filters is None
     if (
         not is_plain
         or (recipe.transform is not None and recipe.transform.func is not None)

@@ -101,7 +101,7 @@ class Recipe:
         early = self.store.read(item.row_group, asked)
         rows = self._order_of(item, early.num_rows)
         rows = np.arange(early.num_rows) if rows is None else rows
-        if self.filters:
+        if self.filters is not None:
             rows = rows[self._passing(item, early)[rows]]
         if self.predicate is not None and len(rows):
             rows = rows[self._included(early.take(rows))]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
+import pyarrow.compute as pc
+
 from converter.petastorm import places
 from converter.petastorm.blocks import take_rows
 from converter.petastorm.etl.dataset_metadata import PetastormMetadataError
@@ -296,37 +298,33 @@ class Reader:
             yield {offset: make(*(column[row] for column in columns)) for offset, make, columns in by_offset}
 
     def _read(self) -> Generator[Piece, None, None]:
-        given_up = threading.Event()
-        threads = (
-            1 if self._options.pool == "dummy" else max(1, min(self._options.workers_count, default_workers_count()))
-        )
+        threads = default_workers_count()
+        threads = 1 if self._options.pool == "dummy" else max(1, min(self._options.workers_count, threads))
         items = self._order.epochs(self.num_epochs, self._epochs_done)
-        with self._applied(threads) as recipe:
-            yield from _pieces_of(recipe, items, threads, given_up)
-
-    @contextlib.contextmanager
-    def _applied(self, count: int) -> Iterator[Recipe]:
-        """The recipe with the user's function, which runs in the reader's threads or in processes."""
-        function = None if self._options.transform is None else self._options.transform.func
-        if function is None:
-            yield self._recipe
-            return
-        apply = function if self.is_batched_reader else EachRow(function)
-        dumped = dump_function(apply) if self._options.pool == "process" else None
-        if dumped is None:
-            yield replace(self._recipe, apply=apply)
-            return
-        processes = Processes(dumped, count)
-        try:
-            yield replace(self._recipe, apply=processes)
-        finally:
-            processes.close()
+        # A function, not a method: a generator that knows its reader would keep it, and its threads, alive.
+        return _read_pieces(self._recipe, self._options, items, threads)
 
 
-def _pieces_of(
-    recipe: Recipe, items: Iterator[Item], threads: int, given_up: threading.Event
+def _read_pieces(
+    recipe: Recipe, options: ReaderOptions, items: Iterator[Item], threads: int
 ) -> Generator[Piece, None, None]:
+    """The pieces of items, in order, with the user's function in the reader's threads or in processes."""
+    function = None if options.transform is None else options.transform.func
+    if function is None:
+        yield from _pieces_of(recipe, items, threads)
+        return
+    apply = function if recipe.is_batched else EachRow(function)
+    dumped = dump_function(apply) if options.pool == "process" else None
+    if dumped is None:
+        yield from _pieces_of(replace(recipe, apply=apply), items, threads)
+        return
+    with contextlib.closing(Processes(dumped, threads)) as processes:
+        yield from _pieces_of(replace(recipe, apply=processes), items, threads)
+
+
+def _pieces_of(recipe: Recipe, items: Iterator[Item], threads: int) -> Generator[Piece, None, None]:
     """The pieces of items, in order: some threads read row groups ahead, others decode them in parts."""
+    given_up = threading.Event()
     tables = read_ahead(recipe.read, items, workers_count=threads, ahead=threads + 1, given_up=given_up)
     with contextlib.closing(tables):
         parts = (part for table in tables for part in recipe.pieces(table))
@@ -504,7 +502,7 @@ def _options_of(arguments: Mapping[str, Any], shard_seed: int | None) -> ReaderO
         num_epochs=given["num_epochs"],
         shares=Shares(cur_shard=given["cur_shard"], shard_count=given["shard_count"], seed=shard_seed or given["seed"]),
         transform=given["transform_spec"],
-        filters=given["filters"],
+        filters=given["filters"] if isinstance(given["filters"], pc.Expression) else given["filters"] or None,
         cache_dir=cache_dir,
     )
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from converter.petastorm import stored_schema
@@ -152,7 +153,7 @@ def partition_value(schema: Unischema, name: str, text: str | None) -> Any:
 def _where_filters_may_pass(store: Store, row_groups: Sequence[RowGroup], filters: Filters) -> list[int]:
     """The row groups whose partition values do not exclude them."""
     numbers = list(range(len(row_groups)))
-    if not filters or isinstance(filters, pa.compute.Expression) or not store.partition_names:
+    if isinstance(filters, pc.Expression) or not filters or not store.partition_names:
         return numbers
     any_of = filters if isinstance(filters[0], list) else [filters]
     answers: dict[tuple[str | None, ...], bool] = {}

@@ -19,7 +19,7 @@ from converter.storage.directory import Storage
 from converter.storage.opening import open_storage
 
 NAME = "_common_metadata"
-_WITH_ROW_GROUPS = "_metadata"
+NAME_WITH_ROW_GROUPS = "_metadata"
 _CHECKSUM = "._common_metadata.crc"
 
 
@@ -37,7 +37,7 @@ def read_summary(folder: Storage) -> tuple[pa.Schema, dict[bytes, bytes]] | None
     Raises:
         PetastormMetadataError: the file is no Parquet footer.
     """
-    for name in (NAME, _WITH_ROW_GROUPS):
+    for name in (NAME, NAME_WITH_ROW_GROUPS):
         try:
             content = folder.read(name)
         except (FileNotFoundError, NotADirectoryError):

@@ -242,6 +242,8 @@ def decode_column(field: UnischemaField, values: pa.Array | pa.ChunkedArray) -> 
         ImportError: the codec needs a package that is not installed.
     """
     array = in_one_array(values)
+    if not len(array) and field.shape and None not in field.shape and _is_number(field.numpy_dtype):
+        return np.empty((0, *field.shape), field.numpy_dtype)  # type: ignore[arg-type]
     try:
         if not field.codec:
             return convert_column(field.numpy_dtype, array)
@@ -303,13 +305,14 @@ def insert_explicit_nulls(unischema: Unischema, row_dict: dict[str, Any]) -> Non
             row_dict[name] = None
 
 
-def match_unischema_fields(schema: Unischema, field_regex: Sequence[str]) -> list[UnischemaField]:
+def match_unischema_fields(schema: Unischema, field_regex: Sequence[str] | None) -> list[UnischemaField]:
     """The fields whose whole names match one of the regular expressions, in the schema's order.
 
     Warns if fields match only with the beginnings of their names, which was enough in Petastorm's first releases.
     """
-    matched = [name for name in schema.fields if any(_fullmatch(pattern, name) for pattern in field_regex)]
-    by_beginning = [name for name in schema.fields if any(re.match(pattern, name) for pattern in field_regex)]
+    patterns = field_regex or ()
+    matched = [name for name in schema.fields if any(_fullmatch(pattern, name) for pattern in patterns)]
+    by_beginning = [name for name in schema.fields if any(re.match(pattern, name) for pattern in patterns)]
     if matched != by_beginning:
         names = ", ".join(sorted(set(matched) ^ set(by_beginning)))
         warnings.warn(
@@ -326,6 +329,11 @@ def _fullmatch(regex: str, string: str, flags: int = 0) -> re.Match[str] | None:
 
 def _is_alphabetical() -> bool:
     return _UNISCHEMA_FIELD_ORDER.lower() == "alphabetical"
+
+
+def _is_number(numpy_dtype: Any) -> bool:
+    kind = scalar_type(numpy_dtype)
+    return isinstance(kind, type) and issubclass(kind, (np.number, np.bool_))
 
 
 def _dtype_name(numpy_dtype: Any) -> str:

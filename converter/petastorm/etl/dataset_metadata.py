@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from converter.errors import SourceError
@@ -212,13 +214,13 @@ def load_row_groups(dataset: Any) -> list[RowGroupPiece]:
     """
     metadata = metadata_of(dataset)
     counts = None if metadata is None else stored_schema.row_groups_per_file(metadata)
+    if metadata is not None and counts is None and not _has_row_groups(dataset):
+        raise PetastormMetadataError(f"Could not find row group metadata in _common_metadata file. {_ADVICE}")
     if isinstance(dataset, Store):
         return [
             RowGroupPiece(dataset.storage.path(dataset.names[file]), index, list(dataset.partitions[file].items()))
             for file, index in dataset.row_groups()
         ]
-    if metadata is not None and counts is None:
-        raise PetastormMetadataError(f"Could not find row group metadata in _common_metadata file. {_ADVICE}")
     base = base_folder(dataset)
     pieces = []
     for fragment in sorted(dataset.fragments, key=lambda fragment: str(fragment.path)):
@@ -226,9 +228,17 @@ def load_row_groups(dataset: Any) -> list[RowGroupPiece]:
         if counts is not None and name not in counts:
             raise PetastormMetadataError(f"_common_metadata knows no row groups of {name}. {_ADVICE}")
         count = fragment.num_row_groups if counts is None else counts[name]
-        keys = [(key, value) for key, value in _partition_of(fragment).items()]
+        keys = list(pyarrow.dataset.get_partition_keys(fragment.partition_expression).items())
         pieces += [RowGroupPiece(fragment.path, number, keys) for number in range(count)]
     return pieces
+
+
+def _has_row_groups(dataset: Any) -> bool:
+    """Whether `_metadata` is there, in which Spark writes the footers of all files."""
+    if isinstance(dataset, Store):
+        return dataset.storage.size(summary.NAME_WITH_ROW_GROUPS) is not None
+    path = posixpath.join(base_folder(dataset), summary.NAME_WITH_ROW_GROUPS)
+    return bool(dataset.filesystem.get_file_info(path).type == pafs.FileType.File)
 
 
 def metadata_of(dataset: Any) -> Mapping[bytes, bytes] | None:
@@ -256,12 +266,6 @@ def base_folder(dataset: Any) -> str:
     return base
 
 
-def _partition_of(fragment: Any) -> dict[str, Any]:
-    import pyarrow.dataset
-
-    return dict(pyarrow.dataset.get_partition_keys(fragment.partition_expression))
-
-
 def place_of(context: Any, url: str, storage_options: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
     """The URL and the options by which the native code opens what a classic Spark context knows by a URL."""
     if context is None or not url.startswith("hdfs:"):
@@ -272,6 +276,13 @@ def place_of(context: Any, url: str, storage_options: Mapping[str, Any] | None) 
 
 def _place_on(filesystem: Any, url: str, options: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
     """A place on a filesystem that a user opened. One of pyarrow's keeps its options secret: then the URL is opened."""
+    if isinstance(getattr(filesystem, "fs", filesystem), pafs.LocalFileSystem) or ":" not in url.partition("/")[0]:
+        # A path alone is enough where the filesystem is known.
+        protocol = getattr(filesystem, "protocol", "file")
+        named = (
+            url if ":" in url.partition("/")[0] else f"{protocol if isinstance(protocol, str) else protocol[0]}://{url}"
+        )
+        return named, getattr(filesystem, "storage_options", options)
     try:
         urls, own_options = places.on_filesystem([url], filesystem)
     except ValueError:

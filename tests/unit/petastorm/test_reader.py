@@ -1,0 +1,645 @@
+"""`make_reader` and `make_batch_reader`: rows, types, order, shards, epochs, predicates, transforms and their life."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import shutil
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from converter import ReadError, SourceChangedError, SourceError
+from converter.petastorm import TransformSpec, make_batch_reader, make_reader
+from converter.petastorm.errors import DecodeFieldError, NoDataAvailableError
+from converter.petastorm.etl.dataset_metadata import write_metadata
+from converter.petastorm.etl.rowgroup_indexers import SingleFieldIndexer
+from converter.petastorm.etl.rowgroup_indexing import build_rowgroup_index
+from converter.petastorm.ngram import NGram
+from converter.petastorm.predicates import PredicateBase, in_lambda, in_negate, in_pseudorandom_split, in_reduce, in_set
+from converter.petastorm.reader import Reader
+from converter.petastorm.selectors import IntersectIndexSelector, SingleIndexSelector, UnionIndexSelector
+from converter.petastorm.unischema import UnischemaField
+from tests.unit.petastorm.conftest import GROUP_ROWS, NUM_ROWS, SCHEMA, Stored, row_of
+
+Make = Callable[..., Reader]
+POOLS = ("dummy", "thread", "process")
+BOTH = pytest.mark.parametrize("make", [make_reader, make_batch_reader], ids=["rows", "batches"])
+
+
+def ids_of(reader: Reader) -> list[int]:
+    """The ids in the order in which a reader hands them out."""
+    if reader.batched_output:
+        return [int(number) for batch in reader for number in batch.id]
+    return [int(row.id) for row in reader]
+
+
+def plain_reader(make: Make, plain: Stored, **options: Any) -> Reader:
+    """A reader of plain Parquet; `make_reader` warns that its store has no schema."""
+    if make is make_batch_reader:
+        return make_batch_reader(plain.url, **options)
+    with pytest.warns(UserWarning, match="reading only Petastorm datasets"):
+        return make_reader(plain.url, **options)
+
+
+# Rows and types --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_each_row_comes_once_as_it_was_given(stored: Stored, pool: str) -> None:
+    with make_reader(stored.url, reader_pool_type=pool) as reader:
+        rows = sorted(reader, key=lambda row: row.id)
+    assert len(rows) == NUM_ROWS
+    for row, given in zip(rows, stored.rows, strict=True):
+        for name, value in given.items():
+            found = getattr(row, name)
+            if value is None:
+                assert found is None
+                continue
+            np.testing.assert_array_equal(found, value)
+            kind = SCHEMA.fields[name].numpy_dtype
+            if isinstance(value, np.ndarray):
+                assert (found.dtype, found.shape) == (value.dtype, value.shape)
+            elif name != "tags":
+                assert isinstance(found, kind)
+
+
+def test_a_row_is_a_namedtuple_of_the_schemas_fields(stored: Stored) -> None:
+    with make_reader(stored.url, schema_fields=["id", "sp.*", SCHEMA.city]) as reader:
+        row = next(reader)
+        assert set(row._fields) == {"id", "speed", "city"} == set(reader.schema.fields)
+        assert not reader.batched_output
+        assert not reader.is_batched_reader
+
+
+def test_a_batch_is_a_row_group_with_partition_columns_first(plain: Stored) -> None:
+    with make_batch_reader(plain.url) as reader:
+        batches = list(reader)
+    assert reader.batched_output
+    assert batches[0]._fields == ("city", "group", "id", "speed", "pair")
+    assert {len(batch.id) for batch in batches} == {4, 2}
+    assert {name: (column.dtype.kind, column.ndim) for name, column in batches[0]._asdict().items()} == {
+        "city": ("U", 1), "group": ("i", 1), "id": ("i", 1), "speed": ("f", 1), "pair": ("i", 2),
+    }  # fmt: skip
+    found = {
+        int(i): (s, g, tuple(p)) for b in batches for i, s, g, p in zip(b.id, b.speed, b.group, b.pair, strict=True)
+    }
+    assert found == {row["id"]: (row["speed"], row["group"], tuple(row["pair"])) for row in plain.rows}
+
+
+def test_rows_of_plain_parquet_have_their_partition_values(plain: Stored) -> None:
+    with plain_reader(make_reader, plain) as reader:
+        assert {(int(row.id), str(row.city), int(row.group)) for row in reader} == {
+            (row["id"], row["city"], row["group"]) for row in plain.rows
+        }
+
+
+def test_a_store_with_a_schema_warns_a_reader_of_batches_and_hands_out_what_is_stored(stored: Stored) -> None:
+    with pytest.warns(UserWarning, match="Please use make_reader"):
+        reader = make_batch_reader(stored.url, schema_fields=["id", "matrix"])
+    with reader:
+        assert isinstance(next(reader).matrix[0], bytes)
+
+
+def test_a_moved_store_and_doubled_slashes_are_read(stored: Stored, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(stored.path, moved)
+    with make_reader(f"file://{str(moved).replace('/', '//')}", schema_fields=["id"]) as reader:
+        assert sorted(ids_of(reader)) == list(range(NUM_ROWS))
+
+
+@BOTH
+def test_files_in_a_list_are_read_and_as_often_as_they_are_named(make: Make, plain: Stored) -> None:
+    files = sorted(path.as_uri() for path in plain.path.rglob("*.parquet"))
+    with plain_reader(make, Stored(files[:2], plain.path, []), schema_fields=["id"]) as reader:  # type: ignore[arg-type]
+        once = sorted(ids_of(reader))
+    with plain_reader(make, Stored([files[0], *files[:2]], plain.path, []), schema_fields=["id"]) as reader:  # type: ignore[arg-type]
+        assert len(ids_of(reader)) == len(once) + 10
+
+
+def test_a_file_of_another_row_group_size_loses_no_row(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(10)}), tmp_path / "a.parquet", row_group_size=3)
+    pq.write_table(pa.table({"id": range(10, 50)}), tmp_path / "b.parquet", row_group_size=40)
+    pq.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "c.parquet")
+    with make_batch_reader(tmp_path.as_uri()) as reader:
+        assert sorted(ids_of(reader)) == list(range(50))
+
+
+def test_a_thousand_columns_are_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({f"c{number}": [number] * 3 for number in range(1000)}), tmp_path / "a.parquet")
+    with make_batch_reader(tmp_path.as_uri()) as reader:
+        batch = next(reader)
+    assert len(batch._fields) == 1000
+    assert batch.c999.tolist() == [999] * 3
+
+
+# Order, epochs and shards ----------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("pool", POOLS)
+def test_without_shuffling_the_order_is_the_stores_own(make: Make, pool: str, plain: Stored) -> None:
+    with plain_reader(make, plain, shuffle_row_groups=False, reader_pool_type=pool) as reader:
+        first = ids_of(reader)
+    with plain_reader(make, plain, shuffle_row_groups=False, workers_count=1) as reader:
+        assert ids_of(reader) == first
+    assert first[:10] == [0, 6, 12, 18, 24, 30, 36, 42, 48, 54]
+
+
+@BOTH
+@pytest.mark.parametrize("shuffle_rows", [False, True])
+def test_a_seed_decides_the_order_and_zero_is_a_seed(make: Make, shuffle_rows: bool, plain: Stored) -> None:
+    def order(seed: int | None) -> list[int]:
+        with plain_reader(make, plain, seed=seed, shuffle_rows=shuffle_rows, schema_fields=["id"]) as reader:
+            return ids_of(reader)
+
+    assert order(7) == order(7)
+    assert order(0) == order(0)
+    assert order(7) != order(8)
+    assert sorted(order(None)) == list(range(60))
+
+
+def test_shuffled_rows_stay_in_their_row_group(stored: Stored) -> None:
+    with make_reader(stored.url, schema_fields=["id"], shuffle_rows=True, shuffle_row_groups=False, seed=1) as reader:
+        ids = ids_of(reader)
+    groups = [ids[start : start + GROUP_ROWS] for start in range(0, NUM_ROWS, GROUP_ROWS)]
+    assert ids != sorted(ids)
+    assert [sorted(group) for group in groups] == [[*range(start, start + 5)] for start in range(0, NUM_ROWS, 5)]
+    # Not the same permutation in each of them.
+    assert len({tuple(number - min(group) for number in group) for group in groups}) > 1
+
+
+@pytest.mark.parametrize("num_parts", [2, 5, 8])
+@pytest.mark.parametrize("shuffle_rows", [False, True])
+def test_row_groups_in_parts_lose_and_repeat_no_row(stored: Stored, num_parts: int, shuffle_rows: bool) -> None:
+    with make_reader(
+        stored.url, schema_fields=["id"], shuffle_row_drop_partitions=num_parts, shuffle_rows=shuffle_rows
+    ) as reader:
+        ids = ids_of(reader)
+    assert sorted(ids) == list(range(NUM_ROWS))
+    jumps = sum(after != before + 1 for before, after in itertools.pairwise(ids))
+    assert jumps > NUM_ROWS // GROUP_ROWS
+
+
+def test_each_epoch_has_all_rows_in_another_order(stored: Stored) -> None:
+    with make_reader(stored.url, schema_fields=["id"], num_epochs=3, seed=5) as reader:
+        ids = ids_of(reader)
+        epochs = [ids[start : start + NUM_ROWS] for start in range(0, 3 * NUM_ROWS, NUM_ROWS)]
+        assert all(sorted(epoch) == list(range(NUM_ROWS)) for epoch in epochs)
+        assert len(set(map(tuple, epochs))) == 3
+        assert reader.last_row_consumed
+        with pytest.raises(StopIteration):
+            next(reader)
+        reader.reset()
+        assert sorted(ids_of(reader)) == sorted(3 * list(range(NUM_ROWS)))
+
+
+def test_epochs_without_end_go_on(stored: Stored) -> None:
+    with make_reader(stored.url, schema_fields=["id"], num_epochs=None) as reader:
+        counts = collections.Counter(int(next(reader).id) for _ in range(3 * NUM_ROWS + 2))
+    assert set(counts.values()) <= {3, 4}
+    assert len(counts) == NUM_ROWS
+
+
+def test_a_reader_is_reset_only_at_its_end(stored: Stored) -> None:
+    with make_reader(stored.url, schema_fields=["id"]) as reader:
+        next(reader)
+        with pytest.raises(NotImplementedError, match="after all samples were consumed"):
+            reader.reset()
+
+
+@BOTH
+@pytest.mark.parametrize("seed", [None, 0, 3])
+def test_shards_are_disjoint_and_together_all_rows(make: Make, seed: int | None, plain: Stored) -> None:
+    def shard(number: int) -> list[int]:
+        with plain_reader(make, plain, cur_shard=number, shard_count=5, seed=seed, schema_fields=["id"]) as reader:
+            return sorted(ids_of(reader))
+
+    shards = [shard(number) for number in range(5)]
+    assert sorted(itertools.chain(*shards)) == list(range(60))
+    assert all(shards)
+    assert shard(2) == shards[2]
+
+
+def test_a_seed_decides_which_row_groups_a_shard_has(stored: Stored) -> None:
+    def shard(seed: int) -> set[int]:
+        with make_reader(stored.url, schema_fields=["id"], cur_shard=0, shard_count=4, seed=seed) as reader:
+            return set(ids_of(reader))
+
+    assert shard(1) != shard(2)
+
+
+@BOTH
+def test_more_shards_than_row_groups_are_an_error(make: Make, plain: Stored) -> None:
+    with pytest.raises(NoDataAvailableError, match="greater or equal to the number of requested shards"):
+        plain_reader(make, plain, cur_shard=0, shard_count=1000)
+    only_one = in_lambda(["city", "group"], lambda city, group: (city, group) == ("c0", 0))
+    with pytest.raises(NoDataAvailableError, match="3 of them chosen, and 4 shards"):
+        plain_reader(make, plain, predicate=only_one, cur_shard=0, shard_count=4)
+
+
+@pytest.mark.parametrize("shard", [(0, 0), (0, None), (None, 2), ("0", "1"), (2, 2), (-1, 2)])
+def test_wrong_shards_are_refused(shard: tuple[Any, Any], stored: Stored) -> None:
+    with pytest.raises(ValueError, match="must be ints and both specified"):
+        make_reader(stored.url, cur_shard=shard[0], shard_count=shard[1])
+
+
+def test_the_seed_of_shards_is_told_to_be_old(stored: Stored) -> None:
+    with pytest.warns(UserWarning, match="shard_seed was deprecated"):
+        make_reader(stored.url, cur_shard=0, shard_count=2, shard_seed=3).stop()
+
+
+# Predicates, filters and selectors -------------------------------------------------
+
+
+class IsEven(PredicateBase):
+    """A predicate of the user's own: of a dict, or of a frame."""
+
+    def get_fields(self) -> set[str]:
+        return {"id"}
+
+    def do_include(self, values: Any) -> Any:
+        return values["id"] % 2 == 0
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("predicate", "wanted"),
+    [
+        (in_set({3, 5, 99}, "id"), {3, 5}),
+        (in_lambda(["id", "speed"], lambda number, speed: (number > 7) & (speed < 5)), set(range(8, 20))),
+        (in_negate(in_set({0}, "group")), {number for number in range(60) if number % 3}),
+        (in_reduce([in_set({"c1"}, "city"), in_set({0}, "group")], all), {3, 9, 15, 21, 27, 33, 39, 45, 51, 57}),
+        (in_set({"c1"}, "city"), set(range(1, 60, 2))),
+        (IsEven(), set(range(0, 60, 2))),
+    ],
+    ids=["set", "lambda", "negate", "reduce", "partition", "own"],
+)
+@pytest.mark.parametrize("shuffle_rows", [False, True])
+def test_a_predicate_chooses_whole_rows(
+    make: Make, predicate: PredicateBase, wanted: set[int], shuffle_rows: bool, plain: Stored
+) -> None:
+    with plain_reader(make, plain, predicate=predicate, shuffle_rows=shuffle_rows) as reader:
+        blocks = []
+        while True:
+            try:
+                blocks.append(reader.next_block())
+            except StopIteration:
+                break
+    found = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    assert set(found["id"].tolist()) == wanted
+    assert len(found["id"]) == len(wanted)
+    # The columns of a row belong together, and their dtypes stay.
+    assert found["id"].dtype == np.int64
+    np.testing.assert_array_equal(found["speed"], found["id"] / 4)
+    np.testing.assert_array_equal(found["group"], found["id"] % 3)
+    np.testing.assert_array_equal(found["pair"][:, 1], -found["id"])
+
+
+def test_a_split_by_predicates_is_disjoint_and_complete(plain: Stored) -> None:
+    parts = []
+    for part in range(2):
+        predicate = in_pseudorandom_split([0.3, 0.7], part, "id")
+        with make_batch_reader(plain.url, predicate=predicate) as reader:
+            parts.append(set(ids_of(reader)))
+    assert parts[0] | parts[1] == set(range(60))
+    assert not parts[0] & parts[1]
+
+
+@BOTH
+def test_a_predicate_that_leaves_nothing_warns(make: Make, plain: Stored) -> None:
+    warnings.filterwarnings("ignore", message="Currently make_reader")
+    with pytest.warns(UserWarning, match="No matching data is available"):
+        reader = make(plain.url, predicate=in_set({"c7"}, "city"))
+    assert ids_of(reader) == []
+
+
+@pytest.mark.parametrize("fields", [["nope"], []])
+def test_a_predicate_of_unknown_fields_fails_with_the_first_row(fields: list[str], stored: Stored) -> None:
+    with make_reader(stored.url, predicate=in_lambda(fields, lambda *_: True)) as reader, pytest.raises(ValueError):  # noqa: PT011 (two texts)
+        next(reader)
+
+
+def test_what_is_no_predicate_or_selector_is_refused(stored: Stored) -> None:
+    with pytest.raises(ValueError, match="derived from PredicateBase"):
+        make_reader(stored.url, predicate=lambda row: True)
+    with pytest.raises(ValueError, match="derived from RowGroupSelectorBase"):
+        make_reader(stored.url, rowgroup_selector="id")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("filters", "wanted"),
+    [
+        ([("city", "=", "c1")], set(range(1, 60, 2))),
+        ([("group", "in", [1, 2]), ("id", "<", 10)], {1, 2, 4, 5, 7, 8}),
+        ([[("id", "=", 3)], [("city", "=", "c0"), ("speed", ">", 14.0)]], {3, 58}),
+        (pc.field("id") > 57, {58, 59}),
+    ],
+    ids=["partition", "both", "either", "expression"],
+)
+def test_filters_choose_rows_exactly(make: Make, filters: Any, wanted: set[int], plain: Stored) -> None:
+    with plain_reader(make, plain, filters=filters) as reader:
+        assert set(ids_of(reader)) == wanted
+
+
+def test_selectors_choose_row_groups_by_an_index(stored: Stored, tmp_path: Path) -> None:
+    shutil.copytree(stored.path, tmp_path / "indexed")
+    url = (tmp_path / "indexed").as_uri()
+    build_rowgroup_index(url, None, [SingleFieldIndexer("by id", "id"), SingleFieldIndexer("by city", "city")])
+
+    def chosen(selector: Any) -> set[int]:
+        with make_reader(url, schema_fields=["id"], rowgroup_selector=selector) as reader:
+            return {number // GROUP_ROWS for number in ids_of(reader)}
+
+    low, high = SingleIndexSelector("by id", [3, 41]), SingleIndexSelector("by id", [44, 99])
+    assert chosen(low) == {0, 8}
+    assert chosen(IntersectIndexSelector([low, high])) == {8}
+    assert chosen(UnionIndexSelector([low, high])) == {0, 8, 19}
+    assert chosen(SingleIndexSelector("by city", ["city1"])) == set(range(20))
+    with pytest.raises(ValueError, match=r"required indexes \['nope'\] are not available"):
+        make_reader(url, rowgroup_selector=SingleIndexSelector("nope", [1]))
+
+
+# Transforms ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_transform_of_rows_may_add_change_and_remove_fields(stored: Stored, pool: str) -> None:
+    spec = TransformSpec(
+        lambda row: {"id": row["id"], "twice": row["id"] * 2, "matrix": row["matrix"].T, "speed": row["speed"]},
+        edit_fields=[("twice", np.int64, (), False), ("matrix", np.float64, (3, 2), False)],
+        removed_fields=["speed"],
+    )
+    with make_reader(
+        stored.url, schema_fields=["id", "speed", "matrix"], transform_spec=spec, reader_pool_type=pool,
+        predicate=in_lambda(["speed"], lambda speed: speed < 10),
+    ) as reader:  # fmt: skip
+        rows = list(reader)
+        assert set(reader.schema.fields) == {"id", "twice", "matrix"} == set(rows[0]._fields)
+    assert sorted(int(row.twice) for row in rows) == list(range(0, 60, 2))
+    for row in rows:
+        np.testing.assert_array_equal(row.matrix, row_of(int(row.id))["matrix"].T)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_transform_of_batches_gets_and_returns_a_frame(plain: Stored, pool: str) -> None:
+    def add(frame: pd.DataFrame) -> pd.DataFrame:
+        frame["wide"] = [np.full((2, 2), number, np.float32) for number in frame["id"]]
+        return frame.drop(columns=["pair"])[frame["id"] < 50]
+
+    spec = TransformSpec(
+        add, edit_fields=[("wide", np.float32, (2, 2), False)], removed_fields=["pair", "speed", "city"]
+    )
+    predicate = in_lambda(["id", "speed"], lambda number, _: number % 2 == 0)
+    with make_batch_reader(plain.url, transform_spec=spec, predicate=predicate, reader_pool_type=pool) as reader:
+        batches = list(reader)
+    assert batches[0]._fields == ("group", "id", "wide")
+    assert batches[0].id.dtype == np.int64
+    assert sorted(np.concatenate([batch.id for batch in batches])) == list(range(0, 50, 2))
+    for batch in batches:
+        np.testing.assert_array_equal(batch.wide[:, 1, 0], batch.id)
+
+
+@BOTH
+def test_a_transform_without_a_function_removes_and_orders_fields(make: Make, plain: Stored) -> None:
+    with plain_reader(make, plain, transform_spec=TransformSpec(removed_fields=["pair", "city"])) as reader:
+        assert next(reader)._fields == ("group", "id", "speed")
+    with plain_reader(make, plain, transform_spec=TransformSpec(selected_fields=["speed", "id"])) as reader:
+        assert next(reader)._fields == ("speed", "id")
+
+
+@BOTH
+@pytest.mark.parametrize("pool", ["thread", "process"])
+def test_a_transform_that_returns_what_it_did_not_declare_is_named(make: Make, pool: str, plain: Stored) -> None:
+    def add(values: Any) -> Any:
+        values["new"] = values["id"]
+        return values
+
+    with (
+        plain_reader(make, plain, transform_spec=TransformSpec(add), reader_pool_type=pool) as reader,
+        pytest.raises(ValueError, match="new"),
+    ):
+        next(reader)
+
+
+@BOTH
+@pytest.mark.parametrize("pool", POOLS)
+def test_an_error_of_a_transform_is_raised_by_next(make: Make, pool: str, plain: Stored) -> None:
+    def fail(_: Any) -> Any:
+        raise LookupError("my own error")
+
+    with (
+        plain_reader(make, plain, transform_spec=TransformSpec(fail), reader_pool_type=pool) as reader,
+        pytest.raises(LookupError, match="my own error"),
+    ):
+        next(reader)
+
+
+# Windows ---------------------------------------------------------------------------
+
+
+def test_windows_hold_the_fields_of_each_offset_and_stay_in_row_groups(stored: Stored) -> None:
+    ngram = NGram({-1: ["id", "matrix"], 1: [SCHEMA.speed]}, delta_threshold=1, timestamp_field=SCHEMA.id)
+    with make_reader(stored.url, schema_fields=ngram) as reader:
+        windows = list(reader)
+        assert reader.ngram is ngram
+    assert len(windows) == NUM_ROWS // GROUP_ROWS * (GROUP_ROWS - 2)
+    for window in windows:
+        assert list(window) == [-1, 0, 1]
+        assert (set(window[-1]._fields), window[0], window[1]._fields) == ({"id", "matrix"}, (), ("speed",))
+        number = int(window[-1].id)
+        assert window[1].speed == row_of(number + 2)["speed"]
+        np.testing.assert_array_equal(window[-1].matrix, row_of(number)["matrix"])
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_windows_of_row_groups_in_parts_are_the_same(stored: Stored, num_parts: int) -> None:
+    ngram = NGram({0: ["id"], 1: ["id"]}, delta_threshold=1, timestamp_field="id")
+    with make_reader(stored.url, schema_fields=ngram, shuffle_row_drop_partitions=num_parts) as reader:
+        starts = sorted(int(window[0].id) for window in reader)
+    assert starts == [number for number in range(NUM_ROWS) if number % GROUP_ROWS < GROUP_ROWS - 1]
+
+
+def test_windows_without_overlap_hold_each_time_once(stored: Stored) -> None:
+    ngram = NGram({0: ["id"], 1: ["id"]}, delta_threshold=1, timestamp_field="id", timestamp_overlap=False)
+    with make_reader(stored.url, schema_fields=ngram) as reader:
+        times = [int(row.id) for window in reader for row in window.values()]
+    assert len(times) == len(set(times)) == NUM_ROWS // GROUP_ROWS * 4
+    with pytest.raises(NotImplementedError, match="timestamp_overlap=False"):
+        make_reader(stored.url, schema_fields=ngram, shuffle_row_drop_partitions=2)
+
+
+def test_windows_are_of_rows_alone(plain: Stored) -> None:
+    with pytest.raises(NotImplementedError, match="use make_reader"):
+        make_batch_reader(plain.url, schema_fields=NGram({0: ["id"]}, 1, "id"))
+
+
+# Blocks for loaders ----------------------------------------------------------------
+
+
+def test_blocks_have_the_rows_as_their_first_axis(stored: Stored) -> None:
+    with make_reader(stored.url, shuffle_row_groups=False) as reader:
+        first = next(reader)
+        block = reader.next_block()
+    assert int(first.id) == 0
+    assert block["id"].tolist() == [1, 2, 3, 4]
+    assert block["picture"].shape == (4, 4, 6, 3)
+    assert block["matrix"].shape == (4, 2, 3)
+    assert block["ragged"].dtype == block["note"].dtype == block["maybe"].dtype == object
+    assert block["ragged"][2].tolist() == [0, 1, 2]
+
+
+def test_blocks_of_windows_are_named_by_offset_and_field(stored: Stored) -> None:
+    ngram = NGram({0: ["id"], 1: ["id", "picture"]}, delta_threshold=1, timestamp_field="id")
+    with make_reader(stored.url, schema_fields=ngram, shuffle_row_groups=False) as reader:
+        block = reader.next_block()
+    assert {key: column.shape for key, column in block.items()} == {
+        (0, "id"): (4,), (1, "id"): (4,), (1, "picture"): (4, 4, 6, 3),
+    }  # fmt: skip
+
+
+# Life and bad input ----------------------------------------------------------------
+
+
+def test_threads_share_a_reader_and_each_row_comes_once(stored: Stored) -> None:
+    def take(_: int) -> list[int]:
+        return [int(row.id) for row in reader]
+
+    with make_reader(stored.url, schema_fields=["id"], num_epochs=3) as reader, ThreadPoolExecutor(10) as threads:
+        taken = itertools.chain(*threads.map(take, range(10)))
+        assert collections.Counter(taken) == dict.fromkeys(range(NUM_ROWS), 3)
+
+
+def test_a_reader_that_was_stopped_says_so(stored: Stored) -> None:
+    with make_reader(stored.url) as reader:
+        next(reader)
+    assert reader.stopped
+    with pytest.raises(RuntimeError, match="Trying to read a sample after"):
+        next(reader)
+    with pytest.raises(RuntimeError, match="Trying to read a sample after"):
+        reader.next_block()
+    reader.stop()
+    reader.join()
+
+
+@BOTH
+def test_no_thread_is_left_after_a_break_or_a_stop(make: Make, plain: Stored) -> None:
+    before = threading.active_count()
+    with plain_reader(make, plain, num_epochs=None) as reader:
+        next(reader)
+        assert threading.active_count() > before
+    assert threading.active_count() == before
+    reader = plain_reader(make, plain, num_epochs=None)
+    next(reader)
+    del reader
+    assert threading.active_count() == before
+
+
+def test_what_is_read_ahead_is_bounded(stored: Stored) -> None:
+    with make_reader(stored.url, num_epochs=None) as reader:
+        for _ in range(GROUP_ROWS * 3):
+            next(reader)
+        assert reader.diagnostics["items_consumed"] == 3
+
+
+@pytest.mark.parametrize("url", [None, 123, [], "", "/no/scheme", ["file:///a", "hdfs://b/c"], ["file:///a", None]])
+@BOTH
+def test_a_url_that_is_none_is_refused(make: Make, url: Any) -> None:
+    with pytest.raises(ValueError, match=r"URL|scheme"):
+        make(url)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"reader_pool_type": "gpu"}, "Unknown reader_pool_type: gpu"),
+        ({"cache_type": "gpu"}, "Unknown cache_type: gpu"),
+        ({"cache_type": "local-disk"}, "needs cache_location"),
+        ({"num_epochs": -10}, "num_epochs=-10"),
+        ({"num_epochs": "abc"}, "num_epochs='abc'"),
+        ({"schema_fields": 5}, "Fields must be either None"),
+        ({"shuffle_row_drop_partitions": 0}, "must be a positive integer"),
+    ],
+)
+def test_wrong_options_are_named(make: Make, options: dict[str, Any], text: str, stored: Stored) -> None:
+    with pytest.raises(ValueError, match=text):
+        make(stored.url, **options)
+
+
+@BOTH
+def test_unknown_options_are_named(make: Make, stored: Stored) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'xyz'"):
+        make(stored.url, xyz=1)
+
+
+def test_fields_that_are_not_there_are_named(stored: Stored, plain: Stored) -> None:
+    with pytest.raises(ValueError, match=r"'gone'.* does not belong to the schema"):
+        make_reader(stored.url, schema_fields=[UnischemaField("gone", np.int32, ())])
+    with pytest.raises(RuntimeError, match=r"No fields matching the criteria '\['gone'\]'"):
+        make_batch_reader(plain.url, schema_fields=["gone"])
+    with make_batch_reader(plain.url, schema_fields=["gone", "id"]) as reader:
+        assert next(reader)._fields == ("id",)
+
+
+def test_a_folder_without_parquet_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="holds no Parquet files"):
+        make_batch_reader(tmp_path.as_uri())
+    with pytest.raises(SourceError, match="does not exist"):
+        make_batch_reader((tmp_path / "gone").as_uri())
+
+
+def test_a_value_that_cannot_be_decoded_names_its_field(stored: Stored, tmp_path: Path) -> None:
+    rows = [row_of(1)]
+    rows[0] |= {"picture": b"no picture", "matrix": b"x", "ragged": b"y", "maybe": None}
+    pq.write_table(
+        pa.Table.from_pylist(rows, pq.read_schema(next(stored.path.glob("*.parquet")))), tmp_path / "a.parquet"
+    )
+    write_metadata(tmp_path.as_uri(), SCHEMA)
+    with make_reader(tmp_path.as_uri()) as reader, pytest.raises(DecodeFieldError, match="picture"):
+        next(reader)
+
+
+def test_a_file_that_goes_or_is_damaged_is_named(tmp_path: Path) -> None:
+    for number in range(2):
+        pq.write_table(pa.table({"id": range(10)}), tmp_path / f"{number}.parquet")
+    with make_batch_reader(tmp_path.as_uri(), shuffle_row_groups=False) as reader:
+        (tmp_path / "1.parquet").unlink()
+        with pytest.raises(SourceChangedError, match=r"1\.parquet is gone"):
+            list(reader)
+    pq.write_table(pa.table({"id": range(10)}), tmp_path / "1.parquet", compression="none")
+    data = bytearray((tmp_path / "1.parquet").read_bytes())
+    data[4:40] = b"\xff" * 36
+    with make_batch_reader(tmp_path.as_uri(), shuffle_row_groups=False) as reader:
+        (tmp_path / "1.parquet").write_bytes(bytes(data))
+        with pytest.raises(ReadError, match=r"Row group 0 of .*1\.parquet cannot be read"):
+            list(reader)
+
+
+def test_a_local_store_needs_no_copies_and_its_folder_of_copies_goes(stored: Stored, tmp_path: Path) -> None:
+    location = tmp_path / "copies"
+    with make_reader(
+        stored.url, schema_fields=["id"], cache_type="local-disk", cache_location=str(location), num_epochs=2,
+        predicate=in_set({1, 2}, "id"),
+    ) as reader:  # fmt: skip
+        assert location.is_dir()
+        assert sorted(ids_of(reader)) == [1, 1, 2, 2]
+    assert not location.exists()
+
+
+def test_a_folder_of_copies_with_other_files_stays(stored: Stored, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with make_reader(stored.url, cache_type="local-disk", cache_location=str(tmp_path)) as reader:
+        next(reader)
+    assert (tmp_path / "mine").read_text() == "mine"
