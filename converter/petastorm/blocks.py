@@ -175,8 +175,8 @@ def _stack_checked(values: Sequence[Any], field: UnischemaField) -> Array:
     shape = tuple(size for size in field.shape if size is not None)
     if len(shape) < len(field.shape):
         raise ValueError(
-            f"All dimensions of a shape: {field.shape} in: {name} field must be constant. If a dimension is variable, we "
-            "won't be able to coalesce rows when preparing a batch."
+            f"All dimensions of a shape: {field.shape} in: {name} field must be constant. If a dimension is variable, "
+            "we won't be able to coalesce rows when preparing a batch."
         )
     for value in values:
         if not isinstance(value, np.ndarray):

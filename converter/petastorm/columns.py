@@ -77,9 +77,11 @@ def to_objects(values: Iterable[Any]) -> Array:
 def to_column(values: Sequence[Any]) -> Array:
     """Decoded values as one array if all are arrays, or NumPy's numbers, of one dtype and shape; else as objects."""
     first = values[0] if len(values) else None
-    if not isinstance(first, (np.ndarray, np.generic)) or first.dtype.kind not in "biufcmM":
+    if not isinstance(first, (np.ndarray, np.generic)):
         return to_objects(values)
     dtype, shape = first.dtype, first.shape
+    if dtype.kind not in ("biufcmMUS" if shape else "biufcmM"):
+        return to_objects(values)
     for value in values:
         if not isinstance(value, (np.ndarray, np.generic)) or value.dtype != dtype or value.shape != shape:
             return to_objects(values)

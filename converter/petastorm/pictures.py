@@ -111,7 +111,11 @@ def _encode_jpeg(picture: Array, quality: int) -> bytes:
 
 def _decode_jpeg(data: memoryview, out: Array | None) -> Array:
     simplejpeg = _simplejpeg()
-    height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except KeyError as error:
+        # It finds no name for the colours that it did not read.
+        raise ValueError("a JPEG whose header was cut") from error
     _check_pixels(height, width)
     if colorspace in ("CMYK", "YCCK"):
         return _rgb_of_cmyk(simplejpeg.decode_jpeg(data, "CMYK", strict=False))

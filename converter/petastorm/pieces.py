@@ -268,13 +268,13 @@ class Recipe:
         return values
 
     def _with_partition_values(self, table: pa.Table) -> pa.Table:
-        """The table with partition columns typed as the schema has them."""
+        """The table with partition columns as text or int64, whatever their fields say: as batches have them."""
         for name in self.store.partition_names:
-            if name in table.column_names and np.issubdtype(self.stored.fields[name].numpy_dtype, np.number):
-                at = table.column_names.index(name)
-                dtype = pa.from_numpy_dtype(self.stored.fields[name].numpy_dtype)
-                table = table.set_column(at, name, table.column(name).cast(dtype))
+            if name in table.column_names:
+                at, kind = table.column_names.index(name), self.store.partition_types[name]
+                table = table.set_column(at, name, table.column(name).cast(kind))
         return table
+
 
 
 class EachRow:

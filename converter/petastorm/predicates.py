@@ -150,7 +150,7 @@ class in_pseudorandom_split(_FieldPredicate):  # noqa: N801 (Petastorm's name)
 
     >>> test = in_pseudorandom_split([0.8, 0.2], 1, "id")
     >>> [row for row in range(20) if test.do_include({"id": row})]
-    [7, 10, 18]
+    [2, 7, 8, 9, 11, 17, 18]
 
     Args:
         fraction_list: the share of each part, from 0 to 1.

@@ -1,4 +1,7 @@
-"""`make_reader`, `make_batch_reader` and the `Reader` that they return."""
+"""`make_reader`, `make_batch_reader` and the `Reader` that they return.
+
+Long, because both functions repeat Petastorm's 28 arguments for `help()` and editors.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,21 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 
 from converter.petastorm import places
 from converter.petastorm.blocks import take_rows
-from converter.petastorm.etl.dataset_metadata import PetastormMetadataError
+from converter.petastorm.codecs import CompressedNdarrayCodec, NdarrayCodec
 from converter.petastorm.native import Work
 from converter.petastorm.ngram import NGram
+from converter.petastorm.pickle_records import PetastormMetadataError
 from converter.petastorm.pieces import EachRow, Piece, Recipe, windows_of
 from converter.petastorm.processes import Processes, dump_function
 from converter.petastorm.row_groups import Item, Order, Shares, choose
 from converter.petastorm.store import Store, load_schema, open_store
 from converter.petastorm.transform import TransformSpec, transform_schema
-from converter.petastorm.unischema import Unischema
+from converter.petastorm.unischema import Unischema, UnischemaField
 from converter.petastorm.warning import call, warn_once
 from converter.reading.ahead import default_workers_count, read_ahead
 
@@ -85,7 +90,7 @@ class Reader:
         self.stopped = False
         self.ngram: NGram | None = None
         self._store, self._options = store, options
-        stored = load_schema(store) if not is_batched else store.inferred_schema()
+        stored = load_schema(store)
         fields = options.schema_fields
         if isinstance(fields, NGram):
             self.ngram = fields
@@ -285,14 +290,15 @@ class Reader:
             return iter([self.schema.make_namedtuple(**self._block)])
         if self.ngram is not None:
             return self._windows(self.ngram)
-        return map(_class_of(self.schema)._make, zip(*(self._block[name] for name in self.schema.fields), strict=True))
+        columns = [_values_of(field, self._block[name]) for name, field in self.schema.fields.items()]
+        return map(_class_of(self.schema)._make, zip(*columns, strict=True))
 
     def _windows(self, ngram: NGram) -> Iterator[dict[int, Any]]:
         base = min(ngram.fields)
         by_offset = []
         for offset in range(base, base + ngram.length):
             view = ngram.get_schema_at_timestep(self.schema, offset)
-            columns = [self._block[offset, name] for name in view.fields]
+            columns = [_values_of(field, self._block[offset, name]) for name, field in view.fields.items()]
             by_offset.append((offset, _class_of(view), columns))
         for row in range(self._num_left + 1):
             yield {offset: make(*(column[row] for column in columns)) for offset, make, columns in by_offset}
@@ -468,6 +474,12 @@ def make_batch_reader(
     reader = Reader(store, options, is_batched=True)
     warn_once("make_batch_reader", lambda: _native_line(store, options, reader), stacklevel=2)
     return reader
+
+
+def _values_of(field: UnischemaField, column: Any) -> Any:
+    """The values of a column; arrays without dimensions stay arrays, which NumPy hands out as numbers."""
+    is_array = isinstance(field.codec, (NdarrayCodec, CompressedNdarrayCodec))
+    return [*map(np.asarray, column)] if is_array and column.ndim == 1 and column.dtype != object else column
 
 
 def _class_of(schema: Unischema) -> Any:

@@ -75,6 +75,7 @@ class Store:
         """A file's URL, for people."""
         return f"{self.storage.url}/{self.names[file]}"
 
+    @functools.cached_property
     def partition_types(self) -> dict[str, pa.DataType]:
         """The type of each partition column: int64 if all of its values are whole numbers, else string."""
         types: dict[str, pa.DataType] = {}
@@ -93,7 +94,7 @@ class Store:
 
     def inferred_schema(self) -> Unischema:
         """The schema that the files themselves have; columns without a form are left out, with a warning."""
-        return unischema_of_arrow(self.arrow_schema, self.partition_types(), omit_unsupported_fields=True)
+        return unischema_of_arrow(self.arrow_schema, self.partition_types, omit_unsupported_fields=True)
 
     def row_groups(self) -> list[RowGroup]:
         """All row groups, file by file. Their numbers come from the stored counts, or from the footers.

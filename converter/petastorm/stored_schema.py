@@ -270,8 +270,8 @@ def _spark_type_of(described: Any, depth: int = 0) -> NamedSparkType:
     made = tuple(_spark_type_of(each, depth + 1) if isinstance(each, dict) else each for each in arguments)
     try:
         return NamedSparkType(name, made)
-    except (ValueError, TypeError) as error:
-        raise _refusal("schema", str(error).rstrip(".")) from None
+    except (ValueError, TypeError):
+        raise _refusal("schema", f"Spark has no type {shown(name)} with {len(made)} arguments") from None
 
 
 def _describe_state(value: Any, depth: int) -> Any:
@@ -308,7 +308,7 @@ def _json_object(stored: bytes, subject: str) -> dict[str, Any]:
     if len(stored) > _MAX_JSON_BYTES:
         raise _refusal(subject, f"they have {len(stored):,} bytes, and {_MAX_JSON_BYTES:,} are the most that is read")
     try:
-        described = json.loads(stored)
+        described = json.loads(stored.decode())
     # Very many brackets end the parser by a RecursionError.
     except (ValueError, RecursionError):
         raise _refusal(subject, "they are no JSON") from None

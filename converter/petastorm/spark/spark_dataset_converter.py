@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import datetime as dt
 import logging
 import os
 import statistics
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from converter.petastorm.reader import make_batch_reader
+from converter.petastorm.spark.writing import WriteOptions, forget, write_or_find
 from converter.petastorm.store import open_store
 from converter.petastorm.warning import call, warn_once
 from converter.storage.at_once import at_once
@@ -47,28 +46,6 @@ _RANK_VARIABLES = (
 )
 
 DeleteDirHandler = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Conversion:
-    """A DataFrame that this process wrote, to be found again."""
-
-    df: DataFrame
-    row_group_size: int
-    codec: str
-    dtype: str | None
-    parent_url: str
-    url: str
-
-    def is_of(self, df: DataFrame, *, row_group_size: int, codec: str, dtype: str | None, parent_url: str) -> bool:
-        """Whether the same rows were written in the same way."""
-        options = (self.row_group_size, self.codec, self.dtype, self.parent_url)
-        return options == (row_group_size, codec, dtype, parent_url) and bool(self.df.sameSemantics(df))
-
-
-_conversions: list[_Conversion] = []
-_lock = threading.Lock()
-_locks: dict[str, threading.Lock] = {}
 
 
 def _delete_directory(url: str) -> None:
@@ -174,13 +151,12 @@ class SparkDatasetConverter:
         if not self._is_ours:
             logger.info("%s was not written by make_spark_converter, so delete() leaves it.", self.cache_dir_url)
             return
-        with _lock:
-            _conversions[:] = [kept for kept in _conversions if kept.url != self.cache_dir_url]
+        forget(self.cache_dir_url)
         _delete_dir_handler(self.cache_dir_url)
 
     @staticmethod
     def _reader_arguments(given: dict[str, Any], num_epochs: int | None, workers_count: int | None) -> dict[str, Any]:
-        _check_shard(given)
+        _check_rank_and_size_consistent_with_horovod(given)
         return {**given, "num_epochs": num_epochs, "workers_count": workers_count or _WORKERS_COUNT}
 
 
@@ -317,7 +293,10 @@ def make_spark_converter(
             )
         if dtype not in _DTYPES:
             raise ValueError(f"dtype {dtype} is not supported. Use 'float32' or float64")
-        url = _write_or_find(df, parent_url, parquet_row_group_size_bytes, codec, dtype)
+        options = WriteOptions(
+            row_group_size=parquet_row_group_size_bytes, codec=codec, dtype=dtype, parent_url=parent_url
+        )
+        url = write_or_find(df, options, lambda made: atexit.register(_delete_at_exit, made))
     is_ours = not isinstance(df, str)
     converter = _converter_at(url, is_ours=is_ours)
     if is_ours:
@@ -403,47 +382,6 @@ def _normalize_databricks_dbfs_url(url: str, message: str) -> str:
     raise ValueError(message)
 
 
-def _make_sub_dir_url(url: str, name: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
-
-
-def _write_or_find(df: DataFrame, parent_url: str, row_group_size: int, codec: str, dtype: str | None) -> str:
-    """The URL of the DataFrame's files. Of several threads with equal options one writes."""
-    key = repr((parent_url, row_group_size, codec, dtype, df.schema.simpleString()))
-    with _lock:
-        own_lock = _locks.setdefault(key, threading.Lock())
-    with own_lock:
-        with _lock:
-            known = list(_conversions)
-        for conversion in known:
-            if conversion.is_of(df, row_group_size=row_group_size, codec=codec, dtype=dtype, parent_url=parent_url):
-                return conversion.url
-        url = _materialize(df, parent_url, row_group_size, codec, dtype)
-        made = _Conversion(
-            df=df, row_group_size=row_group_size, codec=codec, dtype=dtype, parent_url=parent_url, url=url
-        )
-        with _lock:
-            _conversions.append(made)
-        return url
-
-
-def _materialize(df: DataFrame, parent_url: str, row_group_size: int, codec: str, dtype: str | None) -> str:
-    session = df.sparkSession
-    try:
-        application = session.sparkContext.applicationId
-    except Exception:  # noqa: BLE001 (Spark Connect has no context, and several classes of errors that say so)
-        application = session.conf.get("spark.app.id", None) or "connect"
-    moment = dt.datetime.now().strftime("%Y%m%d%H%M%S")  # noqa: DTZ005 (people look for the folder by their clock)
-    url = _make_sub_dir_url(parent_url, f"{moment}-appid-{application}-{uuid.uuid4()}")
-    # Before the write, so that what a failed one leaves is removed as well.
-    atexit.register(_delete_at_exit, url)
-    converted = _convert_precision(_convert_vectors(df, dtype), dtype)
-    converted.write.option("compression", codec).option("parquet.block.size", row_group_size).parquet(url)
-    logger.info("Materialize dataframe to url %s successfully.", url)
-    return url
-
-
 def _delete_at_exit(url: str) -> None:
     try:
         _delete_dir_handler(url)
@@ -451,40 +389,9 @@ def _delete_at_exit(url: str) -> None:
         logger.warning("Delete cache data %s failed due to %r", url, error)
 
 
-def _convert_vectors(df: DataFrame, dtype: str | None) -> DataFrame:
-    from pyspark.ml.functions import vector_to_array
-
-    names = [field.name for field in df.schema if type(field.dataType).__name__ == "VectorUDT"]
-    return (
-        df.withColumns({name: vector_to_array(_quoted(df, name), dtype or "float64") for name in names})
-        if names
-        else df
-    )
-
-
-def _convert_precision(df: DataFrame, dtype: str | None) -> DataFrame:
-    if dtype is None:
-        return df
-    source, target = ("double", "float") if dtype == "float32" else ("float", "double")
-    casts = {}
-    for field in df.schema:
-        kind = field.dataType.simpleString()
-        if kind in (source, f"array<{source}>"):
-            casts[field.name] = kind.replace(source, target)
-    if not casts:
-        return df
-    logger.warning("Converting floating-point columns to %s", dtype)
-    return df.withColumns({name: _quoted(df, name).cast(kind) for name, kind in casts.items()})
-
-
-def _quoted(df: DataFrame, name: str) -> Any:
-    """A column whose name may have dots."""
-    return df["`{}`".format(name.replace("`", "``"))]
-
-
-def _check_shard(arguments: dict[str, Any]) -> bool:
+def _check_rank_and_size_consistent_with_horovod(arguments: dict[str, Any]) -> bool:
     """Whether `cur_shard` and `shard_count` are those of the environment; warns if not. None are taken from it."""
-    rank, size = _get_rank_and_size()
+    rank, size = _get_horovod_rank_and_size()
     given = arguments.get("cur_shard"), arguments.get("shard_count")
     if rank is None:
         return True
@@ -503,7 +410,7 @@ def _check_shard(arguments: dict[str, Any]) -> bool:
     return True
 
 
-def _get_rank_and_size() -> tuple[int | None, int | None]:
+def _get_horovod_rank_and_size() -> tuple[int | None, int | None]:
     for rank_name, size_name in _RANK_VARIABLES:
         rank, size = os.environ.get(rank_name), os.environ.get(size_name)
         if rank is not None and size is not None:

@@ -1,0 +1,118 @@
+"""A DataFrame becomes plain Parquet under a folder of its own, once for each of its plans and options."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger("converter.petastorm.spark.spark_dataset_converter")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How a DataFrame is written."""
+
+    row_group_size: int
+    codec: str
+    dtype: str | None
+    parent_url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Conversion:
+    """A DataFrame that this process wrote, to be found again."""
+
+    df: DataFrame
+    options: WriteOptions
+    url: str
+
+
+_conversions: list[_Conversion] = []
+_lock = threading.Lock()
+_locks: dict[str, threading.Lock] = {}
+
+
+def write_or_find(df: DataFrame, options: WriteOptions, begin: Callable[[str], None]) -> str:
+    """The URL of the DataFrame's files; `begin` is called with it before they are written. Equal ones wait for one."""
+    key = repr((options, df.schema.simpleString()))
+    with _lock:
+        own_lock = _locks.setdefault(key, threading.Lock())
+    with own_lock:
+        with _lock:
+            known = [each for each in _conversions if each.options == options]
+        for conversion in known:
+            if conversion.df.sameSemantics(df):
+                return conversion.url
+        url = _materialize(df, options, begin)
+        with _lock:
+            _conversions.append(_Conversion(df=df, options=options, url=url))
+        return url
+
+
+def forget(url: str) -> None:
+    """Write a DataFrame anew next time, because its files are deleted."""
+    with _lock:
+        _conversions[:] = [kept for kept in _conversions if kept.url != url]
+
+
+def _materialize(df: DataFrame, options: WriteOptions, begin: Callable[[str], None]) -> str:
+    session = df.sparkSession
+    try:
+        application = session.sparkContext.applicationId
+    except Exception:  # noqa: BLE001 (Spark Connect has no context, and several classes of errors that say so)
+        application = session.conf.get("spark.app.id", None) or "connect"
+    moment = dt.datetime.now().strftime("%Y%m%d%H%M%S")  # noqa: DTZ005 (people look for the folder by their clock)
+    url = make_sub_dir_url(options.parent_url, f"{moment}-appid-{application}-{uuid.uuid4()}")
+    # Before the write, so that what a failed one leaves is removed as well.
+    begin(url)
+    converted = _convert_precision(_convert_vectors(df, options.dtype), options.dtype)
+    writer = converted.write.option("compression", options.codec).option("parquet.block.size", options.row_group_size)
+    writer.parquet(url)
+    logger.info("Materialize dataframe to url %s successfully.", url)
+    return url
+
+
+def make_sub_dir_url(url: str, name: str) -> str:
+    """The URL of a folder below another."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
+
+
+def _convert_vectors(df: DataFrame, dtype: str | None) -> DataFrame:
+    from pyspark.ml.functions import vector_to_array
+
+    names = [field.name for field in df.schema if type(field.dataType).__name__ == "VectorUDT"]
+    return (
+        df.withColumns({name: vector_to_array(_quoted(df, name), dtype or "float64") for name in names})
+        if names
+        else df
+    )
+
+
+def _convert_precision(df: DataFrame, dtype: str | None) -> DataFrame:
+    if dtype is None:
+        return df
+    source, target = ("double", "float") if dtype == "float32" else ("float", "double")
+    casts = {}
+    for field in df.schema:
+        kind = field.dataType.simpleString()
+        if kind in (source, f"array<{source}>"):
+            casts[field.name] = kind.replace(source, target)
+    if not casts:
+        return df
+    logger.warning("Converting floating-point columns to %s", dtype)
+    return df.withColumns({name: _quoted(df, name).cast(kind) for name, kind in casts.items()})
+
+
+def _quoted(df: DataFrame, name: str) -> Any:
+    """A column whose name may have dots."""
+    return df["`{}`".format(name.replace("`", "``"))]
