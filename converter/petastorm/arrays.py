@@ -88,12 +88,13 @@ def _may_be_alike(column: pa.Array) -> bool:
 
 def _alike(column: pa.Array) -> Array:
     """Rows of one size, copied at once if their headers are equal."""
-    first = load_npy(column[0].as_buffer())
+    headers = _Headers()
+    first = headers.load(memoryview(column[0].as_buffer()).cast("B"))
     try:
-        # The class with a dtype instead of its name, because names of texts' dtypes say nothing of their length.
+        # A dtype, not its name, which says nothing of a text's length.
         decoded: Any = NumPy(first.dtype.newbyteorder("="), first.shape).decode(column)
     except ValueError:
-        return _rows(column, _Headers().load)
+        return _rows(column, headers.load)
     array: Array = decoded
     return array
 

@@ -74,10 +74,9 @@ class NamedSparkType:
         """
         if isinstance(spark_type, NamedSparkType):
             return spark_type
-        names = _class_names(spark_type) & _ARGUMENTS.keys()
-        if len(names) != 1:
+        name = next((name for name in _class_names(spark_type) if name in _ARGUMENTS), None)
+        if name is None:
             raise ValueError(f"{spark_type!r} is no type of a column; known are {', '.join(_ARGUMENTS)}.")
-        name = next(iter(names))
         arguments = [getattr(spark_type, attribute) for attribute in _ARGUMENTS[name]]
         if name == "ArrayType":
             arguments[0] = cls.of(arguments[0])
@@ -160,9 +159,9 @@ class ScalarCodec(DataframeColumnCodec):
                 f"indicate a scalar. However, the actual shape is {unischema_field.shape}"
             )
         names = _class_names(self._spark_type)
-        if names & _INTEGERS:
+        if _INTEGERS.intersection(names):
             return int(value)
-        if names & _FLOATS:
+        if _FLOATS.intersection(names):
             return float(value)
         if "BooleanType" in names:
             return bool(value)
@@ -320,11 +319,11 @@ class CompressedImageCodec(_BinaryCodec):
         return f"{type(self).__name__}('{self.image_codec}', {self._quality})"
 
 
-def _class_names(spark_type: Any) -> set[str]:
-    """The names of a Spark type's classes: the type can be told without importing PySpark."""
+def _class_names(spark_type: Any) -> list[str]:
+    """The names of a Spark type's classes, its own first: the type can be told without importing PySpark."""
     if isinstance(spark_type, NamedSparkType):
-        return {spark_type.name}
-    return {each.__name__ for each in type(spark_type).__mro__}
+        return [spark_type.name]
+    return [each.__name__ for each in type(spark_type).__mro__]
 
 
 def _check_array(unischema_field: Any, value: Any) -> None:

@@ -237,17 +237,20 @@ def _codec_of(described: Any) -> Any:
 
 def _users_codec(name: str, state: Any) -> DataframeColumnCodec:
     """A codec of a class that the program has imported. None of the class's code runs, and nothing is imported."""
-    for kind in _derived(DataframeColumnCodec):
-        if f"{kind.__module__}.{kind.__qualname__}" == name:
-            codec: DataframeColumnCodec = object.__new__(kind)
-            values = _state_of(state, 0)
-            _check(isinstance(values, dict), f"the codec {shown(name)} has no state")
-            vars(codec).update(values)
-            return codec
-    raise PetastormMetadataError(
-        f"The stored schema has a field with the codec {shown(name)}, which is no codec of this package, and no class "
-        "of this name is imported. Import the module that defines it before you open the store."
-    )
+    kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _derived(DataframeColumnCodec)}
+    # A program's own module is `__main__` while it runs as one.
+    alike = [kind for kind in kinds.values() if name.endswith(f".{kind.__qualname__}")]
+    kind = kinds.get(name) or (alike[0] if len(alike) == 1 else None)
+    if kind is None:
+        raise PetastormMetadataError(
+            f"The stored schema has a field with the codec {shown(name)}, which is no codec of this package, and no "
+            "class of this name is imported. Import the module that defines it before you open the store."
+        )
+    codec: DataframeColumnCodec = object.__new__(kind)
+    values = _state_of(state, 0)
+    _check(isinstance(values, dict), f"the codec {shown(name)} has no state")
+    vars(codec).update(values)
+    return codec
 
 
 def _derived(kind: type[Any]) -> list[type[Any]]:
@@ -286,7 +289,7 @@ def _describe_state(value: Any, depth: int) -> Any:
         return {"type": _describe_type(value)}
     try:
         return {"spark_type": _describe_spark_type(ScalarCodec(value).spark_type)}
-    except ValueError:
+    except (ValueError, AttributeError):
         raise ValueError(f"it keeps a {type(value).__name__}, which is no plain value.") from None
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.petastorm.pickle_records import PetastormMetadataError
+from converter.storage.databricks import is_on_databricks
 from converter.storage.directory import Storage
 from converter.storage.opening import open_storage
 
@@ -62,10 +63,12 @@ def write_summary(folder: Storage, columns: pa.Schema, metadata: Mapping[bytes, 
     pq.write_metadata(columns.with_metadata(kept), sink)
     if folder.is_local:
         path = folder.path(NAME)
-        aside = f"{path}.{uuid.uuid4().hex}.tmp"
+        # Mounts of Databricks have no exchange of two files; there a file appears when it is closed.
+        aside = path if is_on_databricks(path) else f"{path}.{uuid.uuid4().hex}.tmp"
         with open(aside, "wb") as file:
             file.write(sink.getvalue())
-        os.replace(aside, path)
+        if aside != path:
+            os.replace(aside, path)
         # Hadoop's own sum of what was there before.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(folder.path(_CHECKSUM))

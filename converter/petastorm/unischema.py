@@ -34,6 +34,11 @@ _SPARK_TYPES: dict[Any, str] = {
 }
 
 
+_PLAIN_TYPES = (
+    pa.bool_(), pa.int8(), pa.uint8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
+)  # fmt: skip
+
+
 class UnischemaField(NamedTuple):
     """One column: what its values are, and how they are stored.
 
@@ -218,7 +223,7 @@ def unischema_of_arrow(
     for column in schema:
         if column.name in partitions:
             continue
-        if _is_list(column.type) and (_is_list(column.type.value_type) or pa.types.is_struct(column.type.value_type)):
+        if pa.types.is_list(column.type) and _is_nested(column.type.value_type):
             _warn_of_omission(f"[ARROW-1644] Ignoring unsupported structure {column.type!r} for field {column.name!r}")
             continue
         try:
@@ -228,7 +233,8 @@ def unischema_of_arrow(
                 raise
             _warn_of_omission(f"Column {column.name!r} has an unsupported field {column.type!r}. Ignoring...")
             continue
-        fields.append(UnischemaField(column.name, dtype, _shape_of(column.type), None, column.nullable))
+        shape = (None,) if pa.types.is_list(column.type) else ()
+        fields.append(UnischemaField(column.name, dtype, shape, None, column.nullable))
     return Unischema("inferred_schema", fields)
 
 
@@ -398,40 +404,25 @@ def _partition_dtype(name: str, kind: pa.DataType) -> Any:
     )
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _shape_of(kind: pa.DataType) -> tuple[int | None, ...]:
-    if not _is_list(kind):
-        return ()
-    return (kind.list_size,) if pa.types.is_fixed_size_list(kind) else (None,)
+def _is_nested(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_struct(kind))
 
 
 def _numpy_and_codec_from_arrow_type(field_type: pa.DataType) -> Any:
-    """The class of a column's values, or of the values in its lists."""
-    kind = field_type.value_type if pa.types.is_dictionary(field_type) else field_type
-    if _is_list(kind):
-        return _numpy_and_codec_from_arrow_type(kind.value_type)
-    if pa.types.is_boolean(kind):
-        return np.bool_
-    if pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind):
-        return np.dtype(kind.to_pandas_dtype()).type
-    if pa.types.is_decimal(kind):
+    """The class of a column's values, or of the values in its lists: of the types that Petastorm knows, no others.
+
+    A program that unpacks rows must not meet columns here that it did not meet there.
+    """
+    if pa.types.is_list(field_type):
+        return _numpy_and_codec_from_arrow_type(field_type.value_type)
+    if field_type in _PLAIN_TYPES:
+        return np.dtype(field_type.to_pandas_dtype()).type
+    if pa.types.is_decimal(field_type):
         return Decimal
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+    if pa.types.is_date(field_type) or pa.types.is_timestamp(field_type):
         return np.datetime64
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if pa.types.is_string(field_type):
         return np.str_
-    if _is_bytes(kind):
+    if pa.types.is_binary(field_type) or pa.types.is_fixed_size_binary(field_type):
         return np.bytes_
     raise ValueError(f"Cannot auto-create unischema due to unsupported column type {field_type}")
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_binary_view(kind)
-    )

@@ -1,0 +1,301 @@
+"""Petastorm's Spark converter under its old names: what is written, found again, read and deleted."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from converter.petastorm import PetastormDeprecationWarning, TransformSpec
+from converter.petastorm.pytorch import BatchedDataLoader, DataLoader
+from converter.petastorm.spark import SparkDatasetConverter, make_spark_converter, register_delete_dir_handler
+from converter.petastorm.spark import spark_dataset_converter as module
+
+CONF = SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF
+
+
+@pytest.fixture(autouse=True)
+def _cache_dir(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for names in module._RANK_VARIABLES:
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    spark.conf.set(CONF, tmp_path.as_uri())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PetastormDeprecationWarning)
+        yield
+    spark.conf.unset(CONF)
+
+
+def folder_of(converter: SparkDatasetConverter) -> Path:
+    return Path(urlsplit(converter.cache_dir_url).path)
+
+
+def numbers(spark: SparkSession, count: int) -> DataFrame:
+    return spark.range(count, numPartitions=2)
+
+
+def ids_of(converter: SparkDatasetConverter, **options: Any) -> list[int]:
+    with converter.make_torch_dataloader(batch_size=7, num_epochs=1, **options) as loader:
+        return [int(number) for batch in loader for number in batch["id"]]
+
+
+def test_columns_have_the_dtypes_of_petastorm(spark: SparkSession) -> None:
+    rows = [
+        (False, 0.125, 2.5, 1, -3, 7, "Oslo", b"\x01", 5),
+        (True, 0.25, -2.5, 2, 4, 8, "NYC", b"\x02", 6),
+    ]
+    kinds = "b boolean, f float, d double, s short, i int, l long, t string, y binary, t8 byte"
+    converter = make_spark_converter(spark.createDataFrame(rows, kinds).coalesce(1))
+    assert len(converter) == 2
+    with converter.make_tf_dataset(num_epochs=1, shuffle_row_groups=False) as dataset:
+        batch = next(iter(dataset))
+    names = ("b", "f", "d", "s", "i", "l", "t", "y", "t8")
+    assert [getattr(batch, name).dtype.name for name in names] == [
+        "bool", "float32", "float32", "int16", "int32", "int64", "string", "string", "int8",
+    ]  # fmt: skip
+    for name, column in zip(names, zip(*rows, strict=True), strict=True):
+        expected = [value.encode() if isinstance(value, str) else value for value in column]
+        assert getattr(batch, name).numpy().tolist() == expected
+    with converter.make_torch_dataloader(num_epochs=1, schema_fields=["b", "f", "d", "s", "i", "l", "t8"]) as loader:
+        (tensors,) = loader
+    assert {name: tensor.dtype for name, tensor in tensors.items()} == {
+        "b": torch.uint8, "f": torch.float32, "d": torch.float32, "s": torch.int16, "i": torch.int32, "l": torch.int64,
+        "t8": torch.int8,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("float32", ("float", "float")), ("float64", ("double", "double")), (None, ("float", "double"))],
+)
+def test_dtype_decides_what_floats_become(dtype: str | None, expected: tuple[str, str], spark: SparkSession) -> None:
+    df = numbers(spark, 3).selectExpr("float(id) AS f", "array(double(id), 0.5D) AS d", "double(id) AS `a.b`")
+    converter = make_spark_converter(df, dtype=dtype)
+    stored = pq.read_schema(next(folder_of(converter).glob("*.parquet")))
+    assert (str(stored.field("f").type), str(stored.field("d").type.value_type)) == expected
+    assert str(stored.field("a.b").type) == expected[1]
+
+
+def test_vectors_become_arrays_of_one_length(spark: SparkSession) -> None:
+    df = spark.createDataFrame([(Vectors.dense([1.0, 2.0, 3.0]),), (Vectors.sparse(3, {1: 5.0}),)], ["v"]).coalesce(1)
+    with make_spark_converter(df).make_torch_dataloader(num_epochs=1, shuffle_row_groups=False) as loader:
+        (batch,) = loader
+    assert batch["v"].dtype == torch.float32
+    assert batch["v"].tolist() == [[1, 2, 3], [0, 5, 0]]
+
+
+def test_an_equal_dataframe_is_written_once(spark: SparkSession, tmp_path: Path) -> None:
+    first = make_spark_converter(numbers(spark, 10))
+    assert make_spark_converter(numbers(spark, 10)).cache_dir_url == first.cache_dir_url
+    others = [
+        make_spark_converter(numbers(spark, 20)),
+        make_spark_converter(numbers(spark, 10), parquet_row_group_size_bytes=1 << 20),
+        make_spark_converter(numbers(spark, 10), compression_codec="snappy"),
+        make_spark_converter(numbers(spark, 10), dtype=None),
+    ]
+    assert len({first.cache_dir_url, *(other.cache_dir_url for other in others)}) == 5
+    spark.conf.set(CONF, f"{tmp_path.as_uri()}/")
+    assert make_spark_converter(numbers(spark, 10)).cache_dir_url == first.cache_dir_url
+    spark.conf.set(CONF, f"{tmp_path.as_uri()}/other")
+    assert make_spark_converter(numbers(spark, 10)).cache_dir_url != first.cache_dir_url
+    spark.conf.set(CONF, tmp_path.as_uri())
+    first.delete()
+    assert not folder_of(first).exists()
+    assert folder_of(others[0]).exists()
+    again = make_spark_converter(numbers(spark, 10))
+    assert again.cache_dir_url != first.cache_dir_url
+    assert sorted(ids_of(again)) == list(range(10))
+
+
+def test_the_codec_is_in_the_names_of_files(spark: SparkSession) -> None:
+    assert not [url for url in make_spark_converter(numbers(spark, 3)).file_urls if "snappy" in url]
+    snappy = make_spark_converter(numbers(spark, 3), compression_codec="SNAPPY")
+    assert all(url.endswith(".snappy.parquet") for url in snappy.file_urls)
+    with pytest.raises(RuntimeError, match="compression_codec should be None or one of"):
+        make_spark_converter(numbers(spark, 3), compression_codec="zip")
+
+
+def test_a_handler_deletes_instead(spark: SparkSession) -> None:
+    converter = make_spark_converter(numbers(spark, 4))
+    deleted: list[str] = []
+    register_delete_dir_handler(deleted.append)
+    try:
+        converter.delete()
+    finally:
+        register_delete_dir_handler(None)
+    assert deleted == [converter.cache_dir_url]
+    assert folder_of(converter).exists()
+    converter.delete()
+    assert not folder_of(converter).exists()
+
+
+@pytest.mark.parametrize("is_bare", [False, True], ids=["URL", "path"])
+def test_files_of_a_url_are_read_and_never_deleted(spark: SparkSession, tmp_path: Path, is_bare: bool) -> None:
+    folder = tmp_path / "mine"
+    numbers(spark, 10).write.parquet(folder.as_uri())
+    converter = make_spark_converter(str(folder) if is_bare else folder.as_uri())
+    assert len(converter) == 10
+    assert sorted(ids_of(converter)) == list(range(10))
+    converter.delete()
+    assert sorted(ids_of(converter)) == list(range(10))
+
+
+def test_a_pickled_converter_reads_and_a_task_cannot_make_one(spark: SparkSession) -> None:
+    converter = make_spark_converter(numbers(spark, 9))
+    copy = pickle.loads(pickle.dumps(converter))
+    assert sorted(ids_of(copy)) == list(range(9))
+
+    def in_a_task(_: Any) -> list[Any]:
+        with converter.make_torch_dataloader(batch_size=3, num_epochs=1) as loader:
+            total = sum(len(batch["id"]) for batch in loader)
+        try:
+            make_spark_converter("file:///nowhere")
+        except RuntimeError as error:
+            return [total, str(error)]
+        return [total]
+
+    assert spark.sparkContext.parallelize([0], 1).mapPartitions(in_a_task).collect() == [
+        9, "make_spark_converter cannot be called in executor code: make the converter on the driver.",
+    ]  # fmt: skip
+
+
+def test_arguments_of_readers_and_loaders_are_passed_on(spark: SparkSession) -> None:
+    converter = make_spark_converter(numbers(spark, 40).withColumn("x", F.col("id") * 2))
+    shards = [ids_of(converter, cur_shard=number, shard_count=2) for number in range(2)]
+    assert sorted(shards[0] + shards[1]) == list(range(40))
+    spec = TransformSpec(lambda frame: frame.assign(x=frame["x"] + 1))
+    with converter.make_torch_dataloader(batch_size=40, num_epochs=1, transform_spec=spec) as loader:
+        assert isinstance(loader, DataLoader)
+        assert sorted(np.concatenate([batch["x"] for batch in loader]).tolist()) == list(range(1, 80, 2))
+    with converter.make_torch_dataloader(data_loader_fn=BatchedDataLoader, num_epochs=1, batch_size=8) as loader:
+        assert isinstance(loader, BatchedDataLoader)
+        assert [len(batch["id"]) for batch in loader] == [8] * 5
+    make = functools.partial(BatchedDataLoader, transform_fn=functools.partial(torch.as_tensor, dtype=torch.float64))
+    with converter.make_torch_dataloader(data_loader_fn=make, num_epochs=1) as loader:
+        assert next(iter(loader))["id"].dtype == torch.float64
+    with pytest.raises(TypeError, match="unexpected keyword argument 'xyz'"), converter.make_torch_dataloader(xyz=1):
+        pass
+    with pytest.raises(TypeError, match="unexpected keyword argument 'xyz'"), converter.make_tf_dataset(xyz=1):
+        pass
+
+
+def test_epochs_are_endless_unless_a_number_is_given(spark: SparkSession) -> None:
+    converter = make_spark_converter(numbers(spark, 10))
+    with converter.make_torch_dataloader(batch_size=4) as loader:
+        batches = iter(loader)
+        rows = [number for _ in range(25) for number in next(batches)["id"].tolist()]
+    assert len(rows) == 100
+    assert sorted(rows) == sorted([*range(10)] * 10)
+    with converter.make_tf_dataset(batch_size=4) as dataset:
+        sizes = [len(batch.id) for batch in dataset.take(25)]
+    assert sizes == [4] * 25
+
+
+@pytest.mark.parametrize("capacity", [None, 20])
+def test_batches_of_tensorflow_have_their_size_and_each_row_once(capacity: int | None, spark: SparkSession) -> None:
+    converter = make_spark_converter(numbers(spark, 100).selectExpr("id", "array(id, -id) AS pair"))
+    with converter.make_tf_dataset(
+        batch_size=30, num_epochs=2, shuffling_queue_capacity=capacity, shuffle_row_groups=False
+    ) as dataset:
+        batches = list(dataset.as_numpy_iterator())
+    assert [len(batch.id) for batch in batches] == [30] * 6 + [20]
+    ids = np.concatenate([batch.id for batch in batches])
+    assert sorted(ids) == sorted([*range(100)] * 2)
+    assert (ids[:100].tolist() == list(range(100))) == (capacity is None)
+    for batch in batches:
+        np.testing.assert_array_equal(batch.pair, np.stack([batch.id, -batch.id], axis=1))
+
+
+def test_the_environment_of_a_launcher_names_the_shard(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    converter = make_spark_converter(numbers(spark, 10))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    own = ids_of(converter)
+    assert own == ids_of(converter, cur_shard=1, shard_count=2)
+    assert 0 < len(own) < 10
+    assert sorted(own + ids_of(converter, cur_shard=0, shard_count=2)) == list(range(10))
+    assert "is not consistent with the environment's rank (1) and size (2)" in caplog.text
+
+
+def test_files_that_are_gone_are_waited_for_and_named(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    numbers(spark, 10).write.parquet((tmp_path / "mine").as_uri())
+    converter = make_spark_converter((tmp_path / "mine").as_uri())
+    monkeypatch.setattr(module, "_FILE_AVAILABILITY_WAIT_TIMEOUT_SECS", 0.3)
+    gone = Path(urlsplit(converter.file_urls[0]).path)
+    gone.rename(gone.with_suffix(".away"))
+    begun = time.monotonic()
+    with (
+        pytest.raises(RuntimeError, match=f"Timeout while waiting for all parquet-store files.*{gone.name}"),
+        converter.make_torch_dataloader(),
+    ):
+        pass
+    assert time.monotonic() - begun > 0.3
+
+
+def test_many_small_files_are_warned_of(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    make_spark_converter(numbers(spark, 11))
+    assert "The median size" in caplog.text
+    caplog.clear()
+    make_spark_converter(numbers(spark, 12).coalesce(1))
+    assert "The median size" not in caplog.text
+
+
+def test_the_conf_must_be_set_to_a_url(spark: SparkSession) -> None:
+    spark.conf.set(CONF, "/a/b/c")
+    with pytest.raises(ValueError, match="scheme-less"):
+        make_spark_converter(numbers(spark, 3))
+    spark.conf.unset(CONF)
+    with pytest.raises(ValueError, match=f"Please set the spark config {CONF}"):
+        make_spark_converter(numbers(spark, 3))
+    with pytest.raises(ValueError, match=f"Please set the spark config {CONF}"):
+        make_spark_converter("file:///a")
+
+
+def test_a_dtype_that_is_none_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ValueError, match="dtype float16 is not supported"):
+        make_spark_converter(numbers(spark, 3), dtype="float16")
+
+
+def test_forms_of_databricks_are_made_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "15.4")
+    for url in ("file:/dbfs/a/b", "file:///dbfs/a/b", "dbfs:/a/b", "dbfs:///a/b"):
+        assert module._normalize_databricks_dbfs_url(url, "").replace("///", "/") == "file:/dbfs/a/b"
+    with pytest.raises(ValueError, match="my text"):
+        module._normalize_databricks_dbfs_url("dbfs://a/b", "my text")
+
+
+def test_what_was_written_goes_with_the_interpreter(tmp_path: Path) -> None:
+    program = f"""
+from converter import start_local_spark
+from converter.petastorm.spark import SparkDatasetConverter, make_spark_converter
+spark = start_local_spark("atexit", master="local[1]")
+spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, {tmp_path.as_uri()!r})
+converter = make_spark_converter(spark.range(5))
+print(converter.cache_dir_url)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    url = done.stdout.strip().splitlines()[-1]
+    assert url.startswith(tmp_path.as_uri())
+    assert list(tmp_path.iterdir()) == []
