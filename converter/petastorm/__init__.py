@@ -30,6 +30,22 @@ Rows, types, shapes, counts and classes of errors are Petastorm's. Stores that P
 | `NdarrayCodec` | `decode={"x": NumPy()}` | |
 | `materialize_dataset` | `make_spark_converter`, `df.write` | also writes the schema as JSON |
 
+Values, where Petastorm lost or garbled them:
+
+| stored | here | Petastorm 0.13 |
+|---|---|---|
+| a null in a text column of batches | None | the text 'None' |
+| a null time in rows | None | `DecodeFieldError` |
+| lists of times or decimals in rows | lists of them | an error |
+| lists of texts or bytes without a codec | arrays of objects | one text of them all, or pointers |
+| a list of one float64 | a list | a number |
+| a null in a list of booleans | `DecodeFieldError` | False |
+| bytes of a text field | the text | the text "b'…'" |
+| partition values with escaped signs | unescaped | as in the folder's name |
+| big-endian arrays | of this machine's order | as they are, which torch refuses |
+| pictures of other dtypes than uint8 and uint16 | refused on encode | made uint8 |
+| a picture that cannot be decoded | `DecodeFieldError` | `AttributeError` |
+
 The first use in a process raises `PetastormDeprecationWarning` with the native lines.
 """
 

@@ -80,7 +80,9 @@ class FilesystemResolver:
             )
         self._parsed = parsed
         store = open_storage(parsed.geturl(), options).store
-        self._factory: Callable[[], Any] = functools.partial(open_filesystem, store)
+        self._factory: Callable[[], Any] = (
+            functools.partial(fsspec.filesystem, "file") if store is None else functools.partial(open_filesystem, store)
+        )
         self._filesystem: Any = None
 
     def parsed_dataset_url(self) -> ParseResult:

@@ -41,6 +41,10 @@ class PetastormMetadataError(SourceError):
     """Metadata beside a store's files are missing, lack what is needed, or cannot be understood."""
 
 
+class UnreadableStoreError(PetastormMetadataError, RuntimeError):
+    """`make_reader` cannot read the schema of a store; a RuntimeError, as Petastorm raises it."""
+
+
 class Name(NamedTuple):
     """A class or function that a pickle names. It is never looked up."""
 
@@ -111,6 +115,11 @@ def _encoded(_: Name, args: tuple[Any, ...]) -> bytes:
     raise NotUnderstoodError("it has bytes that are none")
 
 
+def _no_bytes(made_by: Name, args: tuple[Any, ...]) -> Any:
+    """How protocols 0 to 2 write bytes of length 0."""
+    return Record(made_by, args) if args else b""
+
+
 def _reconstructed(_: Name, args: tuple[Any, ...]) -> Record:
     """How protocols 0 and 1 make an object: the class, its base, and what the base is made of."""
     if len(args) != 3 or not isinstance(args[0], Name) or not isinstance(args[1], Name):
@@ -134,6 +143,7 @@ def _restored(_: Name, args: tuple[Any, ...]) -> Record:
 
 HELPERS: Mapping[Name, Callable[[Name, tuple[Any, ...]], Any]] = {
     Name("_codecs", "encode"): _encoded,
+    Name("builtins", "bytes"): _no_bytes,
     Name("copyreg", "_reconstructor"): _reconstructed,
     Name("copyreg", "__newobj__"): _made,
     Name("pyspark.serializers", "_restore"): _restored,

@@ -38,8 +38,8 @@ from converter.petastorm.pickle_writing import write_pickle
 from converter.petastorm.pickles import read_pickle
 from converter.petastorm.unischema import Unischema, UnischemaField
 
-MAX_INDEX_STEPS = 10_000_000
-"""Enough for an index of half a million values."""
+MAX_INDEX_STEPS = 20_000_000
+"""Enough for an index of a million values; so many take some 20 seconds."""
 
 _SCHEMA, _INDEX = "the schema", "the index of row groups"
 _MAX_AXES = 64
@@ -262,15 +262,19 @@ class _Translation:
                     pass
         if value.made_by != Name("numpy.core.multiarray", "scalar") or len(args) != 2 or not isinstance(args[1], bytes):
             raise self._refusal(f"a value is {kind_of(value)}")
-        dtype = self._dtype(args[0])
-        if len(args[1]) != dtype.itemsize:
-            raise self._refusal(f"a value of {len(args[1])} bytes should be a {dtype}")
-        array = np.frombuffer(args[1], dtype)
-        try:
-            return array[0] if dtype.kind in "mM" else array[0].item()
-        except (ValueError, UnicodeDecodeError):
-            # Four bytes that are no sign.
-            raise self._refusal("a value is a text that is none") from None
+        dtype, data = self._dtype(args[0]), args[1]
+        if len(data) != dtype.itemsize:
+            raise self._refusal(f"a value of {len(data)} bytes should be a {dtype}")
+        if dtype.kind == "S":
+            return bytes(data).rstrip(b"\0")
+        if dtype.kind == "U":
+            # NumPy itself fails with a SystemError at four bytes that are no sign.
+            try:
+                return data.decode("utf-32-be" if dtype.str[0] == ">" else "utf-32-le").rstrip("\0")
+            except UnicodeDecodeError:
+                raise self._refusal("a value is a text that is none") from None
+        value = np.frombuffer(data, dtype)[0]
+        return value if dtype.kind in "mM" else value.item()
 
     def _dtype(self, record: Any) -> np.dtype[Any]:
         self._look(1)

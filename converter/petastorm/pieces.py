@@ -276,7 +276,6 @@ class Recipe:
         return table
 
 
-
 class EachRow:
     """A user's function of a row as a function of many: the one loop over rows, because the function takes rows."""
 

@@ -8,6 +8,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow.fs as pafs
+from fsspec.implementations.local import LocalFileSystem
+
 from converter.reading.local_cache import LocalCache, open_local_cache, remove_unheld
 from converter.storage.directory import Storage
 
@@ -53,9 +56,9 @@ def on_filesystem(urls: Sequence[str], filesystem: Any) -> tuple[list[str], Mapp
     Raises:
         ValueError: it is a filesystem whose options are not known.
     """
-    paths = [url.partition("://")[2] or url.partition(":")[2] for url in urls]
-    inner = getattr(filesystem, "fs", filesystem)
-    if type(inner).__name__ == "LocalFileSystem":
+    # A path alone is enough where the filesystem is known.
+    paths = [url.partition("://")[2] or url.partition(":")[2] or url for url in urls]
+    if isinstance(getattr(filesystem, "fs", filesystem), (pafs.LocalFileSystem, LocalFileSystem)):
         return [f"file://{'' if path.startswith('/') else '/'}{path}" for path in paths], None
     if not hasattr(filesystem, "storage_options") or not hasattr(filesystem, "unstrip_protocol"):
         raise ValueError(

@@ -23,7 +23,7 @@ from converter.petastorm.blocks import take_rows
 from converter.petastorm.codecs import CompressedNdarrayCodec, NdarrayCodec
 from converter.petastorm.native import Work
 from converter.petastorm.ngram import NGram
-from converter.petastorm.pickle_records import PetastormMetadataError
+from converter.petastorm.pickle_records import PetastormMetadataError, UnreadableStoreError
 from converter.petastorm.pieces import EachRow, Piece, Recipe, windows_of
 from converter.petastorm.processes import Processes, dump_function
 from converter.petastorm.row_groups import Item, Order, Shares, choose
@@ -408,10 +408,11 @@ def make_reader(
             )
         reader = Reader(store, options, is_batched=False)
     except PetastormMetadataError as error:
-        raise RuntimeError(
+        raise UnreadableStoreError(
             "make_reader has failed. If you were trying to open a Parquet store that was not created using Petastorm "
             "materialize_dataset and it contains only scalar columns, you may use make_batch_reader to read it.\n"
-            f"Inner exception: {error}"
+            f"Inner exception: {error}",
+            path=error.path,
         ) from error
     warn_once("make_reader", lambda: _native_line(store, options, reader), stacklevel=2)
     return reader

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import io
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,17 +14,22 @@ import pyarrow.parquet as pq
 
 from converter.errors import ReadError, SourceChangedError, SourceError
 from converter.petastorm import stored_schema
+from converter.petastorm.summary import read_summary
 from converter.petastorm.unischema import Unischema, unischema_of_arrow
 from converter.reading.local_cache import LocalCache, piece_name
 from converter.sources.parquet.listing import find_files
 from converter.storage.at_once import at_once
 from converter.storage.directory import Storage
+from converter.storage.opening import open_storage
 from converter.storage.ranges import Data, PartialFile
 from converter.storage.store import TIMEOUT_SECONDS
 
 _FOOTER_THREADS = 8
-_SUMMARIES = ("_common_metadata", "_metadata")
 _MAX_KEPT_FOOTERS = 256
+
+
+class StoreNotFoundError(SourceError, FileNotFoundError):
+    """There is no folder or file under a URL; `.path` names it."""
 
 
 class RowGroup(NamedTuple):
@@ -52,14 +55,21 @@ class Store:
     partitions: tuple[Mapping[str, str | None], ...]
     """For each file the values of the partition columns, as texts."""
 
-    metadata: Mapping[bytes, bytes]
-    """The key-value metadata of `_common_metadata`; empty without that file."""
-
     local_cache: LocalCache | None = None
     """Where this host keeps copies of what was fetched."""
 
     _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)
     _stamps: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def metadata(self) -> Mapping[bytes, bytes]:
+        """The key-value metadata of `_common_metadata`; empty without that file.
+
+        Raises:
+            PetastormMetadataError: the file is damaged.
+        """
+        found = read_summary(self.storage)
+        return {} if found is None else found[1]
 
     @property
     def partition_names(self) -> tuple[str, ...]:
@@ -194,18 +204,29 @@ def open_store(
     """The store at these URLs: a folder, or files.
 
     Raises:
+        StoreNotFoundError: there is no such folder or file.
         SourceError: there are no Parquet files, or they lie on several stores.
     """
     plain = [_without_double_slashes(url) for url in urls]
-    storage, partitions = find_files(plain, storage_options, TIMEOUT_SECONDS)
+    try:
+        storage, partitions = find_files(plain, storage_options, TIMEOUT_SECONDS)
+    except SourceError as error:
+        for url in plain:
+            if not _is_there(url, storage_options):
+                raise StoreNotFoundError(str(error), path=error.path) from error
+        raise
     names = tuple(sorted([*partitions, *_named_again(storage, partitions, plain)]))
     return Store(
         storage=storage,
         names=names,
         partitions=tuple(partitions[name] for name in names),
-        metadata=_read_summary(storage),
         local_cache=open_cache(storage),
     )
+
+
+def _is_there(url: str, storage_options: Mapping[str, Any] | None) -> bool:
+    folder = open_storage(url, storage_options, TIMEOUT_SECONDS)
+    return folder.exists or not folder.has_folders
 
 
 def _named_again(storage: Storage, names: Iterable[str], urls: Sequence[str]) -> Iterator[str]:
@@ -229,23 +250,6 @@ def _without_double_slashes(url: str) -> str:
     if not sign:
         return url
     return f"{scheme}://{'/' * path.startswith('/')}{'/'.join(part for part in path.split('/') if part)}"
-
-
-def _read_summary(storage: Storage) -> Mapping[bytes, bytes]:
-    for name in _SUMMARIES:
-        try:
-            content = storage.read(name)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        try:
-            return dict(pq.read_metadata(io.BytesIO(content)).metadata or {})
-        except (pa.ArrowException, OSError, ValueError) as error:
-            warnings.warn(
-                f"{storage.url}/{name} is no Parquet footer that can be read ({error}), so the schema comes from the "
-                "files.",
-                stacklevel=2,
-            )
-    return {}
 
 
 def _is_whole(text: str | None) -> bool:

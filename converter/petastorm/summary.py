@@ -32,8 +32,8 @@ def open_folder(url: str, storage_options: Mapping[str, Any] | None = None) -> S
     return folder.at(posixpath.dirname(folder.path())) if folder.is_at_a_file else folder
 
 
-def read_summary(folder: Storage) -> tuple[pa.Schema, dict[bytes, bytes]] | None:
-    """The columns and the key-value metadata of `_common_metadata`, else of `_metadata`; None if there is neither.
+def read_summary(folder: Storage) -> tuple[pq.FileMetaData, dict[bytes, bytes]] | None:
+    """The footer in `_common_metadata`, else in `_metadata`, and its key-value metadata; None if there is neither.
 
     Raises:
         PetastormMetadataError: the file is no Parquet footer.
@@ -45,14 +45,30 @@ def read_summary(folder: Storage) -> tuple[pa.Schema, dict[bytes, bytes]] | None
             continue
         try:
             footer = pq.read_metadata(io.BytesIO(content))
-            return footer.schema.to_arrow_schema().remove_metadata(), dict(footer.metadata or {})
+            return footer, dict(footer.metadata or {})
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise PetastormMetadataError(
-                f"{folder.url}/{name} is no Parquet footer that can be read: {error}. Write the metadata again with "
-                "converter.petastorm.etl.petastorm_generate_metadata.",
-                path=f"{folder.url}/{name}",
-            ) from error
+            raise _refusal(folder, name, error) from error
     return None
+
+
+def columns_of(folder: Storage, footer: pq.FileMetaData) -> pa.Schema:
+    """The columns of a footer that `read_summary` returned.
+
+    Raises:
+        PetastormMetadataError: Arrow does not understand them.
+    """
+    try:
+        return footer.schema.to_arrow_schema().remove_metadata()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _refusal(folder, NAME, error) from error
+
+
+def _refusal(folder: Storage, name: str, error: Exception) -> PetastormMetadataError:
+    return PetastormMetadataError(
+        f"{folder.url}/{name} is no Parquet footer that can be read: {error}. Write the metadata again with "
+        "converter.petastorm.etl.petastorm_generate_metadata.",
+        path=f"{folder.url}/{name}",
+    )
 
 
 def write_summary(folder: Storage, columns: pa.Schema, metadata: Mapping[bytes, bytes]) -> None:

@@ -32,6 +32,8 @@ REACHES = {
     "frameworks.torch.loader._is_starting_process": "CPython",
     "holding.is_in_thread_pool": "CPython",
     "holding.register_before_thread_pools": "CPython",
+    "petastorm.etl.dataset_metadata.hadoop_configuration": "pyspark",
+    "petastorm.etl.petastorm_generate_metadata._write_summary_of_row_groups": "pyspark",
     "portable.filesystems._keep_whole_paths": "hdfs-native",
     "portable.filesystems._name_hadoop_user": "hdfs-native",
     "portable.filesystems._set_azure_retries": "azure-storage-blob",

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.dataset
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
@@ -90,15 +89,17 @@ def materialize_dataset(
 
     Raises:
         TypeError: `schema` is no Unischema.
+        ValueError: the URL has no scheme, or the schema has a type or a codec that cannot be stored.
         PetastormMetadataGenerationError: there are no files to describe, or one cannot be read.
     """
     if not isinstance(schema, Unischema):
         raise TypeError(f"schema must be a Unischema of converter.petastorm.unischema, got {type(schema).__name__}.")
     # Before the job, which may take hours: a codec that cannot be described is refused now.
     stored_schema.describe_schema(schema)
-    url, options = place_of(classic_context(spark), dataset_url, storage_options)
-    if filesystem_factory is not None:
-        url, options = _place_on(filesystem_factory(), url, options)
+    if filesystem_factory is None:
+        url, options = place_of(classic_context(spark), dataset_url, storage_options)
+    else:
+        url, options = _place_on(filesystem_factory(), dataset_url, storage_options)
     with _job_settings(spark, row_group_size_mb, use_summary_metadata):
         yield
     write_metadata(url, schema, options)
@@ -121,28 +122,44 @@ def write_metadata(
     """
     try:
         store = open_store([url], storage_options=storage_options)
-        numbers = range(len(store.names))
         counts = at_once(
             lambda number: store.footer(number).num_row_groups,
-            numbers,
+            range(len(store.names)),
             threads_count=_FOOTER_THREADS,
             given_up=threading.Event(),
         )
-        before = summary.read_summary(store.storage)
-        columns, metadata = before or (store.arrow_schema, dict(store.arrow_schema.metadata or {}))
-        metadata = dict(kept or {}) | metadata
+        columns, before = _written_before(store)
     except SourceError as error:
         raise PetastormMetadataGenerationError(
             f"The files are written, if there are any, but not their metadata: {error} Once that is mended, run "
             f"converter.petastorm.etl.petastorm_generate_metadata --dataset_url {url} --unischema_class ….",
             path=url,
         ) from error
+    metadata = {**(kept or {}), **before}
     per_file = dict(zip(store.names, counts, strict=True))
-    if ROWGROUPS_INDEX_KEY in metadata and stored_schema.row_groups_per_file(metadata) not in (None, per_file):
+    if ROWGROUPS_INDEX_KEY in metadata and not _are_counts(metadata, per_file):
         logger.warning("The index of row groups of %s is dropped: the files have changed. Build it again.", url)
         del metadata[ROWGROUPS_INDEX_KEY]
     metadata |= stored_schema.schema_entries(schema) | stored_schema.row_group_entries(per_file)
     summary.write_summary(store.storage, columns, metadata)
+
+
+def _written_before(store: Store) -> tuple[pa.Schema, dict[bytes, bytes]]:
+    """The columns and the metadata that stand beside the files; the first file's own if there are none."""
+    try:
+        if (found := summary.read_summary(store.storage)) is not None:
+            return summary.columns_of(store.storage, found[0]), found[1]
+    except PetastormMetadataError as error:
+        logger.warning("What stood there is replaced: %s", error)
+    return store.arrow_schema, dict(store.arrow_schema.metadata or {})
+
+
+def _are_counts(metadata: Mapping[bytes, bytes], per_file: Mapping[str, int]) -> bool:
+    """Whether the stored numbers of row groups are these, or there are none."""
+    try:
+        return stored_schema.row_groups_per_file(metadata) in (None, per_file)
+    except PetastormMetadataError:
+        return False
 
 
 def get_schema(dataset: Any) -> Unischema:
@@ -196,12 +213,16 @@ def get_schema_from_dataset_url(
 
 
 def infer_or_load_unischema(dataset: Any) -> Unischema:
-    """The stored schema of a dataset, else the one that its files have."""
-    try:
-        return get_schema(dataset)
-    except PetastormMetadataError as error:
-        logger.info("The schema comes from the files themselves: %s", error)
-        return dataset.inferred_schema() if isinstance(dataset, Store) else Unischema.from_arrow_schema(dataset)
+    """The stored schema of a dataset; if it has none, the one that its files have.
+
+    Raises:
+        PetastormMetadataError: there is a stored schema, which cannot be understood.
+    """
+    stored = stored_schema.read_schema(metadata_of(dataset) or {})
+    if stored is not None:
+        return stored
+    logger.info("The dataset has no stored schema: it comes from the files themselves.")
+    return dataset.inferred_schema() if isinstance(dataset, Store) else Unischema.from_arrow_schema(dataset)
 
 
 def load_row_groups(dataset: Any) -> list[RowGroupPiece]:
@@ -221,6 +242,9 @@ def load_row_groups(dataset: Any) -> list[RowGroupPiece]:
             RowGroupPiece(dataset.storage.path(dataset.names[file]), index, list(dataset.partitions[file].items()))
             for file, index in dataset.row_groups()
         ]
+    # Loads pandas.
+    import pyarrow.dataset
+
     base = base_folder(dataset)
     pieces = []
     for fragment in sorted(dataset.fragments, key=lambda fragment: str(fragment.path)):
@@ -267,7 +291,12 @@ def base_folder(dataset: Any) -> str:
 
 
 def place_of(context: Any, url: str, storage_options: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
-    """The URL and the options by which the native code opens what a classic Spark context knows by a URL."""
+    """The URL and the options by which the native code opens what a classic Spark context knows by a URL.
+
+    Raises:
+        ValueError: the URL has no scheme.
+    """
+    places.checked_urls(url)
     if context is None or not url.startswith("hdfs:"):
         return url, storage_options
     resolver = FilesystemResolver(url, hadoop_configuration(context))

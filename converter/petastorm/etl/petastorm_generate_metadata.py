@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pydoc
 import sys
 from collections.abc import Sequence
@@ -48,10 +49,13 @@ def generate_petastorm_metadata(
     schema = _schema_of(dataset_url, unischema_class)
     context = classic_context(spark)
     url, options = place_of(context, dataset_url, None)
-    before = summary.read_summary(summary.open_folder(url, options))
+    kept: dict[bytes, bytes] = {}
     if use_summary_metadata:
+        # The JVM writes its own _common_metadata in place of what is there.
+        with contextlib.suppress(PetastormMetadataError):
+            kept = (summary.read_summary(summary.open_folder(url, options)) or (None, {}))[1]
         _write_summary_of_row_groups(context, dataset_url)
-    write_metadata(url, schema, options, kept=before[1] if before else {})
+    write_metadata(url, schema, options, kept=kept)
 
 
 def _schema_of(dataset_url: str, unischema_class: str | None) -> Unischema:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -58,11 +60,11 @@ def build_rowgroup_index(
             path=dataset_url,
         )
     # An indexer may be used for several stores.
-    built = [copy.deepcopy(indexer) for indexer in indexers]
-    _build(store, schema, built)
+    built = _build(store, schema, [copy.deepcopy(indexer) for indexer in indexers])
     found = summary.read_summary(store.storage)
     assert found is not None
-    columns, metadata = found
+    footer, metadata = found
+    columns = summary.columns_of(store.storage, footer)
     summary.write_summary(store.storage, columns, metadata | stored_schema.index_entries(built))
 
 
@@ -81,22 +83,25 @@ def get_row_group_indexes(dataset: Any) -> dict[str, RowGroupIndexerBase]:
     return dict(stored_schema.read_indexes(metadata))
 
 
-def _build(store: Store, schema: Unischema, indexers: Sequence[Any]) -> None:
+def _build(store: Store, schema: Unischema, indexers: list[Any]) -> list[Any]:
     names = list(dict.fromkeys(name for indexer in indexers for name in indexer.column_names))
     if unknown := [name for name in names if name not in schema.fields]:
         raise ValueError(
             f"{store.storage.url} has no column {', '.join(unknown)} to index. It has {', '.join(schema.fields)}."
         )
-    adding = threading.Lock()
 
-    def add(numbered: tuple[int, RowGroup]) -> None:
+    def index(numbered: tuple[int, RowGroup]) -> list[Any]:
         number, row_group = numbered
         values = _decoded(store, schema, row_group, names)
-        with adding:
-            for indexer in indexers:
-                indexer.index_values(values[indexer.column_names[0]], number)
+        own = copy.deepcopy(indexers)
+        for indexer in own:
+            indexer.index_values(values[indexer.column_names[0]], number)
+        return own
 
-    at_once(add, list(enumerate(store.row_groups())), threads_count=_THREADS, given_up=threading.Event())
+    row_groups = list(enumerate(store.row_groups()))
+    indexed = at_once(index, row_groups, threads_count=_THREADS, given_up=threading.Event())
+    # In the order of the row groups, so that an index is the same whenever it is built.
+    return [functools.reduce(operator.add, parts) for parts in zip(indexers, *indexed, strict=True)]
 
 
 def _decoded(store: Store, schema: Unischema, row_group: RowGroup, names: Sequence[str]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from tests.petastorm_pickles import FAKES, PROTOCOLS, dumps, fake_indexes, fake_
 REAL_FORMS = [(protocol, in_python) for protocol in PROTOCOLS for in_python in (False, True)]
 
 # What Petastorm 0.7 on Python 2 wrote where PySpark had been imported before: named tuples by PySpark's function.
-PYTHON_2_WITH_PYSPARK = b"""ccopy_reg
+PYTHON_2_WITH_PYSPARK = rb"""ccopy_reg
 _reconstructor
 p1
 (cpetastorm.unischema
@@ -65,9 +65,16 @@ unicode_
 p15
 (I32
 L16L
-NtNI01
-ttR.
-"""
+tNI01
+ttRp19
+sS'_fields'
+ccollections
+OrderedDict
+((l(lg6
+ag19
+aatRsS'_name'
+S'Caf\xc3\xa9'
+sb."""
 
 
 def restored(made: bytes) -> list[tuple[Any, ...]]:
@@ -115,14 +122,8 @@ def test_indexes_are_read_from_every_protocol(protocol: int, in_python: bool) ->
 
 
 def test_a_schema_of_python_2_is_read() -> None:
-    dictionary = b"(dS'_fields'\nccollections\nOrderedDict\n((l(lS'matrix'\nag"
-    del dictionary
-    made = PYTHON_2_WITH_PYSPARK.replace(
-        b"ttR.\n",
-        b"ttRp19\nsS'_fields'\nccollections\nOrderedDict\n((l(lg6\nag19\naatRsS'_name'\nS'Caf\\xc3\\xa9'\nsb.",
-    )
-    assert restored(made) == [("matrix", np.str_, (32, 16), "None", True)]
-    assert schema_of_pickle(made).__name__ == "Café"
+    assert restored(PYTHON_2_WITH_PYSPARK) == [("matrix", np.str_, (32, 16), "None", True)]
+    assert schema_of_pickle(PYTHON_2_WITH_PYSPARK).__name__ == "Café"
 
 
 @pytest.mark.parametrize(
@@ -150,9 +151,13 @@ def test_what_is_written_is_read_again_and_by_pythons_own_pickle() -> None:
     }  # fmt: skip
     indexes = indexes_of_pickle(dumps(fake_indexes(), 4))
     again = indexes_of_pickle(pickle_of_indexes(list(indexes.values())))
-    assert {name: {value: index.get_row_group_indexes(value) for value in index.indexed_values} for name, index in again.items()} == {
-        name: {value: index.get_row_group_indexes(value) for value in index.indexed_values} for name, index in indexes.items()
-    }  # fmt: skip
+    assert {name: contents(index) for name, index in again.items()} == {
+        name: contents(index) for name, index in indexes.items()
+    }
+
+
+def contents(index: Any) -> dict[Any, set[int]]:
+    return {value: index.get_row_group_indexes(value) for value in index.indexed_values}
 
 
 plain = st.recursive(
@@ -252,7 +257,7 @@ FIELD = FAKES.field("a", np.int8, (), None, False)
     ("make", "cause"),
     [
         (lambda: 5, "a int stands where a Unischema"),
-        (lambda: FAKES.unischema(), "NoneType stands where a dictionary"),
+        (FAKES.unischema, "NoneType stands where a dictionary"),
         (lambda: FAKES.unischema(_name="x"), "NoneType stands where a dictionary"),
         (lambda: FAKES.unischema(_name=3, _fields={"a": FIELD}), "a int stands where a text"),
         (lambda: FAKES.unischema(_name="x", _fields={"a": 5}), "a int stands where a UnischemaField"),
@@ -296,7 +301,7 @@ def _index(**changed: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "cause"),
     [
-        (lambda: [], "a list stands where a dictionary"),
+        (list, "a list stands where a dictionary"),
         (lambda: {"n": 5}, "an index is a int"),
         (lambda: _index(_index_name=5), "a int stands where a text"),
         (lambda: _index(_index_data=[]), "a list stands where a dictionary"),

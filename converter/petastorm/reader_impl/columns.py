@@ -1,0 +1,90 @@
+"""Columns of rows that wait to be handed out: NumPy arrays or torch tensors, joined and taken by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from converter.reading.gather import new_array, take
+
+Columns = dict[Any, Any]
+"""NumPy arrays or torch tensors of the same rows, by name."""
+
+Rows = npt.NDArray[np.int64]
+
+
+def num_rows_of(columns: Mapping[Any, Any]) -> int:
+    """The rows of columns; 0 if there is no column."""
+    return len(next(iter(columns.values()))) if columns else 0
+
+
+def row_bytes_of(columns: Mapping[Any, Any]) -> int:
+    """The bytes of a row, without those of objects."""
+    num_rows = max(1, num_rows_of(columns))
+    return max(1, sum(int(column.nbytes) for column in columns.values()) // num_rows)
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Parts of a column one after the other. Rows of different shapes become an array of arrays."""
+    if len(parts) == 1:
+        return parts[0]
+    if not isinstance(parts[0], np.ndarray):
+        import torch
+
+        return torch.cat(list(parts))
+    kinds = {(part.dtype == object, part.shape[1:]) for part in parts}
+    return np.concatenate(parts if len(kinds) == 1 else [as_objects(part) for part in parts])
+
+
+def take_rows(column: Any, rows: Rows) -> Any:
+    """The wanted rows of a column, in memory of their own."""
+    if not isinstance(column, np.ndarray):
+        import torch
+
+        return column.index_select(0, torch.from_numpy(rows).to(column.device))
+    # Arrow gathers numbers at half of NumPy's cost, and reuses memory.
+    return column[rows] if column.dtype == object else take(column, rows)
+
+
+def put_rows(column: Any, rows: Rows, values: Any) -> None:
+    """Replace rows of a column."""
+    if isinstance(column, np.ndarray):
+        column[rows] = values
+        return
+    import torch
+
+    column.index_copy_(0, torch.from_numpy(rows).to(column.device), values)
+
+
+def empty_like(column: Any, num_rows: int) -> Any:
+    """A column without content of the same kind."""
+    shape = (num_rows, *column.shape[1:])
+    if not isinstance(column, np.ndarray):
+        return column.new_empty(shape)
+    # Memory of earlier pools is used again.
+    return np.empty(shape, object) if column.dtype == object else new_array(shape, column.dtype)
+
+
+def as_objects(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The rows as objects: arrays, or NumPy's numbers."""
+    if column.dtype == object and column.ndim == 1:
+        return column
+    objects = np.empty(len(column), object)
+    for number, value in enumerate(column):
+        objects[number] = value
+    return objects
+
+
+def alike(column: Any, other: Any) -> tuple[Any, Any]:
+    """Both columns with one type that holds the rows of either."""
+    if not isinstance(column, np.ndarray) or not isinstance(other, np.ndarray):
+        return column, other
+    if column.dtype == other.dtype and column.shape[1:] == other.shape[1:]:
+        return column, other
+    if object in (column.dtype, other.dtype) or column.shape[1:] != other.shape[1:]:
+        return as_objects(column), as_objects(other)
+    dtype = np.result_type(column, other)
+    return column.astype(dtype), other.astype(dtype)

@@ -1,0 +1,220 @@
+"""Columns and rows of a reader with the types that torch has, and batches of tensors made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate
+
+from converter.frameworks.torch.tensors import split_run
+from converter.petastorm.reader_impl.batch_runs import blocks_of, has_columns
+from converter.petastorm.reader_impl.columns import Columns
+from converter.reading.runs import Run
+
+Array = npt.NDArray[Any]
+Transform = Callable[[Any], Any]
+
+_TEXTS = frozenset({str, np.str_, bytes, np.bytes_, Decimal})
+_COLUMN_WISE = (torch.as_tensor, torch.tensor)
+_WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.bool_): np.uint8}
+
+
+def sanitize_types(row_as_dict: MutableMapping[Any, Any]) -> None:
+    """Give arrays and booleans the types that torch has, in place: uint16 as int32, uint32 as int64, bool as uint8.
+
+    Raises:
+        TypeError: an array of text or of objects, or None; the message names the field.
+    """
+    for name, value in row_as_dict.items():
+        row_as_dict[name] = _sanitized(name, value)
+
+
+def _sanitized(name: Any, value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "SUO":
+            raise TypeError(
+                f"Pytorch does not support arrays of string or object classes. Found in field {name}. Leave it out "
+                "with schema_fields, or turn it into numbers in a TransformSpec."
+            )
+        wider = _WIDER.get(value.dtype)
+        return value if wider is None else value.astype(wider)
+    if isinstance(value, np.bool_):
+        return np.uint8(value)
+    if value is None:
+        raise TypeError(
+            f"Pytorch does not support nullable fields. Found None in {name}. Fill it in a TransformSpec, or leave "
+            "such rows out with a predicate."
+        )
+    return value
+
+
+def sanitized_block(block: Mapping[Any, Any], *, is_batched: bool) -> Columns:
+    """The columns with torch's types: those of a reader of batches as arrays, others as the values of rows.
+
+    Raises:
+        TypeError: see `sanitize_types`. Rows may hold text; arrays may not.
+    """
+    convert = _sanitized if is_batched else _sanitized_values
+    return {name: convert(name, column) for name, column in block.items()}
+
+
+def _sanitized_values(name: Any, column: Array) -> Array:
+    if column.ndim > 1:
+        return _sanitized(name, column)  # type: ignore[no-any-return]
+    if column.dtype == np.bool_:
+        return column.astype(np.uint8)
+    if column.dtype != object or set(map(type, column.tolist())) <= _TEXTS:
+        return column
+    values = np.empty(len(column), object)
+    for number, value in enumerate(column):
+        values[number] = _sanitized(name, value)
+    return values
+
+
+def sanitized_row(row: Any) -> dict[Any, Any]:
+    """A row as a dict with torch's types; a window as a dict of such dicts.
+
+    Raises:
+        TypeError: see `sanitize_types`.
+    """
+    if isinstance(row, Mapping):
+        return {offset: sanitized_row(each) for offset, each in row.items()}
+    values = dict(row._asdict())
+    sanitize_types(values)
+    return values
+
+
+def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
+    """Rows joined as torch's `default_collate` joins them, with decimals and texts as they are.
+
+    >>> decimal_friendly_collate([{"price": Decimal("1.5"), "id": 1}, {"price": Decimal("2"), "id": 2}])
+    {'price': [Decimal('1.5'), Decimal('2')], 'id': tensor([1, 2])}
+    """
+    first = batch[0]
+    if isinstance(first, (Decimal, str, bytes)):
+        return batch
+    if isinstance(first, Mapping):
+        return {key: decimal_friendly_collate([row[key] for row in batch]) for key in first}
+    if isinstance(first, Sequence):
+        return [decimal_friendly_collate(values) for values in zip(*batch, strict=False)]
+    return default_collate(list(batch))
+
+
+def tensor_of(column: Any) -> torch.Tensor:
+    """A column's numbers as a tensor in the same memory, or in its own where torch cannot use that.
+
+    Raises:
+        TypeError: the column holds no numbers.
+    """
+    if isinstance(column, torch.Tensor):
+        return column
+    return torch.from_numpy(np.require(column, requirements=["C", "W"]))
+
+
+def collated(run: Run) -> Iterator[dict[Any, Any]]:
+    """Yield a run's batches as if `decimal_friendly_collate` had joined their rows: numbers as views of the columns."""
+    columns: Columns = dict(run.columns)
+    tensors = {name: tensor_of(column) for name, column in columns.items() if not _is_of_objects(column)}
+    batches: Iterable[Mapping[Any, Any]] = split_run(tensors, run) if tensors else _nothing(run)
+    if len(tensors) == len(columns):
+        for batch in batches:
+            yield nested(batch)
+        return
+    for number, batch in enumerate(batches):
+        rows = slice(number * run.batch_size, (number + 1) * run.batch_size)
+        yield nested(
+            {
+                name: batch[name] if name in batch else decimal_friendly_collate(column[rows].tolist())
+                for name, column in columns.items()
+            }
+        )
+
+
+def _is_of_objects(column: Any) -> bool:
+    return isinstance(column, np.ndarray) and column.dtype.kind in "OSU"
+
+
+def _nothing(run: Run) -> Iterator[dict[Any, Any]]:
+    return ({} for _ in range(0, run.num_rows, run.batch_size))
+
+
+def nested(columns: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Columns of windows, by offset and then by name; others as they are."""
+    if not columns or not isinstance(next(iter(columns)), tuple):
+        return dict(columns)
+    by_offset: dict[Any, dict[Any, Any]] = {}
+    for (offset, name), column in columns.items():
+        by_offset.setdefault(offset, {})[name] = column
+    return by_offset
+
+
+def row_dicts(columns: Mapping[Any, Any]) -> list[dict[Any, Any]]:
+    """The rows as dicts, for a user's function that takes rows."""
+    names = list(columns)
+    rows = (dict(zip(names, values, strict=True)) for values in zip(*columns.values(), strict=True))
+    return [nested(row) for row in rows] if isinstance(names[0], tuple) else list(rows)
+
+
+def tensor_blocks(reader: Any, transform: Transform, most_rows: int) -> Iterator[Columns]:
+    """The rows of a reader as columns that torch takes: tensors, or arrays if `transform` is `torch.as_tensor` alone.
+
+    A user's function is called as Petastorm calls it: for each column of a row group, or, if the reader hands out rows,
+    for a list of each single value. `most_rows` rows of a reader without columns are joined.
+
+    Raises:
+        TypeError: a field has no form as a tensor, see `sanitize_types`.
+        ValueError, RuntimeError: torch makes no tensor of a row's value, or rows differ in shape.
+    """
+    is_batched = bool(getattr(reader, "batched_output", False))
+    is_column_wise = getattr(transform, "func", transform) in _COLUMN_WISE
+    for block in _sanitized_blocks(reader, most_rows, is_batched=is_batched):
+        if not is_batched and not is_column_wise:
+            yield {name: _each_transformed(column, transform) for name, column in block.items()}
+        elif transform is torch.as_tensor:
+            yield {name: _numbers(column) for name, column in block.items()}
+        else:
+            yield {name: torch.as_tensor(transform(_numbers(column))) for name, column in block.items()}
+
+
+def _sanitized_blocks(reader: Any, most_rows: int, *, is_batched: bool) -> Iterator[Columns]:
+    if has_columns(reader):
+        for block in blocks_of(reader):
+            yield sanitized_block(block, is_batched=is_batched)
+        return
+    rows: list[Mapping[Any, Any]] = []
+    for row in reader:
+        rows.append(sanitized_row(row))
+        if len(rows) == most_rows:
+            yield _joined(rows)
+            rows = []
+    if rows:
+        yield _joined(rows)
+
+
+def _joined(rows: Sequence[Mapping[Any, Any]]) -> Columns:
+    """Rows as columns of objects."""
+    columns: Columns = {}
+    for name in rows[0]:
+        columns[name] = np.empty(len(rows), object)
+        for number, row in enumerate(rows):
+            columns[name][number] = row[name]
+    return columns
+
+
+def _numbers(column: Array) -> Array:
+    """A column as an array that torch takes; what it refuses raises torch's own error."""
+    if column.dtype != object:
+        return tensor_of(column).numpy()
+    values = column.tolist()
+    if all(isinstance(value, np.ndarray) for value in values):
+        return torch.stack([tensor_of(value) for value in values]).numpy()
+    return torch.as_tensor(values).numpy()
+
+
+def _each_transformed(column: Array, transform: Transform) -> torch.Tensor:
+    return torch.cat([torch.as_tensor(transform([value])) for value in column])
