@@ -27,6 +27,7 @@ from tests.notebooks.workspaces import (
     DIGITS,
     IN_ACCOUNT,
     MIXING,
+    MOVING,
     NOTEBOOKS,
     PLATFORMS,
     RANKS,
@@ -76,7 +77,7 @@ def run(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 @pytest.mark.short
 def test_there_are_notebooks() -> None:
-    assert {*DIGITS, TYPES, VALUES, SERIES, MIXING, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
+    assert {*DIGITS, TYPES, VALUES, SERIES, MIXING, MOVING, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
 
 
 @pytest.mark.short

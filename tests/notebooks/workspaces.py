@@ -32,6 +32,7 @@ TYPES = "09_types_nulls_shapes_order"
 VALUES = "10_images_text_numbers"
 SERIES = "11_forecasting_a_series"
 MIXING = "12_mixing_balancing_buckets"
+MOVING = "13_from_petastorm_and_deltatorch"
 CLOUD = "cloud"
 """The tag of cells that need a platform."""
 

@@ -12,17 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
 from converter import ReadError, SourceChangedError, SourceError
 from converter.petastorm import TransformSpec, make_batch_reader, make_reader
 from converter.petastorm.errors import DecodeFieldError, NoDataAvailableError
-from converter.petastorm.etl.dataset_metadata import write_metadata
+from converter.petastorm.etl.dataset_metadata import PetastormMetadataError, write_metadata
 from converter.petastorm.etl.rowgroup_indexers import SingleFieldIndexer
 from converter.petastorm.etl.rowgroup_indexing import build_rowgroup_index
 from converter.petastorm.ngram import NGram
@@ -33,7 +35,9 @@ from converter.petastorm.unischema import UnischemaField
 from tests.unit.petastorm.conftest import GROUP_ROWS, NUM_ROWS, SCHEMA, Stored, row_of
 
 Make = Callable[..., Reader]
-POOLS = ("dummy", "thread", "process")
+POOLS = ("dummy", "thread")
+"""Processes are tried in tests/integration/test_petastorm_processes.py: each takes half a second to begin."""
+
 BOTH = pytest.mark.parametrize("make", [make_reader, make_batch_reader], ids=["rows", "batches"])
 
 
@@ -420,14 +424,13 @@ def test_a_transform_without_a_function_removes_and_orders_fields(make: Make, pl
 
 
 @BOTH
-@pytest.mark.parametrize("pool", ["thread", "process"])
-def test_a_transform_that_returns_what_it_did_not_declare_is_named(make: Make, pool: str, plain: Stored) -> None:
+def test_a_transform_that_returns_what_it_did_not_declare_is_named(make: Make, plain: Stored) -> None:
     def add(values: Any) -> Any:
         values["new"] = values["id"]
         return values
 
     with (
-        plain_reader(make, plain, transform_spec=TransformSpec(add), reader_pool_type=pool) as reader,
+        plain_reader(make, plain, transform_spec=TransformSpec(add)) as reader,
         pytest.raises(ValueError, match="new"),
     ):
         next(reader)
@@ -596,8 +599,36 @@ def test_fields_that_are_not_there_are_named(stored: Stored, plain: Stored) -> N
 def test_a_folder_without_parquet_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="holds no Parquet files"):
         make_batch_reader(tmp_path.as_uri())
-    with pytest.raises(SourceError, match="does not exist"):
-        make_batch_reader((tmp_path / "gone").as_uri())
+    for expected in (SourceError, FileNotFoundError):
+        with pytest.raises(expected, match="does not exist"):
+            make_batch_reader((tmp_path / "gone").as_uri())
+
+
+def test_a_schema_that_would_run_code_is_refused_as_petastorm_refuses_it(stored: Stored, tmp_path: Path) -> None:
+    shutil.copytree(stored.path, tmp_path / "store")
+    summary = tmp_path / "store" / "_common_metadata"
+    metadata = {b"dataset-toolkit.unischema.v1": b"cos\nsystem\n(S'true'\ntR."}
+    pq.write_metadata(pa.schema([("id", pa.int64())], metadata), summary)
+    for expected in (RuntimeError, PetastormMetadataError):
+        with pytest.raises(expected, match=r"make_reader has failed(.|\n)*'os\.system'"):
+            make_reader((tmp_path / "store").as_uri())
+
+
+def test_a_filesystem_that_a_user_opened_is_used(plain: Stored) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(plain.path), "/petastorm-filesystem", recursive=True)
+    try:
+        for filesystem, url in (
+            (memory, "memory://petastorm-filesystem"),
+            (fsspec.filesystem("file"), plain.url),
+            (pafs.LocalFileSystem(), plain.url),
+        ):
+            with make_batch_reader(url, filesystem=filesystem, schema_fields=["id"]) as reader:
+                assert sorted(ids_of(reader)) == list(range(60))
+    finally:
+        memory.rm("/petastorm-filesystem", recursive=True)
+    with pytest.raises(ValueError, match="Pass the dataset's URL with storage_options"):
+        make_batch_reader("s3://bucket/store", filesystem=object())
 
 
 def test_a_value_that_cannot_be_decoded_names_its_field(stored: Stored, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A user's function in processes of its own: results, errors, and the end."""
+"""A user's function in processes of its own: results, errors, and the end; by itself, and in readers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from converter.petastorm import TransformSpec, make_batch_reader, make_reader
 from converter.petastorm.processes import Processes, dump_function
 
 
@@ -79,3 +84,47 @@ def test_a_function_that_holds_what_cannot_travel_runs_in_threads(caplog: pytest
     with caplog.at_level("WARNING"):
         assert dump_function(lambda value: (value, lock)) is None
     assert "so it runs in threads" in caplog.text
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> str:
+    pq.write_table(pa.table({"id": range(40), "x": [float(number) for number in range(40)]}), tmp_path / "a.parquet",
+                   row_group_size=10)  # fmt: skip
+    return tmp_path.as_uri()
+
+
+@pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")
+def test_a_transform_of_batches_runs_elsewhere_in_the_order_of_row_groups(numbers: str) -> None:
+    spec = TransformSpec(
+        lambda frame: frame.assign(pid=os.getpid())[frame["id"] % 2 == 0], edit_fields=[("pid", np.int64, (), False)]
+    )
+    with make_batch_reader(
+        numbers, transform_spec=spec, reader_pool_type="process", shuffle_row_groups=False, num_epochs=2
+    ) as reader:
+        batches = list(reader)
+    assert np.concatenate([batch.id for batch in batches]).tolist() == 2 * list(range(0, 40, 2))
+    assert os.getpid() not in {pid for batch in batches for pid in batch.pid}
+
+
+@pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning", "ignore:Currently make_reader")
+def test_a_transform_of_rows_runs_elsewhere_and_its_errors_come_here(numbers: str) -> None:
+    def halve(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == 35:
+            raise LookupError("no 35")
+        return {"id": row["id"], "x": row["x"] / 2, "pid": os.getpid()}
+
+    spec = TransformSpec(halve, edit_fields=[("pid", np.int64, (), False)])
+    rows = []
+    with (
+        make_reader(numbers, transform_spec=spec, reader_pool_type="process", shuffle_row_groups=False) as reader,
+        pytest.raises(LookupError, match="no 35"),
+    ):
+        rows += reader
+    assert all(row.x == row.id / 2 and row.pid != os.getpid() for row in rows)
+    before = {int(line) for line in children()}
+    assert not before & {row.pid for row in rows}
+
+
+def children() -> list[str]:
+    """The numbers of this process's children."""
+    return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()

@@ -1,0 +1,244 @@
+"""Columns of a reader with the types that TensorFlow has, and rows of different shapes as flat columns."""
+
+from __future__ import annotations
+
+import datetime as dt
+import warnings
+from calendar import timegm
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from converter.petastorm.columns import scalar_type
+from converter.petastorm.unischema import UnischemaField
+
+Array = npt.NDArray[Any]
+
+_TYPES: Mapping[Any, Any] = {
+    np.int8: tf.int8,
+    np.int16: tf.int16,
+    np.int32: tf.int32,
+    np.int64: tf.int64,
+    np.uint8: tf.uint8,
+    np.uint16: tf.int32,
+    np.uint32: tf.int64,
+    np.float16: tf.float16,
+    np.float32: tf.float32,
+    np.float64: tf.float64,
+    np.bool_: tf.bool,
+    np.bytes_: tf.string,
+    np.str_: tf.string,
+    Decimal: tf.string,
+    np.datetime64: tf.int64,
+}
+_NANOSECONDS = np.dtype("datetime64[ns]")
+_SECOND = 1_000_000_000
+
+
+def tf_type_of(numpy_dtype: Any) -> Any:
+    """The TensorFlow type of a field's values. Warns that TensorFlow has no text, only bytes.
+
+    Raises:
+        ValueError: there is none, as of uint64.
+    """
+    kind = scalar_type(numpy_dtype)
+    if kind is np.str_:
+        warnings.warn(
+            "Tensorflow will convert all unicode strings back to bytes type. You may need to decode values.",
+            UnicodeWarning,
+            stacklevel=3,
+        )
+    try:
+        return _TYPES[kind]
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"Unknown mapping of numpy {numpy_dtype} to tensorflow dtype. Leave the field out with schema_fields, or "
+            "change its type in a TransformSpec."
+        ) from error
+
+
+def null_error(name: Any) -> RuntimeError:
+    """What is raised for a value that is None."""
+    return RuntimeError(
+        f'Encountered "{name}"=None. Tensorflow does not support None values as a tensor. Consider filtering out these '
+        "rows using a predicate."
+    )
+
+
+def nanoseconds_of_date(date: dt.date) -> int:
+    """A date or time as nanoseconds since 1970, in whole seconds."""
+    return timegm(date.timetuple()) * _SECOND
+
+
+def tf_value(name: Any, value: Any) -> Any:
+    """A value of a row, or an array of a batch, as TensorFlow can take it.
+
+    Raises:
+        RuntimeError: it is None.
+    """
+    if value is None:
+        raise null_error(name)
+    if isinstance(value, Decimal):
+        # Without the zeros at the end, as Petastorm has it.
+        return str(value.normalize())
+    if isinstance(value, np.datetime64):
+        return value.astype(_NANOSECONDS).astype(np.int64)
+    if isinstance(value, np.ndarray):
+        return _tf_array(name, value)
+    return value
+
+
+def _tf_array(name: Any, values: Array) -> Any:
+    kind = values.dtype.kind
+    if kind == "M":
+        return values.astype(_NANOSECONDS).astype(np.int64)
+    if values.dtype == np.uint16:
+        return values.astype(np.int32)
+    if values.dtype == np.uint32:
+        return values.astype(np.int64)
+    if kind in "SU" and values.size:
+        return values.tolist()
+    return _tf_objects(name, values) if kind == "O" else values
+
+
+def _tf_objects(name: Any, values: Array) -> Array:
+    """Objects of one kind: dates as nanoseconds, decimals as texts, others as they are."""
+    flat = values.reshape(-1).tolist()
+    kinds = set(map(type, flat))
+    if type(None) in kinds:
+        raise null_error(name)
+    if Decimal in kinds:
+        return _objects([str(value.normalize()) for value in flat], values.shape)
+    if kinds and all(issubclass(kind, dt.date) for kind in kinds):
+        return np.array([nanoseconds_of_date(value) for value in flat], np.int64).reshape(values.shape)
+    return values
+
+
+def _objects(values: Sequence[Any], shape: tuple[int, ...]) -> Array:
+    objects = np.empty(len(values), object)
+    objects[:] = values
+    return objects.reshape(shape)
+
+
+def tf_column(field: UnischemaField, column: Array) -> Array:
+    """A column as one array of the type that TensorFlow has for the field.
+
+    Raises:
+        RuntimeError: a value is None, or rows of a field with a fixed shape differ in shape.
+    """
+    wanted = _TYPES[scalar_type(field.numpy_dtype)]
+    if column.dtype == object and field.shape and len(column) and _holds_arrays(field.name, column):
+        column = _stacked(field, column)
+    if wanted == tf.string:
+        return _tf_objects(field.name, column) if column.dtype == object else column.astype(object)
+    values = np.asarray(_tf_array(field.name, column))
+    if values.dtype.kind == "f" and wanted.is_integer and np.isnan(values).any():
+        # Nulls among whole numbers; a cast would make numbers of them.
+        raise null_error(field.name)
+    return values.astype(wanted.as_numpy_dtype, copy=False)
+
+
+def _holds_arrays(name: str, column: Array) -> bool:
+    kinds = set(map(type, column.reshape(-1).tolist()))
+    if type(None) in kinds:
+        raise null_error(name)
+    return np.ndarray in kinds or list in kinds
+
+
+def _stacked(field: UnischemaField, column: Array) -> Array:
+    rows = [np.asarray(row) for row in column]
+    shapes = {row.shape for row in rows}
+    if len(shapes) > 1:
+        shown = ", ".join(map(str, sorted(shapes)[:5]))
+        raise RuntimeError(
+            f"Field {field.name!r} has rows of the shapes {shown}, but the schema says {field.shape}. Declare a size "
+            "that differs as None, or give rows one shape in a TransformSpec."
+        )
+    if rows[0].dtype.kind in "SU":
+        return np.stack([row.astype(object) for row in rows])
+    return np.stack(rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One field of an element whose rows TensorFlow cuts out of columns.
+
+    Rows of one shape are one column. Rows of different shapes are all their values in one flat column, the offset at
+    which each row begins, and, with more than one dimension, each row's shape.
+    """
+
+    key: Any
+    """The key of its column in a block."""
+
+    field: UnischemaField
+
+    @property
+    def num_columns(self) -> int:
+        """How many columns hold it."""
+        if not self._is_varying:
+            return 1
+        return 2 if len(self.field.shape) == 1 else 3
+
+    @property
+    def _is_varying(self) -> bool:
+        return None in self.field.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The TensorFlow type of its values."""
+        return _TYPES[scalar_type(self.field.numpy_dtype)]
+
+    @property
+    def specs(self) -> list[Any]:
+        """The specs of its columns."""
+        if not self._is_varying:
+            return [tf.TensorSpec((None, *self.field.shape), self.dtype)]
+        specs = [tf.TensorSpec((None,), self.dtype), tf.TensorSpec((None,), tf.int64)]
+        return [*specs, tf.TensorSpec((None, len(self.field.shape)), tf.int64)][: self.num_columns]
+
+    def columns(self, block: Mapping[Any, Array], start: int, stop: int) -> list[Array]:
+        """Its columns of some rows of a block.
+
+        Raises:
+            RuntimeError: a value is None.
+        """
+        column = block[self.key][start:stop]
+        if not self._is_varying:
+            return [tf_column(self.field, column)]
+        rows = [self._row(row) for row in column]
+        offsets = np.cumsum([0, *(row.size for row in rows)])
+        flat = np.concatenate([row.reshape(-1) for row in rows])
+        shapes = np.array([row.shape for row in rows], np.int64).reshape(len(rows), len(self.field.shape))
+        return [flat, offsets, shapes][: self.num_columns]
+
+    def _row(self, row: Any) -> Array:
+        if row is None:
+            raise null_error(self.field.name)
+        values = tf_column(self.field._replace(shape=()), np.asarray(row).reshape(-1))
+        return values.reshape(np.shape(row))
+
+    def rows(self, columns: Sequence[Any]) -> Any:
+        """What TensorFlow slices into rows, of its columns as tensors."""
+        if not self._is_varying:
+            return columns[0]
+        values = tf.RaggedTensor.from_row_splits(columns[0], columns[1], validate=False)
+        return values if len(columns) == 2 else (values, columns[2])
+
+    def row(self, sliced: Any) -> Any:
+        """A row's tensor, of what TensorFlow has sliced."""
+        if not self._is_varying:
+            return sliced
+        row = sliced if self.num_columns == 2 else tf.reshape(*sliced)
+        row.set_shape(self.field.shape)
+        return row
+
+
+def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for tf.data that AutoGraph does not rewrite: it would warn where it has no source."""
+    converted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
+    return converted
