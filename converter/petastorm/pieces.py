@@ -19,7 +19,6 @@ from converter.petastorm.blocks import (
     collect,
     from_frame,
     num_rows_of,
-    take_rows,
     to_batch,
 )
 from converter.petastorm.ngram import NGram
@@ -285,22 +284,3 @@ class EachRow:
     def __call__(self, rows: Sequence[dict[str, Any]]) -> list[Any]:
         """What the function makes of each row."""
         return [self._function(row) for row in rows]
-
-
-def windows_of(piece: Piece, ngram: NGram, schema: Unischema) -> dict[tuple[int, str], npt.NDArray[Any]]:
-    """The windows of a piece as columns, by offset and name."""
-    block = piece.block(schema)
-    starts = ngram.starts(_as_times(block[ngram.timestamp_name]))
-    base = min(ngram.fields)
-    return {
-        (base + step, name): column
-        for step in range(ngram.length)
-        for name, column in take_rows(
-            {name: block[name] for name in schema.fields if name in ngram.get_field_names_at_timestep(base + step)},
-            starts + step,
-        ).items()
-    }
-
-
-def _as_times(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return values if values.dtype != object or not len(values) else np.array(values.tolist())

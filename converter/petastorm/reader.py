@@ -15,21 +15,19 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import pyarrow.compute as pc
 
 from converter.petastorm import places
-from converter.petastorm.blocks import take_rows
-from converter.petastorm.codecs import CompressedNdarrayCodec, NdarrayCodec
+from converter.petastorm.elements import NOTHING, Elements, batches, rows, windows
 from converter.petastorm.native import Work
 from converter.petastorm.ngram import NGram
 from converter.petastorm.pickle_records import PetastormMetadataError, UnreadableStoreError
-from converter.petastorm.pieces import EachRow, Piece, Recipe, windows_of
+from converter.petastorm.pieces import EachRow, Piece, Recipe
 from converter.petastorm.processes import Processes, dump_function
 from converter.petastorm.row_groups import Item, Order, Shares, choose
 from converter.petastorm.store import Store, load_schema, open_store
 from converter.petastorm.transform import TransformSpec, transform_schema
-from converter.petastorm.unischema import Unischema, UnischemaField
+from converter.petastorm.unischema import Unischema
 from converter.petastorm.warning import call, warn_once
 from converter.reading.ahead import default_workers_count, read_ahead
 
@@ -133,9 +131,7 @@ class Reader:
         # Several threads may call next().
         self._lock = threading.Lock()
         self._pieces = self._read()
-        self._block: dict[Any, Any] = {}
-        self._rows: Iterator[Any] = iter(())
-        self._num_left = 0
+        self._at_hand = NOTHING
 
     # Life --------------------------------------------------------------------------
 
@@ -163,7 +159,7 @@ class Reader:
         self.stopped = True
         with self._lock:
             self._pieces.close()
-            self._rows, self._block, self._num_left = iter(()), {}, 0
+            self._at_hand = NOTHING
 
     def join(self) -> None:
         """Wait for the threads; `stop` has done so already."""
@@ -231,16 +227,15 @@ class Reader:
         Raises:
             RuntimeError: the reader was stopped.
         """
+        # Without a lock: a third of a microsecond for each row.
+        for element in self._at_hand.elements:
+            return element
         with self._lock:
-            for element in self._rows:
-                self._num_left -= 1
-                return element
-            self._next_piece()
-            while not self._num_left:
-                self._next_piece()
-            self._rows = self._elements()
-            self._num_left -= 1
-            return next(self._rows)
+            while True:
+                # Another thread may have come first.
+                for element in self._at_hand.elements:
+                    return element
+                self._at_hand = self._next_piece()
 
     next = __next__
 
@@ -254,16 +249,12 @@ class Reader:
             RuntimeError: the reader was stopped.
         """
         with self._lock:
-            while not self._num_left:
-                self._next_piece()
-            block = self._block
-            length = len(next(iter(block.values())))
-            if not self.is_batched_reader and self._num_left < length:
-                block = take_rows(block, slice(length - self._num_left, None))
-            self._rows, self._block, self._num_left = iter(()), {}, 0
-            return block
+            while not self._at_hand.num_left:
+                self._at_hand = self._next_piece()
+            columns, self._at_hand = self._at_hand.columns(), NOTHING
+            return columns
 
-    def _next_piece(self) -> None:
+    def _next_piece(self) -> Elements:
         if self.stopped:
             raise RuntimeError(
                 "Trying to read a sample after a reader created by make_reader/make_batch_reader has stopped. This may "
@@ -276,32 +267,10 @@ class Reader:
             self.last_row_consumed = True
             raise
         self._num_pieces += 1
-        if self.ngram is not None:
-            self._block = dict(windows_of(piece, self.ngram, self.schema))
-        else:
-            self._block = piece.block(self.schema)
-        self._num_left = len(next(iter(self._block.values()), ()))
+        block = piece.block(self.schema)
         if self.is_batched_reader:
-            self._num_left = min(self._num_left, 1)
-
-    def _elements(self) -> Iterator[Any]:
-        """The elements of the block at hand."""
-        if self.is_batched_reader:
-            return iter([self.schema.make_namedtuple(**self._block)])
-        if self.ngram is not None:
-            return self._windows(self.ngram)
-        columns = [_values_of(field, self._block[name]) for name, field in self.schema.fields.items()]
-        return map(_class_of(self.schema)._make, zip(*columns, strict=True))
-
-    def _windows(self, ngram: NGram) -> Iterator[dict[int, Any]]:
-        base = min(ngram.fields)
-        by_offset = []
-        for offset in range(base, base + ngram.length):
-            view = ngram.get_schema_at_timestep(self.schema, offset)
-            columns = [_values_of(field, self._block[offset, name]) for name, field in view.fields.items()]
-            by_offset.append((offset, _class_of(view), columns))
-        for row in range(self._num_left + 1):
-            yield {offset: make(*(column[row] for column in columns)) for offset, make, columns in by_offset}
+            return batches(block, self.schema)
+        return rows(block, self.schema) if self.ngram is None else windows(block, self.schema, self.ngram)
 
     def _read(self) -> Generator[Piece, None, None]:
         threads = default_workers_count()
@@ -475,17 +444,6 @@ def make_batch_reader(
     reader = Reader(store, options, is_batched=True)
     warn_once("make_batch_reader", lambda: _native_line(store, options, reader), stacklevel=2)
     return reader
-
-
-def _values_of(field: UnischemaField, column: Any) -> Any:
-    """The values of a column; arrays without dimensions stay arrays, which NumPy hands out as numbers."""
-    is_array = isinstance(field.codec, (NdarrayCodec, CompressedNdarrayCodec))
-    return [*map(np.asarray, column)] if is_array and column.ndim == 1 and column.dtype != object else column
-
-
-def _class_of(schema: Unischema) -> Any:
-    """The class of a schema's rows."""
-    return type(schema.make_namedtuple_tf(*[None] * len(schema.fields)))
 
 
 def _options_of(arguments: Mapping[str, Any], shard_seed: int | None) -> ReaderOptions:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import itertools
+import threading
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,7 +75,7 @@ def make_petastorm_dataset(reader: Any) -> Any:
     """
     if reader.ngram:
         leaves = _leaves_of_windows(reader.schema, reader.ngram)
-        pack: Callable[..., Any] = lambda *values: make_namedtuple_tf_ngram(reader.schema, reader.ngram, *values)  # noqa: E731
+        pack: Callable[..., Any] = functools.partial(make_namedtuple_tf_ngram, reader.schema, reader.ngram)
     else:
         leaves = [Leaf(key=name, field=field) for name, field in reader.schema.fields.items()]
         pack = reader.schema.make_namedtuple_tf
@@ -84,3 +86,277 @@ def make_petastorm_dataset(reader: Any) -> Any:
     if hasattr(reader, "next_block"):
         return _dataset_of_columns(reader, leaves, pack)
     return _dataset_of_rows(reader, leaves, pack)
+
+
+def make_batched_dataset(reader: Any, *, batch_size: int, shuffling_queue_capacity: int = 0) -> Any:
+    """A `tf.data.Dataset` of batches of `batch_size` rows of a batch reader; the last may have fewer.
+
+    TensorFlow cuts the batches from columns that hold many of them.
+
+    Raises:
+        ValueError: a field has no TensorFlow type.
+    """
+    schema = reader.schema
+    fields = list(schema.fields.values())
+    specs = [tf.TensorSpec((None, None, *field.shape), tf_type_of(field.numpy_dtype)) for field in fields]
+
+    passes = itertools.count()
+
+    def generate() -> Iterator[Any]:
+        _reset_if_consumed(reader)
+        generator = generator_of(reader, next(passes), fallback=global_seed)
+        for run in _batch_runs(reader, batch_size, shuffling_queue_capacity, generator):
+            columns = [tf_column(field, run.columns[field.name]) for field in fields]
+            whole = run.num_rows // batch_size * batch_size
+            for start, stop, size in ((0, whole, batch_size), (whole, run.num_rows, run.num_rows - whole)):
+                if stop > start:
+                    parts = (column[start:stop] for column in columns)
+                    yield schema.make_namedtuple_tf(*(part.reshape(-1, size, *part.shape[1:]) for part in parts))
+
+    stretches = v1.data.Dataset.from_generator(generate, output_signature=schema.make_namedtuple_tf(*specs))
+    return stretches.flat_map(without_autograph(v1.data.Dataset.from_tensor_slices))
+
+
+def _batch_runs(reader: Any, batch_size: int, capacity: int, generator: np.random.Generator) -> Iterator[Run]:
+    if capacity <= 0:
+        return runs_in_order(blocks_of(reader), batch_size)
+    runs = native_runs(reader, batch_size=batch_size, capacity=capacity, generator=generator)
+    if runs is not None:
+        return runs
+    return shuffled_runs(blocks_of(reader), batch_size, ColumnPool(generator), min_left=capacity - 1)
+
+
+def _dataset_of_batches(reader: Any) -> Any:
+    """A dataset of the namedtuples of a batch reader."""
+    schema = reader.schema
+    fields = list(schema.fields.values())
+    specs = [tf.TensorSpec((None, *field.shape), tf_type_of(field.numpy_dtype)) for field in fields]
+
+    def generate() -> Iterator[Any]:
+        _reset_if_consumed(reader)
+        for block in blocks_of(reader):
+            yield schema.make_namedtuple_tf(*(tf_column(field, block[field.name]) for field in fields))
+
+    return v1.data.Dataset.from_generator(generate, output_signature=schema.make_namedtuple_tf(*specs))
+
+
+def _dataset_of_columns(reader: Any, leaves: Sequence[Leaf], pack: Callable[..., Any]) -> Any:
+    """A dataset of rows that TensorFlow cuts from columns."""
+    pieces = _Pieces(reader, leaves)
+
+    def generate() -> Iterator[Any]:
+        _reset_if_consumed(reader)
+        yield from pieces
+
+    def slices(*columns: Any) -> Any:
+        parts, at = [], 0
+        for leaf in leaves:
+            parts.append(leaf.rows(columns[at : at + leaf.num_columns]))
+            at += leaf.num_columns
+        return v1.data.Dataset.from_tensor_slices(tuple(parts))
+
+    def packed(*parts: Any) -> Any:
+        return pack(*(leaf.row(part) for leaf, part in zip(leaves, parts, strict=True)))
+
+    signature = tuple(spec for leaf in leaves for spec in leaf.specs)
+    dataset = v1.data.Dataset.from_generator(generate, output_signature=signature)
+    return dataset.flat_map(without_autograph(slices)).map(without_autograph(packed))
+
+
+class _Pieces:
+    """A reader's rows as columns for TensorFlow, in pieces: one row, then two, then four, up to a bound.
+
+    So a loop that stops early has taken few rows more than it used. The next iteration begins with the next piece.
+    """
+
+    def __init__(self, reader: Any, leaves: Sequence[Leaf]) -> None:
+        self._reader, self._leaves = reader, leaves
+        self._lock = threading.Lock()
+        self._block: Mapping[Any, Any] = {}
+        self._start = self._most_rows = 0
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        num_rows = 1
+        while True:
+            with self._lock:
+                try:
+                    piece = self._next(num_rows)
+                except StopIteration:
+                    return
+            yield piece
+            num_rows *= 2
+
+    def _next(self, num_rows: int) -> tuple[Any, ...]:
+        if self._start == num_rows_of(self._block) or getattr(self._reader, "stopped", False):
+            # A stopped reader raises here.
+            self._block, self._start = self._reader.next_block(), 0
+            self._most_rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES // row_bytes_of(self._block)))
+        start, stop = self._start, self._start + min(num_rows, self._most_rows)
+        self._start = min(stop, num_rows_of(self._block))
+        return tuple(column for leaf in self._leaves for column in leaf.columns(self._block, start, self._start))
+
+
+def _dataset_of_rows(reader: Any, leaves: Sequence[Leaf], pack: Callable[..., Any]) -> Any:
+    """A dataset of the rows of an object that hands out rows only."""
+
+    def generate() -> Iterator[Any]:
+        if reader.ngram:
+            yield from _ngrams_generator(reader)
+            return
+        _reset_if_consumed(reader)
+        for row in reader:
+            yield tuple(_sanitize_field_tf_types(row))
+
+    def packed(*values: Any) -> Any:
+        for leaf, value in zip(leaves, values, strict=True):
+            value.set_shape(leaf.field.shape)
+        return pack(*values)
+
+    dataset = v1.data.Dataset.from_generator(generate, tuple(leaf.dtype for leaf in leaves))
+    return dataset.map(without_autograph(packed))
+
+
+def _reset_if_consumed(reader: Any) -> None:
+    if getattr(reader, "last_row_consumed", False):
+        warnings.warn(_RESET_READER_WARN, UserWarning, stacklevel=2)
+        reader.reset()
+
+
+def tf_tensors(reader: Any, shuffling_queue_capacity: int = 0, min_after_dequeue: int = 0) -> Any:
+    """Tensors that hold the reader's next element each time they are evaluated: a namedtuple.
+
+    Of a reader with windows `{offset: namedtuple}`. At the end `tf.errors.OutOfRangeError` is raised.
+
+    ```python
+    import tensorflow.compat.v1 as tf
+
+    from converter.petastorm import make_batch_reader
+    from converter.petastorm.tf_utils import tf_tensors
+
+    with tf.Graph().as_default(), make_batch_reader(url, num_epochs=1) as reader:
+        tensors = tf_tensors(reader)
+        with tf.Session() as session:
+            print(session.run(tensors).y.shape)
+    ```
+
+    Args:
+        reader: of `make_reader` or `make_batch_reader`.
+        shuffling_queue_capacity: rows that wait to be shuffled; 0 for the reader's order. Needs queue runners.
+        min_after_dequeue: rows that stay in that queue.
+
+    Raises:
+        ValueError: a field has no TensorFlow type, or a batch reader is to be shuffled.
+    """
+    is_batched = bool(getattr(reader, "batched_output", False))
+    if is_batched and shuffling_queue_capacity > 0:
+        raise ValueError(
+            "shuffling_queue_capacity can not be used with a reader that produces batched_output, since each batch is "
+            "a row group. Pass shuffle_rows=True to make_batch_reader, or shuffle the rows of the dataset that "
+            "make_petastorm_dataset makes."
+        )
+    schema, ngram = reader.schema, reader.ngram
+    dtypes = _schema_to_tf_dtypes_ngram(schema, ngram) if ngram else _schema_to_tf_dtypes(schema)
+
+    def read(_: Any) -> list[Any]:
+        element = next(reader)
+        if ngram:
+            return list(_sanitize_and_flatten(element))
+        if is_batched:
+            return [tf_column(schema.fields[name], value) for name, value in element._asdict().items()]
+        return list(_sanitize_field_tf_types(element))
+
+    tensors = v1.py_func(read, [tf.constant(1)], dtypes)
+    if shuffling_queue_capacity > 0:
+        tensors = _shuffling_queue(shuffling_queue_capacity, min_after_dequeue, dtypes, tensors)
+    if ngram:
+        return _unflatten_and_set_shape(schema, ngram, tensors)
+    return _set_shape_to_named_tuple(schema, schema.make_namedtuple_tf(*tensors), is_batched)
+
+
+def _shuffling_queue(capacity: int, min_after_dequeue: int, dtypes: Sequence[Any], tensors: Sequence[Any]) -> Any:
+    queue = v1.RandomShuffleQueue(capacity, min_after_dequeue, dtypes)
+    # Others find the number of waiting rows by this name.
+    queue.size(name=RANDOM_SHUFFLING_QUEUE_SIZE)
+    v1.train.add_queue_runner(v1.train.QueueRunner(queue, [queue.enqueue(tensors)]))
+    taken = queue.dequeue()
+    return taken if isinstance(taken, list) else [taken]
+
+
+def _sanitize_field_tf_types(sample: Any) -> Any:
+    """A row or a batch with values that TensorFlow can take.
+
+    Raises:
+        RuntimeError: a value is None.
+    """
+    return type(sample)(**{name: tf_value(name, value) for name, value in sample._asdict().items()})
+
+
+def _schema_to_tf_dtypes(schema: Unischema) -> list[Any]:
+    """The TensorFlow types of the fields, in order."""
+    return [tf_type_of(field.numpy_dtype) for field in schema.fields.values()]
+
+
+def _schema_to_tf_dtypes_ngram(schema: Unischema, ngram: NGram) -> list[Any]:
+    """The TensorFlow types of a window's fields, offset by offset."""
+    return [tf_type_of(leaf.field.numpy_dtype) for leaf in _leaves_of_windows(schema, ngram)]
+
+
+def _leaves_of_windows(schema: Unischema, ngram: NGram) -> list[Leaf]:
+    return [
+        Leaf(key=(offset, name), field=field)
+        for offset in sorted(ngram.fields)
+        for name, field in ngram.get_schema_at_timestep(schema, offset).fields.items()
+    ]
+
+
+def _flatten(data: Mapping[int, Any]) -> Any:
+    """A window of namedtuples as one namedtuple; the number of the row is added to each name."""
+    flat = {
+        f"{name}_{number}": value
+        for number, offset in enumerate(sorted(data))
+        for name, value in data[offset]._asdict().items()
+    }
+    return namedtuple("flattened", flat)(**flat)  # noqa: PYI024 (the names are known at run time)
+
+
+def make_namedtuple_tf_ngram(unischema: Unischema, ngram: NGram, *args: Any, **kargs: Mapping[str, Any]) -> Any:
+    """A window as `{offset: namedtuple}`, from values in order or from dicts by offset."""
+    window, values = {}, list(args)
+    for offset in range(min(ngram.fields), max(ngram.fields) + 1):
+        view = ngram.get_schema_at_timestep(unischema, offset)
+        count = len(view.fields)
+        window[offset] = view.make_namedtuple_tf(*values[:count], **kargs.get(str(offset), {}))
+        values = values[count:]
+    return window
+
+
+def _set_shape(schema: Unischema, fields_as_dict: Mapping[str, Any], batched_output: bool | None = None) -> None:
+    """Tell TensorFlow the shapes that the schema declares."""
+    for name, tensor in fields_as_dict.items():
+        if tensor.get_shape().dims is None:
+            shape = schema.fields[name].shape
+            tensor.set_shape((None, *shape) if batched_output else shape)
+
+
+def _set_shape_to_named_tuple(schema: Unischema, fields: Any, batched_output: bool | None) -> Any:
+    _set_shape(schema, fields._asdict(), batched_output)
+    return fields
+
+
+def _unflatten_and_set_shape(schema: Unischema, ngram: NGram, fields_as_list: Sequence[Any]) -> Any:
+    """A window of tensors from a flat list of them."""
+    window = make_namedtuple_tf_ngram(schema, ngram, *fields_as_list)
+    for row in window.values():
+        _set_shape(schema, row._asdict())
+    return window
+
+
+def _ngrams_generator(reader: Any) -> Iterator[Any]:
+    """Yield a reader's windows as flat namedtuples of values that TensorFlow can take."""
+    _reset_if_consumed(reader)
+    for window in reader:
+        yield _sanitize_and_flatten(window)
+
+
+def _sanitize_and_flatten(ngram: Mapping[int, Any]) -> Any:
+    return _flatten({offset: _sanitize_field_tf_types(row) for offset, row in ngram.items()})

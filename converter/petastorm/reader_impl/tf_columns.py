@@ -219,8 +219,8 @@ class Leaf:
     def _row(self, row: Any) -> Array:
         if row is None:
             raise null_error(self.field.name)
-        values = tf_column(self.field._replace(shape=()), np.asarray(row).reshape(-1))
-        return values.reshape(np.shape(row))
+        values: Array = tf_column(self.field._replace(shape=()), np.asarray(row).reshape(-1)).reshape(np.shape(row))
+        return values
 
     def rows(self, columns: Sequence[Any]) -> Any:
         """What TensorFlow slices into rows, of its columns as tensors."""
