@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from converter.storage.opening import open_storage
 from converter.storage.ranges import Data, PartialFile
 from converter.storage.store import TIMEOUT_SECONDS
 
-_FOOTER_THREADS = 8
+_FOOTER_THREADS, _FILES_AT_ONCE = 8, 16
 _MAX_KEPT_FOOTERS = 256
 
 
@@ -114,10 +115,14 @@ class Store:
         """
         counts = stored_schema.row_groups_per_file(self.metadata) or {}
         if not counts.keys() >= set(self.names):
-            numbers = range(len(self.names))
-            footers = at_once(self.footer, numbers, threads_count=_FOOTER_THREADS, given_up=threading.Event())
-            counts = {name: footer.num_row_groups for name, footer in zip(self.names, footers, strict=True)}
-        return [RowGroup(file, index) for file, name in enumerate(self.names) for index in range(counts[name])]
+            parts = [range(start, start + _FILES_AT_ONCE) for start in range(0, len(self.names), _FILES_AT_ONCE)]
+            counted = at_once(self._count, parts, threads_count=_FOOTER_THREADS, given_up=threading.Event())
+            counts = dict(zip(self.names, itertools.chain(*counted), strict=True))
+        return [RowGroup(file, number) for file, name in enumerate(self.names) for number in range(counts[name])]
+
+    def _count(self, files: range) -> list[int]:
+        """The number of row groups of some files: one thread takes many, or threads would cost more than files."""
+        return [self.footer(file).num_row_groups for file in files if file < len(self.names)]
 
     def footer(self, file: int) -> pq.FileMetaData:
         """A file's footer, read once."""

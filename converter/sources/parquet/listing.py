@@ -120,10 +120,11 @@ def _files_of(
             return list(itertools.chain.from_iterable(members))
         fixed, pattern = _split_glob(url)
         folder = open_storage(fixed, storage_options, timeout_seconds)
-    _refuse_delta(folder, looked_at)
+    is_at_a_file = folder.is_at_a_file
+    _refuse_delta(folder, looked_at, is_walked=not is_at_a_file)
     is_below = chosen_in and folder.path().startswith(posixpath.join(chosen_in, ""))
     above = posixpath.relpath(folder.path(), chosen_in) if is_below else ""
-    if folder.is_at_a_file:
+    if is_at_a_file:
         parent = folder.at(posixpath.dirname(folder.path()))
         return [_Listing(parent, [posixpath.basename(folder.path())], posixpath.dirname(above))]
     if not folder.has_folders:
@@ -206,10 +207,10 @@ def _walk(
                 walk.left_out.add(below)
 
 
-def _refuse_delta(start: Storage, looked_at: set[str]) -> None:
+def _refuse_delta(start: Storage, looked_at: set[str], *, is_walked: bool = False) -> None:
     """Refuse a folder of a Delta table or below one: its files alone would bring deleted rows back.
 
-    Folders in `looked_at` are not listed again, nor those above them.
+    Folders in `looked_at` are not listed again, nor those above them; nor is `start` if it is about to be walked.
     """
     # A link may lead into a table.
     for first_path in dict.fromkeys((start.path(), start.real_path())):
@@ -220,8 +221,11 @@ def _refuse_delta(start: Storage, looked_at: set[str]) -> None:
                 break
             looked_at.add(folder.url)
             # A file may be read where its folder, or one above, may not be listed.
+            listed_later = is_walked and path == start.path()
             with contextlib.suppress(PermissionError):
-                if any(info.name == _DELTA_LOG and folder.leads_to_folder(info) for info in folder.list()):
+                if not listed_later and any(
+                    info.name == _DELTA_LOG and folder.leads_to_folder(info) for info in folder.list()
+                ):
                     raise _is_delta(folder)
             if posixpath.dirname(path) in (path, ""):
                 break
