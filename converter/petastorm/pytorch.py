@@ -166,8 +166,9 @@ class DataLoader(LoaderBase):
     from converter.petastorm import make_batch_reader
     from converter.petastorm.pytorch import DataLoader
 
-    with DataLoader(make_batch_reader(url, num_epochs=1), batch_size=2, shuffling_queue_capacity=100) as loader:
-        print(sum(len(batch["y"]) for batch in loader))
+    reader = make_batch_reader("file:///data/rides", schema_fields=["distance", "fare"], seed=0)
+    with DataLoader(reader, batch_size=512, shuffling_queue_capacity=2000) as batches:
+        print(sum(len(batch["fare"]) for batch in batches))
     ```
 
     Args:
@@ -253,8 +254,9 @@ class BatchedDataLoader(LoaderBase):
     from converter.petastorm.pytorch import BatchedDataLoader
 
     to_device = partial(torch.as_tensor, device="cpu")  # or "cuda"
-    with BatchedDataLoader(make_batch_reader(url, num_epochs=1), batch_size=2, transform_fn=to_device) as loader:
-        print(sum(len(batch["y"]) for batch in loader))
+    reader = make_batch_reader("file:///data/rides", schema_fields=["distance", "fare"], seed=0)
+    with BatchedDataLoader(reader, batch_size=512, transform_fn=to_device) as batches:
+        print(sum(len(batch["fare"]) for batch in batches))
     ```
 
     Args:
@@ -316,9 +318,9 @@ class InMemBatchedDataLoader:
     from converter.petastorm import make_batch_reader
     from converter.petastorm.pytorch import InMemBatchedDataLoader
 
-    reader = make_batch_reader(url, num_epochs=1)
-    with InMemBatchedDataLoader(reader, batch_size=2, num_epochs=3, rows_capacity=1000, shuffle=True) as loader:
-        print(sum(len(batch["y"]) for batch in loader))
+    reader = make_batch_reader("file:///data/rides", schema_fields=["distance", "fare"])
+    with InMemBatchedDataLoader(reader, batch_size=512, num_epochs=3, rows_capacity=1000, shuffle=True) as batches:
+        print(sum(len(batch["fare"]) for batch in batches))
     ```
 
     Args:

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 
 from converter.petastorm import places
+from converter.petastorm.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
 from converter.petastorm.elements import NOTHING, Elements, batches, rows, windows
 from converter.petastorm.native import Work
 from converter.petastorm.ngram import NGram
@@ -27,7 +29,7 @@ from converter.petastorm.processes import Processes, dump_function
 from converter.petastorm.row_groups import Item, Order, Shares, choose
 from converter.petastorm.store import Store, load_schema, open_store
 from converter.petastorm.transform import TransformSpec, transform_schema
-from converter.petastorm.unischema import Unischema
+from converter.petastorm.unischema import Unischema, UnischemaField
 from converter.petastorm.warning import call, warn_once
 from converter.reading.ahead import default_workers_count, read_ahead
 
@@ -492,6 +494,11 @@ def _native_line(store: Store, options: ReaderOptions, reader: Reader) -> str:
     """The native lines that read the same rows."""
     columns = None if options.schema_fields is None else list(reader.schema.fields)
     opened = call("make_parquet_converter", store.storage.url, columns=columns)
+    decoders = (
+        [] if reader.is_batched_reader else list(filter(None, map(_native_decoder, reader.schema.fields.values())))
+    )
+    if decoders:
+        opened = f"{opened[:-1]}, decode={{{', '.join(decoders)}}})"
     loader = call(
         "converter.make_torch_dataloader",
         batch_size=1024,
@@ -501,7 +508,23 @@ def _native_line(store: Store, options: ReaderOptions, reader: Reader) -> str:
         filters=options.filters,
         cur_shard=options.shares.cur_shard,
         shard_count=options.shares.shard_count,
+        nulls="mask" if any(field.nullable for field in fields) else None,
+        ragged="nested" if any(None in field.shape for field in fields) else None,
     )
     if options.num_epochs is None:
-        loader = loader[:-1] + ", num_epochs=None)"
+        loader = f"{loader[:-1]}, num_epochs=None)"
     return f"with {opened} as converter, {loader} as loader: ..."
+
+
+def _native_decoder(field: UnischemaField) -> str | None:
+    """The native decoder of a field's codec, as it is written in a program; None for fields without one."""
+    shape = None if None in field.shape else tuple(field.shape)
+    if isinstance(field.codec, CompressedImageCodec):
+        mode = "RGB" if len(field.shape) == 3 else "L"
+        size = "" if shape is None else f", size={shape[:2]}"
+        return f"{field.name!r}: Image(mode={mode!r}{size})"
+    if isinstance(field.codec, (NdarrayCodec, CompressedNdarrayCodec)):
+        ndim = f", {len(field.shape)}" if shape is None else ""
+        key = ", key='arr'" if isinstance(field.codec, CompressedNdarrayCodec) else ""
+        return f"{field.name!r}: NumPy({np.dtype(field.numpy_dtype).name!r}, {shape}{ndim}{key})"
+    return None

@@ -60,14 +60,15 @@ def make_petastorm_dataset(reader: Any) -> Any:
     """A `tf.data.Dataset` of a reader's elements: namedtuples of tensors, of a row, or of a batch.
 
     Of a reader with windows the elements are `{offset: namedtuple}`. Iterating again resets the reader, with a warning.
+    Rows are made when a loop asks for them; add `.prefetch(…)` to make them ahead.
 
     ```python
     from converter.petastorm import make_batch_reader
     from converter.petastorm.tf_utils import make_petastorm_dataset
 
-    with make_batch_reader(url, num_epochs=1) as reader:
+    with make_batch_reader("file:///data/rides", schema_fields=["fare"]) as reader:
         for batch in make_petastorm_dataset(reader):
-            print(batch.y.shape)
+            print(batch.fare.shape)
     ```
 
     Raises:
@@ -82,10 +83,17 @@ def make_petastorm_dataset(reader: Any) -> Any:
     for leaf in leaves:
         tf_type_of(leaf.field.numpy_dtype)
     if getattr(reader, "batched_output", False):
-        return _dataset_of_batches(reader)
+        return _asked_late(_dataset_of_batches(reader))
     if hasattr(reader, "next_block"):
-        return _dataset_of_columns(reader, leaves, pack)
-    return _dataset_of_rows(reader, leaves, pack)
+        return _asked_late(_dataset_of_columns(reader, leaves, pack))
+    return _asked_late(_dataset_of_rows(reader, leaves, pack))
+
+
+def _asked_late(dataset: Any) -> Any:
+    """The dataset without the `prefetch` that TensorFlow adds: it would take rows from the reader that no loop gets."""
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return dataset.with_options(options)
 
 
 def make_batched_dataset(reader: Any, *, batch_size: int, shuffling_queue_capacity: int = 0) -> Any:
@@ -114,7 +122,7 @@ def make_batched_dataset(reader: Any, *, batch_size: int, shuffling_queue_capaci
                     yield schema.make_namedtuple_tf(*(part.reshape(-1, size, *part.shape[1:]) for part in parts))
 
     stretches = v1.data.Dataset.from_generator(generate, output_signature=schema.make_namedtuple_tf(*specs))
-    return stretches.flat_map(without_autograph(v1.data.Dataset.from_tensor_slices))
+    return _asked_late(stretches.flat_map(without_autograph(v1.data.Dataset.from_tensor_slices)))
 
 
 def _batch_runs(reader: Any, batch_size: int, capacity: int, generator: np.random.Generator) -> Iterator[Run]:
@@ -149,18 +157,28 @@ def _dataset_of_columns(reader: Any, leaves: Sequence[Leaf], pack: Callable[...,
         yield from pieces
 
     def slices(*columns: Any) -> Any:
-        parts, at = [], 0
-        for leaf in leaves:
-            parts.append(leaf.rows(columns[at : at + leaf.num_columns]))
-            at += leaf.num_columns
-        return v1.data.Dataset.from_tensor_slices(tuple(parts))
-
-    def packed(*parts: Any) -> Any:
-        return pack(*(leaf.row(part) for leaf, part in zip(leaves, parts, strict=True)))
+        return _slices(leaves, pack, columns)
 
     signature = tuple(spec for leaf in leaves for spec in leaf.specs)
-    dataset = v1.data.Dataset.from_generator(generate, output_signature=signature)
-    return dataset.flat_map(without_autograph(slices)).map(without_autograph(packed))
+    return v1.data.Dataset.from_generator(generate, output_signature=signature).flat_map(without_autograph(slices))
+
+
+def _slices(leaves: Sequence[Leaf], pack: Callable[..., Any], columns: Sequence[Any]) -> Any:
+    """A dataset of the rows of some columns."""
+    own, left = [], list(columns)
+    for leaf in leaves:
+        own.append(left[: leaf.num_columns])
+        left = left[leaf.num_columns :]
+    if not any(leaf.is_varying for leaf in leaves):
+        return v1.data.Dataset.from_tensor_slices(pack(*(part[0] for part in own)))
+
+    def packed(*sliced: Any) -> Any:
+        rows = zip(leaves, own, sliced, strict=True)
+        return pack(*(leaf.row(part, row) for leaf, part, row in rows))
+
+    # The flat columns are not sliced: the bounds of each row say what belongs to it.
+    sliced = tuple(tuple(part[1:]) if leaf.is_varying else (part[0],) for leaf, part in zip(leaves, own, strict=True))
+    return v1.data.Dataset.from_tensor_slices(sliced).map(without_autograph(packed))
 
 
 class _Pieces:
@@ -233,10 +251,10 @@ def tf_tensors(reader: Any, shuffling_queue_capacity: int = 0, min_after_dequeue
     from converter.petastorm import make_batch_reader
     from converter.petastorm.tf_utils import tf_tensors
 
-    with tf.Graph().as_default(), make_batch_reader(url, num_epochs=1) as reader:
+    with tf.Graph().as_default(), make_batch_reader("file:///data/rides", schema_fields=["fare"]) as reader:
         tensors = tf_tensors(reader)
         with tf.Session() as session:
-            print(session.run(tensors).y.shape)
+            print(session.run(tensors).fare.shape)
     ```
 
     Args:

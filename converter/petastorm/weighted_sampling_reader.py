@@ -25,9 +25,9 @@ class WeightedSamplingReader:
     from converter.petastorm import make_batch_reader
     from converter.petastorm.weighted_sampling_reader import WeightedSamplingReader
 
-    readers = [make_batch_reader(url, num_epochs=None), make_batch_reader(url, num_epochs=None)]
+    readers = [make_batch_reader("file:///data/rides", schema_fields=["fare"], num_epochs=None) for _ in range(2)]
     with WeightedSamplingReader(readers, [0.1, 0.9]) as mixed:
-        print(len(next(mixed).y))
+        print(len(next(mixed).fare))
     ```
 
     Args:

@@ -55,6 +55,7 @@ def ids_of(converter: SparkDatasetConverter, **options: Any) -> list[int]:
         return [int(number) for batch in loader for number in batch["id"]]
 
 
+@pytest.mark.filterwarnings("ignore:Tensorflow will convert all unicode")
 def test_columns_have_the_dtypes_of_petastorm(spark: SparkSession) -> None:
     rows = [
         (False, 0.125, 2.5, 1, -3, 7, "Oslo", b"\x01", 5),

@@ -168,8 +168,8 @@ def _stacked(field: UnischemaField, column: Array) -> Array:
 class Leaf:
     """One field of an element whose rows TensorFlow cuts out of columns.
 
-    Rows of one shape are one column. Rows of different shapes are all their values in one flat column, the offset at
-    which each row begins, and, with more than one dimension, each row's shape.
+    Rows of one shape are one column. Rows of different shapes are all their values in one flat column, where each row
+    begins and ends in it, and each row's shape.
     """
 
     key: Any
@@ -178,15 +178,14 @@ class Leaf:
     field: UnischemaField
 
     @property
-    def num_columns(self) -> int:
-        """How many columns hold it."""
-        if not self._is_varying:
-            return 1
-        return 2 if len(self.field.shape) == 1 else 3
+    def is_varying(self) -> bool:
+        """Whether rows may differ in shape."""
+        return None in self.field.shape
 
     @property
-    def _is_varying(self) -> bool:
-        return None in self.field.shape
+    def num_columns(self) -> int:
+        """How many columns hold it."""
+        return 3 if self.is_varying else 1
 
     @property
     def dtype(self) -> Any:
@@ -196,10 +195,11 @@ class Leaf:
     @property
     def specs(self) -> list[Any]:
         """The specs of its columns."""
-        if not self._is_varying:
-            return [tf.TensorSpec((None, *self.field.shape), self.dtype)]
-        specs = [tf.TensorSpec((None,), self.dtype), tf.TensorSpec((None,), tf.int64)]
-        return [*specs, tf.TensorSpec((None, len(self.field.shape)), tf.int64)][: self.num_columns]
+        shape = self.field.shape
+        if not self.is_varying:
+            return [tf.TensorSpec((None, *shape), self.dtype)]
+        bounds, shapes = tf.TensorSpec((None, 2), tf.int64), tf.TensorSpec((None, len(shape)), tf.int64)
+        return [tf.TensorSpec((None,), self.dtype), bounds, shapes]
 
     def columns(self, block: Mapping[Any, Array], start: int, stop: int) -> list[Array]:
         """Its columns of some rows of a block.
@@ -208,32 +208,25 @@ class Leaf:
             RuntimeError: a value is None.
         """
         column = block[self.key][start:stop]
-        if not self._is_varying:
+        if not self.is_varying:
             return [tf_column(self.field, column)]
-        rows = [self._row(row) for row in column]
-        offsets = np.cumsum([0, *(row.size for row in rows)])
-        flat = np.concatenate([row.reshape(-1) for row in rows])
-        shapes = np.array([row.shape for row in rows], np.int64).reshape(len(rows), len(self.field.shape))
-        return [flat, offsets, shapes][: self.num_columns]
+        rows = [self._flat_row(row) for row in column]
+        stops = np.cumsum([len(row) for row in rows])
+        bounds = np.stack((stops - [len(row) for row in rows], stops), axis=1)
+        shapes = np.array([np.shape(row) for row in column], np.int64)
+        return [np.concatenate(rows), bounds, shapes]
 
-    def _row(self, row: Any) -> Array:
+    def _flat_row(self, row: Any) -> Array:
         if row is None:
             raise null_error(self.field.name)
-        values: Array = tf_column(self.field._replace(shape=()), np.asarray(row).reshape(-1)).reshape(np.shape(row))
-        return values
+        return tf_column(self.field._replace(shape=()), np.asarray(row).reshape(-1))
 
-    def rows(self, columns: Sequence[Any]) -> Any:
-        """What TensorFlow slices into rows, of its columns as tensors."""
-        if not self._is_varying:
-            return columns[0]
-        values = tf.RaggedTensor.from_row_splits(columns[0], columns[1], validate=False)
-        return values if len(columns) == 2 else (values, columns[2])
-
-    def row(self, sliced: Any) -> Any:
-        """A row's tensor, of what TensorFlow has sliced."""
-        if not self._is_varying:
-            return sliced
-        row = sliced if self.num_columns == 2 else tf.reshape(*sliced)
+    def row(self, columns: Sequence[Any], sliced: Sequence[Any]) -> Any:
+        """A row's tensor, of its columns and of what TensorFlow has sliced from them."""
+        if not self.is_varying:
+            return sliced[0]
+        (flat, *_), (bounds, shape) = columns, sliced
+        row = tf.reshape(flat[bounds[0] : bounds[1]], shape)
         row.set_shape(self.field.shape)
         return row
 
