@@ -494,9 +494,8 @@ def _native_line(store: Store, options: ReaderOptions, reader: Reader) -> str:
     """The native lines that read the same rows."""
     columns = None if options.schema_fields is None else list(reader.schema.fields)
     opened = call("make_parquet_converter", store.storage.url, columns=columns)
-    decoders = (
-        [] if reader.is_batched_reader else list(filter(None, map(_native_decoder, reader.schema.fields.values())))
-    )
+    fields = () if reader.is_batched_reader else reader.schema.fields.values()
+    decoders = [decoder for field in fields if (decoder := _native_decoder(field)) is not None]
     if decoders:
         opened = f"{opened[:-1]}, decode={{{', '.join(decoders)}}})"
     loader = call(
