@@ -423,8 +423,8 @@ def make_batch_reader(
     ```python
     from converter.petastorm import make_batch_reader
 
-    with make_batch_reader("file:///data/rides", schema_fields=["y"]) as reader:
-        print(sum(len(batch.y) for batch in reader))
+    with make_batch_reader("file:///data/rides", schema_fields=["fare"]) as reader:
+        print(sum(len(batch.fare) for batch in reader))
     ```
 
     Arguments are Petastorm's; `make_reader` says which do nothing. Raises what it raises.

@@ -23,6 +23,8 @@ from pyspark.sql import functions as F
 
 import converter as package
 from converter import DatasetConverter, make_spark_converter
+from converter.petastorm.etl.dataset_metadata import write_metadata
+from converter.petastorm.unischema import Unischema, UnischemaField
 from tests.documented import PACKAGE, PAGES, docstring_of, python_blocks
 from tests.repository import REPOSITORY
 
@@ -67,6 +69,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "features").mkdir()
     features = pa.table({"features": [np.full(4, number, "<f4").tobytes() for number in range(10)]})
     pq.write_table(features, directory / "features" / "features.parquet")
+    digits = pa.table({"id": range(70), "image": [bytes(784)] * 70, "label": [number % 10 for number in range(70)]})
+    write_deltalake(directory / "digits", digits)
+    (directory / "hello_world").mkdir()
+    pq.write_table(pa.table({"id": range(10)}), directory / "hello_world" / "rows.parquet")
+    write_metadata((directory / "hello_world").as_uri(), Unischema("Hello", [UnischemaField("id", np.int64, ())]))
     return directory
 
 
@@ -105,12 +112,16 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Datas
         converter.delete()
 
 
+@pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")
+@pytest.mark.filterwarnings("ignore::converter.deltatorch.MovedWarning")
 @pytest.mark.parametrize("block", list(blocks()))
 def test_a_block_of_code_runs(
     block: str, names: dict[str, Any], data: Path, made: list[DatasetConverter], tmp_path: Path
 ) -> None:
-    code = block.replace('"/data/', f'"{data}/').replace(
-        "abfss://data@account.dfs.core.windows.net/cache", f"{tmp_path}/c"
+    code = (
+        block.replace('"/data/', f'"{data}/')
+        .replace('"file:///data/', f'"file://{data}/')
+        .replace("abfss://data@account.dfs.core.windows.net/cache", f"{tmp_path}/c")
     )
     code = code.replace('{"account_key": key}', "{}")
     namespace = names | {name: getattr(package, name) for name in package.__all__} | {"directory": str(tmp_path)}
@@ -118,7 +129,7 @@ def test_a_block_of_code_runs(
         namespace |= {"model": keras_model(by_name=True), "keras_model": keras_model(by_name=False)}
     exec(compile(code, "block", "exec"), namespace)
     for name in ("loader", "dataset"):
-        if name in namespace:
+        if hasattr(namespace.get(name), "close"):
             namespace[name].close()
 
 

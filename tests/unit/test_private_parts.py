@@ -22,6 +22,7 @@ import converter
 PACKAGE = Path(converter.__file__).parent
 
 REACHES = {
+    "deltatorch.loader._end_workers": "torch",
     "frameworks.tensorflow.dataset.TFDataset._inputs": "TensorFlow",
     "frameworks.tensorflow.dataset._freeze_parents_garbage": "CPython",
     "frameworks.tensorflow.iterator.EagerIterator": "TensorFlow",

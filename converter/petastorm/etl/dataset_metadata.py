@@ -77,9 +77,23 @@ def materialize_dataset(
     """Around the Spark job that writes a store: sets the size of row groups, then writes the metadata.
 
     ```python
-    with materialize_dataset(spark, "file:///data/rides", RideSchema, row_group_size_mb=64):
-        rows = spark.sparkContext.parallelize(rides).map(lambda ride: dict_to_spark_row(RideSchema, ride))
-        spark.createDataFrame(rows, RideSchema.as_spark_schema()).write.mode("overwrite").parquet("file:///data/rides")
+    from pyspark.sql.types import LongType
+
+    from converter.petastorm.codecs import NdarrayCodec, ScalarCodec
+    from converter.petastorm.etl.dataset_metadata import materialize_dataset
+    from converter.petastorm.unischema import Unischema, UnischemaField, dict_to_spark_row
+
+    Hello = Unischema(
+        "Hello",
+        [
+            UnischemaField("id", np.int64, (), ScalarCodec(LongType())),
+            UnischemaField("matrix", np.float32, (2, 3), NdarrayCodec()),
+        ],
+    )
+    rows = [{"id": number, "matrix": np.full((2, 3), number, np.float32)} for number in range(100)]
+    with materialize_dataset(spark, "file:///data/hello", Hello, row_group_size_mb=64):
+        df = spark.createDataFrame([dict_to_spark_row(Hello, row) for row in rows], Hello.as_spark_schema())
+        df.write.mode("overwrite").parquet("file:///data/hello")
     ```
 
     Works with classic Spark and with Spark Connect; afterwards all settings are what they were. Petastorm 0.13 can read

@@ -41,7 +41,7 @@ _lock = threading.Lock()
 _locks: dict[str, threading.Lock] = {}
 
 
-def write_or_find(df: DataFrame, options: WriteOptions, begin: Callable[[str], None]) -> str:
+def write_or_find(df: DataFrame, options: WriteOptions, begin: Callable[[str], object]) -> str:
     """The URL of the DataFrame's files; `begin` is called with it before they are written. Equal ones wait for one."""
     key = repr((options, df.schema.simpleString()))
     with _lock:
@@ -64,7 +64,7 @@ def forget(url: str) -> None:
         _conversions[:] = [kept for kept in _conversions if kept.url != url]
 
 
-def _materialize(df: DataFrame, options: WriteOptions, begin: Callable[[str], None]) -> str:
+def _materialize(df: DataFrame, options: WriteOptions, begin: Callable[[str], object]) -> str:
     session = df.sparkSession
     try:
         application = session.sparkContext.applicationId

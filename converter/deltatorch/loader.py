@@ -1,0 +1,234 @@
+"""The `DataLoader` of DeltaTorch's users: batches are made here, many at a time, by threads or worker processes.
+
+Without functions of a user's everything is columns, and reader threads are enough, whatever `num_workers` is. Functions
+of rows run in `num_workers` processes, or, with 0, in the thread that iterates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from converter.deltatorch.batches import Batch, ByColumn, ByRecord, Chunk, cut
+from converter.deltatorch.deltadataset import DeltaIterableDataset, draw_epoch
+from converter.deltatorch.ranks import Steps, batches_of_worker, plan_steps
+from converter.deltatorch.recipes import make_recipe
+from converter.deltatorch.rows import Rows, cut_parts
+from converter.deltatorch.values import Values
+
+_ITEM_BYTES, _ITEM_ROWS = 2 << 20, 2048
+"""The most that a worker process makes ready before it sends it, if these are several batches; a guess."""
+
+_MOST_BATCHES = 256
+"""Batches that are cut at once: thousands of new tensors would start Python's garbage collector."""
+
+_FOR_WORKERS = (
+    "multiprocessing_context", "persistent_workers", "pin_memory", "pin_memory_device", "prefetch_factor", "timeout",
+    "worker_init_fn", "in_order",
+)  # fmt: skip
+"""Options of a DataLoader that concern its worker processes."""
+
+
+class DeltaDataLoader(DataLoader[Batch]):
+    """A `torch.utils.data.DataLoader` over a `DeltaIterableDataset`, with the batches of torch's default collate.
+
+    `create_pytorch_dataloader` makes one. `len()` is the number of batches, the same on every rank.
+    """
+
+    def __init__(
+        self,
+        dataset: DeltaIterableDataset,
+        batch_size: int | None = 32,
+        *,
+        num_workers: int = 0,
+        drop_last: bool = False,
+        # All of DataLoader's, because Lightning makes a loader again from the attributes that have their names.
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            drop_last=drop_last,
+            **options,
+        )
+        self._for_workers = {name: value for name, value in options.items() if name in _FOR_WORKERS}
+        self._steps = plan_steps(
+            dataset.count(), dataset.rank, dataset.num_ranks, batch_size=batch_size or 1, drop_last=drop_last
+        )
+        make = _make_chunks(dataset, options.get("collate_fn"))
+        self._work = _Work(dataset.rows, make, self._steps)
+        self._workers: DataLoader[list[Chunk]] | None = None
+
+    def __len__(self) -> int:
+        return super().__len__() if self.batch_size is None else self._steps.count
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        if self.batch_size is None:
+            return super().__iter__()
+        epoch = draw_epoch(self.generator)
+        return self._of_workers(epoch) if self.num_workers and self._work.make.has_functions else self._here(epoch)
+
+    def _here(self, epoch: int) -> Iterator[Batch]:
+        """The batches made in this thread, of rows that threads read."""
+        pins = self.pin_memory and torch.cuda.is_available()
+        with contextlib.closing(self._work.chunks(epoch)) as chunks:
+            for chunk in chunks:
+                for batch in cut(chunk):
+                    yield _pinned(batch) if pins else batch
+
+    def _of_workers(self, epoch: int) -> Iterator[Batch]:
+        """The batches that worker processes make; a short one comes last, whoever made it."""
+        short: list[Batch] = []
+        items = self._start_workers(epoch)
+        try:
+            for item in items:
+                for chunk, is_last in item:
+                    if is_last:
+                        short += cut(chunk)
+                    else:
+                        yield from cut(chunk)
+            yield from short
+        except BaseException as error:
+            # Persistent workers outlive an iteration that stops early. Others end now: a traceback would hold them.
+            if not (self.persistent_workers and isinstance(error, GeneratorExit)):
+                self._workers = None
+                _end_workers(items)
+            raise
+
+    def _start_workers(self, epoch: int) -> Iterator[Any]:
+        if self._workers is None:
+            if not self._work.survives_fork and self._for_workers.get("multiprocessing_context") is None:
+                self._for_workers["multiprocessing_context"] = "spawn"
+            self._workers = DataLoader(
+                self._work,
+                batch_size=None,
+                num_workers=self.num_workers,
+                collate_fn=_identity,
+                # One random number is drawn for each iteration, as by any DataLoader.
+                generator=torch.Generator(),
+                **self._for_workers,
+            )
+        assert isinstance(self._workers.generator, torch.Generator)
+        self._workers.generator.manual_seed(epoch)
+        context = self._workers.multiprocessing_context or multiprocessing
+        self._work.begin(epoch, is_forked=context.get_start_method() == "fork")
+        return iter(self._workers)
+
+
+def _make_chunks(dataset: DeltaIterableDataset, collate_fn: Callable[[list[Any]], Any] | None) -> ByColumn | ByRecord:
+    values, fields = Values(dataset.rows.source), dataset.field_specs
+    is_default = collate_fn is None or collate_fn is default_collate
+    if is_default and not any(spec.full_record_transform for spec in fields):
+        return ByColumn(make_recipe(fields), values)
+    return ByRecord(fields, values, collate_fn or default_collate)
+
+
+class _Work(IterableDataset[Any]):
+    """The batches of an epoch as chunks: of all, or a worker process's part of them."""
+
+    def __init__(self, rows: Rows, make: ByColumn | ByRecord, steps: Steps) -> None:
+        self.make = make
+        self._rows, self._steps = rows, steps
+        # Workers that outlive an iteration read the next one's number from shared memory.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickled source has no credentials, but workers need them. Nothing else pickles this object.
+        return {**self.__dict__, "storage_options": [dict(part.options) for part in self._rows.source.storages]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        options = state.pop("storage_options")
+        self.__dict__.update(state)
+        for storage, own in zip(self._rows.source.storages, options, strict=True):
+            storage.lend(own)
+
+    @property
+    def survives_fork(self) -> bool:
+        """Whether the store can be read in a process that was forked."""
+        return all(storage.survives_fork for storage in self._rows.source.storages)
+
+    def begin(self, epoch: int, *, is_forked: bool) -> None:
+        """Let worker processes begin this epoch; what is kept in memory is read before they are forked."""
+        self._epoch.fill_(epoch)
+        if is_forked:
+            self._rows.keep()
+
+    def chunks(self, epoch: int) -> Generator[Chunk, None, None]:
+        """Yield the chunks of all batches; with functions of rows, batch by batch, so that none is called too early."""
+        batches, size = range(self._steps.num_batches), self._steps.batch_size
+        with contextlib.closing(self._rows.parts(epoch, [batches])) as parts:
+            ranges = _cut(batches, 1 if self.make.has_functions else _MOST_BATCHES)
+            for part, numbers, _ in cut_parts(parts, ranges, size):
+                yield self.make.chunk(part, self._steps.sizes(numbers))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield a worker's items: each is a list of chunks, and whether a chunk is the epoch's last."""
+        worker = get_worker_info()
+        index, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        self._rows.num_processes = count
+        ranges = self._ranges(index, count)
+        item: list[tuple[Chunk, bool]] = []
+        with contextlib.closing(self._rows.parts(int(self._epoch), ranges)) as parts:
+            for part, numbers, is_whole in cut_parts(parts, ranges, self._steps.batch_size):
+                item += self._chunks_of(part, numbers)
+                if is_whole:
+                    yield item
+                    item = []
+
+    def _ranges(self, worker: int, num_workers: int) -> Sequence[range]:
+        source, size = self._rows.source, self._steps.batch_size
+        manifest = source.manifest
+        row_bytes = max(1, int(manifest.row_group_bytes.sum()) // max(1, manifest.num_rows))
+        most = max(1, min(_ITEM_ROWS, _ITEM_BYTES // row_bytes) // size)
+        every = range(self._steps.num_batches)
+        runs = [every[run.start : run.stop] for run in self._rows.plan(int(self._epoch)).batch_runs()]
+        is_free = source.shuffle is not None
+        return batches_of_worker([run for run in runs if run], worker, num_workers, most=most, is_free=is_free)
+
+    def _chunks_of(self, part: Any, numbers: range) -> Iterator[tuple[Chunk, bool]]:
+        """The chunks of some batches; what the epoch ends with has its own, if it is short."""
+        size, is_end = self._steps.batch_size, numbers.stop == self._steps.num_batches
+        sizes = self._steps.sizes(numbers)
+        num_whole = sum(found == size for found in sizes)
+        if not is_end or num_whole == len(sizes):
+            yield self.make.chunk(part, sizes), False
+            return
+        if num_whole:
+            yield self.make.chunk(part[: num_whole * size], sizes[:num_whole]), False
+        yield self.make.chunk(part[num_whole * size :], sizes[num_whole:]), True
+
+
+def _end_workers(items: Any) -> None:
+    """End the worker processes of an iteration now.
+
+    Reaches into: _shutdown_workers of the iterator of a DataLoader (torch 2.4 to 2.15).
+    Without it: garbage collection ends the processes, and torch waits up to five seconds for each of them.
+    """
+    getattr(items, "_shutdown_workers", lambda: None)()
+
+
+def _cut(batches: range, most: int) -> Iterator[range]:
+    return (batches[start : start + most] for start in range(0, len(batches), most))
+
+
+def _identity(item: Any) -> Any:
+    return item
+
+
+def _pinned(value: Any) -> Any:
+    """The same with its tensors in page-locked memory."""
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory()
+    if hasattr(value, "pin_memory"):
+        return value.pin_memory()
+    if isinstance(value, Mapping):
+        return {name: _pinned(part) for name, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_pinned(part) for part in value)
+    return value
