@@ -187,6 +187,17 @@ class FileReport(_WrittenFile, total=False):
     """The values of categories that the task met; in the last report."""
 
 
+class PackReport(TypedDict):
+    """What a task reports whose rows Spark itself writes."""
+
+    partition: int
+    rows: int
+    nulls: list[int]
+    """How many rows are null, for each column."""
+    digest: str
+    categories: dict[str, CategoriesReport]
+
+
 @final
 class SkippedReport(TypedDict):
     """What a task reports after its files if it left rows out."""

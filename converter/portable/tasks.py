@@ -48,7 +48,6 @@ from converter.portable.parquet_file import (
 )
 from converter.portable.redaction import hide_secrets, shows_secrets
 from converter.portable.tensors import (
-    as_binary,
     encode,
     next_layout,
     stored,
@@ -102,7 +101,7 @@ def make_write_partition(spec: WriteSpec) -> Callable[[Iterator[pa.RecordBatch]]
     def write_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
-        _freeze_garbage_collector()
+        freeze_garbage_collector()
         context = TaskContext.get()
         assert context is not None
         partition, attempt = context.partitionId(), context.taskAttemptId()
@@ -118,7 +117,7 @@ def make_write_partition(spec: WriteSpec) -> Callable[[Iterator[pa.RecordBatch]]
     return write_partition
 
 
-def _freeze_garbage_collector() -> None:
+def freeze_garbage_collector() -> None:
     """Leave the modules that are imported by now out of garbage collections.
 
     Spark's Python worker collects after every task. With pandas and pyarrow imported that takes 10 to 30 ms, nine
@@ -141,37 +140,7 @@ def _report_batch(partitions: list[int], reports: list[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=["partition", "report"])
 
 
-def make_pack_batches(columns: list[ColumnSpec]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for `DataFrame.mapInArrow` that packs tensors to BINARY for Spark's own writer.
-
-    A finding can only be raised here: `FINDING` marks it in the text.
-    """
-
-    def pack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _freeze_garbage_collector()
-        rows_seen = 0
-        for whole in _coalesce(batches):
-            batch, decoded, row_numbers = decode_first(whole, columns, {}, rows_seen)
-            rows_seen += whole.num_rows
-            if not batch.num_rows:
-                continue
-            packed = []
-            for column, array in zip(columns, batch.columns, strict=True):
-                values = decoded.get(column["name"]) or encode(array, column)
-                if "finding" in values:
-                    from pyspark import TaskContext
-
-                    context = TaskContext.get()
-                    partition = 0 if context is None else context.partitionId()
-                    found = _placed(values["finding"], column["name"], row_numbers, partition)
-                    raise ValueError(FINDING + json.dumps(found))
-                packed.append(values["array"] if "array" in values else as_binary(values, fixed=None))
-            yield pa.RecordBatch.from_arrays(packed, names=[f"c{index}" for index in range(len(packed))])
-
-    return pack_batches
-
-
-def _placed(finding: Finding, column: str, row_numbers: Numbers, partition: int) -> Finding:
+def placed(finding: Finding, column: str, row_numbers: Numbers, partition: int) -> Finding:
     """What was found in a batch, with the column, the partition and the number of the row in it."""
     finding["column"], finding["partition"] = column, partition
     if "row" in finding:
@@ -206,6 +175,13 @@ def make_probe(
     return probe
 
 
+def ask_python(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `DataFrame.mapInArrow`: reports which pyarrow an executor has."""
+    for _ in batches:
+        pass
+    yield _report_batch([0], [json.dumps({"pyarrow": pa.__version__})])
+
+
 def fold_reports(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The reports of many tasks, their moments merged into one report at the end: the driver then holds one set."""
     totals: dict[str, ClosedMoments] = {}
@@ -236,7 +212,7 @@ def _merge_into(merged: dict[str, ClosedMoments], name: str, closed: ClosedMomen
     merged[name] = closed if before is None else merge_moments(before, closed)
 
 
-def _coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches, small ones put together: Spark is told to send few rows at once where rows may be wide."""
     held: list[pa.RecordBatch] = []
     rows = num_bytes = 0
@@ -315,7 +291,7 @@ def _write(
             close_file()
 
     try:
-        for whole in _coalesce(batches):
+        for whole in coalesce(batches):
             batch, decoded, row_numbers = decode_first(whole, columns, skipped, rows_seen)
             rows_seen += whole.num_rows
             if not batch.num_rows:
@@ -326,7 +302,7 @@ def _write(
                 values = decoded.get(name) or encode(array, column, vocabularies.get(name))
                 if "finding" in values:
                     discard(file, reports, spec)
-                    return [{"finding": _placed(values["finding"], name, row_numbers, partition)}]
+                    return [{"finding": placed(values["finding"], name, row_numbers, partition)}]
                 encoded[column["name"]] = values
             after = next_layout(layout, encoded, odd_rows, row_numbers)
             for column in columns:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 ROWS_OF_A_PARTITION = 50_000
 PARTITIONS = 4
+KINDS = 7
 SMALL_FILE_BYTES = 200_000
 SMALL_ROW_GROUP_BYTES = 64 << 10
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -47,6 +48,8 @@ _COLUMNS = (
     "cast(id % 65536 / 2 as float) AS half",
     "concat('row ', id) AS text",
     "array(id, -id) AS pair",
+    # Each partition has values of its own, of which the first come last in the order of texts.
+    f"concat('kind ', 9 - id div {ROWS_OF_A_PARTITION}, ' ', 9 - id % {KINDS}) AS kind",
 )
 
 
@@ -58,8 +61,12 @@ def is_right(converter: DatasetConverter, num_rows: int) -> bool:
     with converter.make_batch_reader(batch_size=10_000) as reader:
         found = concatenate(list(reader))
     ids = np.arange(num_rows)
+    kinds = [f"kind {9 - row // ROWS_OF_A_PARTITION} {9 - row % KINDS}" for row in range(num_rows)]
+    categories = converter.schema["kind"].categories
+    found_kinds = found["kind"].tolist()
     return (
         len(converter) == num_rows
+        and (found_kinds if categories is None else [categories[code] for code in found_kinds]) == kinds
         and np.array_equal(found["id"], ids)
         and np.array_equal(found["half"], (ids % 65536 / 2).astype("f4"))
         and found["text"].tolist() == [f"row {row}" for row in range(num_rows)]
@@ -195,7 +202,7 @@ def write_with_fault(spark: SparkSession, fault: str, writer: str, folder: Path)
     pytest.MonkeyPatch().setattr(run, "_MAX_UNFOLDED_MOMENTS", 0 if fault == "killed" else 64)
     df = faulty_rows(spark, fault, writer=writer, marks=str(marks), cache_dir=str(cache_dir))
     with make_spark_converter(
-        df, cache_dir=cache_dir, writer=writer, row_group_bytes=SMALL_ROW_GROUP_BYTES
+        df, cache_dir=cache_dir, writer=writer, row_group_bytes=SMALL_ROW_GROUP_BYTES, categories=["kind"]
     ) as converter:
         at_commit = stored(converter)
         # Who lost is being ended, and may still be at work.

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -124,6 +125,17 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
             found = {name: plain(values) for name, values in read(converter).items()}
             result["declared"].append([found, categories])
         shutil.rmtree(f"{folder}/declared")
+    # Each task of Spark's own writer has codes of its own, and reports what they are.
+    rows_of_texts = spark.range(0, 30, 1, 3).selectExpr("IF(id % 7 = 0, NULL, string(2 - id div 10)) AS text")
+    with make_spark_converter(
+        rows_of_texts, cache_dir=f"{folder}/codes", writer="spark", categories=["text"]
+    ) as converter:
+        categories, found = converter.schema["text"].categories, read(converter, nulls="mask")
+        counts = converter.statistics["text"].counts
+        result["codes"] = [found["text"].tolist(), found["text__valid"].tolist(), categories, plain(counts)]
+        (file, *_) = Path(converter.url.removeprefix("file://")).glob("data-*/*.parquet")
+        result["codes"].append(str(pq.read_schema(file).field("text").type))
+    shutil.rmtree(f"{folder}/codes")
     result["nowhere"] = error_of(lambda: make_spark_converter(rows))
     os.environ["CONVERTER_CACHE_DIR"] = f"{folder}/from environment"
     with make_spark_converter(rows):
@@ -187,6 +199,12 @@ def test_structs_pictures_categories_and_scales_over_connect(connect: dict[str, 
         "items.sku": [[row % 2] * (row % 3 + 1) for row in range(10)],
     }
     assert connect["declared"] == [[expected, [["blue", "red"]] * 2]] * 3
+
+
+def test_sparks_writer_stores_codes_over_connect(connect: dict[str, Any]) -> None:
+    valid = [row % 7 != 0 for row in range(30)]
+    codes = [(2 - row // 10) * valid[row] for row in range(30)]
+    assert connect["codes"] == [codes, valid, ["0", "1", "2"], [8, 9, 8], "int32"]
 
 
 def test_connect_needs_to_be_told_where_the_cache_goes(connect: dict[str, Any]) -> None:

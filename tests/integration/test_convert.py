@@ -255,8 +255,10 @@ def test_every_file_is_read_with_its_nulls(spark: SparkSession, cache_dir: Path)
     assert np.concatenate([batch["but_33__valid"] for batch in batches]).tolist() == [row != 33 for row in range(40)]
 
 
-@pytest.mark.parametrize("categories", [None, ["id"]])
-def test_only_one_job_is_run_and_it_is_named(spark: SparkSession, cache_dir: Path, categories: Any) -> None:
+@pytest.mark.parametrize(("writer", "categories"), [("executors", None), ("executors", ["id"]), ("spark", ["id"])])
+def test_only_one_job_is_run_and_it_is_named(
+    spark: SparkSession, cache_dir: Path, writer: str, categories: Any
+) -> None:
     df = known_rows(spark, 50).select("id", "double")
     context, tracker = spark.sparkContext, spark.sparkContext.statusTracker()
     try:
@@ -265,7 +267,7 @@ def test_only_one_job_is_run_and_it_is_named(spark: SparkSession, cache_dir: Pat
         wait_until(lambda: tracker.getJobIdsForGroup("before"))
         last_job = max(tracker.getJobIdsForGroup("before"))
         context.setJobGroup("conversion", "the user's own words")
-        converter = make_spark_converter(df, cache_dir=cache_dir, categories=categories)
+        converter = make_spark_converter(df, cache_dir=cache_dir, writer=writer, categories=categories)
         assert context.getLocalProperty("spark.job.description") == "the user's own words"
         assert context.getLocalProperty("spark.jobGroup.id") == "conversion"
         with converter, converter.make_batch_reader(ragged="pad") as reader:

@@ -604,7 +604,23 @@ def read_numbers(folder: str, spark: SparkSession) -> dict[str, Any]:
     assert_same(found, {name: expected[name] for name in expected if name != "vector"})
     assert_same(masks, {name: valid[name] for name in valid if name != "vector"})
     probed = [list(answer) for answer in choose.probed.values()]
-    return {"said": said, "names": names, "probed": probed, "left": files_below(f"{folder}/cache")}
+    codes = []
+    for is_asked_anew in (False, True):
+        if is_asked_anew:
+            choose.pythons.clear()
+        codes.append([*write_categories(folder, spark), *choose.pythons.values()])
+    return {"said": said, "names": names, "probed": probed, "codes": codes, "left": files_below(f"{folder}/cache")}
+
+
+def write_categories(folder: str, spark: SparkSession) -> list[Any]:
+    """How Spark's own writer stored the values of categories, and whether the right ones arrive."""
+    df = spark.range(0, 30, 1, 3).selectExpr("id", "string(2 - id div 10) AS text")
+    with make_spark_converter(df, cache_dir=f"{folder}/cache", writer="spark", categories=["text"]) as converter:
+        (stored,) = {str(pq.read_schema(path).field("text").type) for path in data_files(converter)}
+        categories = converter.schema["text"].categories
+        assert categories is not None
+        texts = [categories[code] for code in converter.head(30)["text"]]
+    return [stored, texts == [str(2 - row // 10) for row in range(30)]]
 
 
 def auto_on_a_cluster(folder: str) -> dict[str, Any]:
@@ -632,6 +648,7 @@ def auto_without_pyarrow(folder: str, python: str) -> dict[str, Any]:
 def test_auto_asks_an_executor_once_and_takes_the_executors(tmp_path: Path) -> None:
     result = run_python(auto_on_a_cluster, str(tmp_path), environment={"SPARK_WORKER_DIR": str(tmp_path / "worker")})
     assert result["probed"] == [["executors", ""]]
+    assert result["codes"] == [["int32", True, ""]] * 2
     assert not [text for text in result["said"] if "Spark's own Parquet writer" in text]
     # What the executors write is named by partition, attempt and number.
     assert all(name.count("-") == 3 and name.endswith("-0000.parquet") for name in result["names"]), result["names"]
@@ -646,6 +663,9 @@ def test_auto_takes_sparks_writer_where_executors_have_no_pyarrow(tmp_path: Path
     assert answer[1].startswith("the executors cannot run what writes there (")
     assert len(answer[1]) < 600
     assert [text for text in result["said"] if text == f"Using Spark's own Parquet writer: {answer[1]}"]
+    for stored, is_right, reason in result["codes"]:
+        assert (stored, is_right) == ("string", True)
+        assert reason.startswith("the executors cannot run Python (")
     assert all("-c000" in name for name in result["names"]), result["names"]
     assert result["left"] == [MARKER]
 

@@ -42,7 +42,7 @@ REACHES = {
     "portable.filesystems.unsent_bytes": "fsspec",
     "portable.parquet_file._stop_writer": "pyarrow",
     "portable.redaction._held_in": "azure-identity",
-    "portable.tasks._freeze_garbage_collector": "CPython",
+    "portable.tasks.freeze_garbage_collector": "CPython",
     "reading.gather._rows_at_every_byte": "NumPy",
     "reading.stored._read_tops": "pyarrow",
     "sources.spark.identity._find_delta_version": "Spark",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from converter.cache import entries
 from converter.errors import CacheError
-from converter.portable.tasks import PROBE_NAME, REPORT_SCHEMA, make_probe
+from converter.portable.tasks import PROBE_NAME, REPORT_SCHEMA, ask_python, make_probe
 from converter.sources.spark.jobs import short_cause
 from converter.sources.spark.session import java_packages
 from converter.storage.directory import Storage
@@ -29,6 +29,9 @@ _PICKLING_ERRORS = ("PicklingError", "PySparkPicklingError")
 
 probed: dict[tuple[str, str, str], tuple[Writer, str]] = {}
 """By `place_of`, what a probe chose, and why not the executors."""
+
+pythons: dict[str, str] = {}
+"""By application, why its executors cannot run Python; empty if they can."""
 
 
 def choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect: bool) -> Writer:
@@ -54,6 +57,22 @@ def choose_writer(wanted: str, *, directory: Storage, session: Any, is_connect: 
     return writer
 
 
+def has_python(session: Any, *, is_connect: bool) -> bool:
+    """Whether executors have a Python with pyarrow. One of them is asked, once for each application."""
+    if not is_connect and _executors_are_this_process(session):
+        return True
+    application = _application_of(session)
+    if application not in pythons:
+        try:
+            [row] = session.range(0, 1, 1, 1).mapInArrow(ask_python, REPORT_SCHEMA).collect()
+            pythons[application] = _too_old(json.loads(row["report"])["pyarrow"])
+        except Exception as error:  # noqa: BLE001 (executors that fail here for any reason would fail later)
+            pythons[application] = f"the executors cannot run Python ({short_cause(error)})"
+    if pythons[application]:
+        logger.info("Spark writes the values of categories, not their codes: %s", pythons[application])
+    return not pythons[application]
+
+
 def find_other_user(directory: Storage, session: Any) -> str | None:
     """The user that Spark's own writer writes as, if cache_dir or storage_options name another one; else None.
 
@@ -75,10 +94,19 @@ def find_other_user(directory: Storage, session: Any) -> str | None:
 
 def place_of(directory: Storage, session: Any) -> tuple[str, str, str]:
     """An application, a cache directory, and a digest of its options: other credentials are probed again."""
-    application = str(session.conf.get("spark.app.id", None) or id(session))
     options = json.dumps(directory.options, sort_keys=True, default=id)
     digest = hashlib.sha256(options.encode()).hexdigest()
-    return application, posixpath.dirname(posixpath.dirname(directory.url)), digest
+    return _application_of(session), posixpath.dirname(posixpath.dirname(directory.url)), digest
+
+
+def _application_of(session: Any) -> str:
+    return str(session.conf.get("spark.app.id", None) or id(session))
+
+
+def _too_old(version: str) -> str:
+    """What is wrong with a version of pyarrow on executors; nothing, if it is new enough."""
+    is_old = int(version.partition(".")[0]) < LEAST_PYARROW
+    return f"the executors have pyarrow {version}, and {LEAST_PYARROW} is needed" if is_old else ""
 
 
 def _executors_are_this_process(session: Any) -> bool:
@@ -102,8 +130,9 @@ def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
         return "lists", f"the executors cannot run what writes there ({directory.without_secrets(short_cause(error))})"
     [row] = rows
     answer = json.loads(row["report"])
-    if int(answer["pyarrow"].partition(".")[0]) < LEAST_PYARROW:
-        return "lists", f"the executors have pyarrow {answer['pyarrow']}, and {LEAST_PYARROW} is needed"
+    pythons[_application_of(session)] = reason = _too_old(answer["pyarrow"])
+    if reason:
+        return "lists", reason
     if "error" in answer:
         return "spark", f"the executors cannot write to {directory.url} ({directory.without_secrets(answer['error'])})"
     if directory.size(PROBE_NAME) is None:

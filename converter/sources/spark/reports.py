@@ -7,7 +7,7 @@ import logging
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,13 @@ from converter.schema import Field, Schema
 from converter.sources.spark.schema import SparkColumn
 from converter.statistics import ColumnStatistics
 
+if TYPE_CHECKING:
+    from converter.portable.records import CategoriesReport
+
 logger = logging.getLogger(__name__)
+
+Vocabularies: TypeAlias = "Sequence[tuple[int, Mapping[str, CategoriesReport]]]"
+"""For each partition the values of its columns of categories."""
 
 
 def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> ConverterError | TypeError:
@@ -120,6 +126,7 @@ def manifest_from(
             before = lengths.get(name, [least, most])
             lengths[name] = [min(before[0], least), max(before[1], most)]
     skipped = _log_skipped(reports)
+    vocabularies = [(partition, report["categories"]) for partition, report in reports if "categories" in report]
     reports = [(partition, report) for partition, report in reports if "rows" in report]
     files = [report for _, report in reports]
     rows = [report["rows"] for report in files]
@@ -133,9 +140,9 @@ def manifest_from(
         )
     statistics = {}
     categories = {
-        column.name: _categories_of(column, reports)
+        column.name: _categories_of(column, reports, _local_values(column, vocabularies))
         for column in columns
-        if column.categories is not None and _has_values_of(column, reports)
+        if column.categories is not None and _has_values_of(column, reports, vocabularies)
     }
     for column in columns:
         null_count = sum(report["nulls"].get(column.name, 0) for report in files)
@@ -162,7 +169,7 @@ def manifest_from(
             row_group_span=_row_group_span(column, spans, num_row_groups=sum(map(len, rows))),
             num_bytes=sum(report["column_bytes"].get(column.name, 0) for report in files),
             closed=totals.get(column.name),
-            counts=None if column.name not in categories else _counts_of(categories[column.name], column, reports),
+            counts=None if column.name not in categories else _counts_of(categories[column.name], column, vocabularies),
         )
     schema = Schema(tuple(column.field for column in statistics.values()))
     return Manifest(
@@ -204,7 +211,9 @@ def _log_skipped(reports: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
     return [*found, *names_left_out]
 
 
-def _categories_of(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> Categories:
+def _categories_of(
+    column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]], local: Mapping[int, pa.Array]
+) -> Categories:
     """The values of all tasks together, sorted or as the user gave them; and what each file's codes are.
 
     Raises:
@@ -214,7 +223,6 @@ def _categories_of(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str
     assert spec is not None
     given = None if spec["values"] is None else array_of(spec["values"], spec["kind"])
     seen = [array_of(report["seen"][name], spec["kind"]) for _, report in reports if name in report.get("seen", {})]
-    local = _local_values(column, reports)
     values = sorted_values([*seen, *local.values()], spec["kind"]) if given is None else given
     if not len(values):
         raise SourceError(f"Column {name!r} has no value but null, so it has no categories.", column=name)
@@ -229,42 +237,41 @@ def _categories_of(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str
         tables = {
             number: own[partition].astype(np.int32)
             for number, (partition, _) in enumerate(reports)
-            if (own[partition] != np.arange(len(own[partition]))).any()
+            # Without a report of the task all tasks have the same codes.
+            if partition in own and (own[partition] != np.arange(len(own[partition]))).any()
         }
     return Categories(
         values=check_values(name, values), unseen=spec["unseen"], are_given=given is not None, tables=tables
     )
 
 
-def _has_values_of(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> bool:
-    """Whether the writer says which values there are; Spark's own does not for the elements of arrays."""
-    return any(
-        column.name in report.get("seen", {}) or column.name in report.get("categories", {}) for _, report in reports
+def _has_values_of(
+    column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]], vocabularies: Vocabularies
+) -> bool:
+    """Whether the writer says which values there are; Spark alone does not for the elements of arrays."""
+    return any(column.name in known for _, known in vocabularies) or any(
+        column.name in report.get("seen", {}) for _, report in reports
     )
 
 
-def _local_values(column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[int, pa.Array]:
+def _local_values(column: SparkColumn, vocabularies: Vocabularies) -> dict[int, pa.Array]:
     """The values of each partition, in the order of its codes."""
-    assert column.categories is not None
-    return {
-        partition: values_in(report["categories"][column.name], column.categories["kind"])
-        for partition, report in reports
-        if column.name in report.get("categories", {})
-    }
+    if column.categories is None:
+        return {}
+    kind = column.categories["kind"]
+    return {partition: values_in(known[column.name], kind) for partition, known in vocabularies if column.name in known}
 
 
-def _counts_of(
-    categories: Categories, column: SparkColumn, reports: Sequence[tuple[int, Mapping[str, Any]]]
-) -> npt.NDArray[np.int64] | None:
+def _counts_of(categories: Categories, column: SparkColumn, vocabularies: Vocabularies) -> npt.NDArray[np.int64] | None:
     """How many rows have each category; None if nobody counted."""
-    if not _local_values(column, reports):
+    local = _local_values(column, vocabularies)
+    if not local:
         return None
     counts = np.zeros(len(categories.values), np.int64)
-    local = _local_values(column, reports)
-    for partition, report in reports:
-        if column.name in report.get("categories", {}):
+    for partition, known in vocabularies:
+        if column.name in known:
             codes = np.asarray(pc.index_in(local[partition], categories.values))
-            counts[codes] += np.array(report["categories"][column.name]["counts"], np.int64)
+            counts[codes] += np.array(known[column.name]["counts"], np.int64)
     return counts
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from converter.errors import CacheError, ConverterError
 from converter.portable import moments
 from converter.portable.tasks import REPORT_SCHEMA, add_moments, fold_reports, make_write_partition
-from converter.sources.spark.choose import choose_writer, place_of, probed
+from converter.sources.spark.choose import choose_writer, has_python, place_of, probed
 from converter.sources.spark.jobs import finding_in, short_cause, write_job
 from converter.sources.spark.progress import progress_bar
 from converter.sources.spark.reports import error_of
@@ -71,8 +71,12 @@ def run_write(
             if chosen == "executors":
                 reports = _write_with_executors(selected, columns, spec, session)
             else:
-                packed = chosen == "spark" and any(
-                    column.kind != "scalar" or column.decoder is not None for column in columns
+                packed = chosen == "spark" and (
+                    any(column.kind != "scalar" or column.decoder is not None for column in columns)
+                    or (
+                        any(column.categories is not None for column in columns)
+                        and has_python(session, is_connect=is_connect)
+                    )
                 )
                 if is_connect and _version(session) < (4, 1):
                     # Its server answers only the outer one of two observations, and nested lists need both.

@@ -1,34 +1,30 @@
 """Writes the cache with Spark's own Parquet writer, which has its own credentials and stores.
 
 Used when the executors cannot reach the store themselves, or have no pyarrow.
-Executors that can pack arrays to BINARY, which is read four times as fast as the
-lists that they stay otherwise. The same job observes what executors would report:
-lengths, and a digest of all rows. The layout is read from the footers, never assumed.
+Executors that have Python pack arrays to BINARY, which is read four times as fast as the
+lists that they stay otherwise, and text of categories to codes. The same job observes
+what executors would report: lengths, and a digest of all rows; or the tasks' own reports.
+The layout is read from the footers, never assumed.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import functools
-import posixpath
-import re
-import threading
-import zlib
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from converter.errors import CacheError
-from converter.parsed_footer import ParsedFooter, parse_end
-from converter.portable.footers import add_span, end_of
-from converter.portable.tasks import make_pack_batches
+from converter.portable.packing import REPORT_COLUMN, make_pack_batches
 from converter.portable.tensors import header_bytes, stored_dtype
 from converter.sources.spark.schema import SparkColumn
-from converter.storage.at_once import at_once
-from converter.storage.directory import FileInfo, Storage
+from converter.sources.spark.written_files import reports_of_files, with_packs
+from converter.storage.directory import Storage
+
+if TYPE_CHECKING:
+    from converter.portable.records import PackReport
 
 _SPARK_TYPES = {
     "bool": "boolean",
@@ -44,7 +40,6 @@ _SPARK_TYPES = {
     "bytes": "binary",
 }
 _CODECS = {"auto": "zstd", "none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
-_FILE_NAME = re.compile(r"part-([0-9]{5,})-.*-c([0-9]{3,})\..*")
 
 # Times as microseconds in every version (INT96 overflows for readers outside 1677 to 2262); dates of any year as they
 # are (Spark 3.5 refuses those before 1582); no V-Order, which re-sorts, because the order of rows is promised.
@@ -82,23 +77,20 @@ def write_with_spark(
         if nested:
             observations.append(Observation())
             selected = selected.observe(observations[-1], *nested)
-        types = [
-            (name, _spark_type(column) if column.kind in ("scalar", "lists") else "binary") for name, column in named
-        ]
-        schema = ", ".join(f"{name} {kind}" for name, kind in types)
+        types = [(name, _packed_type(column)) for name, column in named]
+        schema = ", ".join(f"{name} {kind}" for name, kind in [*types, (REPORT_COLUMN, "string")])
         stored = selected.mapInArrow(make_pack_batches(spec["columns"]), schema)
     else:
         stored = selected.select(*(_plain(functions, column, name) for name, column in named))
-    # A row's hash includes its place, so the order of rows counts too. The place is a column until the write, because
-    # Spark 3.5 refuses to observe an expression that is not deterministic.
-    names = [name for name, _ in named]
+    # The place is a column until the write, because Spark 3.5 refuses to observe an expression that is not
+    # deterministic.
     stored = stored.withColumn("place", functions.monotonically_increasing_id())
-    digest = functions.xxhash64("place", *_told_apart(functions, named, packed=packed), *names)
-    metrics = [functions.bit_xor(digest).alias("digest"), functions.count(functions.lit(1)).alias("rows_after")]
+    metrics = [functions.count(functions.lit(1)).alias("rows_after")]
+    if packed:
+        metrics.append(functions.collect_set(REPORT_COLUMN).alias("reports"))
+    else:
+        metrics += _row_metrics(functions, named)
     for name, column in named:
-        metrics.append(functions.sum(functions.col(name).isNull().cast("long")).alias(f"{name}_nulls"))
-        if column.categories is not None and column.kind == "scalar":
-            metrics.append(functions.collect_set(name).alias(f"{name}_values"))
         if column.kind == "lists":
             metrics += _list_metrics(functions, column, name)
         elif column.kind != "scalar":
@@ -112,15 +104,19 @@ def write_with_spark(
         "parquet.compression.codec.zstd.level": "1",
         "parquet.vorder.enabled": "false",
     }
-    # Reading looks up a dictionary's values once, instead of each row's: 1.7 times as fast for the whole batch.
-    options |= {f"parquet.enable.dictionary#{column.name}": "true" for column in columns if column.categories}
-    observed_rows = stored.observe(observations[0], *metrics).select(*names)
+    if not packed:
+        # Reading looks up a dictionary's values once, instead of each row's: 1.7 times as fast for the whole batch.
+        options |= {f"parquet.enable.dictionary#{column.name}": "true" for column in columns if column.categories}
+    observed_rows = stored.observe(observations[0], *metrics).select(*(name for name, _ in named))
     renamed = observed_rows.toDF(*(column.name for column in columns))
     # The folder belongs to this attempt alone; "append" because it may exist already.
     renamed.write.options(**options).mode("append").parquet(directory.spark_url)
     observed = {name: value for observation in observations for name, value in observation.get.items()}
-    if not all(f"{name}_nulls" in observed for name, _ in named) or not all(
-        f"{name}_least_0" in observed for name, _ in lists
+    packs: list[PackReport] = sorted(map(json.loads, observed.get("reports", [])), key=lambda pack: pack["partition"])
+    if (
+        "rows_after" not in observed
+        or not all(f"{name}_least_0" in observed for name, _ in lists)
+        or (packed and sum(pack["rows"] for pack in packs) != observed["rows_after"])
     ):
         raise CacheError(
             f"Spark {selected.sparkSession.version} wrote {directory.url} but did not return its observations, so "
@@ -130,7 +126,9 @@ def write_with_spark(
     summary = _summary(named, observed)
     if "finding" in summary:
         return [(0, summary)]
-    reports = _reports(directory, summary)
+    reports = reports_of_files(directory, summary)
+    if packed:
+        reports = with_packs(reports, packs, columns, directory)
     # Spark Connect before 4.1 answers only one of two observations: then nobody knows how many there were.
     num_skipped = observed.get("rows_before", observed["rows_after"]) - observed["rows_after"]
     return [*reports, (0, {"left_out": {"columns": skipping, "rows": num_skipped}})] if num_skipped else reports
@@ -166,12 +164,12 @@ def _summary(named: Sequence[tuple[str, SparkColumn]], observed: Mapping[str, An
         if _has_no_numbers(column, name, observed):
             lengths[column.name] = [0, 0]
     return {
-        "nulls": {column.name: observed[f"{name}_nulls"] or 0 for name, column in named},
+        "nulls": {column.name: observed.get(f"{name}_nulls") or 0 for name, column in named},
         "shapes": shapes,
         "extreme_rows": extreme_rows,
         "lengths": lengths,
         "null_elements": null_elements,
-        "digests": [f"{observed['digest'] or 0:x}"],
+        "digests": [f"{observed.get('digest') or 0:x}"],
         "seen": {
             column.name: _plain_values(observed[f"{name}_values"])
             for name, column in named
@@ -210,13 +208,34 @@ def _spark_type(column: SparkColumn) -> str:
     return f"{'array<' * column.ndim}{_SPARK_TYPES[column.dtype]}{'>' * column.ndim}"
 
 
-def _told_apart(functions: Any, named: Sequence[tuple[str, SparkColumn]], *, packed: bool) -> list[Any]:
+def _packed_type(column: SparkColumn) -> str:
+    """The type of a packed column in SQL."""
+    if column.kind == "scalar":
+        return _spark_type(column) if column.categories is None else "int"
+    return _spark_type(column) if column.kind == "lists" else "binary"
+
+
+def _row_metrics(functions: Any, named: Sequence[tuple[str, SparkColumn]]) -> list[Any]:
+    """What tasks report themselves if they have Python: a digest of all rows, nulls, and the values of categories.
+
+    A row's hash includes its place, so the order of rows counts too.
+    """
+    digest = functions.xxhash64("place", *_told_apart(functions, named), *(name for name, _ in named))
+    metrics = [functions.bit_xor(digest).alias("digest")]
+    for name, column in named:
+        metrics.append(functions.sum(functions.col(name).isNull().cast("long")).alias(f"{name}_nulls"))
+        if column.categories is not None and column.kind == "scalar":
+            metrics.append(functions.collect_set(name).alias(f"{name}_values"))
+    return metrics
+
+
+def _told_apart(functions: Any, named: Sequence[tuple[str, SparkColumn]]) -> list[Any]:
     """What a hash of the values ignores: which are null, and where inner lists end."""
     hashed = []
     for name, column in named:
         level = functions.col(name)
         hashed.append(level.isNull())
-        if column.kind == "lists" or (column.kind not in ("scalar", "bytes") and not packed):
+        if column.kind not in ("scalar", "bytes"):
             hashed.append(functions.size(level))
             for _ in range(column.ndim - 1):
                 hashed.append(functions.transform(level, functions.size))
@@ -348,73 +367,3 @@ def _row_size(column: SparkColumn) -> int:
     """How many numbers a row of the declared shape has; for a `bytes` column how many bytes."""
     itemsize = np.dtype(column.dtype).itemsize if column.kind == "bytes" else 1
     return int(np.prod(column.shape or ())) * itemsize
-
-
-def _reports(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    """A report for each file with rows, from its footer; the first also has what was observed."""
-    files = [(match, info) for info in directory.list() if (match := _FILE_NAME.fullmatch(info.name))]
-    given_up = threading.Event()
-    read = functools.partial(_footer, directory, given_up)
-    footers = at_once(read, [info for _, info in files], given_up=given_up)
-    reports = []
-    for (match, info), (footer, sums, crc) in zip(files, footers, strict=True):
-        report: dict[str, Any] = {
-            "name": info.name,
-            "bytes": info.num_bytes,
-            "footer_crc32": crc,
-            "rows": list(footer.row_group_rows),
-            "row_group_bytes": list(footer.row_group_bytes),
-            "digests": [],
-            "nulls": {},
-            "shapes": {},
-            "odd_rows": {},
-            **sums,
-        }
-        if report["rows"]:
-            reports.append((int(match[1]), report))
-    reports.sort(key=lambda item: (item[0], item[1]["name"]))
-    if reports:
-        reports[0][1].update(observed)
-    return reports
-
-
-def _footer(directory: Storage, given_up: threading.Event, info: FileInfo) -> tuple[ParsedFooter, dict[str, Any], int]:
-    """A file's footer, its sums over all row groups, and its digest."""
-    path = posixpath.join(directory.url, info.name)
-    try:
-        with directory.open_parquet(info.name, info.num_bytes, given_up) as opened:
-            end = end_of(opened)
-            footer = parse_end(end)
-            sums = _sum_footer(footer, pq.ParquetFile(opened)) if not footer.is_encrypted else {}
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise CacheError(f"Spark wrote {path}, but the driver cannot read its footer: {error}", path=path) from error
-    if footer.is_encrypted:
-        raise CacheError(
-            f"Spark encrypted columns of {path}, which cannot be read without its keys. Unset "
-            "spark.hadoop.parquet.crypto.factory.class, or pass writer='executors', which does not encrypt.",
-            path=path,
-        )
-    return footer, sums, zlib.crc32(end)
-
-
-def _sum_footer(footer: ParsedFooter, parquet: pq.ParquetFile) -> dict[str, Any]:
-    """`portable.footers.sum_footer` for a file that may be damaged."""
-    spans: dict[str, list[float]] = {}
-    column_bytes: dict[str, int] = {}
-    schema = parquet.schema_arrow
-    for leaf in range(len(footer.leaf_types)):
-        column = parquet.schema.column(leaf)
-        # A list's numbers lie below the column itself.
-        name = column.path if not column.max_repetition_level else column.path.partition(".list.")[0]
-        column_bytes[name] = sum(raw_bytes for _, raw_bytes, _ in footer.counts(leaf))
-        index = schema.get_field_index(name)
-        if column.max_repetition_level or index < 0 or column.physical_type in ("BYTE_ARRAY", "INT96"):
-            continue
-        kind = schema.field(index).type
-        for group in range(len(footer.row_group_rows)):
-            bounds = footer.bounds(group, leaf, kind)
-            if bounds is not None and not pa.types.is_fixed_size_binary(kind):
-                # Dates and times as stored integers: Python's end with the year 9999.
-                values = [bound.value if pa.types.is_temporal(kind) else bound.as_py() for bound in bounds]
-                add_span(spans, name, *map(float, values))
-    return {"spans": spans, "column_bytes": column_bytes}

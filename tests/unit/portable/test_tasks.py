@@ -24,7 +24,6 @@ from tests.entries import make_spec, write
 from tests.unit.portable.one_column import (
     INF,
     NAN,
-    NESTED,
     PAIR,
     ROW_BYTES,
     TRIPLE,
@@ -328,35 +327,15 @@ def test_folding_passes_a_finding() -> None:
     assert folded([finding], []) == [finding, {"moments": {}}]
 
 
-def test_packed_batches_are_what_the_executors_would_store(tmp_path: Path) -> None:
-    columns = [ID, *TENSORS]
-    spec = make_spec(tmp_path, [column.plan() for column in columns])
-    batches = [record_batch(columns, range(start, start + 50)) for start in (0, 50)]
-    packed = list(tasks.make_pack_batches(spec["columns"])(iter(batches)))
-    assert sum(batch.num_rows for batch in packed) == 100
-    for index, column in enumerate(columns):
-        rows = [row for batch in packed for row in batch.column(index).to_pylist()]
-        expected = column.values(list(range(100)))
-        if column.ndim:
-            shape = np.array([*expected.shape[1:], 0][: len(expected.shape[1:]) + 1 & ~1], "<i4")
-            header = shape.tobytes() if column.ndim > 1 else b""
-            assert rows == [header + row.tobytes() for row in expected]
-        else:
-            assert rows == expected.tolist()
-
-
-@pytest.mark.usefixtures("every_batch_counts")
-def test_what_packing_finds_is_raised_with_its_mark(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, [plan("tensor", "int64", 2)])
-    batches = batches_of(*(pa.array(rows, NESTED[2]) for rows in ([[[1, 2]]], [[[1], [2, 3]]])))
-    with pytest.raises(ValueError, match=r'^converter finding: \{"kind": "jagged", "column": "x", "partition": 0\}$'):
-        list(tasks.make_pack_batches(spec["columns"])(iter(batches)))
-
-
 def test_a_probe_writes_its_file_and_says_which_pyarrow(tmp_path: Path) -> None:
     (answer,) = tasks.make_probe(str(tmp_path / "deep" / "down"), None)(iter(batches_of(pa.array([1]))))
     assert json.loads(answer.column("report")[0].as_py()) == {"pyarrow": pa.__version__}
     assert (tmp_path / "deep" / "down" / tasks.PROBE_NAME).read_bytes() == b"reached"
+
+
+def test_an_executor_says_which_pyarrow_it_has() -> None:
+    (answer,) = tasks.ask_python(iter(batches_of(pa.array([1]))))
+    assert json.loads(answer.column("report")[0].as_py()) == {"pyarrow": pa.__version__}
 
 
 def test_a_probe_that_cannot_write_says_why(tmp_path: Path) -> None:

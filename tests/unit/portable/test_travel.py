@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pyspark.cloudpickle
 
 from converter import NumPy
-from converter.portable.tasks import make_pack_batches, make_probe, make_write_partition
+from converter.portable.packing import make_pack_batches
+from converter.portable.tasks import make_probe, make_write_partition
 from converter.sources.spark.schema import SparkColumn, decoded_columns
 from converter.sources.spark.session import travels_by_value
 from tests.columns import ALL, record_batch

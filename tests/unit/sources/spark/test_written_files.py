@@ -1,0 +1,90 @@
+"""What the driver reads of files that Spark wrote, and what it does if they are not those of the tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from converter.errors import CacheError
+from converter.portable.categories import encode_categories, new_vocabulary, report_of, settle
+from converter.sources.spark import written_files
+from converter.sources.spark.schema import SparkColumn
+from converter.storage.opening import open_storage
+from tests.encrypted import write_encrypted
+
+
+@pytest.mark.parametrize("plaintext_footer", [True, False])
+def test_columns_that_spark_encrypted_are_refused_by_name(tmp_path: Path, plaintext_footer: bool) -> None:
+    file = tmp_path / "part-00000-2f1c-c000.zstd.parquet"
+    write_encrypted(file, {"c0": [1, 2], "c1": [3, 4]}, plaintext_footer=plaintext_footer)
+    with pytest.raises(CacheError, match=rf"Spark .*{file.name}.* encrypt") as caught:
+        written_files.reports_of_files(open_storage(str(tmp_path)), {})
+    assert caught.value.path == f"file://{file}"
+
+
+CODED = SparkColumn(
+    name="x", path=("x",), kind="scalar", dtype="str", ndim=0, shape=None, narrowed_from=None,
+    categories={"kind": "str", "values": None, "unseen": "raise", "most": 10},
+)  # fmt: skip
+
+
+def pack(partition: int, *texts: str | None) -> dict[str, Any]:
+    """What a task reports that packed a column of these texts."""
+    vocabulary = new_vocabulary(CODED.spec())
+    encode_categories(pa.array(texts, pa.string()), vocabulary)
+    settle(vocabulary)
+    nulls = texts.count(None)
+    return {
+        "partition": partition, "rows": len(texts), "nulls": [nulls], "digest": str(partition),
+        "categories": {"x": report_of(vocabulary)},
+    }  # fmt: skip
+
+
+def file(partition: int, rows: list[int], least: int, most: int) -> tuple[int, dict[str, Any]]:
+    """What the footer of a file says; `least` and `most` are those of its codes."""
+    spans = {"x": [0.0, float(least), float(most)]} if least <= most else {}
+    return partition, {"rows": rows, "nulls": {}, "digests": [], "spans": spans}
+
+
+def joined(tmp_path: Path, files: list[tuple[int, dict[str, Any]]], *packs: Any) -> list[tuple[int, dict[str, Any]]]:
+    return written_files.with_packs(files, packs, [CODED], open_storage(str(tmp_path)))
+
+
+def test_files_get_the_reports_of_their_tasks(tmp_path: Path) -> None:
+    # The second partition has two files, the fourth has nulls alone.
+    files = [file(0, [2], 0, 1), file(2, [1, 1], 0, 0), file(2, [1], 1, 1), file(3, [2], 0, -1)]
+    packs = [pack(0, "b", "a"), pack(2, "z", "z", "zz"), pack(3, None, None)]
+    reports = joined(tmp_path, files, *packs)
+    assert reports[0][1]["nulls"] == {"x": 2}
+    assert reports[0][1]["digests"] == ["0", "2", "3"]
+    assert reports[4:] == [(task["partition"], {"categories": task["categories"]}) for task in packs]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [file(0, [3], 0, 1), file(1, [2], 0, 1)],
+        [file(0, [2], 0, 1)],
+        [file(0, [4], 0, 2)],
+        [file(0, [2], 0, 1), file(3, [2], 0, 2)],
+        [file(0, [2], 0, 2), file(1, [2], 0, 1)],
+    ],
+    ids=["other rows", "one is missing", "in one file", "under other numbers", "other codes"],
+)
+def test_files_that_hold_the_rows_of_several_tasks_are_refused(tmp_path: Path, files: Any) -> None:
+    with pytest.raises(
+        CacheError, match=r"not each task's rows into files of its own.*Turn the extension off, or pass "
+    ):
+        joined(tmp_path, files, pack(0, "a", "b"), pack(1, "c", "d"))
+
+
+def test_rows_may_be_exchanged_where_codes_mean_the_same(tmp_path: Path) -> None:
+    files = [file(7, [5], 0, 2)]
+    # A task that meets only the first values has the codes of the others.
+    reports = joined(tmp_path, files, pack(0, "a", "b", "c"), pack(1, "a", "b"))
+    assert [partition for partition, _ in reports] == [7, 0, 1]
+    with pytest.raises(CacheError, match="the codes of categories= are lost"):
+        joined(tmp_path, files, pack(0, "a", "b", "c"), pack(1, "b", "c"))
