@@ -21,8 +21,11 @@ from converter.deltatorch.recipes import make_recipe
 from converter.deltatorch.rows import Rows, cut_parts
 from converter.deltatorch.values import Values
 
-_ITEM_BYTES, _ITEM_ROWS = 2 << 20, 2048
-"""The most that a worker process makes ready before it sends it, if these are several batches; a guess."""
+_ITEM_BYTES, _ITEM_ROWS = 1 << 20, 2048
+"""The most that a worker process takes to make several batches of before it sends them; a guess."""
+
+_PICTURE_BYTES = 2048
+"""Rows of more bytes may be pictures, which functions make many times larger: each batch is sent alone."""
 
 _MOST_BATCHES = 256
 """Batches that are cut at once: thousands of new tensors would start Python's garbage collector."""
@@ -185,7 +188,8 @@ class _Work(IterableDataset[Any]):
         source, size = self._rows.source, self._steps.batch_size
         manifest = source.manifest
         row_bytes = max(1, int(manifest.row_group_bytes.sum()) // max(1, manifest.num_rows))
-        most = max(1, min(_ITEM_ROWS, _ITEM_BYTES // row_bytes) // size)
+        num_rows = 1 if row_bytes > _PICTURE_BYTES else min(_ITEM_ROWS, _ITEM_BYTES // row_bytes)
+        most = max(1, num_rows // size)
         every = range(self._steps.num_batches)
         runs = [every[run.start : run.stop] for run in self._rows.plan(int(self._epoch)).batch_runs()]
         is_free = source.shuffle is not None

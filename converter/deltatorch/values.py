@@ -75,8 +75,8 @@ class Values:
         mask = part.columns.get(name + VALID_SUFFIX) if name + VALID_SUFFIX not in self._fields else None
         if mask is not None and not mask.all():
             raise NullValueError(
-                f"Column {name!r} has a null, which has no tensor form. Give its FieldSpec a transform that takes None, "
-                "or leave such rows out of the table.",
+                f"Column {name!r} has a null, which has no tensor form. Give its FieldSpec a transform that takes "
+                "None, or leave such rows out of the table.",
                 column=name,
             )
 
