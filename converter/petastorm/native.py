@@ -17,6 +17,7 @@ from converter.loading.options import LoaderOptions
 from converter.manifest import Manifest
 from converter.petastorm.pieces import Recipe
 from converter.petastorm.row_groups import Order
+from converter.petastorm.unischema import UnischemaField
 from converter.reading.data_files import DataFiles
 from converter.reading.runs import Run
 from converter.reading.source import BatchSource
@@ -65,7 +66,7 @@ def native_manifest(work: Work) -> Manifest | None:
     except (ConverterError, ValueError):
         # The reader itself says what is wrong, or reads it.
         return None
-    if not all(_is_alike(manifest, name, tuple(recipe.schema.fields[name].shape)) for name in names):
+    if not all(_is_alike(manifest, field) for field in recipe.schema.fields.values()):
         return None
     counts = np.zeros(manifest.num_row_groups, np.int64)
     files = [store.names.index(name) for name in manifest.file_names]
@@ -79,11 +80,12 @@ def native_manifest(work: Work) -> Manifest | None:
     return replace(manifest, selection=select_some(counts, {})) if counts.any() else None
 
 
-def _is_alike(manifest: Manifest, name: str, shape: tuple[int | None, ...]) -> bool:
-    """Whether the native engine hands a column out as the reader does."""
-    field = manifest.schema[name]
+def _is_alike(manifest: Manifest, wanted: UnischemaField) -> bool:
+    """Whether the native engine hands a column out as the reader does. It makes numbers of decimals, too."""
+    field = manifest.schema[wanted.name]
     is_number = field.dtype in _DTYPES and not field.has_nulls and not field.has_null_elements
-    return is_number and field.shape is not None and len(shape) <= 1
+    is_wanted = issubclass(np.dtype(wanted.numpy_dtype).type, (np.number, np.bool_))
+    return is_number and is_wanted and field.shape is not None and len(wanted.shape) <= 1
 
 
 class ShuffledRuns:

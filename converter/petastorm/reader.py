@@ -26,6 +26,7 @@ from converter.petastorm.ngram import NGram
 from converter.petastorm.pickle_records import PetastormMetadataError, UnreadableStoreError
 from converter.petastorm.pieces import EachRow, Piece, Recipe
 from converter.petastorm.processes import Processes, dump_function
+from converter.petastorm.reader_impl.native_order import native_blocks
 from converter.petastorm.row_groups import Item, Order, Shares, choose
 from converter.petastorm.store import Store, load_schema, open_store
 from converter.petastorm.transform import TransformSpec, transform_schema
@@ -279,14 +280,20 @@ class Reader:
         threads = 1 if self._options.pool == "dummy" else max(1, min(self._options.workers_count, threads))
         items = self._order.epochs(self.num_epochs, self._epochs_done)
         # A function, not a method: a generator that knows its reader would keep it, and its threads, alive.
-        return _read_pieces(self._recipe, self._options, items, threads)
+        return _read_pieces(self._recipe, self._options, items, threads, self.work)
 
 
 def _read_pieces(
-    recipe: Recipe, options: ReaderOptions, items: Iterator[Item], threads: int
+    recipe: Recipe, options: ReaderOptions, items: Iterator[Item], threads: int, work: Work
 ) -> Generator[Piece, None, None]:
     """The pieces of items, in order, with the user's function in the reader's threads or in processes."""
     function = None if options.transform is None else options.transform.func
+    blocks = native_blocks(work)
+    if blocks is not None:
+        with contextlib.closing(blocks):
+            for columns in blocks:
+                yield Piece(columns=columns)
+        return
     if function is None:
         yield from _pieces_of(recipe, items, threads)
         return

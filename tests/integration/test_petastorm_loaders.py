@@ -70,10 +70,10 @@ def row_of(number: int) -> dict[str, Any]:
         "flag": number % 2 == 0,
         "city": f"Ø{number % 3}",
         "price": decimal.Decimal(number) / 4,
-        "time": dt.datetime(2020, 1, 1, 0, 0, number, number),
+        "time": np.datetime64("2020-01-01", "us") + number * 1_000_001,
         "small": np.array([number, 65_535], np.uint16),
         "matrix": np.full((2, 3), number / 2),
-        "ragged": np.arange(number % 4, dtype=np.uint32) + 2**32 - 10,
+        "ragged": np.arange(2**32 - 10, 2**32 - 10 + number % 4).astype(np.uint32),
         "cloud": np.full((number % 3, number % 2 + 1), number, np.float32),
         "tags": [f"t{number}"] * (number % 3),
         "rank": None if number == 40 else number,
@@ -117,7 +117,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
             "city": [f"Ø{number}" for number in numbers],
             "price": pa.array([decimal.Decimal(number) for number in numbers], pa.decimal128(10, 2)),
             "day": [DAY + dt.timedelta(number) for number in numbers],
-            "time": pa.array([dt.datetime(1970, 1, 1, 0, 0, number) for number in range(30)], pa.timestamp("us")),
+            "time": pa.array(np.arange(30).astype("datetime64[s]"), pa.timestamp("us")),
             "rank": pa.array([None if number == 40 else number for number in numbers], pa.int32()),
             "note": [None if number == 40 else str(number) for number in numbers],
             "born": [None if number == 40 else DAY for number in numbers],
@@ -160,7 +160,7 @@ def assert_row(row: Any) -> None:
     assert row.flag.numpy() == expected["flag"]
     assert row.city.numpy().decode() == expected["city"]
     assert decimal.Decimal(row.price.numpy().decode()) == expected["price"]
-    assert row.time.numpy() == np.datetime64(expected["time"], "ns").astype(np.int64)
+    assert row.time.numpy() == expected["time"].astype("datetime64[ns]").astype(np.int64)
     for name in ("small", "matrix", "ragged", "cloud"):
         np.testing.assert_array_equal(getattr(row, name), expected[name])
         assert getattr(row, name).shape == expected[name].shape
@@ -285,11 +285,12 @@ def test_a_dataset_is_one_of_v1_too(url: str, plain: str, make: Any) -> None:
         dataset = make_petastorm_dataset(reader)
         assert v1.data.get_output_shapes(dataset).id.rank == (0 if make is make_reader else 1)
         element = v1.data.make_one_shot_iterator(dataset).get_next()
-        ids: list[int] = []
-        with v1.Session() as session, pytest.raises(tf.errors.OutOfRangeError):
-            while True:
-                ids += np.atleast_1d(session.run(element).id).tolist()
-    assert sorted(ids) == list(range(60))
+        num_elements = NUM_ROWS if make is make_reader else 8
+        with v1.Session() as session:
+            ids = [np.atleast_1d(session.run(element).id) for _ in range(num_elements)]
+            with pytest.raises(tf.errors.OutOfRangeError):
+                session.run(element)
+    assert sorted(np.concatenate(ids).tolist()) == list(range(60))
 
 
 def test_autograph_has_nothing_to_complain_about(url: str, plain: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -363,11 +364,11 @@ def test_a_window_can_be_made_flat_and_back(url: str) -> None:
 
 
 def assert_batch(batch: Any) -> None:
-    ids = batch.id.numpy()
+    ids = batch.id.numpy().astype(np.int64)
     np.testing.assert_array_equal(batch.speed, ids / 4)
     np.testing.assert_array_equal(batch.pair, np.stack((ids, -ids), 1))
     assert [city.decode() for city in batch.city.numpy()] == [f"Ø{number}" for number in ids]
-    assert [int(price) for price in batch.price.numpy()] == ids.tolist()
+    assert [decimal.Decimal(price.decode()) for price in batch.price.numpy()] == ids.tolist()
     np.testing.assert_array_equal(batch.day, (ids - 2) * NANOSECONDS)
     np.testing.assert_array_equal(batch.time, ids % 30 * 10**9)
 
@@ -418,6 +419,41 @@ def test_exact_batches_have_each_row_once(plain: str, options: dict[str, Any], c
     assert orders[0] == orders[1]
     if capacity == 1000:
         assert np.sum(np.diff(orders[0]) == 1) < 12
+
+
+@pytest.mark.parametrize("fields", [["id", "speed", "pair"], PLAIN])
+@pytest.mark.parametrize(
+    "rows_of",
+    [lambda dataset: dataset.unbatch(), lambda dataset: dataset.flat_map(tf.data.Dataset.from_tensor_slices)],
+    ids=["unbatch", "flat_map"],
+)
+def test_batches_that_are_cut_again_are_as_tensorflow_cuts_them(plain: str, rows_of: Any, fields: list[str]) -> None:
+    def dataset() -> Any:
+        return make_petastorm_dataset(make_batch_reader(plain, schema_fields=fields, seed=1))
+
+    for options in ({"batch_size": 7}, {"batch_size": 7, "drop_remainder": True}, {"batch_size": 100}):
+        # A `map` keeps TensorFlow's own `batch`.
+        expected = rows_of(dataset()).map(lambda row: row).batch(**options)
+        actual = rows_of(dataset()).batch(**options)
+        assert actual.element_spec == expected.element_spec
+        batches = list(actual)
+        assert len(batches) == {7: 8 + ("drop_remainder" not in options), 100: 1}[options["batch_size"]]
+        for batch, other in zip(batches, expected, strict=True):
+            for column, wanted in zip(batch, other, strict=True):
+                np.testing.assert_array_equal(column, wanted)
+    by_tensor = rows_of(dataset()).batch(tf.constant(7, tf.int64))
+    assert [len(batch.id) for batch in by_tensor] == [7] * 8 + [4]
+    assert len(list(rows_of(dataset()))) == 60
+
+
+def test_another_function_of_batches_is_tensorflows_own(plain: str) -> None:
+    with make_batch_reader(plain, schema_fields=["id"]) as reader:
+        ids = (
+            make_petastorm_dataset(reader)
+            .flat_map(lambda batch: tf.data.Dataset.from_tensor_slices(batch.id))
+            .batch(60)
+        )
+        assert sorted(next(iter(ids)).numpy().tolist()) == list(range(60))
 
 
 def test_exact_batches_come_in_another_order_in_the_next_pass(plain: str) -> None:

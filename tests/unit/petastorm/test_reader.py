@@ -654,7 +654,7 @@ def test_a_file_that_goes_or_is_damaged_is_named(tmp_path: Path) -> None:
     data[4:40] = b"\xff" * 36
     with make_batch_reader(tmp_path.as_uri(), shuffle_row_groups=False) as reader:
         (tmp_path / "1.parquet").write_bytes(bytes(data))
-        with pytest.raises(ReadError, match=r"Row group 0 of .*1\.parquet cannot be read"):
+        with pytest.raises(ReadError, match=r"(?i)row group 0 of .*1\.parquet cannot be (read|decoded)"):
             list(reader)
 
 
