@@ -10,6 +10,7 @@ Rows, types, shapes, counts and classes of errors are Petastorm's. Stores that P
 | `make_batch_reader` | `make_parquet_converter` and a loader | strings with nulls are objects with None, not the text 'None' |
 | `make_reader` | `make_parquet_converter(…, decode=…)` | pictures are decoded without OpenCV |
 | `Reader`, `num_epochs` | `num_epochs=` of a loader | each epoch has another order, also with a seed |
+| a converter's `cur_shard`, `shard_count` | the same | without them the rank is found in the environment of Horovod, MPI or torchrun |
 | `cur_shard`, `shard_count` | the same, or found by itself | a seed changes which row groups a shard has; sizes differ by at most one; `NoDataAvailableError` also if too few row groups are left after predicate and selector |
 | `seed` | `seed=` | 0 is a seed like any other; loaders use the reader's seed |
 | `shuffle_rows` with `predicate` | `shuffle=True, filters=…` | rows stay whole (Petastorm mixed columns of different rows) |
@@ -19,11 +20,11 @@ Rows, types, shapes, counts and classes of errors are Petastorm's. Stores that P
 | `cache_type="local-disk"` | `local_cache_dir=` | keeps bytes of remote stores, never decoded rows; works with predicates |
 | `reader_pool_type`, `workers_count` | `workers_count=` | all three run threads; at most one for each core |
 | `hdfs_driver`, `pyarrow_serialize`, `zmq_copy_buffers`, `results_queue_size` | | accepted, do nothing |
-| `DataLoader` | `make_torch_dataloader` | no row of the last batch comes again in the next pass |
+| `DataLoader` | `make_torch_dataloader` | no row of the last batch comes again in the next pass; takes readers with `NGram`; `batch_size` below 1 is refused |
 | `BatchedDataLoader` | `make_torch_dataloader` | with a shuffling queue rows of the whole store are mixed, not of a few row groups |
-| `make_petastorm_dataset` | `make_tf_dataset` | |
+| `make_petastorm_dataset` | `make_tf_dataset` | decimals of batches and times of rows work; a null among whole numbers is an error; `unbatch().batch(n)` cuts columns |
 | `NGram` | `sequences` | |
-| `WeightedSamplingReader` | `mix` | `len()` is gone |
+| `WeightedSamplingReader` | `mix` | `len()` is gone, `reset()` is there; probabilities that are none are refused |
 | `TransformSpec` | `transform=` of a loader | |
 | `SparkDatasetConverter` | `make_spark_converter` | data of a URL are never deleted |
 | `CompressedImageCodec` | `decode={"x": Image()}` | needs the extra `images` |
