@@ -3,8 +3,8 @@
 The task's report stands in a column of its own, in the last row: Spark collects it while it writes, and leaves the
 column out of the files. So a batch is held back until the next one comes.
 
-Why codes, if text with a dictionary needs no Python: in every epoch Arrow decodes a dictionary's indices at 2.2 ns each.
-Plain codes are not decoded at all; they are copied at 0.1 ns in order, and gathered at 1.4.
+Why codes, if text with a dictionary needs no Python: in every epoch Arrow decodes indices of a dictionary at 2.2 ns
+each. Plain codes are not decoded at all; they are copied at 0.1 ns in order, and gathered at 1.4.
 """
 
 from __future__ import annotations
