@@ -127,8 +127,8 @@ def make_spark_converter(
         shuffle_rows_seed: write the rows in a random order (one shuffle in Spark). The same seed and input partitions
             give the same order. Use it if the rows are sorted by something that the model learns, such as the label.
         writer: `"executors"` write with pyarrow; `"spark"` uses Spark's own Parquet writer, with its own credentials
-            and, on HDFS, as the user of its JVM; `"auto"` lets an executor write a small test file, and uses Spark's
-            writer only if that fails.
+            and, on HDFS, as the user of its JVM, and stores codes of categories where executors have pyarrow; `"auto"`
+            lets an executor write a small test file, and uses Spark's writer only if that fails.
         storage_options: keyword arguments of the fsspec filesystem, such as credentials. For Azure `credential` may
             be an object of azure-identity, or a function that returns a token. Secrets are never shown or stored.
         timeout_seconds: how long a remote store may be unreachable before an error is raised.

@@ -2,6 +2,9 @@
 
 The task's report stands in a column of its own, in the last row: Spark collects it while it writes, and leaves the
 column out of the files. So a batch is held back until the next one comes.
+
+Why codes, if text with a dictionary needs no Python: in every epoch Arrow decodes indices of a dictionary at 2.2 ns
+each. Plain codes are not decoded at all; they are copied at 0.1 ns in order, and gathered at 1.4.
 """
 
 from __future__ import annotations
@@ -25,7 +28,11 @@ if TYPE_CHECKING:
 REPORT_COLUMN = "report"
 
 _FIRST_BYTES = 16 << 20
-"""How much is collected until the values of categories are sorted: as much as the executors' first row group."""
+"""How much is collected until the values of categories are sorted, half of the executors' first row group.
+
+Spark writes nothing meanwhile. Values that come later need a translation in each epoch, which then gives 0.7 of the
+rows; 2 M rows of eight columns take equally long to write at 1, 4, 8 and 16 MB.
+"""
 
 
 def make_pack_batches(columns: list[ColumnSpec]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -222,6 +222,26 @@ def writers(spark: SparkSession, cache_dir: Path) -> str:
     return f"{len(schemas[0])} columns"
 
 
+def categories(spark: SparkSession, cache_dir: Path) -> str:
+    """Text becomes codes, with either writer, though each task meets other values."""
+    text = "IF(id % 7 = 0, NULL, concat('value ', 9 - id div 50, ' ', id % 3))"
+    df = spark.range(0, 300, 1, 6).where("id < 150 OR id > 200").selectExpr("id", f"{text} AS text")
+    stored = []
+    for writer in WRITERS:
+        with make_spark_converter(df, cache_dir=cache_dir, writer=writer, categories=["text"]) as converter:
+            values = converter.schema["text"].categories
+            assert values is not None
+            assert list(values) == sorted(values)
+            found = read(converter, nulls="mask")
+            path = next(Path(converter.url.removeprefix("file://")).glob("data-*/*.parquet"))
+            stored.append(str(pq.read_schema(path).field("text").type))
+        for row, code, valid in zip(found["id"], found["text"], found["text__valid"], strict=True):
+            assert valid == (row % 7 != 0)
+            assert not valid or values[code] == f"value {9 - row // 50} {row % 3}"
+    assert stored == ["int32", "int32"]
+    return f"{len(values)} values, both writers"
+
+
 def statistics(spark: SparkSession, cache_dir: Path) -> str:
     """What the writers count and add up is what NumPy finds in the rows."""
     names = [
@@ -404,8 +424,21 @@ def started(spark: SparkSession, cache_dir: Path) -> str:
 
 Case = Callable[[SparkSession, Path], str]
 CASES: dict[str, list[Case]] = {
-    "classic": [started, scalars, arrays, nested, order, writers, statistics, reuse, user_state, wide_rows, refusals],
-    "connect": [started, scalars, arrays, nested, order, writers, user_state, refusals],
+    "classic": [
+        started,
+        scalars,
+        arrays,
+        nested,
+        order,
+        writers,
+        categories,
+        statistics,
+        reuse,
+        user_state,
+        wide_rows,
+        refusals,
+    ],
+    "connect": [started, scalars, arrays, nested, order, writers, categories, user_state, refusals],
 }
 
 
