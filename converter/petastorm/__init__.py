@@ -18,7 +18,7 @@ Rows, types, shapes, counts and classes of errors are Petastorm's. Stores that P
 | `predicate` on several partition columns | `filters=` | works |
 | `filters` | `filters=` | rows are filtered exactly, not row groups alone |
 | `cache_type="local-disk"` | `local_cache_dir=` | keeps bytes of remote stores, never decoded rows; works with predicates |
-| `reader_pool_type`, `workers_count` | `workers_count=` | all three run threads; at most one for each core |
+| `reader_pool_type`, `workers_count` | `workers_count=` | threads read, at most one for each core up to four; `"process"` runs a transform in processes of its own |
 | `hdfs_driver`, `pyarrow_serialize`, `zmq_copy_buffers`, `results_queue_size` | | accepted, do nothing |
 | `DataLoader` | `make_torch_dataloader` | no row of the last batch comes again in the next pass; takes readers with `NGram`; `batch_size` below 1 is refused |
 | `BatchedDataLoader` | `make_torch_dataloader` | with a shuffling queue rows of the whole store are mixed, not of a few row groups |
