@@ -16,13 +16,15 @@ Rows, types, shapes, counts and classes of errors are Petastorm's. Stores that P
 | `shuffle_rows` with `predicate` | `shuffle=True, filters=…` | rows stay whole (Petastorm mixed columns of different rows) |
 | `predicate` with `make_batch_reader` | `filters=`, `where` | all predicates work, dtypes stay, `removed_fields` and tensors too |
 | `predicate` on several partition columns | `filters=` | works |
+| wrong shards, `num_epochs`, `shuffle_row_drop_partitions`, folders without files | | refused (Petastorm reads nothing, or loses rows) |
+| an error of a transform | | `next()` raises it again; nothing is left out without a word |
 | `filters` | `filters=` | rows are filtered exactly, not row groups alone |
 | `cache_type="local-disk"` | `local_cache_dir=` | keeps bytes of remote stores, never decoded rows; works with predicates |
 | `reader_pool_type`, `workers_count` | `workers_count=` | threads read, at most one for each core up to four; `"process"` runs a transform in processes of its own |
 | `hdfs_driver`, `pyarrow_serialize`, `zmq_copy_buffers`, `results_queue_size` | | accepted, do nothing |
 | `DataLoader` | `make_torch_dataloader` | no row of the last batch comes again in the next pass; takes readers with `NGram`; `batch_size` below 1 is refused |
 | `BatchedDataLoader` | `make_torch_dataloader` | with a shuffling queue rows of the whole store are mixed, not of a few row groups |
-| `make_petastorm_dataset` | `make_tf_dataset` | decimals of batches and times of rows work; a null among whole numbers is an error; `unbatch().batch(n)` cuts columns |
+| `make_petastorm_dataset` | `make_tf_dataset` | decimals of batches and times of rows work; a null among whole numbers or texts is an error; `unbatch().batch(n)` cuts columns |
 | `NGram` | `sequences` | |
 | `WeightedSamplingReader` | `mix` | `len()` is gone, `reset()` is there; probabilities that are none are refused |
 | `TransformSpec` | `transform=` of a loader | |

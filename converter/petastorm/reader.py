@@ -135,6 +135,7 @@ class Reader:
         self._lock = threading.Lock()
         self._pieces = self._read()
         self._at_hand = NOTHING
+        self._failure: BaseException | None = None
 
     # Life --------------------------------------------------------------------------
 
@@ -264,10 +265,18 @@ class Reader:
                 "happen if the make_reader/make_batch_reader context manager has exited but you try to fetch a sample "
                 "from it anyway"
             )
+        if self._failure is not None:
+            # What comes after an error is no end: rows are missing.
+            raise self._failure
         try:
             piece = next(self._pieces)
         except StopIteration:
             self.last_row_consumed = True
+            raise
+        except BaseException as error:
+            was_interrupted = not isinstance(error, Exception)
+            interrupted = RuntimeError("The reader was interrupted, so rows are missing. Make it again.")
+            self._failure = interrupted if was_interrupted else error
             raise
         self._num_pieces += 1
         block = piece.block(self.schema)

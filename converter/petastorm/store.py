@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from converter.errors import ReadError, SourceChangedError, SourceError
 from converter.petastorm import stored_schema
-from converter.petastorm.summary import read_summary
+from converter.petastorm.summary import as_it_is_called, read_summary
 from converter.petastorm.unischema import Unischema, unischema_of_arrow
 from converter.reading.local_cache import LocalCache, piece_name
 from converter.sources.parquet.listing import find_files
@@ -212,7 +212,7 @@ def open_store(
         StoreNotFoundError: there is no such folder or file.
         SourceError: there are no Parquet files, or they lie on several stores.
     """
-    plain = [_without_double_slashes(url) for url in urls]
+    plain = [as_it_is_called(_without_double_slashes(url)) for url in urls]
     try:
         storage, partitions = find_files(plain, storage_options, TIMEOUT_SECONDS)
     except SourceError as error:

@@ -24,9 +24,15 @@ NAME_WITH_ROW_GROUPS = "_metadata"
 _CHECKSUM = "._common_metadata.crc"
 
 
+def as_it_is_called(url: str) -> str:
+    """A local URL as the path that it names letter by letter, if that is there: Petastorm and Spark decode no `%20`."""
+    path = re.sub(r"^file:(//[^/]*)?", "", url) if url.startswith("file:") else ""
+    return path if "%" in path and os.path.exists(path) else url
+
+
 def open_folder(url: str, storage_options: Mapping[str, Any] | None = None) -> Storage:
     """The folder that a URL names, or in which the file lies that it names. It need not exist."""
-    scheme, sign, path = url.rpartition("://")
+    scheme, sign, path = as_it_is_called(url).rpartition("://")
     # Petastorm takes several slashes in a path for one.
     folder = open_storage(scheme + sign + re.sub("/{2,}", "/", path), storage_options)
     return folder.at(posixpath.dirname(folder.path())) if folder.is_at_a_file else folder

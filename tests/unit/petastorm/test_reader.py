@@ -31,7 +31,7 @@ from converter.petastorm.ngram import NGram
 from converter.petastorm.predicates import PredicateBase, in_lambda, in_negate, in_pseudorandom_split, in_reduce, in_set
 from converter.petastorm.reader import Reader
 from converter.petastorm.selectors import IntersectIndexSelector, SingleIndexSelector, UnionIndexSelector
-from converter.petastorm.unischema import UnischemaField
+from converter.petastorm.unischema import Unischema, UnischemaField
 from tests.unit.petastorm.conftest import GROUP_ROWS, NUM_ROWS, SCHEMA, Stored, row_of
 
 Make = Callable[..., Reader]
@@ -438,15 +438,28 @@ def test_a_transform_that_returns_what_it_did_not_declare_is_named(make: Make, p
 
 @BOTH
 @pytest.mark.parametrize("pool", POOLS)
-def test_an_error_of_a_transform_is_raised_by_next(make: Make, pool: str, plain: Stored) -> None:
+def test_an_error_of_a_transform_is_raised_by_next_each_time(make: Make, pool: str, plain: Stored) -> None:
     def fail(_: Any) -> Any:
         raise LookupError("my own error")
 
-    with (
-        plain_reader(make, plain, transform_spec=TransformSpec(fail), reader_pool_type=pool) as reader,
-        pytest.raises(LookupError, match="my own error"),
-    ):
-        next(reader)
+    with plain_reader(make, plain, transform_spec=TransformSpec(fail), reader_pool_type=pool) as reader:
+        for _ in range(2):
+            with pytest.raises(LookupError, match="my own error"):
+                next(reader)
+        assert not reader.last_row_consumed
+
+
+def test_a_folder_is_found_by_its_name_letter_by_letter(tmp_path: Path) -> None:
+    for name, count in (("a%20b", 2), ("a b", 1)):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"id": range(count)}), tmp_path / name / "rows.parquet")
+        write_metadata(f"file://{tmp_path}/{name}", Unischema("S", [SCHEMA.id]))
+    for name, count in (("a%20b", 2), ("a b", 1)):
+        with make_reader(f"file://{tmp_path}/{name}") as reader:
+            assert sorted(ids_of(reader)) == list(range(count))
+    shutil.rmtree(tmp_path / "a%20b")
+    with make_reader(f"file://{tmp_path}/a%20b") as reader:
+        assert ids_of(reader) == [0]
 
 
 # Windows ---------------------------------------------------------------------------
