@@ -135,7 +135,7 @@ def test_the_wheel_holds_every_module_the_marker_the_license_and_nothing_else(bu
     assert "converter/py.typed" in names
     assert {name for name in names if not name.startswith(info)} == PACKAGE_FILES
     assert {name for name in names if name.startswith(info)} == {
-        f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE")
+        f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
     }
     assert license_text == (ROOT / "LICENSE").read_bytes()
 
@@ -167,7 +167,8 @@ print(json.dumps(fields | {"description": found.json["description"]}))
     always = {re.split(r"[><=!~; \[]", line)[0] for line in found["Requires-Dist"] if "extra ==" not in line}
     assert always == {"fsspec", "numpy", "platformdirs", "pyarrow"}
     # An extra for each engine and store, none for what does not exist.
-    extras = {"spark", "torch", "tf", "delta", "azure", "hdfs", "s3", "images", "local", "test", "docs", "dev", "all"}
+    extras = {"spark", "torch", "tf", "delta", "azure", "hdfs", "s3", "images", "petastorm", "local", "all"}
+    extras |= {"test", "docs", "dev"}
     assert set(found["Provides-Extra"]) == extras
     for extra in ("spark", "torch"):
         assert any(re.match(rf"tqdm>=.*extra == '{extra}'", line) for line in found["Requires-Dist"])
