@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,11 +129,43 @@ def take(values: Array, rows: npt.NDArray[np.integer[Any]]) -> Array:
     # Arrow expects aligned numbers, which views of a mapped file need not be.
     is_aligned = values.flags.aligned
     aligned = values if is_aligned else np.concatenate([values], out=new_array(values.shape, values.dtype))
-    kind = _UNSIGNED.get(num_bytes) or pa.binary(num_bytes)
-    column = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(aligned)])
-    taken = pc.take(column, pa.array(rows), boundscheck=False)
+    taken = pc.take(_as_arrow(aligned), pa.array(rows), boundscheck=False)
     numbers: Array = np.frombuffer(taken.buffers()[1], values.dtype, count=len(rows) * math.prod(values.shape[1:]))
     return numbers.reshape(len(rows), *values.shape[1:])
+
+
+def take_columns(columns: Mapping[str, Sequence[Array]], rows: npt.NDArray[np.integer[Any]]) -> dict[str, Array]:
+    """The wanted rows of columns of numbers, each of whose parts lie one after the other; bounds are not checked.
+
+    One call of Arrow for all of them: after each call a thread may wait for the GIL as long as another computes.
+    """
+    if not columns or not len(rows):
+        return {name: take(joined(parts), rows) for name, parts in columns.items()}
+    arrays = [pa.chunked_array([_as_arrow(part) for part in parts if len(part)]) for parts in columns.values()]
+    table = pa.Table.from_arrays(arrays, names=list(columns))
+    taken = pc.take(table, pa.array(rows), boundscheck=False)
+    return {
+        name: _from_arrow(column, parts[0])
+        for (name, parts), column in zip(columns.items(), taken.columns, strict=True)
+    }
+
+
+def _as_arrow(values: Array) -> pa.Array:
+    """Aligned rows of numbers as an Arrow array of unsigned numbers or of bytes, without a copy."""
+    num_bytes = values.dtype.itemsize * math.prod(values.shape[1:])
+    kind = _UNSIGNED.get(num_bytes) or pa.binary(num_bytes)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _from_arrow(column: pa.ChunkedArray, like: Array) -> Array:
+    """Rows of the dtype and shape of `like`, without a copy if they are in one chunk."""
+    chunks = []
+    for chunk in column.chunks:
+        size, itemsize = math.prod(like.shape[1:]), like.dtype.itemsize
+        start = chunk.offset * size * itemsize
+        numbers: Array = np.frombuffer(chunk.buffers()[1], like.dtype, count=len(chunk) * size, offset=start)
+        chunks.append(numbers.reshape(len(chunk), *like.shape[1:]))
+    return joined(chunks)
 
 
 def new_array(shape: tuple[int, ...], dtype: Any) -> Array:
