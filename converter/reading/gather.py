@@ -129,7 +129,9 @@ def take(values: Array, rows: npt.NDArray[np.integer[Any]]) -> Array:
     # Arrow expects aligned numbers, which views of a mapped file need not be.
     is_aligned = values.flags.aligned
     aligned = values if is_aligned else np.concatenate([values], out=new_array(values.shape, values.dtype))
-    taken = pc.take(_as_arrow(aligned), pa.array(rows), boundscheck=False)
+    kind = _UNSIGNED.get(num_bytes) or pa.binary(num_bytes)
+    column = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(aligned)])
+    taken = pc.take(column, pa.array(rows), boundscheck=False)
     numbers: Array = np.frombuffer(taken.buffers()[1], values.dtype, count=len(rows) * math.prod(values.shape[1:]))
     return numbers.reshape(len(rows), *values.shape[1:])
 
@@ -137,33 +139,30 @@ def take(values: Array, rows: npt.NDArray[np.integer[Any]]) -> Array:
 def take_columns(columns: Mapping[str, Sequence[Array]], rows: npt.NDArray[np.integer[Any]]) -> dict[str, Array]:
     """The wanted rows of columns of numbers, each of whose parts lie one after the other; bounds are not checked.
 
-    One call of Arrow for all of them: after each call a thread may wait for the GIL as long as another computes.
+    One call of Arrow for all of them: after each call a thread waits for the GIL as long as another one computes.
     """
     if not columns or not len(rows):
         return {name: take(joined(parts), rows) for name, parts in columns.items()}
-    arrays = [pa.chunked_array([_as_arrow(part) for part in parts if len(part)]) for parts in columns.values()]
-    table = pa.Table.from_arrays(arrays, names=list(columns))
-    taken = pc.take(table, pa.array(rows), boundscheck=False)
+    arrays = [pa.chunked_array([_as_bytes(part) for part in parts if len(part)]) for parts in columns.values()]
+    taken = pc.take(pa.Table.from_arrays(arrays, names=list(columns)), pa.array(rows), boundscheck=False)
     return {
         name: _from_arrow(column, parts[0])
         for (name, parts), column in zip(columns.items(), taken.columns, strict=True)
     }
 
 
-def _as_arrow(values: Array) -> pa.Array:
-    """Aligned rows of numbers as an Arrow array of unsigned numbers or of bytes, without a copy."""
-    num_bytes = values.dtype.itemsize * math.prod(values.shape[1:])
-    kind = _UNSIGNED.get(num_bytes) or pa.binary(num_bytes)
+def _as_bytes(values: Array) -> pa.Array:
+    """Rows of numbers as an Arrow array of bytes, which need not be aligned, without a copy."""
+    kind = pa.binary(values.dtype.itemsize * math.prod(values.shape[1:]))
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def _from_arrow(column: pa.ChunkedArray, like: Array) -> Array:
     """Rows of the dtype and shape of `like`, without a copy if they are in one chunk."""
-    chunks = []
+    size, chunks = math.prod(like.shape[1:]), []
     for chunk in column.chunks:
-        size, itemsize = math.prod(like.shape[1:]), like.dtype.itemsize
-        start = chunk.offset * size * itemsize
-        numbers: Array = np.frombuffer(chunk.buffers()[1], like.dtype, count=len(chunk) * size, offset=start)
+        start, count = chunk.offset * size * like.itemsize, len(chunk) * size
+        numbers: Array = np.frombuffer(chunk.buffers()[1], like.dtype, count=count, offset=start)
         chunks.append(numbers.reshape(len(chunk), *like.shape[1:]))
     return joined(chunks)
 

@@ -181,7 +181,7 @@ def _interleaved(source: BatchSource, parts: Sequence[Columns], ids: Any, rows: 
 def _is_plain(values: Any) -> bool:
     """Whether a column's part is rows of numbers, one after the other in memory."""
     is_numbers = isinstance(values, np.ndarray) and values.dtype != object and values.nbytes > 0
-    return is_numbers and values.flags.c_contiguous and values.flags.aligned
+    return is_numbers and values.flags.c_contiguous
 
 
 def _alike(source: BatchSource, name: str, parts: Sequence[Mapping[str, Any]]) -> list[Any]:

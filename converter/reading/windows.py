@@ -30,7 +30,15 @@ from converter.reading.buckets import in_buckets, lengths_of
 from converter.reading.data_files import DataFiles
 from converter.reading.decoding import ROW_NUMBERS, decode_runs
 from converter.reading.fetching import fetching
-from converter.reading.gather import WIDE_BYTES, Array, WindowRows, gather, gather_stack, gather_views
+from converter.reading.gather import (
+    WIDE_BYTES,
+    Array,
+    WindowRows,
+    gather,
+    gather_stack,
+    gather_views,
+    take_columns,
+)
 from converter.reading.local_cache import open_local_cache
 from converter.reading.mixing import mixed_runs
 from converter.reading.row_groups import FetchedGroup, RowGroup
@@ -271,6 +279,7 @@ class _WindowReader:
         source = self.source
         stacks = {stack.name: stack for stack in source.stacks}
         columns: Columns = {}
+        together: dict[str, list[Array]] = {}
         unseen_bytes = 0
         # Column by column: pages that were decompressed for one are released before the next, whose pages then land in
         # memory that is still in the processor's cache.
@@ -290,10 +299,15 @@ class _WindowReader:
                     columns[name + VALID_SUFFIX] = gather_stack(masks, num_rows, rows, len(members), "bool")
                 continue
             parts = [part for group in groups for part in group.parts(name)]
-            if source.is_part and self._may_wait(name, parts, rows):
-                check = functools.partial(self._files.check_mapped, groups)
-                columns[name] = WindowRows(parts=parts, rows=rows, check=check)
-                continue
+            if source.is_part and self._is_plain(name, parts, rows):
+                if parts[0].itemsize * math.prod(parts[0].shape[1:]) >= WIDE_BYTES:
+                    check = functools.partial(self._files.check_mapped, groups)
+                    columns[name] = WindowRows(parts=parts, rows=rows, check=check)
+                    continue
+                if all(part.flags.c_contiguous and part.nbytes for part in parts):
+                    # Its place; the rows follow.
+                    columns[name], together[name] = parts[0], parts
+                    continue
             columns[name] = (gather_views if name in source.decoders else gather)(parts, rows)
             if has_mask:
                 columns[name + VALID_SUFFIX] = gather([group.mask(name) for group in groups], rows)
@@ -306,20 +320,27 @@ class _WindowReader:
                 if name in self._scales:
                     # Their zeros were standardised as numbers.
                     columns[name][~element_valid] = 0
+        columns |= self._take(together, rows)
         row_numbers = source.row_index or (ROW_NUMBERS if source.decoders else None)
         if row_numbers is not None:
             columns[row_numbers] = gather([self._row_numbers(number) for number in numbers], rows)
         return columns
 
-    def _may_wait(self, name: str, parts: Sequence[Any], rows: Any) -> bool:
-        """Whether a column can be copied later: wide numbers as they are in the files."""
+    def _is_plain(self, name: str, parts: Sequence[Any], rows: Any) -> bool:
+        """Whether a column is permuted numbers as they are in the files, so that they can be copied later."""
         source = self.source
-        field = source.manifest.schema[name]
         if isinstance(rows, slice) or isinstance(parts[0], pa.Array) or source.sequences is not None:
             return False
-        is_wide = field.stored_dtype.itemsize * math.prod(field.shape or ()) >= WIDE_BYTES
         is_masked = source.has_mask([name]) or source.has_element_mask(name)
-        return is_wide and not is_masked and name not in self._scales
+        return not is_masked and name not in self._scales
+
+    def _take(self, columns: Mapping[str, Sequence[Array]], rows: Any) -> Columns:
+        """The wanted rows of narrow columns of numbers."""
+        sizes = [sum(part.nbytes for part in parts) for parts in columns.values()]
+        if sum(sizes) >= _LOOK_BYTES:
+            # One at a time is joined before its rows are taken.
+            self._files.room.look(sum(sizes) + max(sizes) + _LOOK_BYTES)
+        return {**take_columns(columns, rows)}
 
     def _stacked(self, group: RowGroup, names: Sequence[str], has_mask: bool) -> list[Array]:
         """Columns of a row group on their way into a stack: standardised while they are in the processor's cache."""
