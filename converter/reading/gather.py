@@ -136,6 +136,11 @@ def take(values: Array, rows: npt.NDArray[np.integer[Any]]) -> Array:
     return numbers.reshape(len(rows), *values.shape[1:])
 
 
+def is_joint(values: Any) -> bool:
+    """Whether these are rows of numbers, one after the other in memory."""
+    return isinstance(values, np.ndarray) and values.dtype != object and values.nbytes > 0 and values.flags.c_contiguous
+
+
 def take_columns(columns: Mapping[str, Sequence[Array]], rows: npt.NDArray[np.integer[Any]]) -> dict[str, Array]:
     """The wanted rows of columns of numbers, each of whose parts lie one after the other; bounds are not checked.
 

@@ -19,7 +19,7 @@ from converter.positions import take_positions
 from converter.reading.ahead import read_ahead
 from converter.reading.bounds import element_bytes, is_wide, memory_bound, mixed_bytes
 from converter.reading.data_files import DataFiles
-from converter.reading.gather import WindowRows, gather, gather_windows, take_columns
+from converter.reading.gather import WindowRows, gather, gather_windows, is_joint, take_columns
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import Columns, Run, mark_padding
 from converter.reading.source import BatchSource
@@ -157,7 +157,7 @@ class _Stream:
 def _interleaved(source: BatchSource, parts: Sequence[Columns], ids: Any, rows: Any) -> Columns:
     """The rows of all sources, which lie in `parts` one source after the other, in the mixture's order."""
     alike = {name: _alike(source, name, parts) for name in parts[0]}
-    plain = {name: own for name, own in alike.items() if all(map(_is_plain, own))}
+    plain = {name: own for name, own in alike.items() if all(map(is_joint, own))}
     taken = take_columns(plain, rows)
     columns: Columns = {}
     # As `columns=` has them; the column of the source stands where it was named.
@@ -176,12 +176,6 @@ def _interleaved(source: BatchSource, parts: Sequence[Columns], ids: Any, rows: 
     if source.source_name is not None and not later:
         columns[source.source_name] = ids.astype(np.int32)
     return columns
-
-
-def _is_plain(values: Any) -> bool:
-    """Whether a column's part is rows of numbers, one after the other in memory."""
-    is_numbers = isinstance(values, np.ndarray) and values.dtype != object and values.nbytes > 0
-    return is_numbers and values.flags.c_contiguous
 
 
 def _alike(source: BatchSource, name: str, parts: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -37,6 +37,7 @@ from converter.reading.gather import (
     gather,
     gather_stack,
     gather_views,
+    is_joint,
     take_columns,
 )
 from converter.reading.local_cache import open_local_cache
@@ -304,7 +305,7 @@ class _WindowReader:
                     check = functools.partial(self._files.check_mapped, groups)
                     columns[name] = WindowRows(parts=parts, rows=rows, check=check)
                     continue
-                if all(part.flags.c_contiguous and part.nbytes for part in parts):
+                if all(group.is_mapped(name) for group in groups) and all(map(is_joint, parts)):
                     # Its place; the rows follow.
                     columns[name], together[name] = parts[0], parts
                     continue

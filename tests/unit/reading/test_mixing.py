@@ -18,6 +18,8 @@ from converter import ConverterError, DatasetConverter, make_parquet_converter, 
 from converter.mixing import CYCLE_ROWS, Mixing
 from converter.plan import Shuffle
 from converter.reading import mixing as reading
+from converter.reading import windows
+from converter.reading.gather import take_columns
 from converter.reading.windows import _WindowReader
 from converter.storage.requests import GivenUpError
 
@@ -103,6 +105,50 @@ def test_a_source_that_starts_over_is_read_on(sources: dict[str, DatasetConverte
     epochs = [own[start : start + 30].tolist() for start in range(0, 990, 30)]
     assert all(sorted(epoch) == list(range(9000, 9030)) for epoch in epochs)
     assert len(set(map(tuple, epochs))) == len(epochs)
+
+
+def test_mapped_columns_are_taken_together_as_decompressed_ones_are_alone(tmp_path: Path) -> None:
+    numbers = np.arange(3000)
+    table = pa.table(
+        {
+            "n": numbers,
+            "x": numbers.astype(np.float32),
+            # Whatever is behind it in the file is not aligned.
+            "flag": (numbers % 3).astype(np.int8),
+            "pair": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(numbers, 2).astype(np.int16)), 2),
+            "wide": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(numbers, 80).astype(np.float32)), 80),
+            "word": [f"w{number}" for number in numbers.tolist()],
+            "odd": pa.array([number if number % 2 else None for number in numbers.tolist()]),
+        }
+    )
+    found, taken = {}, []
+
+    def take(columns: Any, rows: Any) -> Any:
+        taken.append(len(columns))
+        return take_columns(columns, rows)
+
+    for compression in ("none", "snappy"):
+        taken.clear()
+        folder = tmp_path / compression
+        folder.mkdir()
+        for name, rows in (("a", table.slice(0, 2000)), ("b", table.slice(2000))):
+            pq.write_table(rows, folder / f"{name}.parquet", compression=compression, row_group_size=300,
+                           use_dictionary=False, data_page_size=500)  # fmt: skip
+        both = mix({name: make_parquet_converter(folder / f"{name}.parquet") for name in ("a", "b")})
+        # Its fingerprint, and so its order, is that of other files.
+        with (
+            mock.patch.object(windows, "take_columns", take),
+            both.make_batch_reader(**OPTIONS, shuffle_window_rows=700, nulls="mask") as reader,
+        ):
+            batches = list(reader)
+        assert max(taken) == (4 if compression == "none" else 0)
+        columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+        order = np.argsort(columns["n"])
+        found[compression] = {name: values[order] for name, values in columns.items()}
+    for name, values in found["none"].items():
+        np.testing.assert_array_equal(values, found["snappy"][name])
+    np.testing.assert_array_equal(found["none"]["x"], numbers)
+    np.testing.assert_array_equal(found["none"]["pair"][:, 1], numbers.astype(np.int16))
 
 
 def test_both_parts_of_a_first_window_have_one_permutation(sources: dict[str, DatasetConverter]) -> None:
