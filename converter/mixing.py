@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,12 @@ BLOCK_ROWS = 4096
 
 _PATTERNS = 16
 """Different orders of blocks in an epoch."""
+
+CYCLE_ROWS = _PATTERNS * BLOCK_ROWS
+"""After so many elements the same orders come again."""
+
+_REMEMBERED_ROWS = 1 << 20
+"""Most elements whose order is remembered: some 5 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,29 +59,38 @@ class Mixing:
         begin = number * BLOCK_ROWS
         size = min(BLOCK_ROWS, self.num_rows - begin)
         weights = self._weights_at(epoch)
-        name = f"{'/'.join(self.names)}/{self.seed}/{epoch}"
-        return _pattern(name, _shares(weights, size), number % _PATTERNS)
+        return _pattern(self._name(epoch), _shares(weights, size), number % _PATTERNS)
+
+    def _name(self, epoch: int) -> str:
+        return f"{'/'.join(self.names)}/{self.seed}/{epoch}"
 
     def interleave(self, epoch: int, spans: Sequence[range]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
         """The source of each position of some spans, and its place among their elements, one source after the other."""
-        taken = self.taken(epoch, spans)
-        base = (np.cumsum(taken) - taken).astype(np.int32)
-        num_rows = sum(map(len, spans))
-        ids, places = np.empty(num_rows, np.int8), np.empty(num_rows, np.int32)
-        done = 0
-        for span in spans:
-            start = span.start
-            while start < span.stop:
-                number, inside = divmod(start, BLOCK_ROWS)
-                stop = min(span.stop, (number + 1) * BLOCK_ROWS)
-                pattern, end = self.block(epoch, number), inside + stop - start
-                before, after = pattern.before(inside), pattern.before(end)
-                own, into = pattern.ids[inside:end], slice(done, done + end - inside)
-                ids[into] = own
-                np.add((base - before)[own], pattern.ranks[inside:end], out=places[into])
-                base += after - before
-                start, done = stop, into.stop
-        return ids, places
+        rows = spans[0] if len(spans) == 1 else range(0)
+        in_blocks = self.num_rows // BLOCK_ROWS * BLOCK_ROWS
+        if rows and len(rows) % CYCLE_ROWS == 0 and len(rows) <= _REMEMBERED_ROWS and rows.stop <= in_blocks:
+            counts = _shares(self._weights_at(epoch), BLOCK_ROWS)
+            return _lay_out_cycles(self._name(epoch), counts, rows.start % CYCLE_ROWS, len(rows))
+        return _lay_out([part for span in spans for part in self._patterns(epoch, span)])
+
+    def _patterns(self, epoch: int, span: range) -> Iterator[tuple[Pattern, range]]:
+        """The orders that make up a span, and which part of each: of many blocks at a time, as few calls as can be."""
+        start = span.start
+        num_blocks = self.num_rows // BLOCK_ROWS
+        in_blocks, in_cycle = num_blocks * BLOCK_ROWS, min(num_blocks, _PATTERNS) * BLOCK_ROWS
+        while start < span.stop:
+            is_whole = start < in_blocks
+            number, inside = divmod(start, in_cycle) if is_whole else (num_blocks, start - in_blocks)
+            pattern = self._cycle(epoch) if is_whole else self.block(epoch, number)
+            size = min(in_blocks - start + inside, in_cycle) if is_whole else len(pattern.ids)
+            stop = min(span.stop, start - inside + size)
+            yield pattern, range(inside, inside + stop - start)
+            start = stop
+
+    def _cycle(self, epoch: int) -> Pattern:
+        """The order of an epoch's first whole blocks, which comes again and again."""
+        counts = _shares(self._weights_at(epoch), BLOCK_ROWS)
+        return _cycle(self._name(epoch), counts, min(self.num_rows // BLOCK_ROWS, _PATTERNS))
 
     def taken(self, epoch: int, spans: Sequence[range]) -> Numbers:
         """How many elements of each source are in some spans."""
@@ -113,22 +128,22 @@ class Mixing:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pattern:
-    """The order of a block's elements."""
+    """The order of the elements of a block, or of several."""
 
-    ids: npt.NDArray[np.int8]
-    """The source of each."""
+    ids: npt.NDArray[np.intp]
+    """The source of each; as NumPy needs them for an index: from bytes it makes them anew each time."""
 
     ranks: npt.NDArray[np.int32]
-    """How many of its source come before it in the block."""
+    """How many of its source come before it."""
 
-    counts: npt.NDArray[np.int32]
+    counts: Numbers
     """Elements of each source."""
 
-    def before(self, position: int) -> npt.NDArray[np.int32]:
+    def before(self, position: int) -> Numbers:
         """How many elements of each source come before a position."""
         if position == len(self.ids):
             return self.counts
-        return np.bincount(self.ids[:position], minlength=len(self.counts)).astype(np.int32)
+        return np.bincount(self.ids[:position], minlength=len(self.counts))
 
 
 @functools.lru_cache(maxsize=4 * _PATTERNS)
@@ -136,11 +151,58 @@ def _pattern(name: str, counts: tuple[int, ...], number: int) -> Pattern:
     """One of the orders of an epoch's blocks. They come again: to sort for each block takes as long as to read it."""
     size = sum(counts)
     order = permutation(name, size, stream=number)
-    ids = np.repeat(np.arange(len(counts), dtype=np.int8), counts)[order]
+    ids = np.repeat(np.arange(len(counts)), counts)[order]
     ranks = np.empty(size, np.int32)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     ranks[np.argsort(ids, kind="stable")] = np.arange(size) - starts
-    return Pattern(ids=ids, ranks=ranks, counts=np.array(counts, np.int32))
+    return Pattern(ids=ids, ranks=ranks, counts=np.array(counts, np.int64))
+
+
+@functools.lru_cache(maxsize=8)
+def _cycle(name: str, counts: tuple[int, ...], num_blocks: int) -> Pattern:
+    """The first blocks of an epoch as one: to lay out a row takes 0.8 ns, and 2.4 block by block."""
+    blocks = [_pattern(name, counts, number) for number in range(num_blocks)]
+    before = np.arange(num_blocks)[:, None] * np.array(counts)
+    ranks = [block.ranks + rows.astype(np.int32)[block.ids] for block, rows in zip(blocks, before, strict=True)]
+    return Pattern(
+        ids=np.concatenate([block.ids for block in blocks]),
+        ranks=np.concatenate(ranks),
+        counts=num_blocks * np.array(counts, np.int64),
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _lay_out_cycles(
+    name: str, counts: tuple[int, ...], start: int, num_rows: int
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
+    """`_lay_out` of as many rows as some cycles have, from a row of a cycle on."""
+    cycle = _cycle(name, counts, _PATTERNS)
+    whole = [(cycle, range(CYCLE_ROWS))] * (num_rows // CYCLE_ROWS)
+    parts = [(cycle, range(start, CYCLE_ROWS)), *whole[1:], (cycle, range(start))] if start else whole
+    found = _lay_out(parts)
+    for numbers in found:
+        # Others get them, too.
+        numbers.flags.writeable = False
+    return found
+
+
+def _lay_out(
+    parts: Sequence[tuple[Pattern, range]],
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
+    """The source of each row of some parts of patterns, and its place among their rows, one source after the other."""
+    edges = [(pattern.before(part.start), pattern.before(part.stop)) for pattern, part in parts]
+    taken = np.sum([after - before for before, after in edges], axis=0)
+    base = np.cumsum(taken) - taken
+    num_rows = sum(len(part) for _, part in parts)
+    ids, places = np.empty(num_rows, np.int8), np.empty(num_rows, np.int32)
+    done = 0
+    for (pattern, part), (before, after) in zip(parts, edges, strict=True):
+        own, into = pattern.ids[part.start : part.stop], slice(done, done + len(part))
+        ids[into] = own
+        np.add((base - before).astype(np.int32)[own], pattern.ranks[part.start : part.stop], out=places[into])
+        base += after - before
+        done = into.stop
+    return ids, places
 
 
 @functools.lru_cache(maxsize=64)

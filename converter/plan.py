@@ -62,6 +62,7 @@ class Shuffle:
 class Piece:
     """The part of one window that one process reads together."""
 
+    epoch: int
     window: int
     """The window's number in the epoch."""
 
@@ -73,6 +74,9 @@ class Piece:
 
     spans: tuple[range, ...]
     """The positions to read, within the window, in order."""
+
+    is_cut: bool = False
+    """Whether it is one of two that were one, and so have one permutation."""
 
     @property
     def num_rows(self) -> int:
@@ -152,6 +156,7 @@ class EpochPlan:
         first, last = (int(index) for index in self.window_starts[window : window + 2])
         begin, end = int(self.group_starts[first]), int(self.group_starts[last])
         return Piece(
+            epoch=self.epoch,
             window=window,
             row_groups=self.group_order[first:last],
             window_rows=end - begin,
@@ -167,7 +172,7 @@ class EpochPlan:
             if num_rows < piece.num_rows and len(piece.row_groups) > 1:
                 for part in (range(num_rows), range(num_rows, piece.num_rows)):
                     spans = tuple(take_positions(piece.spans, part.start, part.stop))
-                    yield dataclasses.replace(piece, spans=spans)
+                    yield dataclasses.replace(piece, spans=spans, is_cut=True)
             else:
                 yield piece
             yield from pieces

@@ -848,8 +848,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="reading/windows.py",
         claim="the order within windows is the same in each epoch",
-        old="permutation(piece.window_rows, epoch=plan.epoch",
-        new="permutation(piece.window_rows, epoch=0",
+        old="shuffle.permutation, piece.window_rows, epoch=piece.epoch",
+        new="shuffle.permutation, piece.window_rows, epoch=0",
         tests=("tests/unit/reading", "tests/unit/loading"),
     ),
     Mutation(
@@ -1292,7 +1292,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="reading/ahead.py",
         claim="threads are not told that nobody waits",
-        old="                given_up.set()\n\n\ndef map",
+        old="                event.set()\n\n\ndef map",
         new="                pass\n\n\ndef map",
         tests=("tests/unit/reading", "tests/unit/scans", "tests/unit/loading", "tests/unit/storage"),
     ),
@@ -1369,8 +1369,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="reading/mixing.py",
         claim="a source has the same order each time it starts over",
-        old="plan = replace(self._source.plan(epoch),",
-        new="plan = replace(self._source.plan(0),",
+        old="yield replace(source.plan(epoch),",
+        new="yield replace(source.plan(0),",
         tests=("tests/unit/test_mixed.py",),
     ),
     Mutation(

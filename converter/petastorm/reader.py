@@ -318,11 +318,11 @@ def _read_pieces(
 def _pieces_of(recipe: Recipe, items: Iterator[Item], threads: int) -> Generator[Piece, None, None]:
     """The pieces of items, in order: some threads read row groups ahead, others decode them in parts."""
     given_up = threading.Event()
-    tables = read_ahead(recipe.read, items, workers_count=threads, ahead=threads + 1, given_up=given_up)
+    tables = read_ahead(recipe.read, items, workers_count=threads, ahead=threads + 1, given_up=[given_up])
     with contextlib.closing(tables):
         parts = (part for table in tables for part in recipe.pieces(table))
         with contextlib.closing(
-            read_ahead(recipe.make, parts, workers_count=threads, ahead=threads + 2, given_up=given_up)
+            read_ahead(recipe.make, parts, workers_count=threads, ahead=threads + 2, given_up=[given_up])
         ) as pieces:
             yield from pieces
 

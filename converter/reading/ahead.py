@@ -26,11 +26,11 @@ def read_ahead(
     *,
     workers_count: int,
     ahead: int,
-    given_up: threading.Event | None = None,
+    given_up: Iterable[threading.Event] = (),
 ) -> Generator[Output, None, None]:
     """Yield `function` of each item in order, computed by threads; at most `ahead` of them wait.
 
-    When it ends, for any reason, `given_up` is set.
+    When it ends, for any reason, the events `given_up` are set.
     """
     with ThreadPoolExecutor(workers_count, thread_name_prefix="converter-read") as pool:
         pending: deque[Future[Output]] = deque()
@@ -45,8 +45,8 @@ def read_ahead(
             # Also when the consumer breaks, raises or drops the generator: what has not begun never will.
             for future in pending:
                 future.cancel()
-            if given_up is not None:
-                given_up.set()
+            for event in given_up:
+                event.set()
 
 
 def map_row_groups(function: Callable[[int, threading.Event], Output], row_groups: Iterable[int]) -> Iterator[Output]:
@@ -57,5 +57,5 @@ def map_row_groups(function: Callable[[int, threading.Event], Output], row_group
         iter(row_groups),
         workers_count=threads,
         ahead=4 * threads,
-        given_up=given_up,
+        given_up=[given_up],
     )

@@ -92,7 +92,8 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
         has_mask = any(field.shape is None and source.has_element_mask(field.name) for field in source.stored_fields)
         window_bytes = file_bytes * (2 if has_mask else 1)
     batch_bytes = math.ceil(window_bytes / window_rows) * source.batch_size
-    num_windows = len(plan.window_starts) - 1
+    # A source of a mixture is read on into its next epoch.
+    num_windows = source.windows_ahead if source.is_part else len(plan.window_starts) - 1
     workers_count = min(source.workers_count, num_windows)
     # Windows read ahead, and the one in use, which at first is the last of the previous epoch.
     in_flight = min(source.windows_ahead, num_windows) + 1

@@ -113,6 +113,12 @@ class RowGroup:
             parts += values
         return parts
 
+    def is_mapped(self, name: str) -> bool:
+        """Whether a column's values are the mapped file's memory, once they were asked for."""
+        chunks = [chunks.get(name) for chunks in self._plain]
+        is_plain = all(isinstance(chunk, list) or (chunk is not None and chunk.codec is None) for chunk in chunks)
+        return is_plain and self._fetched is None and name not in self._decoded
+
     def mask(self, name: str) -> npt.NDArray[np.bool_]:
         """Where a column is not null, once its values were asked for."""
         valid = self._decoded[name].valid if name in self._decoded else None

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -22,14 +23,23 @@ import numpy as np
 import pyarrow as pa
 
 from converter.errors import NullValueError, ReadError, SourceError
-from converter.plan import EpochPlan, Piece
+from converter.plan import EpochPlan, Piece, Shuffle
 from converter.reading.ahead import read_ahead
 from converter.reading.bounds import CUT_BYTES, element_bytes, memory_bound
 from converter.reading.buckets import in_buckets, lengths_of
 from converter.reading.data_files import DataFiles
 from converter.reading.decoding import ROW_NUMBERS, decode_runs
 from converter.reading.fetching import fetching
-from converter.reading.gather import WIDE_BYTES, Array, WindowRows, gather, gather_stack, gather_views
+from converter.reading.gather import (
+    WIDE_BYTES,
+    Array,
+    WindowRows,
+    gather,
+    gather_stack,
+    gather_views,
+    is_joint,
+    take_columns,
+)
 from converter.reading.local_cache import open_local_cache
 from converter.reading.mixing import mixed_runs
 from converter.reading.row_groups import FetchedGroup, RowGroup
@@ -57,6 +67,9 @@ def open_files(source: BatchSource, processes_count: int = 1) -> DataFiles:
         parts = tuple(
             open_files(part, source.shard.count * processes_count * len(source.parts)) for part in source.parts
         )
+        for part_files in parts:
+            # What one of them takes is no reason for another one to release its memory.
+            part_files.room = parts[0].room
         parts[0].parts = parts
         return parts[0]
     source.storage.share_line(source.shard.count * processes_count)
@@ -93,26 +106,56 @@ def read_runs(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: r
         ReadError: a row group cannot be decoded.
     """
     if source.parts:
-        yield from mixed_runs(source, plan, files, batches, read_runs)
+        yield from mixed_runs(source, plan, files, batches, read_plans)
         return
     wanted = range(plan.num_batches) if batches is None else batches
-    reader = _WindowReader(source, plan, files)
-    pieces = plan.pieces(wanted.start, wanted.stop)
-    if batches is None and source.storage.is_local:
-        # The first part is an eighth of a window, so that the first batch is quick: 48 MB take a tenth of a second.
-        # A remote window would be fetched twice for it.
-        few = -(-source.window_rows // (_FIRST_PART * source.batch_size)) * source.batch_size
-        pieces = plan.first_pieces(pieces, few)
     num_rows = min(wanted.stop * plan.batch_size, plan.num_rows) - wanted.start * plan.batch_size
+    pieces = plan.pieces(wanted.start, wanted.stop)
+    if batches is None:
+        pieces = _cut_first(source, plan, pieces)
+    reader = _WindowReader(source, plan, files, threading.Event())
+    yield from _read_pieces(reader, pieces, num_rows, first_batch=wanted.start)
+
+
+def read_plans(
+    source: BatchSource, plans: Iterator[EpochPlan], num_rows: int, files: DataFiles, given_up: threading.Event
+) -> Generator[Columns, None, None]:
+    """Yield the `num_rows` rows of some plans as one stream: the first window of a plan is read before it is wanted.
+
+    `given_up` cancels the fetching of remote files.
+    """
+    first = next(plans)
+    pieces = itertools.chain.from_iterable(plan.pieces() for plan in itertools.chain([first], plans))
+    reader = _WindowReader(source, first, files, given_up)
+    with contextlib.closing(_read_pieces(reader, _cut_first(source, first, pieces), num_rows)) as runs:
+        for run in runs:
+            yield run.columns
+
+
+def _cut_first(source: BatchSource, plan: EpochPlan, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The pieces, the first in two parts, so that the first batch is quick."""
+    if not source.storage.is_local:
+        # A remote window would be fetched twice for it.
+        return pieces
+    # The first part is an eighth of a window: 48 MB take a tenth of a second.
+    few = -(-source.window_rows // (_FIRST_PART * source.batch_size)) * source.batch_size
+    return plan.first_pieces(pieces, few)
+
+
+def _read_pieces(
+    reader: _WindowReader, pieces: Iterator[Piece], num_rows: int, *, first_batch: int = 0
+) -> Generator[Run, None, None]:
+    """Yield the first `num_rows` rows of the pieces, cut into runs of whole batches."""
+    source, plan = reader.source, reader.plan
     with fetching(reader.fetch, pieces, source, reader.given_up) as items:
         windows = read_ahead(
             reader.read,
             items,
             workers_count=source.workers_count,
             ahead=source.windows_ahead,
-            given_up=reader.given_up,
+            given_up=[reader.given_up],
         )
-        runs = cut_run(windows, plan.batch_size, num_rows, first_batch=wanted.start)
+        runs = cut_run(windows, plan.batch_size, num_rows, first_batch=first_batch)
         if source.uneven == "pad":
             runs = (mark_padding(run, plan) for run in runs)
         if source.sequences is not None:
@@ -130,13 +173,15 @@ def read_runs(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: r
 
 
 class _WindowReader:
-    """Reads pieces of one plan; used by several threads at once."""
+    """Reads pieces of plans that differ in their epochs; used by several threads at once."""
 
-    def __init__(self, source: BatchSource, plan: EpochPlan, files: DataFiles) -> None:
-        self._source, self._plan, self._files = source, plan, files
-        self.given_up = threading.Event()
+    def __init__(self, source: BatchSource, plan: EpochPlan, files: DataFiles, given_up: threading.Event) -> None:
+        self.source, self.plan, self._files = source, plan, files
+        self.given_up = given_up
         """Set when the fetched bytes are no longer wanted."""
 
+        self._cut_order: Array | None = None
+        self._cut_lock = threading.Lock()
         self._scales = source.scales
         rows = source.manifest.row_group_rows
         self._first_rows = np.cumsum(rows) - rows
@@ -174,7 +219,7 @@ class _WindowReader:
         """The same with the store's own bytes; None if this host's copies are not to blame, or the store is away."""
         copies = [number for number, group in fetched.items() if group.is_copy]
         is_expected = isinstance(error, NullValueError) and any(
-            field.name == error.column and field.has_nulls for field in self._source.fields
+            field.name == error.column and field.has_nulls for field in self.source.fields
         )
         if not copies or is_expected:
             return None
@@ -207,13 +252,11 @@ class _WindowReader:
         """Which rows are read for the sequences of a piece; None if its elements are rows."""
         if self._live_starts is None:
             return None
-        return lay_out(
-            self._source.manifest, piece.row_groups, self._places_of(piece), self._live_starts, self._plan.epoch
-        )
+        return lay_out(self.source.manifest, piece.row_groups, self._places_of(piece), self._live_starts, piece.epoch)
 
     def _in_sequences(self, columns: Columns, layout: Layout) -> Columns:
         """Columns of the rows of a layout as columns of its sequences."""
-        source, sequences = self._source, self._source.sequences
+        source, sequences = self.source, self.source.sequences
         assert sequences is not None
         row_index = source.row_index
         found: Columns = {}
@@ -234,9 +277,10 @@ class _WindowReader:
         return found
 
     def _gather(self, numbers: Sequence[int], groups: Sequence[RowGroup], rows: Any) -> Columns:
-        source = self._source
+        source = self.source
         stacks = {stack.name: stack for stack in source.stacks}
         columns: Columns = {}
+        together: dict[str, list[Array]] = {}
         unseen_bytes = 0
         # Column by column: pages that were decompressed for one are released before the next, whose pages then land in
         # memory that is still in the processor's cache.
@@ -256,10 +300,15 @@ class _WindowReader:
                     columns[name + VALID_SUFFIX] = gather_stack(masks, num_rows, rows, len(members), "bool")
                 continue
             parts = [part for group in groups for part in group.parts(name)]
-            if source.is_part and self._may_wait(name, parts, rows):
-                check = functools.partial(self._files.check_mapped, groups)
-                columns[name] = WindowRows(parts=parts, rows=rows, check=check)
-                continue
+            if source.is_part and self._is_plain(name, parts, rows):
+                if parts[0].itemsize * math.prod(parts[0].shape[1:]) >= WIDE_BYTES:
+                    check = functools.partial(self._files.check_mapped, groups)
+                    columns[name] = WindowRows(parts=parts, rows=rows, check=check)
+                    continue
+                if all(group.is_mapped(name) for group in groups) and all(map(is_joint, parts)):
+                    # Its place; the rows follow.
+                    columns[name], together[name] = parts[0], parts
+                    continue
             columns[name] = (gather_views if name in source.decoders else gather)(parts, rows)
             if has_mask:
                 columns[name + VALID_SUFFIX] = gather([group.mask(name) for group in groups], rows)
@@ -272,20 +321,27 @@ class _WindowReader:
                 if name in self._scales:
                     # Their zeros were standardised as numbers.
                     columns[name][~element_valid] = 0
+        columns |= self._take(together, rows)
         row_numbers = source.row_index or (ROW_NUMBERS if source.decoders else None)
         if row_numbers is not None:
             columns[row_numbers] = gather([self._row_numbers(number) for number in numbers], rows)
         return columns
 
-    def _may_wait(self, name: str, parts: Sequence[Any], rows: Any) -> bool:
-        """Whether a column can be copied later: wide numbers as they are in the files."""
-        source = self._source
-        field = source.manifest.schema[name]
+    def _is_plain(self, name: str, parts: Sequence[Any], rows: Any) -> bool:
+        """Whether a column is permuted numbers as they are in the files, so that they can be copied later."""
+        source = self.source
         if isinstance(rows, slice) or isinstance(parts[0], pa.Array) or source.sequences is not None:
             return False
-        is_wide = field.stored_dtype.itemsize * math.prod(field.shape or ()) >= WIDE_BYTES
         is_masked = source.has_mask([name]) or source.has_element_mask(name)
-        return is_wide and not is_masked and name not in self._scales
+        return not is_masked and name not in self._scales
+
+    def _take(self, columns: Mapping[str, Sequence[Array]], rows: Any) -> Columns:
+        """The wanted rows of narrow columns of numbers."""
+        sizes = [sum(part.nbytes for part in parts) for parts in columns.values()]
+        if sum(sizes) >= _LOOK_BYTES:
+            # One at a time is joined before its rows are taken.
+            self._files.room.look(sum(sizes) + max(sizes) + _LOOK_BYTES)
+        return {**take_columns(columns, rows)}
 
     def _stacked(self, group: RowGroup, names: Sequence[str], has_mask: bool) -> list[Array]:
         """Columns of a row group on their way into a stack: standardised while they are in the processor's cache."""
@@ -296,7 +352,7 @@ class _WindowReader:
                 values = columns[place].view()
                 values.flags.writeable = False
                 valid = group.mask(name) if has_mask else None
-                columns[place] = standardized(values, self._scales[name], self._source.schema[name].dtype, valid)
+                columns[place] = standardized(values, self._scales[name], self.source.schema[name].dtype, valid)
         return columns
 
     def _column_bytes(self, members: Sequence[str], groups: Sequence[RowGroup]) -> int:
@@ -304,7 +360,7 @@ class _WindowReader:
 
         Wide rows take theirs once, for compressed pages: the result is in `memory.blocks`.
         """
-        fields = [self._source.manifest.schema[member] for member in members]
+        fields = [self.source.manifest.schema[member] for member in members]
         if any(field.is_object or field.shape is None for field in fields):
             return 4 * int(sum(part.nbytes for group in groups for member in members for part in group.parts(member)))
         row_bytes = sum(field.stored_dtype.itemsize * math.prod(field.shape or ()) for field in fields)
@@ -314,7 +370,7 @@ class _WindowReader:
     def _rows_of(self, piece: Piece, groups: Sequence[RowGroup]) -> Any:
         """The wanted rows, as numbers within the whole row groups of the window, or a slice of them."""
         rows = self._positions_of(piece, groups)
-        if isinstance(rows, slice) or self._source.manifest.row_group_rows[piece.row_groups].sum() >= 1 << 31:
+        if isinstance(rows, slice) or self.source.manifest.row_group_rows[piece.row_groups].sum() >= 1 << 31:
             return rows
         # At half the size they leave more of the processor's cache to the columns.
         return rows.astype(np.int32)
@@ -324,31 +380,42 @@ class _WindowReader:
 
         With `lengths`, of all live elements, those of similar length come together.
         """
-        plan = self._plan
+        shuffle = self.plan.shuffle
         places: Any = slice(piece.spans[0].start, piece.spans[0].stop)
         if len(piece.spans) > 1:
             places = np.concatenate([np.arange(span.start, span.stop) for span in piece.spans])
-        if plan.shuffle is None:
+        if shuffle is None:
             return places
-        order = plan.shuffle.permutation(piece.window_rows, epoch=plan.epoch, window=piece.window)
+        order = self._order_of(piece, shuffle)
         if lengths is not None:
-            order = in_buckets(order, lengths, plan.shuffle, epoch=plan.epoch, window=piece.window)
+            order = in_buckets(order, lengths, shuffle, epoch=piece.epoch, window=piece.window)
         return order[places]
+
+    def _order_of(self, piece: Piece, shuffle: Shuffle) -> Array:
+        """The permutation of a piece's window; both parts of the first window share it."""
+        draw = functools.partial(shuffle.permutation, piece.window_rows, epoch=piece.epoch, window=piece.window)
+        if not piece.is_cut:
+            return draw()
+        with self._cut_lock:
+            order, self._cut_order = self._cut_order, None
+            if order is None:
+                order = self._cut_order = draw()
+            return order
 
     def _positions_of(self, piece: Piece, groups: Sequence[RowGroup]) -> Any:
         elements = self._elements_of(piece)
-        if self._source.bucket_by is None:
+        if self.source.bucket_by is None:
             places = self._places_of(piece)
         else:
-            name = self._source.bucket_by
-            field = self._source.manifest.batch_schema[name]
+            name = self.source.bucket_by
+            field = self.source.manifest.batch_schema[name]
             lengths = lengths_of([part for group in groups for part in group.parts(name)], field)
             places = self._places_of(piece, lengths if elements is None else lengths[elements])
         return places if elements is None else elements[places]
 
     def _elements_of(self, piece: Piece) -> Array | None:
         """The live rows of a window, as numbers within its whole row groups; None if all are live, each once."""
-        manifest = self._source.manifest
+        manifest = self.source.manifest
         if manifest.draws is not None:
             return self._drawn(piece)
         sizes = manifest.row_group_rows[piece.row_groups]
@@ -362,16 +429,16 @@ class _WindowReader:
 
     def _drawn(self, piece: Piece) -> Array:
         """The live rows of a window as often as they come, as numbers within its whole row groups."""
-        manifest = self._source.manifest
+        manifest = self.source.manifest
         assert manifest.draws is not None
         drawn, start = [], 0
         for row_group in piece.row_groups.tolist():
             live = None if manifest.selection is None else manifest.selection.live_rows(row_group)
             rows = np.arange(manifest.row_group_rows[row_group]) if live is None else live
-            drawn.append(start + np.repeat(rows, manifest.draws.repeats(row_group, self._plan.epoch)))
+            drawn.append(start + np.repeat(rows, manifest.draws.repeats(row_group, piece.epoch)))
             start += int(manifest.row_group_rows[row_group])
         return np.concatenate(drawn)
 
     def _row_numbers(self, row_group: int) -> Array:
         start = int(self._first_rows[row_group])
-        return np.arange(start, start + int(self._source.manifest.row_group_rows[row_group]))
+        return np.arange(start, start + int(self.source.manifest.row_group_rows[row_group]))

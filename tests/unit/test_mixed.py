@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converter import DatasetConverter, StateMismatchError, make_parquet_converter, mix
-from converter.mixing import BLOCK_ROWS, Mixing, rows_until, share
+from converter.mixing import BLOCK_ROWS, CYCLE_ROWS, Mixing, rows_until, share
 from tests.properties import examples
 
 
@@ -85,6 +85,29 @@ def test_positions_are_places_in_each_source(
     for position in (0, num_rows // 3, num_rows):
         before = np.bincount(ids[:position], minlength=len(sizes)) + epoch * counts
         assert mixing.places(epoch, position).tolist() == before.tolist()
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=4), st.integers(0, 2), st.data())
+@examples(40)
+def test_the_order_of_any_spans_is_that_of_their_blocks(weights: list[float], epoch: int, data: st.DataObject) -> None:
+    num_rows = data.draw(st.integers(1, 5 * BLOCK_ROWS) | st.integers(CYCLE_ROWS, 3 * CYCLE_ROWS))
+    names = tuple(map(str, range(len(weights))))
+    mixing = Mixing(names=names, sizes=(9,) * len(names), weights={0: tuple(weights)}, num_rows=num_rows, seed=2)
+    edges = sorted(data.draw(st.lists(st.integers(0, num_rows), min_size=4, max_size=4)))
+    spans = [range(*edges[:2]), range(*edges[2:])]
+    if num_rows >= CYCLE_ROWS and data.draw(st.booleans()):
+        # The order of whole cycles is remembered.
+        size = CYCLE_ROWS * data.draw(st.integers(1, num_rows // CYCLE_ROWS))
+        start = data.draw(st.integers(0, num_rows - size))
+        spans = [range(start, start + size)]
+    blocks = [mixing.block(epoch, number) for number in range(-(-num_rows // BLOCK_ROWS))]
+    sources = np.concatenate([block.ids for block in blocks])
+    expected = np.concatenate([sources[span.start : span.stop] for span in spans])
+    for _ in range(2):
+        ids, places = mixing.interleave(epoch, spans)
+        np.testing.assert_array_equal(ids, expected)
+        # One source after the other, each in order.
+        np.testing.assert_array_equal(np.argsort(places), np.argsort(expected, kind="stable"))
 
 
 def test_each_source_goes_through_its_own_epochs(sources: dict[str, DatasetConverter]) -> None:

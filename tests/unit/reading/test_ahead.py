@@ -9,7 +9,7 @@ from converter.reading.ahead import read_ahead
 
 def test_results_come_in_order_and_the_end_is_told() -> None:
     given_up = threading.Event()
-    results = read_ahead(lambda item: item * 2, iter(range(9)), workers_count=3, ahead=4, given_up=given_up)
+    results = read_ahead(lambda item: item * 2, iter(range(9)), workers_count=3, ahead=4, given_up=[given_up])
     assert next(results) == 0
     assert not given_up.is_set()
     results.close()

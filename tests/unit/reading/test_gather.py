@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converter.reading.decode import decode
-from converter.reading.gather import gather, gather_stack
+from converter.reading.gather import gather, gather_stack, take_columns
 from converter.reading.ragged import ragged_values
 from tests.columns import RAGGED, TENSORS, Column
 from tests.properties import examples
@@ -47,6 +47,23 @@ def test_gathered_numbers_are_the_wanted_rows_in_memory_of_their_own(window: Any
     assert_same(found, as_stored(column.values(wanted(parts, rows))))
     assert found.flags.writeable
     assert not any(np.shares_memory(found, part) for part in values)
+
+
+@given(windows(), st.lists(st.sampled_from([*NUMBERS, *TENSORS]), min_size=1, max_size=4))
+@examples(100)
+def test_columns_are_taken_together_as_each_alone(window: Any, columns: list[Column]) -> None:
+    parts, rows = window
+    if isinstance(rows, slice):
+        rows = np.arange(rows.start, rows.stop)
+    values = {str(place): [as_stored(column.values(part)) for part in parts] for place, column in enumerate(columns)}
+    found = take_columns(values, rows.astype(np.int32))
+    assert list(found) == list(values)
+    for name, column in zip(found, columns, strict=True):
+        assert_same(found[name], as_stored(column.values(wanted(parts, rows))))
+        assert found[name].flags.writeable
+        assert not any(np.shares_memory(found[name], part) for part in values[name])
+    assert take_columns({}, rows) == {}
+    assert all(len(taken) == 0 for taken in take_columns(values, rows[:0]).values())
 
 
 @given(windows(), st.sampled_from([*OBJECTS, RAGGED]))
