@@ -205,6 +205,15 @@ def test_a_dataset_is_copied(spark: SparkSession, frames: Path, tmp_path: Path, 
         copy_dataset(spark, frames.as_uri(), copy.as_uri(), None, None, False, None, None)
 
 
+def test_a_copy_onto_something_names_the_option(frames: Path, tmp_path: Path, unstopped: list[int]) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "kept").touch()
+    with pytest.raises(SystemExit, match=r"other exists already\. --overwrite-output replaces it\."):
+        copying._main([frames.as_uri(), other.as_uri()])
+    assert [path.name for path in other.iterdir() if not path.name.startswith(".")] == ["kept"]
+
+
 def test_some_columns_and_rows_are_copied(spark: SparkSession, frames: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy_dataset(spark, frames.as_uri(), copy.as_uri(), ["id", "may.*"], ["maybe"], False, 1, None)

@@ -71,6 +71,7 @@ def args_parser() -> argparse.ArgumentParser:
 
 
 def _main(argv: Sequence[str]) -> None:
+    from pyspark.errors import AnalysisException
     from pyspark.sql import SparkSession
 
     logging.basicConfig()
@@ -89,6 +90,10 @@ def _main(argv: Sequence[str]) -> None:
             arguments.row_group_size_mb,
             hdfs_driver=arguments.hdfs_driver,
         )
+    except AnalysisException as error:
+        if "PATH_ALREADY_EXISTS" not in str(error):
+            raise
+        sys.exit(f"{arguments.target_url} exists already. --overwrite-output replaces it.")
     finally:
         spark.stop()
 
