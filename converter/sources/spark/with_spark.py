@@ -87,7 +87,8 @@ def write_with_spark(
     stored = stored.withColumn("place", functions.monotonically_increasing_id())
     metrics = [functions.count(functions.lit(1)).alias("rows_after")]
     if packed:
-        metrics.append(functions.collect_set(REPORT_COLUMN).alias("reports"))
+        # As one text: Spark 3.5 gives Python an array that was observed as an object of Java.
+        metrics.append(functions.array_join(functions.collect_set(REPORT_COLUMN), ",").alias("reports"))
     else:
         metrics += _row_metrics(functions, named)
     for name, column in named:
@@ -112,7 +113,8 @@ def write_with_spark(
     # The folder belongs to this attempt alone; "append" because it may exist already.
     renamed.write.options(**options).mode("append").parquet(directory.spark_url)
     observed = {name: value for observation in observations for name, value in observation.get.items()}
-    packs: list[PackReport] = sorted(map(json.loads, observed.get("reports", [])), key=lambda pack: pack["partition"])
+    reports_text = observed.get("reports") or ""
+    packs: list[PackReport] = sorted(json.loads(f"[{reports_text}]"), key=lambda pack: pack["partition"])
     if (
         "rows_after" not in observed
         or not all(f"{name}_least_0" in observed for name, _ in lists)
