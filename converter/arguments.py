@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from converter.decoders.decoder import row_bytes
 from converter.manifest import Manifest
 from converter.plan import default_window_rows
 from converter.positions import Shard
@@ -34,6 +35,9 @@ def check_window(window_rows: Any, manifest: Manifest) -> int:
     if window_rows is None:
         # Row groups without live rows are not read, so their bytes do not count.
         num_bytes = int(manifest.row_group_bytes[manifest.live_rows > 0].sum())
+        if manifest.sequences is not None:
+            # Sequences share rows, so a window of them is decoded as a whole.
+            num_bytes += manifest.of_rows.num_live_rows * sum(map(row_bytes, manifest.decoders.values()))
         num_rows = default_window_rows(manifest.num_live_rows, num_bytes)
     elif window_rows == "all":
         num_rows = manifest.num_live_rows

@@ -635,6 +635,9 @@ class DatasetConverter:
         them. `where` and `split` afterwards choose sequences by their first rows; call them before to choose the rows
         that sequences are made of. Closing it deletes nothing.
 
+        Of a column with a decoder each shuffle window is decoded as a whole, so that a row that many sequences share is
+        decoded once; the default window is then about 48 MB of decoded rows.
+
         ```python
         hours = converter.sequences(24, by="country", stride=6, partial="pad")
         with hours.make_torch_dataloader(batch_size=64, shuffle=True) as loader:

@@ -1346,6 +1346,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/scans/test_sequences.py",),
     ),
     Mutation(
+        module="reading/sequences.py",
+        claim="a row that sequences share is decoded for each of them",
+        old="places = np.unique(self.places())",
+        new="places = np.sort(self.places())",
+        tests=("tests/unit/scans/test_sequences.py",),
+    ),
+    Mutation(
         module="draws.py",
         claim="a class begins anew in each epoch",
         old="divmod(epoch * quota, size)",

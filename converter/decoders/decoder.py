@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +23,9 @@ DTYPES = (
 
 _MAX_NDIM = 31
 """As in `schema`: a batch adds one to NumPy's 32."""
+
+_RAGGED_ROW_BYTES = 64 << 10
+"""What a row counts as if rows differ in shape: nobody knows their sizes before they are decoded."""
 
 
 class Decoder(Protocol):
@@ -83,6 +87,13 @@ class NamedDecoder:
 def ndim_of(decoder: Decoder) -> int:
     """Dimensions of a row."""
     return len(decoder.shape) if decoder.shape is not None else int(getattr(decoder, "ndim", 1))
+
+
+def row_bytes(decoder: Decoder) -> int:
+    """Bytes of one decoded row; a guess if rows differ in shape."""
+    if decoder.shape is None:
+        return _RAGGED_ROW_BYTES
+    return max(1, math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize)
 
 
 def skips_errors(decoder: Decoder) -> bool:

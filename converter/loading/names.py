@@ -194,12 +194,13 @@ def _check_sequences(source: BatchSource) -> None:
                 "sequences(); give all of a stack the same."
             )
     for field in source.fields:
-        if field.shape is None or field.decoder:
-            what = "has rows of different lengths" if field.shape is None else "is decoded while reading"
-            hint = " write its tensors with decode_at='write'," if field.decoder else ""
+        if field.shape is None:
+            what, remedy = "lengths", "its rows one shape with Spark"
+            if field.decoder:
+                what, remedy = "shapes", "its decoder a shape"
             raise SourceError(
-                f"Column {field.name!r} {what}, so it cannot be in a sequence. Leave it out with columns=…,{hint} or "
-                "give its rows one shape with Spark.",
+                f"Column {field.name!r} has rows of different {what}, so it cannot be in a sequence. Leave it out with "
+                f"columns=…, or give {remedy}.",
                 column=field.name,
             )
 

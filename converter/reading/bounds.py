@@ -7,6 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from converter.decoders.decoder import row_bytes
 from converter.memory import SPARE
 from converter.plan import EpochPlan
 from converter.reading.decoding import decoded_bytes_ahead
@@ -118,10 +119,12 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
         # Each row group may reach into another one. What is cut waits in parts, of a batch at least.
         peak += 2 * (in_flight * window_bytes + workers_count * in_work)
         peak += 4 * source.workers_count * max(CUT_BYTES, 2 * source.batch_size * element_bytes(source))
+        # Whole windows are decoded, with the rows that they reach into.
+        peak += (in_flight + workers_count) * 2 * window_rows * sum(map(row_bytes, source.decoders.values()))
     if source.manifest.draws is not None:
         # What is drawn may be some rows again and again, and each epoch draws others.
         peak += source.manifest.draws.num_bytes + 2 * in_flight * window_bytes
-    if source.decoders:
+    if source.decoders and source.sequences is None:
         peak += decoded_bytes_ahead(source)
     return peak
 

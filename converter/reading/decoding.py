@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from converter.decoders.decoder import Decoder, WrongDecoderError, decode_rows, ndim_of
+from converter.decoders.decoder import Decoder, WrongDecoderError, decode_rows, ndim_of, row_bytes
 from converter.errors import MissingDependencyError, ReadError
 from converter.manifest import Manifest
 from converter.reading.ahead import read_ahead
@@ -38,16 +39,6 @@ _CHUNK_BYTES = 4 << 20
 _PART_BYTES = 64 << 20
 """How much a worker process decodes before it sends it; a guess."""
 
-_RAGGED_ROW_BYTES = 64 << 10
-"""What a row counts as if rows differ in shape: nobody knows their sizes before they are decoded."""
-
-
-def row_bytes(decoder: Decoder) -> int:
-    """Bytes of one decoded row; a guess if rows differ in shape."""
-    if decoder.shape is None:
-        return _RAGGED_ROW_BYTES
-    return max(1, math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize)
-
 
 def decoded_bytes_ahead(source: BatchSource) -> int:
     """Bytes of decoded rows that wait to be used or are being decoded."""
@@ -61,7 +52,7 @@ def parts_of_run(source: BatchSource, batches: range) -> Iterator[range]:
     The window's bytes are then read once for each part, which costs little beside decoding.
     """
     step = len(batches)
-    if source.decoders:
+    if source.decoders and source.sequences is None:
         step = max(1, _PART_BYTES // (source.batch_size * sum(map(row_bytes, source.decoders.values()))))
     for start in range(batches.start, batches.stop, step):
         yield range(start, min(start + step, batches.stop))
@@ -111,6 +102,31 @@ def decode_runs(source: BatchSource, runs: Iterator[Run]) -> Generator[Run, None
                 yield piece.run()
 
 
+def decode_column(source: BatchSource, name: str, views: Any, numbers: Array, given_up: threading.Event) -> Array:
+    """A window's column of bytes decoded at once, for sequences that share its rows.
+
+    Args:
+        source: where the column comes from.
+        name: the column; its rows have one shape.
+        views: its bytes.
+        numbers: each row's number in the dataset.
+        given_up: set when nobody takes the window any more.
+
+    Raises:
+        ReadError: a row cannot be decoded; the message names its file, row and column.
+    """
+    decoder = source.decoders[name]
+    assert decoder.shape is not None
+    decoded = new_array((len(views), *decoder.shape), decoder.dtype)
+    step = max(1, _CHUNK_BYTES // row_bytes(decoder))
+    for first in range(0, len(views), step):
+        if given_up.is_set():
+            break
+        part = slice(first, first + step)
+        _decode_rows(source, name, views[part], numbers[part], decoded[part])
+    return decoded
+
+
 class _Piece:
     """Some whole batches of a run; several threads decode parts of it."""
 
@@ -130,30 +146,13 @@ class _Piece:
 
     def decode(self, first: int, stop: int) -> None:
         """Decode the rows from `first` to `stop`."""
-        for name, decoder in self._source.decoders.items():
+        assert self._numbers is not None
+        for name in self._source.decoders:
             views: Any = self._columns[name]
-            values = views[first:stop].cast(pa.large_binary())
             out = self._decoded[name][first:stop] if name in self._decoded else None
-            try:
-                rows = _decode_present(decoder, values, out, self._fill(name))
-            except ImportError as error:
-                raise MissingDependencyError(f"Column {name!r} cannot be decoded: {error}.") from error
-            except Exception as error:
-                bad = undecodable_rows(decoder, values)
-                if isinstance(error, WrongDecoderError) and len(bad) in (0, len(values) - values.null_count):
-                    raise TypeError(f"decode: {decoder!r} of column {name!r} is no decoder: {error}.") from error
-                raise self._error(name, first + (bad[0][0] if bad else 0), error) from error
+            rows = _decode_rows(self._source, name, views[first:stop], self._numbers[first:stop], out)
             if rows is not None:
                 self._ragged[name][first] = rows
-
-    def _fill(self, name: str) -> Any:
-        nulls = self._source.nulls
-        return check_fill(self._source.schema[name], nulls[name]) if not isinstance(nulls, str) and name in nulls else 0
-
-    def _error(self, name: str, row: int, error: Exception) -> ReadError:
-        assert self._numbers is not None
-        source, number = self._source, int(self._numbers[row])
-        return undecodable_error(source.storage, source.manifest, number, error, (name, source.decoders[name]))
 
     def run(self) -> Run:
         """The decoded batches."""
@@ -169,6 +168,28 @@ class _Piece:
             num_rows=self.num_rows,
             first_batch=self._run.first_batch + self._start // self._run.batch_size,
         )
+
+
+def _decode_rows(
+    source: BatchSource, name: str, views: Any, numbers: Array, out: Array | None
+) -> Sequence[Array] | None:
+    """Decode rows into `out`, or return them if they differ in shape; `numbers` are theirs in the dataset.
+
+    Raises:
+        ReadError: a row cannot be decoded.
+    """
+    decoder, nulls, values = source.decoders[name], source.nulls, views.cast(pa.large_binary())
+    fill = check_fill(source.schema[name], nulls[name]) if not isinstance(nulls, str) and name in nulls else 0
+    try:
+        return _decode_present(decoder, values, out, fill)
+    except ImportError as error:
+        raise MissingDependencyError(f"Column {name!r} cannot be decoded: {error}.") from error
+    except Exception as error:
+        bad = undecodable_rows(decoder, values)
+        if isinstance(error, WrongDecoderError) and len(bad) in (0, len(values) - values.null_count):
+            raise TypeError(f"decode: {decoder!r} of column {name!r} is no decoder: {error}.") from error
+        number = int(numbers[bad[0][0] if bad else 0])
+        raise undecodable_error(source.storage, source.manifest, number, error, (name, decoder)) from error
 
 
 def _decode_present(decoder: Decoder, values: pa.Array, out: Array | None, fill: Any) -> Sequence[Array] | None:

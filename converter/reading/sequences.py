@@ -181,6 +181,9 @@ class SequencedRows:
     fill: Any
     """What follows a sequence that ends early."""
 
+    at: Array | None = None
+    """Where each of the window's rows is among `values`, if not all are there, or one stands for several."""
+
     def __len__(self) -> int:
         return len(self.offsets)
 
@@ -209,7 +212,21 @@ class SequencedRows:
             places = self.offsets[:, None] + steps
         else:
             places = self.offsets[:, None] + np.minimum(steps, self.lengths[:, None] - 1)
-        return places.reshape(-1).astype(np.int32 if len(self.values) < 1 << 31 else np.int64, copy=False)
+        places = places.reshape(-1)
+        if self.at is not None:
+            return self.at[places]
+        return places.astype(np.int32 if len(self.values) < 1 << 31 else np.int64, copy=False)
+
+    def needed(self, rows: Array) -> tuple[SequencedRows, Array]:
+        """The same with each row once that a sequence takes, and which of the window's rows these are.
+
+        `rows` are the numbers of the window's rows, of which some may be the same.
+        """
+        places = np.unique(self.places())
+        _, firsts, at_needed = np.unique(rows[places], return_index=True, return_inverse=True)
+        at = np.zeros(len(rows), np.int64)
+        at[places] = at_needed.reshape(-1)
+        return replace(self, at=at), places[firsts]
 
 
 def cut_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,6 +236,9 @@ def cut_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     for name, column in columns.items():
         if not isinstance(column, SequencedRows):
             found[name] = column
+            continue
+        if column.at is not None:
+            found[name] = column.cut()
             continue
         if column.steps not in places:
             places[column.steps] = column.places()

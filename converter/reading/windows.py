@@ -17,6 +17,7 @@ import math
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from converter.reading.ahead import read_ahead
 from converter.reading.bounds import CUT_BYTES, element_bytes, memory_bound
 from converter.reading.buckets import in_buckets, lengths_of
 from converter.reading.data_files import DataFiles
-from converter.reading.decoding import ROW_NUMBERS, decode_runs
+from converter.reading.decoding import ROW_NUMBERS, decode_column, decode_runs
 from converter.reading.fetching import fetching
 from converter.reading.gather import (
     WIDE_BYTES,
@@ -136,6 +137,9 @@ def _cut_first(source: BatchSource, plan: EpochPlan, pieces: Iterator[Piece]) ->
     """The pieces, the first in two parts, so that the first batch is quick."""
     if not source.storage.is_local:
         # A remote window would be fetched twice for it.
+        return pieces
+    if source.sequences is not None and source.decoders and source.shuffle is not None:
+        # An eighth of the sequences has most of the rows, which would be decoded twice.
         return pieces
     # The first part is an eighth of a window: 48 MB take a tenth of a second.
     few = -(-source.window_rows // (_FIRST_PART * source.batch_size)) * source.batch_size
@@ -259,7 +263,7 @@ class _WindowReader:
         source, sequences = self.source, self.source.sequences
         assert sequences is not None
         row_index = source.row_index
-        found: Columns = {}
+        found: dict[str, Any] = {}
         for name, values in columns.items():
             field = source.field_of(name)
             fill = {"str": "", "bytes": b""}.get("" if field is None else field.dtype, 0)
@@ -272,6 +276,11 @@ class _WindowReader:
                 shape=sequences.shape_of(column),
                 fill=-1 if name == row_index else fill,
             )
+        found.pop(ROW_NUMBERS, None)
+        for name in source.decoders:
+            found[name], rows = found[name].needed(layout.rows)
+            views, numbers = gather_views([columns[name]], rows), columns[row_index or ROW_NUMBERS][rows]
+            found[name] = replace(found[name], values=decode_column(source, name, views, numbers, self.given_up))
         if layout.lengths is not None:
             found[SEQUENCE_LENGTH] = layout.lengths
         return found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import itertools
 import json
 import pickle
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,32 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter import DatasetConverter, NullValueError, SourceError, make_delta_converter, make_parquet_converter
+from converter import (
+    DatasetConverter,
+    NullValueError,
+    NumPy,
+    ReadError,
+    SourceError,
+    make_delta_converter,
+    make_parquet_converter,
+)
 from tests.properties import examples
+
+RAW = struct.Struct("<2h")
+
+
+class Raw:
+    """Decodes what `RAW` packs, and counts the rows."""
+
+    dtype, shape = "int16", (2,)
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+
+    def decode(self, values: pa.LargeBinaryArray) -> np.ndarray[Any, Any]:
+        self.num_rows += len(values)
+        return np.array([np.frombuffer(value.as_buffer(), "<i2") for value in values]).reshape(-1, 2)
+
 
 Row = tuple[int, int, int]
 """The number of the file, the key, the time."""
@@ -37,6 +63,7 @@ def write(folder: Path, files: Sequence[Sequence[tuple[int, int]]], row_group_si
                 "x": pa.array([float(place) for place in places], pa.float32()),
                 "pair": pa.array([[place, -place] for place in places], pa.list_(pa.int16(), 2)),
                 "word": pa.array([f"w{place}" for place in places]),
+                "raw": pa.array([RAW.pack(place, -place) if place % 4 else None for place in places], pa.binary()),
                 "odd": pa.array([place if place % 3 else None for place in places], pa.int32()),
             }
         )
@@ -92,6 +119,9 @@ def check(found: dict[str, np.ndarray[Any, Any]], sequences: Sequence[Sequence[i
     np.testing.assert_array_equal(found["x"], np.where(is_own, rows, 0).astype(np.float32), strict=True)
     np.testing.assert_array_equal(found["pair"], np.where(is_own[..., None], np.stack([rows, -rows], -1), 0))
     assert found["word"].tolist() == [[f"w{row}" if row >= 0 else "" for row in sequence] for sequence in rows.tolist()]
+    np.testing.assert_array_equal(found["raw__valid"], is_own & (rows % 4 > 0))
+    raw = np.where(found["raw__valid"][..., None], np.stack([rows, -rows], -1), 0)
+    np.testing.assert_array_equal(found["raw"], raw.astype(np.int16), strict=True)
     np.testing.assert_array_equal(found["odd__valid"], is_own & (rows % 3 > 0))
     np.testing.assert_array_equal(found["odd"], np.where(found["odd__valid"], rows, 0))
     if "__length" in found:
@@ -134,7 +164,7 @@ def test_they_are_those_of_the_rows(
     live = [row for row in range(len(rows)) if left_out is None or row % left_out]
     if not live:
         return
-    converter = make_parquet_converter(folder)
+    converter = make_parquet_converter(folder, decode={"raw": Raw()})
     if left_out is not None:
         converter = converter.where([("x", "in", [float(row) for row in live])])
     expected = expected_of(rows, live, length, stride=stride, max_gap=max_gap, is_padded=is_padded)
@@ -168,7 +198,7 @@ ROWS = [
 @pytest.fixture
 def converter(tmp_path: Path) -> DatasetConverter:
     write(tmp_path, ROWS)
-    return make_parquet_converter(tmp_path)
+    return make_parquet_converter(tmp_path, decode={"raw": Raw()})
 
 
 @pytest.mark.parametrize("step", [1, 4, 9])
@@ -214,7 +244,7 @@ def test_torch_tensorflow_stacks_and_processes_get_the_same(converter: DatasetCo
         "nulls": "mask",
         "stack": {"s": ["x", "time"]},
     }
-    options["columns"] = ["s", "word", "pair", "odd"]
+    options["columns"] = ["s", "word", "pair", "odd", "raw"]
     with sequences.make_batch_reader(**options) as reader:
         expected = list(reader)
     assert expected[0]["s"].shape == (6, 5, 2)
@@ -224,12 +254,12 @@ def test_torch_tensorflow_stacks_and_processes_get_the_same(converter: DatasetCo
         assert len(batches) == len(expected) == len(loader)
         for batch, wanted in zip(batches, expected, strict=True):
             assert batch["word"] == wanted["word"].tolist()
-            for name in ("s", "pair", "odd", "odd__valid", "__length"):
+            for name in ("s", "pair", "odd", "odd__valid", "raw", "raw__valid", "__length"):
                 np.testing.assert_array_equal(batch[name].numpy(), wanted[name], strict=True)
     with sequences.make_tf_dataset(**options) as dataset:
         for batch, wanted in zip(dataset, expected, strict=True):
             assert batch["word"].numpy().astype(str).tolist() == wanted["word"].tolist()
-            for name in ("s", "pair", "odd", "odd__valid", "__length"):
+            for name in ("s", "pair", "odd", "odd__valid", "raw", "raw__valid", "__length"):
                 np.testing.assert_array_equal(batch[name].numpy(), wanted[name], strict=True)
 
 
@@ -374,3 +404,52 @@ def test_nulls_and_ragged_rows_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="Column 'r' has rows of different lengths, so it cannot be in a sequence"):
         read(sequences, ragged="pad")
     assert read(sequences, columns=["n"])["n"].tolist() == [[1, 2], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_touched"),
+    [
+        (range(10), lambda time: True),
+        ([0, 8], lambda time: time < 39),
+        ([9], lambda time: time >= 9),
+        ([0, 1], lambda time: time < 32),
+    ],
+    ids=["all", "two", "last", "first"],
+)
+def test_rows_that_sequences_share_are_decoded_once(tmp_path: Path, steps: Any, is_touched: Any) -> None:
+    write(tmp_path, [[(key, time) for time in range(40)] for key in (0, 1)], row_group_size=7)
+    decoder = Raw()
+    rows = make_parquet_converter(tmp_path, decode={"raw": decoder})
+    sequences = rows.sequences(10, by="key", order_by="time", steps={"raw": steps})
+    decoder.num_rows = 0
+    found = read(sequences, columns=["raw"], shuffle=True, shuffle_window_rows="all")
+    numbers = found["row"][:, list(steps)]
+    np.testing.assert_array_equal(found["raw"][..., 0], np.where(numbers % 4, numbers, 0))
+    assert decoder.num_rows == sum(bool(row % 4) and is_touched(row % 40) for row in range(80))
+
+
+def test_a_row_of_a_sequence_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    raw = [RAW.pack(row, row) for row in range(8)]
+    raw[5] = b"short"
+    pq.write_table(pa.table({"time": range(8), "raw": raw}), tmp_path / "0.parquet", row_group_size=3)
+    sequences = make_parquet_converter(tmp_path, decode={"raw": Raw()}).sequences(3, order_by="time")
+    for shuffle in (False, True):
+        with pytest.raises(ReadError, match=r"Column 'raw' cannot be decoded in row 5 .*0\.parquet"):
+            read(sequences, shuffle=shuffle)
+    ragged = make_parquet_converter(tmp_path, decode={"raw": NumPy("int16", None)}).sequences(3, order_by="time")
+    with pytest.raises(SourceError, match=r"'raw' has rows of different shapes, .* or give its decoder a shape"):
+        read(ragged, ragged="pad")
+
+
+def test_a_window_of_decoded_sequences_is_sized_by_what_is_decoded(tmp_path: Path) -> None:
+    picture = np.zeros((64, 64, 3), np.uint8)
+    stream = io.BytesIO()
+    np.savez_compressed(stream, x=picture)
+    pq.write_table(
+        pa.table({"time": range(9_000), "x": [stream.getvalue()] * 9_000}), tmp_path / "0.parquet", row_group_size=500
+    )
+    decoder = NumPy("uint8", picture.shape, key="x")
+    sequences = make_parquet_converter(tmp_path, decode={"x": decoder}).sequences(4, order_by="time")
+    plan = sequences.plan(batch_size=32, shuffle=True, workers_count=2)
+    assert 3_000 < plan.window_rows < 4_500
+    assert plan.peak_memory_bytes > 3 * 48e6
