@@ -1347,9 +1347,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="reading/sequences.py",
-        claim="a row that sequences share is decoded for each of them",
-        old="places = np.unique(self.places())",
-        new="places = np.sort(self.places())",
+        claim="a row that stands twice among a window's is taken for another one",
+        old="at[places] = at_needed.reshape(-1)",
+        new="at[places] = np.arange(len(places))",
         tests=("tests/unit/scans/test_sequences.py",),
     ),
     Mutation(
