@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from converter.arguments import check_cache_key, check_flag, check_integer, check_timestamp
 from converter.cache import entries, finding, roots, sweeps
 from converter.cache.entries import HeldEntry
-from converter.cache.leases import release
 from converter.cache.removal import SweepReport
 from converter.categories import CategoriesOption, Unseen
 from converter.dataset import DatasetConverter
@@ -254,8 +253,7 @@ def open_converter(
         if entry is None:
             raise CacheError(f"{shown} was deleted by another process just now: write it again.", path=shown)
         if entry.damage is not None:
-            if entry.lease is not None:
-                release(entry.lease)
+            entry.release_lease()
             raise entry.damage
     return hold_entry(entry, delete_on_exit=False, decode=decode)
 

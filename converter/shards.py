@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from typing import Any
 
@@ -27,6 +28,22 @@ _ENVIRONMENTS = (
     # The step's, not the job's: a script that sbatch runs directly is one process, however many tasks the job has.
     ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
+
+
+_PROCESSES_OF_HOST = (
+    "LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+    "SLURM_STEP_TASKS_PER_NODE",
+)  # fmt: skip
+"""Where launchers say how many processes they have started on this host; Slurm as `8(x125)`."""
+
+
+def count_processes_of_host() -> int:
+    """How many processes a launcher has started on this host, this one among them; 1 if none says so."""
+    for name in _PROCESSES_OF_HOST:
+        found = re.match(r"\d+", os.environ.get(name, ""))
+        if found:
+            return max(1, int(found[0]))
+    return 1
 
 
 def find_shard() -> Shard:

@@ -19,6 +19,7 @@ import time
 import uuid
 from dataclasses import dataclass, replace
 
+from converter.cache.host_leases import HostLease, is_shared
 from converter.cache.leases import HURRY_SECONDS, Lease, held_now, put_intent, put_lease, release
 from converter.cache.removal import delete_data, delete_uncommitted, is_link, is_ours
 from converter.cache.roots import MANIFEST, named_errors, naming_errors
@@ -42,7 +43,7 @@ class HeldEntry:
     root: Storage
     key: str
     manifest: Manifest
-    lease: Lease | None
+    lease: Lease | HostLease | None
     """None if this process may not write there: then a deletion does not wait for it."""
 
     damage: CacheCorruptError | None = None
@@ -69,11 +70,11 @@ class HeldEntry:
             is_linked = is_link(self.root, self.key)
         except BaseException:
             with self.root.hurried(HURRY_SECONDS):
-                self._release_lease()
+                self.release_lease()
             raise
         if is_linked:
             logger.warning("Left %s alone: it is a link, which this package does not make.", self.folder.url)
-            self._release_lease()
+            self.release_lease()
             return
         try:
             if _is_named(self.root, self.key, attempt_of(self.manifest), if_corrupt=is_own):
@@ -85,7 +86,7 @@ class HeldEntry:
         self._release(if_corrupt=is_own)
 
     def _release(self, *, if_corrupt: bool) -> None:
-        self._release_lease()
+        self.release_lease()
         attempt_id = attempt_of(self.manifest)
         if is_in_use(self.root, self.key, attempt_id, if_corrupt=if_corrupt):
             return
@@ -93,8 +94,11 @@ class HeldEntry:
         self.folder.delete_file(f"data-{attempt_id}.intent")
         self.folder.delete_directory_if_empty()
 
-    def _release_lease(self) -> None:
-        if self.lease is not None:
+    def release_lease(self) -> None:
+        """End the use, and leave the entry as it is."""
+        if isinstance(self.lease, HostLease):
+            self.lease.release()
+        elif self.lease is not None:
             release(self.lease)
 
 
@@ -310,16 +314,31 @@ def adopt(root: Storage, key: str, committed: Manifest | None = None) -> HeldEnt
     if manifest is None:
         return None
     entry = root.below(key)
+    shared = HostLease(entry, attempt_of(manifest)) if is_shared() else None
+    if shared is not None:
+        shared.find()
+        if shared.is_elsewhere:
+            # Its holder has seen, under its lease, that the entry is whole.
+            return HeldEntry(root=root, key=key, manifest=manifest, lease=shared)
     # Asked before the lease is put: the second look at the manifest also covers files that are removed in between.
     damage = entry.meanwhile(lambda: find_damage(entry, manifest))
-    lease = None
+    lease: Lease | HostLease | None = shared
     try:
-        lease = put_lease(entry, attempt_of(manifest))
+        if shared is None:
+            lease = put_lease(entry, attempt_of(manifest))
+        else:
+            shared.put()
     except FileNotFoundError:
+        _end(shared)
         return None
     except (OSError, CacheError) as error:
         # A trainer that may only read takes no lease.
         logger.info("Open %s without a lease, because none can be written there: %s", entry.url, error)
+        _end(shared)
+        lease = None
+    except BaseException:
+        _end(shared)
+        raise
     held = HeldEntry(root=root, key=key, manifest=manifest, lease=lease)
     try:
         again = load_manifest(root, key)
@@ -331,7 +350,14 @@ def adopt(root: Storage, key: str, committed: Manifest | None = None) -> HeldEnt
         # Deleted in between, maybe by a process that did not see the lease yet: then `release` removes the data.
         held.release()
         return None
+    if shared is not None and lease is not None and held.damage is None:
+        shared.share()
     return held
+
+
+def _end(lease: HostLease | None) -> None:
+    if lease is not None:
+        lease.release()
 
 
 @named_errors

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,9 @@ class Lease:
     content: bytes
     lost: bool = False
     """A sweep took this process for dead and removed the file."""
+
+    on_lost: Callable[[], None] = lambda: None
+    """Called when it is lost."""
 
     given_up: threading.Event = field(default_factory=threading.Event)
     """Set by `release`: cancels a renewal that is still under way."""
@@ -237,6 +241,7 @@ class _Heartbeat:
                     return
                 lease.lost = isinstance(error, FileNotFoundError)
             if lease.lost:
+                lease.on_lost()
                 logger.warning(
                     "%s/%s was taken for dead and swept: its data may be gone. Convert again.",
                     lease.entry.url,

@@ -1,0 +1,268 @@
+"""One lease for the processes that a launcher has started on this host, instead of one for each.
+
+The first of them to open an entry puts the lease and renews it. The others connect to it through the kernel, by a Unix
+socket without a file, and ask the store for no lease. They notice at once when it ends: then one of them puts a lease
+of its own. Who releases the lease while others still read waits until that is done, so the entry is held all the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from converter.cache import leases
+from converter.cache.leases import HURRY_SECONDS, Lease, put_lease, release
+from converter.errors import CacheError
+from converter.shards import count_processes_of_host
+from converter.storage.directory import Storage
+
+logger = logging.getLogger(__name__)
+
+_JOIN_SECONDS = 60.0
+"""How long a process waits for the first one, which asks the store meanwhile; then it takes a lease of its own."""
+
+_RETRY_SECONDS = 0.01
+_WAITING = 1024
+"""Processes of a host that may wait for the first one."""
+
+_LEAVING, _LOST = b"l", b"x"
+
+
+def is_shared() -> bool:
+    """Whether this process is one of several of a launcher on this host, and may share a lease with them."""
+    # Only Linux has sockets without a file.
+    return sys.platform == "linux" and count_processes_of_host() > 1
+
+
+class HostLease:
+    """This process's part in the lease of its host on an entry.
+
+    `find` looks for the process that holds it. If there is none, this process must call `put` and, once it has seen
+    that the entry is whole, `share`.
+    """
+
+    def __init__(self, entry: Storage, attempt_id: str) -> None:
+        self._entry, self._attempt_id = entry, attempt_id
+        content = f"{os.getuid()} {leases.this_host()} {entry.url}"
+        self._address = b"\0converter-" + hashlib.sha256(content.encode()).hexdigest().encode()
+        self._lock = threading.Lock()
+        self._own: Lease | None = None
+        self._listener: socket.socket | None = None
+        self._holder: socket.socket | None = None
+        """The connection to the process that holds the lease."""
+
+        self._others: list[socket.socket] = []
+        """The connections of those that count on this process."""
+
+        self._threads: list[threading.Thread] = []
+        self._is_released = self._is_lost = False
+        _open.add(self)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a sweep took the holder for dead and removed the file."""
+        return self._is_lost or (self._own is not None and self._own.lost)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another process of this host holds the lease."""
+        return self._holder is not None
+
+    def find(self) -> None:
+        """Connect to the process that holds the lease, or get ready to `put` it."""
+        until = time.monotonic() + _JOIN_SECONDS
+        while time.monotonic() < until:
+            self._listener = self._bound()
+            if self._listener is not None:
+                return
+            with contextlib.suppress(ConnectionError):
+                holder = self._connected(until)
+                if holder is not None and self._begin(self._watch, holder):
+                    self._holder = holder
+                return
+            # The holder has just ended.
+            time.sleep(_RETRY_SECONDS)
+
+    def put(self) -> None:
+        """Put the lease on the store."""
+        self._own = put_lease(self._entry, self._attempt_id)
+        self._own.on_lost = self._say_lost
+
+    def share(self) -> None:
+        """Let the other processes of this host count on the lease."""
+        if self._listener is not None:
+            self._begin(self._welcome, self._listener)
+
+    def release(self) -> None:
+        """End this process's part; the second time does nothing."""
+        with self._lock:
+            if self._is_released:
+                return
+            # From now on no thread begins.
+            self._is_released = True
+        for connection in (self._holder, self._listener):
+            if connection is not None:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        if self._listener is not None:
+            # Who connects now finds nobody, and puts a lease.
+            self._listener.close()
+        self._hand_over()
+        if self._own is not None:
+            release(self._own)
+
+    def _hand_over(self) -> None:
+        """Wait until those that count on this process hold a lease of their own."""
+        until = time.monotonic() + HURRY_SECONDS
+        for other in self._others:
+            with contextlib.suppress(OSError):
+                other.send(_LEAVING)
+        for other in self._others:
+            with contextlib.suppress(OSError):
+                other.settimeout(max(_RETRY_SECONDS, until - time.monotonic()))
+                other.recv(1)
+            other.close()
+
+    def _bound(self) -> socket.socket | None:
+        """The socket to which others connect; None if another process has it."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(self._address)
+            listener.listen(_WAITING)
+        except OSError:
+            listener.close()
+            return None
+        return listener
+
+    def _connected(self, until: float) -> socket.socket | None:
+        """A connection to the process that holds a lease on this attempt; None if that is another attempt's.
+
+        Raises:
+            ConnectionError: it has ended.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(self._address)
+            # It answers once it has seen that the entry is whole. Any user may take a name that is no file.
+            connection.settimeout(max(_RETRY_SECONDS, until - time.monotonic()))
+            answer = connection.recv(len(self._attempt_id)) if _user_of(connection) == os.getuid() else b"?"
+        except TimeoutError:
+            answer = b"?"
+        except BaseException:
+            connection.close()
+            raise
+        if answer == self._attempt_id.encode():
+            connection.settimeout(None)
+            return connection
+        connection.close()
+        if not answer:
+            raise ConnectionResetError
+        return None
+
+    def _begin(self, work: Callable[[socket.socket], None], connection: socket.socket) -> bool:
+        """Start a thread, unless the lease was released."""
+        with self._lock:
+            if self._is_released:
+                connection.close()
+                return False
+            thread = threading.Thread(target=work, args=(connection,), name="converter-host-lease", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+            return True
+
+    def _welcome(self, listener: socket.socket) -> None:
+        """Answer the processes that connect, until the lease is released."""
+        while True:
+            try:
+                other, _ = listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                if self._is_released:
+                    other.close()
+                    return
+                with contextlib.suppress(OSError):
+                    other.send(self._attempt_id.encode())
+                self._others = [*filter(_is_connected, self._others), other]
+
+    def _watch(self, holder: socket.socket) -> None:
+        """Wait for the end of the process that holds the lease, then put another one."""
+        try:
+            while holder.recv(1) == _LOST:
+                self._is_lost = True
+        except OSError:
+            pass
+        try:
+            self._take_over()
+        except (OSError, CacheError) as error:
+            logger.warning("This process holds no lease on %s any more: %s", self._entry.url, error)
+        finally:
+            # The one who leaves waits for this.
+            holder.close()
+
+    def _take_over(self) -> None:
+        with self._lock:
+            self._holder = None
+            if self._is_released:
+                return
+        self.find()
+        if self._holder is None:
+            self.put()
+            self.share()
+
+    def _say_lost(self) -> None:
+        with self._lock:
+            for other in self._others:
+                with contextlib.suppress(OSError):
+                    other.send(_LOST)
+
+    def forget_parent(self) -> None:
+        """Close the copies of a forked child: a connection ends with the last process that has it."""
+        for connection in (self._listener, self._holder, *self._others):
+            if connection is not None:
+                connection.close()
+
+
+def _is_connected(connection: socket.socket) -> bool:
+    """Whether the other end still lives; else the connection is closed here."""
+    try:
+        connection.setblocking(False)
+        is_over = connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        is_over = False
+    except OSError:
+        is_over = True
+    if is_over:
+        connection.close()
+    else:
+        connection.setblocking(True)
+    return not is_over
+
+
+def _user_of(connection: socket.socket) -> int:
+    """The user of the process at the other end: any user may take a name that is no file."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    user: int = struct.unpack("3i", credentials)[1]
+    return user
+
+
+_open: weakref.WeakSet[HostLease] = weakref.WeakSet()
+
+
+def _forget_parents() -> None:
+    for lease in list(_open):
+        lease.forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parents)

@@ -1,0 +1,231 @@
+"""Processes that a launcher has started on one host share a lease, which is there as long as one of them reads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from converter import CacheCorruptError, open_converter, sweep
+from converter.cache import entries, leases, roots
+from converter.cache.host_leases import HostLease
+from tests.faults.small_entries import KEY, NUM_ROWS, commit_entry, ids_of, leave_entry
+from tests.processes import start_python
+from tests.waiting import wait_until
+
+
+def hold(folder: str, url: str, name: str) -> list[int]:
+    """Open an entry as one of several processes of this host, and read it when told to end."""
+    with open_converter(url) as converter:
+        Path(folder, f"{name}.open").write_text(str(os.getpid()))
+        wait_until(lambda: Path(folder, f"{name}.end").exists())
+        return ids_of(converter)
+
+
+class Trainer:
+    """A process that holds an entry."""
+
+    def __init__(self, folder: Path, name: str, process: Any) -> None:
+        self._folder, self._name, self._process = folder, name, process
+        wait_until(lambda: (folder / f"{name}.open").exists() or process.poll() is not None)
+
+    @property
+    def pid(self) -> int:
+        return int((self._folder / f"{self._name}.open").read_text())
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def end(self) -> list[int]:
+        """Let it read and close the entry; return what it has read."""
+        (self._folder / f"{self._name}.end").touch()
+        output, errors = self._process.communicate(timeout=60)
+        assert self._process.returncode == 0, errors
+        found: list[int] = json.loads(output.splitlines()[-1])
+        return found
+
+
+@contextlib.contextmanager
+def trainers(folder: Path, url: str, names: str) -> Iterator[list[Trainer]]:
+    """A trainer for each letter of `names`, all started at once."""
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                start_python(hold, str(folder), url, name, environment={"LOCAL_WORLD_SIZE": str(len(names))})
+            )
+            for name in names
+        ]
+        yield [Trainer(folder, name, process) for name, process in zip(names, processes, strict=True)]
+
+
+def leases_of(cache_dir: Path) -> dict[str, int]:
+    """The leases of the entry, each with its owner."""
+    found = {}
+    for path in sorted((cache_dir / roots.DIRECTORY / KEY).glob("lease-*.json")):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            found[path.name] = json.loads(path.read_bytes())["pid"]
+    return found
+
+
+@pytest.fixture
+def in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+
+
+def test_one_of_them_holds_the_lease_and_others_follow_it(cache_dir: Path, tmp_path: Path) -> None:
+    url = leave_entry(cache_dir, is_kept=True)
+    with trainers(tmp_path, url, "abcd") as started:
+        by_pid = {trainer.pid: trainer for trainer in started}
+        for is_killed in (True, False, True):
+            (owner,) = leases_of(cache_dir).values()
+            holder = by_pid.pop(owner)
+            if is_killed:
+                holder.kill()
+                # Not after a minute: the others notice at once.
+                wait_until(lambda owner=owner: set(leases_of(cache_dir).values()) - {owner} != set(), seconds=10)
+                sweep(cache_dir)
+            else:
+                assert holder.end() == list(range(NUM_ROWS))
+            assert len(leases_of(cache_dir)) == 1
+        (last,) = by_pid.values()
+        assert last.end() == list(range(NUM_ROWS))
+    assert leases_of(cache_dir) == {}
+
+
+def test_an_entry_is_held_at_every_moment_and_removed_with_the_last_reader(cache_dir: Path, tmp_path: Path) -> None:
+    url = leave_entry(cache_dir)
+    with trainers(tmp_path, url, "abc") as started:
+        with open_converter(url) as converter:
+            converter.delete()
+        root = roots.open_root(str(cache_dir))
+        unheld: list[float] = []
+        stop = threading.Event()
+
+        def look() -> None:
+            while not stop.is_set():
+                if not leases.held_now(root.below(KEY)):
+                    unheld.append(time.monotonic())
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        by_pid = {trainer.pid: trainer for trainer in started}
+        for _ in range(2):
+            (owner,) = leases_of(cache_dir).values()
+            assert by_pid.pop(owner).end() == list(range(NUM_ROWS))
+        stop.set()
+        watcher.join()
+        assert not unheld
+        (last,) = by_pid.values()
+        assert last.end() == list(range(NUM_ROWS))
+    assert not (cache_dir / roots.DIRECTORY / KEY).exists()
+
+
+def test_converters_of_one_process_share_it_too(cache_dir: Path, in_a_group: None) -> None:
+    url = leave_entry(cache_dir, is_kept=True)
+    first, second, third = (open_converter(url) for _ in range(3))
+    assert list(leases_of(cache_dir).values()) == [os.getpid()]
+    for converter in (first, third, second):
+        assert ids_of(converter) == list(range(NUM_ROWS))
+        assert len(leases_of(cache_dir)) == 1
+        converter.__exit__(None, None, None)
+    assert leases_of(cache_dir) == {}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("converter-h")]
+
+
+def test_alone_on_its_host_a_process_has_no_more_threads_than_before(cache_dir: Path) -> None:
+    with open_converter(leave_entry(cache_dir, is_kept=True)):
+        assert [thread.name for thread in threading.enumerate() if thread.name.startswith("converter-h")] == [
+            "converter-heartbeat"
+        ]
+
+
+def test_a_lease_that_was_swept_is_lost_for_all(
+    cache_dir: Path, in_a_group: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_converter(leave_entry(cache_dir, is_kept=True)) as holder, open_converter(holder.url) as other:
+        for path in (cache_dir / roots.DIRECTORY / KEY).glob("lease-*.json"):
+            path.unlink()
+        with caplog.at_level(logging.WARNING):
+            leases.heartbeat.renew()
+        lease = other._holding.entry
+        assert lease is not None
+        assert lease.lease is not None
+        wait_until(lambda: lease.lease.lost)
+        for converter in (holder, other):
+            with pytest.raises(Exception, match="so the entry was swept"):
+                ids_of(converter)
+
+
+def test_another_attempt_has_a_lease_of_its_own(cache_dir: Path, in_a_group: None) -> None:
+    root = roots.open_root(str(cache_dir))
+    first = commit_entry(root)
+    adopted = entries.adopt(root, KEY)
+    assert adopted is not None
+    entry, attempt_id = root.below(KEY), "f" * 32
+    other = HostLease(entry, attempt_id)
+    other.find()
+    assert not other.is_elsewhere
+    other.put()
+    other.share()
+    assert attempt_id in leases.held_now(entry)
+    other.release()
+    other.release()
+    assert attempt_id not in leases.held_now(entry)
+    for held in (adopted, first):
+        held.release()
+
+
+def test_a_damaged_entry_is_refused_by_each_of_them(cache_dir: Path, tmp_path: Path, in_a_group: None) -> None:
+    url = leave_entry(cache_dir, is_kept=True)
+    next((cache_dir / roots.DIRECTORY / KEY).glob("data-*/*")).unlink()
+    errors: list[Exception] = []
+
+    def use() -> None:
+        with pytest.raises(CacheCorruptError) as raised:
+            open_converter(url)
+        errors.append(raised.value)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(errors) == 4
+    assert leases_of(cache_dir) == {}
+
+
+def test_a_forked_child_does_not_hold_it(cache_dir: Path, in_a_group: None) -> None:
+    url = leave_entry(cache_dir, is_kept=True)
+    holder = open_converter(url)
+    other = open_converter(url)
+    ready, release = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(ready[1], b"x")
+        os.read(release[0], 1)
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        start = time.monotonic()
+        # It waits for `other` alone: the child's copy of the connection is closed.
+        other.__exit__(None, None, None)
+        holder.__exit__(None, None, None)
+        assert time.monotonic() - start < leases.HURRY_SECONDS
+        assert leases_of(cache_dir) == {}
+        with open_converter(url) as again:
+            assert ids_of(again) == list(range(NUM_ROWS))
+    finally:
+        os.write(release[1], b"x")
+        os.waitpid(child, 0)
+        for end in (*ready, *release):
+            os.close(end)
