@@ -37,13 +37,13 @@ _PROCESSES_OF_HOST = (
 """Where launchers say how many processes they have started on this host; Slurm as `8(x125)`."""
 
 
-def count_processes_of_host() -> int:
-    """How many processes a launcher has started on this host, this one among them; 1 if none says so."""
+def count_processes_of_host() -> int | None:
+    """How many processes a launcher has started on this host, this one among them; None if none says so."""
     for name in _PROCESSES_OF_HOST:
-        found = re.match(r"\d+", os.environ.get(name, ""))
+        found = re.match(r"[1-9]\d*", os.environ.get(name, ""))
         if found:
-            return max(1, int(found[0]))
-    return 1
+            return int(found[0])
+    return None
 
 
 def find_shard() -> Shard:

@@ -40,7 +40,7 @@ _LEAVING, _LOST = b"l", b"x"
 def is_shared() -> bool:
     """Whether this process is one of several of a launcher on this host, and may share a lease with them."""
     # Only Linux has sockets without a file.
-    return sys.platform == "linux" and count_processes_of_host() > 1
+    return sys.platform == "linux" and (count_processes_of_host() or 1) > 1
 
 
 class HostLease:

@@ -49,6 +49,7 @@ from converter.reading.scaling import standardized
 from converter.reading.sequences import Layout, SequencedRows, lay_out, live_starts_of
 from converter.reading.source import ELEMENT_VALID_SUFFIX, BatchSource
 from converter.sequences import SEQUENCE_LENGTH
+from converter.shards import count_processes_of_host
 from converter.storage.at_once import Turn, result_of
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def open_files(source: BatchSource, processes_count: int = 1) -> DataFiles:
             part_files.room = parts[0].room
         parts[0].parts = parts
         return parts[0]
-    source.storage.share_line(source.shard.count * processes_count)
+    source.storage.share_line((count_processes_of_host() or source.shard.count) * processes_count)
     cache, manifest = None, source.manifest
     is_ours_or_of_a_log = manifest.source_columns is None or manifest.version is not None
     if source.local_cache_dir is None or source.storage.is_local:

@@ -11,7 +11,6 @@ from typing import Any
 
 from converter.portable.deadlines import SLOW_BYTES_PER_SECOND, Request, Result
 from converter.portable.redaction import errors_behind
-from converter.storage.ranges import MAX_REQUEST_BYTES
 
 _LOOK_SECONDS = 0.05
 
@@ -148,7 +147,10 @@ class RequestLine:
             self._waiting.remove(turn)
             self._changed.notify_all()
 
+    def request_bytes(self, timeout_seconds: float) -> int:
+        """How much one request may ask for, so that all processes that share a slow line get their answers in time."""
+        return max(TELLING_BYTES, int(self._room_bytes(timeout_seconds)))
+
     def _room_bytes(self, timeout_seconds: float) -> float:
-        slow = timeout_seconds * SLOW_BYTES_PER_SECOND
-        share = max(slow / self.processes_count, min(slow, MAX_REQUEST_BYTES))
+        share = timeout_seconds * SLOW_BYTES_PER_SECOND / self.processes_count
         return max(share, timeout_seconds * _TIME_USED * self._bytes_per_second)

@@ -78,7 +78,7 @@ def test_a_fast_line_is_asked_for_all_once_an_answer_was_fast() -> None:
 
 @pytest.mark.parametrize(
     ("processes_count", "timeout_seconds", "room_bytes"),
-    [(1, 120, 60_000_000), (4, 120, 15_000_000), (1000, 120, 8 << 20), (4, 24, 8 << 20), (4, 2, 1_000_000)],
+    [(1, 120, 60_000_000), (4, 120, 15_000_000), (1000, 120, 60_000), (4, 24, 3_000_000), (4, 2, 250_000)],
 )
 def test_who_shares_a_line_counts_with_a_share_until_it_is_known(
     processes_count: int, timeout_seconds: float, room_bytes: float
@@ -89,6 +89,27 @@ def test_who_shares_a_line_counts_with_a_share_until_it_is_known(
     assert line._room_bytes(timeout_seconds) == room_bytes
     line._bytes_per_second = 100e6
     assert line._room_bytes(timeout_seconds) == timeout_seconds * 25e6
+
+
+def test_a_large_part_is_several_requests_on_a_line_that_many_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def read_range(path: str, start: int, end: int, given_up: threading.Event | None = None) -> bytes:
+        asked.append((start, end))
+        return bytes(range(start % 7, start % 7 + 1)) * (end - start)
+
+    # However fast the answers come.
+    monkeypatch.setattr(requests, "_TIME_USED", 0)
+    store = Store({}, protocol="memory", timeout_seconds=20)
+    monkeypatch.setattr(store, "read_range", read_range)
+    store.share_line(4)
+    # 4 × 2.5 MB take 20 seconds at the speed that is taken for slow.
+    assert len(store.read_in_turn("a", 100, 8_000_100)) == 8_000_000
+    assert asked == [(100, 2_500_100), (2_500_100, 5_000_100), (5_000_100, 8_000_100)]
+    asked.clear()
+    store.share_line(1)
+    store.read_in_turn("a", 100, 8_000_100)
+    assert asked == [(100, 8_000_100)]
 
 
 def test_a_shared_line_is_asked_for_less_at_once() -> None:
