@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import html
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from converter.arguments import check_integer
 from converter.cache import leases
+from converter.errors import CacheError
 from converter.frameworks.numpy import BatchReader
 from converter.holding import Holding, holdings
 from converter.loading.batches import first_batch
 from converter.loading.forecast import LoaderPlan, check_steps, describe_plan, log_uneven_shards, suggest_mixing
 from converter.loading.options import LoaderOptions, all_rows
 from converter.manifest import Manifest
+from converter.pickled import Stamp
 from converter.reading.gather import Array
 from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged
@@ -69,7 +72,8 @@ class DatasetConverter:
             holdings.add(holding)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (borrow_files, (self._storage, self._manifest, leases.this_host()))
+        host = self._holding.made_on or leases.this_host()
+        return (_unpickled, (Stamp(), self._storage, self._manifest, host))
 
     def __len__(self) -> int:
         return self._manifest.num_live_rows
@@ -785,6 +789,13 @@ class DatasetConverter:
 
     def _source(self, options: LoaderOptions, *, runs_filters: bool = True) -> BatchSource:
         self._check_open()
+        if self._holding.made_on and not self._storage.exists:
+            raise CacheError(
+                f"{self.url} is not on this machine ({socket.gethostname()}): this converter was made on "
+                f"{self._holding.made_on.partition('/')[0]}, in a folder of that machine alone. Choose a cache_dir, or "
+                "data, that all machines share: a network folder, HDFS, abfs.",
+                path=self.url,
+            )
         source = options.make_source(self._storage, self._manifest, runs_filters=runs_filters)
         if options.shuffle and not self._has_suggested:
             self._has_suggested = suggest_mixing(source)
@@ -792,12 +803,19 @@ class DatasetConverter:
         return source
 
 
+def _unpickled(stamp: Stamp, storage: Storage, manifest: Manifest, host: str) -> DatasetConverter:  # noqa: ARG001
+    """The copy of a pickled converter; the version was checked when `stamp` was read, before the rest."""
+    return borrow_files(storage, manifest, host)
+
+
 def borrow_files(storage: Storage, manifest: Manifest, host: str | None = None) -> DatasetConverter:
     """The converter of files that another process holds; `host` is where it was pickled."""
+    holding = Holding()
     if storage.is_local and host not in (None, leases.this_host()):
         # Another machine may have its own copy of the files, written at another time.
         manifest = replace(manifest, file_stamps=None)
-    return DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=False)
+        holding.made_on = str(host)
+    return DatasetConverter(storage=storage, manifest=manifest, holding=holding, is_owner=False)
 
 
 def _written_statistics(manifest: Manifest) -> StatisticsByColumn | None:

@@ -34,6 +34,9 @@ class Holding:
     state: str = ""
     """Empty while it is open, then `closed` or `deleted`."""
 
+    made_on: str = ""
+    """The other machine whose local files these are; empty if they are of this one, or in a store."""
+
     has_failed: bool = False
     """`close` raised, so it may be called again."""
 

@@ -80,18 +80,28 @@ def _of_torch() -> tuple[Shard, str] | None:
 
 
 def _of_environment() -> tuple[Shard, str] | None:
+    found: tuple[Shard, str] | None = None
     for launcher, index_name, count_name in _ENVIRONMENTS:
         index, count = os.environ.get(index_name), os.environ.get(count_name)
         if index is None or count is None:
             continue
         try:
-            return Shard(index=int(index), count=int(count)), f"the environment of {launcher} ({index_name})"
+            shard, source = Shard(index=int(index), count=int(count)), f"the environment of {launcher} ({index_name})"
         except ValueError as error:
+            if found is not None:
+                continue
             raise ValueError(
                 f"{index_name}={index!r} and {count_name}={count!r} in the environment name no shard ({error}). Pass "
                 "cur_shard and shard_count."
             ) from error
-    return None
+        # One launcher may start another, for example Slurm a torchrun on each machine: the counts then differ.
+        if found is not None and shard.count == found[0].count and shard.index != found[0].index:
+            raise ValueError(
+                f"The environment says two ranks of {shard.count}: {found[0].index} by {found[1]}, and {shard.index} "
+                f"by {source}. Remove the wrong variables, or pass cur_shard and shard_count."
+            )
+        found = found or (shard, source)
+    return found
 
 
 def _of_tensorflow() -> tuple[Shard, str] | None:

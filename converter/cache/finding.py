@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 
 from converter.cache.entries import load
 from converter.cache.roots import DIRECTORY, KEY_PATTERN, OWNER_FILE, find_root, named_errors
@@ -44,6 +45,12 @@ def open_entry(
         if root.size(OWNER_FILE) is not None:
             return root, key, committed()
     shown = shown_url(url)
+    if KEY_PATTERN.fullmatch(key) and root.is_local and not root.exists:
+        raise CacheNotOwnedError(
+            f"{shown} is not a cache entry: there is no folder {shown_url(root_url)} on this machine "
+            f"({socket.gethostname()}). If another machine wrote the entry, choose a cache_dir that all of them share.",
+            path=shown,
+        )
     raise CacheNotOwnedError(
         f"{shown} is not a cache entry: expected <cache_dir>/{DIRECTORY}/<key>, as converter.url names it, or a "
         "cache_dir together with cache_key=….",

@@ -16,6 +16,7 @@ from typing import Any
 
 from converter.arguments import check_integer
 from converter.errors import ConverterError
+from converter.loading.agreement import check_agreement
 from converter.loading.forecast import check_steps, log_uneven_shards
 from converter.plan import EpochPlan
 from converter.positions import remaining_positions
@@ -52,7 +53,7 @@ class Epochs:
         """Where the next iteration begins."""
 
         self._progress: _Progress | None = None
-        self._closed = False
+        self._closed = self._is_checked = False
         self._begun_in: int | None = None
         """The process that has begun an iteration, so that its shard is settled. A forked process begins anew."""
 
@@ -94,6 +95,7 @@ class Epochs:
         self.settle_shard()
         # Read at the first batch: Lightning makes the iterator before it calls `set_epoch`.
         begin = self.next
+        self._check_ranks(begin)
         for at, plan in self.plans(begin):
             progress = self._progress = replace(at)
             with contextlib.closing(as_generator(batches_of(plan))) as batches:
@@ -102,6 +104,26 @@ class Epochs:
                     yield batch
         if self.next is begin:
             self.move_on()
+
+    def _check_ranks(self, begin: _Progress) -> None:
+        """Raise ConverterError, once on all ranks, if they would not read parts of one shuffled epoch."""
+        source = self.source
+        if self._is_checked or not source.is_shard_found or source.shard.count == 1 or source.shuffle is None:
+            return
+        self._is_checked = True
+        what = {
+            "the rows (fingerprint)": source.manifest.live_fingerprint,
+            "batch_size": source.batch_size,
+            "seed": source.seed,
+            "shuffle_window_rows": source.window_rows,
+            "uneven": source.uneven,
+            "drop_last": source.drop_last,
+            "bucket_by": source.bucket_by,
+            "num_epochs": self.num_epochs,
+            "the epoch": begin.epoch,
+            "the saved state": begin.past,
+        }
+        check_agreement(what, source.shard.index, source.shard.count)
 
     def move_on(self) -> None:
         """Let the next iteration begin after the one that has ended."""
@@ -228,7 +250,7 @@ class Epochs:
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no running iteration.
         kept = {"source": self.source, "num_epochs": self.num_epochs, "next": self.next, "_closed": self._closed}
-        return {**kept, "_begun_in": None, "_progress": None, "_files": None}
+        return {**kept, "_begun_in": None, "_progress": None, "_files": None, "_is_checked": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

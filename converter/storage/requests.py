@@ -11,6 +11,7 @@ from typing import Any
 
 from converter.portable.deadlines import SLOW_BYTES_PER_SECOND, Request, Result
 from converter.portable.redaction import errors_behind
+from converter.storage.ranges import Range
 
 _LOOK_SECONDS = 0.05
 
@@ -147,9 +148,17 @@ class RequestLine:
             self._waiting.remove(turn)
             self._changed.notify_all()
 
-    def request_bytes(self, timeout_seconds: float) -> int:
-        """How much one request may ask for, so that all processes that share a slow line get their answers in time."""
-        return max(TELLING_BYTES, int(self._room_bytes(timeout_seconds)))
+    def cut(self, start: int, end: int, timeout_seconds: float) -> Iterator[Range]:
+        """The requests for a part, so that all processes that share a slow line get their answers in time.
+
+        Each is cut when it is asked for: by then more may be known of the line.
+        """
+        while start < end:
+            most = max(TELLING_BYTES, int(self._room_bytes(timeout_seconds)))
+            # A quarter more saves a request.
+            stop = end if end - start <= most + most // 4 else start + most
+            yield start, stop
+            start = stop
 
     def _room_bytes(self, timeout_seconds: float) -> float:
         share = timeout_seconds * SLOW_BYTES_PER_SECOND / self.processes_count

@@ -305,13 +305,8 @@ class Store:
 
     def read_in_turn(self, path: str, start: int, end: int, given_up: threading.Event | None = None) -> Data:
         """The same, once the requests under way leave room for it; on a slow line that is shared in several parts."""
-        parts, line = [], self._own_line()
-        while start < end:
-            # As much again as a quarter saves a request.
-            most = line.request_bytes(self.timeout_seconds)
-            stop = end if end - start <= most + most // 4 else start + most
-            parts.append(self._read_part(path, start, stop, given_up))
-            start = stop
+        cut = self._own_line().cut(start, end, self.timeout_seconds)
+        parts = [self._read_part(path, first, stop, given_up) for first, stop in cut]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _read_part(self, path: str, start: int, end: int, given_up: threading.Event | None) -> Data:

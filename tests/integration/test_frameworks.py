@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from converter import ConverterError, DatasetConverter, make_parquet_converter, open_converter
+from converter.loading import agreement
 from tests.columns import ID, Column, assert_batch
 from tests.entries import write_converter
 from tests.processes import error_of, finish, run_python, start_python
@@ -460,6 +462,75 @@ def test_a_rank_that_asks_for_the_whole_gets_it(group: list[Any], converter: Dat
 def test_what_was_made_before_the_process_group_is_parted(group: list[Any], name: str) -> None:
     assert [one[name]["error"] for one in group] == [["", ""]] * 2
     assert_parted([one[name]["ids"] for one in group])
+
+
+DISAGREEMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "batch_size": ({"batch_size": 10}, {"batch_size": 20}),
+    "seed": ({"seed": 1}, {"seed": 2}),
+    "uneven": ({"uneven": "drop"}, {"uneven": "keep"}),
+    "shuffle_window_rows": ({"shuffle_window_rows": 100}, {"shuffle_window_rows": 200}),
+    "num_epochs": ({"num_epochs": 1}, {"num_epochs": 2}),
+}
+"""What the two ranks pass."""
+
+
+def disagree(rank: int, url: str, path: str) -> dict[str, Any]:
+    """A rank that reads otherwise than the other one, once in each way."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    converter = open_converter(url)
+    found: dict[str, Any] = {}
+    for name, options in DISAGREEMENTS.items():
+        with converter.make_torch_dataloader(**{**SHUFFLED, **options[rank]}) as loader:
+            found[name] = error_of(lambda loader=loader: list(loader))  # type: ignore[misc]
+    rows = converter.where([("id", "<", 600 + rank)])
+    with rows.make_batch_reader(**SHUFFLED) as reader:
+        found["the rows (fingerprint)"] = error_of(lambda: list(reader))
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        # Both have to be there once, so that one of them may then resume.
+        iteration = iter(loader)
+        for _ in range(2 + rank):
+            next(iteration)
+        saved = loader.state_dict()
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        loader.load_state_dict(saved)
+        found["the saved state"] = error_of(lambda: list(loader))
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        found["agree"] = error_of(lambda: list(loader))
+        # Once is enough.
+        found["again"] = error_of(lambda: list(loader)) if rank else ["", ""]
+    # Nobody waits in an evaluation, nor for a rank that was told its part.
+    for own in ({"shuffle": False}, {"cur_shard": 0, "shard_count": 2}):
+        if rank:
+            with converter.make_torch_dataloader(**{**SHUFFLED, **own}) as loader:
+                found[f"alone {len(own)}"] = error_of(lambda loader=loader: list(loader))  # type: ignore[misc]
+    torch.distributed.barrier()
+    # Nor for ever for one that never comes.
+    agreement._WAIT_SECONDS = 2.0
+    if rank:
+        with converter.make_torch_dataloader(**SHUFFLED) as loader:
+            found["never"] = error_of(lambda: list(loader))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return found
+
+
+def test_ranks_that_disagree_are_told_so_on_each_of_them(
+    converter: DatasetConverter, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = str(tmp_path_factory.mktemp("disagree") / "store")
+    first, second = run_ranks(disagree, converter.url, path, environment=False)
+    for name in (*DISAGREEMENTS, "the rows (fingerprint)", "the saved state"):
+        kind, text = first[name]
+        assert (kind, second[name]) == ("ConverterError", [kind, text]), name
+        assert f"would not read parts of one epoch: {name} is " in text
+        assert "on rank 0" in text
+        assert "on rank 1" in text
+    assert re.search(
+        "batch_size is (10 on rank 0 and 20 on rank 1|20 on rank 1 and 10 on rank 0)", first["batch_size"][1]
+    )
+    for name in ("agree", "again"):
+        assert first[name] == second[name] == ["", ""]
+    assert [second[name] for name in ("alone 1", "alone 2", "never")] == [["", ""]] * 3
 
 
 # Accelerate ----------------------------------------------------------------------------------

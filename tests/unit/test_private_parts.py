@@ -33,6 +33,7 @@ REACHES = {
     "frameworks.torch.loader._is_starting_process": "CPython",
     "holding.is_in_thread_pool": "CPython",
     "holding.register_before_thread_pools": "CPython",
+    "loading.agreement._store_of_ranks": "torch",
     "petastorm.etl.dataset_metadata.hadoop_configuration": "pyspark",
     "petastorm.etl.petastorm_generate_metadata._write_summary_of_row_groups": "pyspark",
     "portable.filesystems._keep_whole_paths": "hdfs-native",

@@ -21,7 +21,7 @@ import torch
 from converter import DatasetConverter
 from converter.errors import ConverterError, EmptyShardError
 from converter.positions import Shard
-from converter.shards import find_shard
+from converter.shards import count_processes_of_host, find_shard
 from tests.columns import ID, Column
 from tests.entries import write_converter
 from tests.repository import REPOSITORY
@@ -108,6 +108,43 @@ def test_the_first_who_says_it_is_believed(
     # And the user before all of them.
     assert shard_of(converter, cur_shard=1, shard_count=2) == (1, 2)
     assert shard_of(converter, cur_shard=0, shard_count=1) == (0, 1)
+
+
+def test_an_environment_that_says_two_ranks_of_as_many_is_refused(
+    converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(monkeypatch, PAIRS[0], 1, 4)
+    say(monkeypatch, PAIRS[4], 3, 4)
+    said = r"two ranks of 4: 1 by .*torchrun \(RANK\), and 3 by .*Slurm \(SLURM_PROCID\)\. Remove .* or pass cur_shard"
+    with pytest.raises(ValueError, match=said):
+        converter.make_batch_reader()
+    assert shard_of(converter, cur_shard=1, shard_count=4) == (1, 4)
+    with distributed():
+        assert shard_of(converter) == (0, 1)
+    # The same said twice, and Slurm's one torchrun on each of two machines.
+    for rank, count in ((1, 4), (0, 2), ("none", 4)):
+        say(monkeypatch, PAIRS[4], rank, count)
+        assert shard_of(converter) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("environment", "count"),
+    [
+        ({"LOCAL_WORLD_SIZE": "8"}, 8),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x125)"}, 8),
+        ({"LOCAL_WORLD_SIZE": "none", "HOROVOD_LOCAL_SIZE": "2"}, 2),
+        ({"LOCAL_WORLD_SIZE": "0"}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_launchers_say_how_many_processes_a_host_has(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], count: int | None
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert count_processes_of_host() == count
 
 
 def test_an_initialised_torch_is_believed_before_the_environment(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,10 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path, cache_key: Any, error: t
         open_converter(tmp_path, cache_key=cache_key)
     with pytest.raises(error, match="cache_key must"):
         sweep_cache(tmp_path, cache_key=cache_key)
+
+
+def test_a_folder_that_another_machine_wrote_is_named(cache_dir: Path) -> None:
+    url = f"file://{cache_dir}/elsewhere/converter-v1/{KEY}"
+    said = f"there is no folder .*/converter-v1 on this machine .{socket.gethostname()}.*that all of them share"
+    with pytest.raises(CacheNotOwnedError, match=said):
+        finding.open_entry(url)
