@@ -75,7 +75,8 @@ class NotOpenedError(OSError):
 class Store:
     """An fsspec filesystem whose methods keep fsspec's names; every request goes through `ask`.
 
-    A kind of store is a subclass, with the differences of its client.
+    A kind of store is a subclass, with the differences of its client. It is long, because all that a directory asks a
+    client for stands here once.
     """
 
     is_native = False
