@@ -27,10 +27,12 @@ def read_ahead(
     workers_count: int,
     ahead: int,
     given_up: Iterable[threading.Event] = (),
+    waited: Callable[[float], None] | None = None,
 ) -> Generator[Output, None, None]:
     """Yield `function` of each item in order, computed by threads; at most `ahead` of them wait.
 
-    When it ends, for any reason, the events `given_up` are set.
+    When it ends, for any reason, the events `given_up` are set. While the consumer waits, `waited` is told for how many
+    seconds.
     """
     with ThreadPoolExecutor(workers_count, thread_name_prefix="converter-read") as pool:
         pending: deque[Future[Output]] = deque()
@@ -38,9 +40,9 @@ def read_ahead(
             for item in items:
                 pending.append(pool.submit(function, item))
                 if len(pending) >= ahead:
-                    yield result_of(pending.popleft())
+                    yield result_of(pending.popleft(), waited)
             while pending:
-                yield result_of(pending.popleft())
+                yield result_of(pending.popleft(), waited)
         finally:
             # Also when the consumer breaks, raises or drops the generator: what has not begun never will.
             for future in pending:

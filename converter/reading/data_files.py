@@ -57,6 +57,9 @@ class DataFiles:
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._opening: dict[int, futures.Future[OpenFile]] = {}
         self.room = Room()
+        self.has_said_waiting = False
+        """Whether a long wait for them was logged."""
+
         self.parts: tuple[DataFiles, ...] = ()
         """Of a mixture, the files of each source."""
 

@@ -54,6 +54,9 @@ from converter.storage.at_once import Turn, result_of
 
 logger = logging.getLogger(__name__)
 
+WAIT_SECONDS = 30.0
+"""How long a loader waits for data before it says so."""
+
 _FIRST_PART = 8
 _LOOK_BYTES = 8 << 20
 """How much a thread allocates between two checks of the memory; a check takes 10 µs."""
@@ -159,6 +162,7 @@ def _read_pieces(
             workers_count=source.workers_count,
             ahead=source.windows_ahead,
             given_up=[reader.given_up],
+            waited=reader.say_waiting,
         )
         runs = cut_run(windows, plan.batch_size, num_rows, first_batch=first_batch)
         if source.uneven == "pad":
@@ -193,6 +197,19 @@ class _WindowReader:
         if files.room.most_bytes is None:
             files.room.most_bytes = memory_bound(source, plan)
         self._live_starts = None if source.sequences is None else live_starts_of(source.manifest)
+
+    def say_waiting(self, seconds: float) -> None:
+        """Say, once in the life of a loader, that it waits for the store: other ranks may wait for this one."""
+        if seconds < WAIT_SECONDS or self._files.has_said_waiting:
+            return
+        self._files.has_said_waiting = True
+        shard = self.source.shard
+        who = f"Shard {shard.index} of {shard.count} has" if shard.count > 1 else "This loader has"
+        logger.warning(
+            "%s waited for data from %s for %.0f seconds, and waits on. A store that does not answer for its "
+            "timeout_seconds is an error; this is said once.",
+            who, self.source.storage.url, seconds,
+        )  # fmt: skip
 
     def fetch(self, piece: Piece, turn: Turn, pool: ThreadPoolExecutor) -> Mapping[int, FetchedGroup]:
         """The bytes of a piece's remote row groups, by their numbers."""

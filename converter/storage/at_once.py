@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import TypeVar
@@ -87,13 +88,16 @@ def at_once(
                 future.cancel()
 
 
-def result_of(future: futures.Future[Output]) -> Output:
-    """What a future returns or raises; Ctrl-C ends the waiting.
+def result_of(future: futures.Future[Output], waited: Callable[[float], None] | None = None) -> Output:
+    """What a future returns or raises; Ctrl-C ends the waiting. `waited` is told now and then for how many seconds.
 
     Python's own wait misses a signal that comes just before it begins, and any signal once Polars has answered a query
     (it handles SIGINT with SA_RESTART).
     """
+    begun = time.monotonic()
     while not future.done():
         with contextlib.suppress(futures.TimeoutError):
             return future.result(_LOOK_SECONDS)
+        if waited is not None:
+            waited(time.monotonic() - begun)
     return future.result()

@@ -41,6 +41,7 @@ from converter import (
     open_converter,
 )
 from converter.errors import SourceChangedError
+from converter.reading import windows
 from converter.reading.local_cache import LocalCache
 from converter.sources.spark.local import find_java_home
 from converter.storage.directory import Storage
@@ -304,6 +305,21 @@ def test_the_first_batch_takes_few_round_trips(spark: SparkSession, slow_azurite
         with made.make_batch_reader(batch_size=100) as reader:
             next(iter(reader))
         assert slow_azurite.proxy.count() <= 5
+
+
+def test_a_rank_that_waits_for_the_store_says_so_once(
+    spark: SparkSession, slow_azurite: SlowAzurite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(windows, "WAIT_SECONDS", 0.4)
+    with on_azure(slow_azurite).convert(spark.range(0, 1000, 1, 1)) as made:
+        options: dict[str, Any] = {"batch_size": 100, "num_epochs": 2, "cur_shard": 3, "shard_count": 4}
+        with caplog.at_level(logging.WARNING), made.make_batch_reader(**options) as reader:
+            list(reader)
+            assert "waited for data" not in caplog.text
+            slow_azurite.proxy.delay_seconds = 1.2
+            list(reader)
+        said = re.findall(r"Shard 3 of 4 has waited for data from (\S+) for [01] seconds, and waits on", caplog.text)
+        assert said == [made.url]
 
 
 def read_ids(url: str, options: dict[str, Any], local_cache_dir: str) -> list[int]:
