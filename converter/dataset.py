@@ -38,8 +38,11 @@ from converter.schema import Field, Schema
 from converter.state import Uneven
 from converter.statistics import ColumnStatistics, StatisticsByColumn
 from converter.storage.directory import Storage
+from converter.to_spark import rows_in_spark
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from converter.frameworks.tensorflow.dataset import TFDataset
     from converter.frameworks.torch.loader import TorchDataLoader
 
@@ -619,6 +622,49 @@ class DatasetConverter:
         self._check_open()
         parts = split_rows(self._storage, self._manifest, fractions, by=by, seed=seed)
         return {name: self._part(manifest) for name, manifest in parts.items()}
+
+    def to_spark(
+        self,
+        spark: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        with_row_index: str | None = None,
+        partitions: int | None = None,
+    ) -> DataFrame:
+        """The rows as a Spark DataFrame, with the numbers that loaders give them: predictions are joined to it.
+
+        ```python
+        with converter.make_batch_reader(batch_size=1024, columns=["x"], with_row_index="row") as reader:
+            predicted = [(int(row), float(y)) for batch in reader for row, y in zip(batch["row"], batch["x"])]
+        predictions = spark.createDataFrame(predicted, "row long, predicted double")
+        converter.to_spark(spark, with_row_index="row").join(predictions, "row").show()
+        ```
+
+        Columns come as the files hold them: before they are decoded, standardised or made codes; a cache has numbers in
+        its `float_dtype`. Arrays are lists. Members of structs are columns of their own. Rows that `where` or `split`
+        left out, or a Delta table has deleted, are not there. Spark reads them when it needs them, and again each time:
+        until then the converter must not be deleted.
+
+        Args:
+            spark: the session, classic or Connect. Its executors need this package.
+            columns: some of the columns.
+            with_row_index: the name of a column for each row's number; a loader's `with_row_index` gives the same.
+            partitions: partitions of the DataFrame; None for one for 64 MB, at least 8.
+
+        Raises:
+            CacheError: the converter was deleted.
+            SourceError: the elements are sequences, or rows that come several times.
+            ValueError, TypeError: an argument is wrong; the message names it.
+        """
+        self._check_open()
+        return rows_in_spark(
+            self._storage,
+            self._manifest,
+            spark,
+            columns=columns,
+            with_row_index=with_row_index,
+            partitions=partitions,
+        )
 
     def sequences(
         self,

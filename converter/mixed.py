@@ -163,7 +163,7 @@ class MixedConverter(DatasetConverter):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError("This is a mixture: call that on the converters before you mix them.")
 
-    where = split = sequences = balance = sample = quantiles = histogram = _refuse
+    where = split = sequences = balance = sample = quantiles = histogram = to_spark = _refuse
 
     statistics = property(_refuse)
 
