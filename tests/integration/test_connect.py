@@ -73,6 +73,11 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
     with make_spark_converter(known_rows(spark, 300), cache_dir=cache_dir) as converter:
         assert_same(read(converter), known_values(np.arange(300)))
         result["rows"] = len(converter)
+        frame = converter.where([("id", ">=", 7)]).to_spark(spark, columns=["id"], with_row_index="row")
+        with converter.make_batch_reader(batch_size=64, columns=["id"], with_row_index="row") as reader:
+            numbers = concatenate(list(reader))
+        expected = dict(zip(numbers["id"].tolist(), numbers["row"].tolist(), strict=True))
+        assert {row["id"]: row["row"] for row in frame.collect()} == {one: expected[one] for one in range(7, 300)}
         result["fingerprint"] = converter.fingerprint
         with converter.make_torch_dataloader(columns=["id"], batch_size=100) as loader:
             result["torch"] = [batch["id"].tolist() for batch in loader] == [
