@@ -634,9 +634,11 @@ class DatasetConverter:
         """The rows as a Spark DataFrame, with the numbers that loaders give them: predictions are joined to it.
 
         ```python
+        import pandas as pd
+
         with converter.make_batch_reader(batch_size=1024, columns=["x"], with_row_index="row") as reader:
-            predicted = [(int(row), float(y)) for batch in reader for row, y in zip(batch["row"], batch["x"])]
-        predictions = spark.createDataFrame(predicted, "row long, predicted double")
+            parts = [pd.DataFrame({"row": batch["row"], "predicted": batch["x"].sum(axis=1)}) for batch in reader]
+        predictions = spark.createDataFrame(pd.concat(parts))
         converter.to_spark(spark, with_row_index="row").join(predictions, "row").show()
         ```
 

@@ -1,0 +1,554 @@
+"""What launchers of several processes make of a converter: every row once, after a crash too, on any number of ranks.
+
+    python -m tests.compat.launchers > tests/compat/LAUNCHERS.md        # two to three minutes on two cores
+
+With each launcher, ranks that talk over gloo train for two epochs and note the rows of each step. They save a
+checkpoint in the middle of the second epoch; two steps later the last rank kills itself. The ranks that start again go
+on from the checkpoint, and so does another run with another number of ranks. `tests/integration/test_launchers.py`
+checks the same notes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from converter import DatasetConverter, make_spark_converter, open_converter
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NUM_ROWS = 960
+BATCH_SIZE = 20
+SHUFFLED: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": 3, "shuffle_window_rows": 150}
+TIMEOUT_SECONDS = 150.0
+FIRST, OTHER = "first", "other"
+
+
+# What every rank runs ----------------------------------------------------------------------------
+
+
+def train(rows: DatasetConverter, folder: str, launch: str) -> None:
+    """Train for two epochs, from the checkpoint if there is one; die in the middle of the second one if there is none.
+
+    The only weight loses 1 in each step, so that it tells how many steps the model has made.
+    """
+    import torch
+    from torch import distributed
+
+    is_ranked = "RANK" in os.environ
+    rank, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    model: Any = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    ranks_model = model
+    if is_ranked:
+        distributed.init_process_group("gloo")
+        ranks_model = torch.nn.parallel.DistributedDataParallel(model)
+
+    checkpoint = Path(folder, "checkpoint.pt")
+    epoch, step, saved = 0, 0, None
+    with (
+        rows.make_torch_dataloader(**SHUFFLED) as loader,
+        open(Path(folder, launch, f"{rank}-{os.getpid()}.jsonl"), "w") as notes,
+    ):
+        if checkpoint.exists():
+            saved = torch.load(checkpoint, weights_only=True)
+            epoch, step = saved["epoch"], saved["step"]
+            for part in (model, optimizer, loader):
+                part.load_state_dict(saved[type(part).__name__])
+        about = {"rank": rank, "ranks": count, "resumed_from": step, "python": sys.prefix}
+        middle = 3 * len(loader) // 2
+        while epoch < 2:
+            for batch in loader:
+                optimizer.zero_grad()
+                ranks_model(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+                step += 1
+                note = {"epoch": epoch, "step": step, "weight": model.weight.item(), "ids": batch["id"].tolist()}
+                print(json.dumps(about | note), file=notes, flush=True)
+                if saved is None and step == middle and rank == 0:
+                    states = {type(part).__name__: part.state_dict() for part in (model, optimizer, loader)}
+                    torch.save({**states, "epoch": epoch, "step": step}, f"{checkpoint}.new")
+                    os.replace(f"{checkpoint}.new", checkpoint)
+                # Step middle + 1 needed all ranks, so rank 0 has saved.
+                if saved is None and step == middle + 2 and rank == count - 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            epoch += 1
+    if is_ranked:
+        distributed.destroy_process_group()
+
+
+def drive(folders: Mapping[str, str], ranks: int, other_ranks: Mapping[str, int]) -> None:
+    """Write the rows with Spark, and train on them by TorchDistributor, beside the driver and in the executors."""
+    from pyspark.ml.torch.distributor import TorchDistributor
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.getOrCreate()
+    for place, folder in folders.items():
+        df = spark.range(0, NUM_ROWS, 1, 2)
+        converter = make_spark_converter(df, cache_dir=f"{folder}/cache", row_group_bytes=2000, delete_on_exit=False)
+        Path(folder, "url").write_text(converter.url)
+        first, other = (
+            TorchDistributor(num_processes=count, local_mode=place == "driver", use_gpu=False)
+            for count in (ranks, other_ranks[place])
+        )
+        if place == "driver":
+            # The executors' barrier stage starts again by itself; beside the driver it is the user who runs it again.
+            try:
+                first.run(train, converter, folder, FIRST)
+            except RuntimeError as error:
+                # Which process died, and of what, stands in its log alone; `check_fresh` reads it from the notes.
+                assert "failed during training" in str(error), error  # noqa: PT017 (a program, not a test)
+        first.run(train, converter, folder, FIRST)
+        other.run(train, converter, folder, OTHER)
+        print(json.dumps({"place": place, "session": type(spark).__module__}), flush=True)
+    spark.stop()
+
+
+# Launchers ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """A way to start ranks, and how many."""
+
+    name: str
+    ranks: int
+    other_ranks: int
+    group: str
+    """What runs together, in one driver, say: a key of `GROUPS`."""
+
+
+LAUNCHERS = (
+    Launcher(name="none, continued by torchrun", ranks=1, other_ranks=2, group="none"),
+    Launcher(name="torchrun, 1 node × 4", ranks=4, other_ranks=3, group="torchrun 1 × 4"),
+    Launcher(name="torchrun, 2 nodes × 2", ranks=4, other_ranks=2, group="torchrun 2 × 2"),
+    Launcher(name="TorchDistributor beside the driver, classic", ranks=2, other_ranks=3, group="classic"),
+    Launcher(name="TorchDistributor in two executors, classic", ranks=2, other_ranks=1, group="classic"),
+    Launcher(name="TorchDistributor beside the driver, Connect", ranks=2, other_ranks=3, group="connect"),
+    Launcher(name="TorchDistributor in two executors, Connect", ranks=2, other_ranks=1, group="connect"),
+)
+
+
+def folder_of(launcher: Launcher, root: Path) -> Path:
+    """Where a launcher's rows, checkpoint and notes are."""
+    return root / str(LAUNCHERS.index(launcher))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A standalone Spark: a master and two workers of one core. Executors run a virtual environment of their own."""
+
+    url: str
+    python_home: Path
+    environment: Mapping[str, str]
+    """What makes the driver run this Python, and the executors the cluster's."""
+
+
+@contextmanager
+def start_cluster(folder: Path) -> Iterator[Cluster]:
+    """A cluster for the time of the block, with its logs in `folder`."""
+    from tests.integration.test_jobs import SPARK_HOME, clean_environment, daemon
+
+    python_home = make_environment(folder / "python")
+    environment = clean_environment() | {
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": str(python_home / "bin" / "python"),
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(folder),
+    }
+    of_daemons = environment | {
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+        "SPARK_DAEMON_MEMORY": "512m",
+    }
+    master, worker = (f"org.apache.spark.deploy.{name}" for name in ("master.Master", "worker.Worker"))
+    ports = ["--host", "127.0.0.1", "--webui-port", "0"]
+    with ExitStack() as stack:
+        log = stack.enter_context(daemon([master, *ports, "--port", "0"], of_daemons, folder / "master.log"))
+        url = log(r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
+        options = [*ports, "--cores", "1", "--memory", "1g"]
+        logs = [
+            stack.enter_context(
+                daemon(
+                    [worker, *options, "--work-dir", str(folder / f"work-{number}"), url],
+                    of_daemons,
+                    folder / f"worker-{number}.log",
+                )
+            )
+            for number in range(2)
+        ]
+        for log in logs:
+            log(r"(Successfully registered with master)")
+        yield Cluster(url=url, python_home=python_home, environment=environment)
+
+
+def make_environment(folder: Path) -> Path:
+    """A virtual environment that takes this one's packages, so that nothing is installed."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    ours = next(path for path in sys.path if path.endswith("site-packages"))
+    # Unlike a bare path, this also follows the other environment's own .pth files.
+    (packages / "packages.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    return folder
+
+
+def run(command: Sequence[str | Path], folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
+    """How a program ended, and its output. Nothing of it outlives this call."""
+    with start(command, folder, environment) as process:
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    return process.returncode, output
+
+
+@contextmanager
+def start(
+    command: Sequence[str | Path], folder: Path, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[str]]:
+    """A program for the time of the block, its errors among its output."""
+    process = subprocess.Popen(
+        list(map(str, command)),
+        cwd=folder,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        # Ranks have process groups of their own: torchrun ends them when it is asked to end.
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def environment_of_ranks(folder: Path) -> dict[str, str]:
+    """The environment without any launcher's variables; temporary files go below `folder`."""
+    from tests.integration.test_jobs import clean_environment
+
+    environment = {name: value for name, value in clean_environment().items() if not name.endswith(("RANK", "SIZE"))}
+    # Else ranks that start again meet by the addresses of those that died (pytorch#135712, torch 2.5 to 2.15 at least).
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    return environment | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+
+
+def torchrun(
+    program: Sequence[str], folder: Path, *, nodes: int = 1, ranks_per_node: int, max_restarts: int = 0
+) -> list[str]:
+    """Run a program by as many agents as there are nodes, which meet on this host; their outputs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = [
+        f"--nnodes={nodes}", f"--nproc-per-node={ranks_per_node}", f"--max-restarts={max_restarts}",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=rows", "--local-addr=127.0.0.1",
+        "--monitor-interval=0.1",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *program]
+    with ExitStack() as stack:
+        agents = [stack.enter_context(start(command, folder, environment_of_ranks(folder))) for _ in range(nodes)]
+        outputs = [agent.communicate(timeout=TIMEOUT_SECONDS)[0] for agent in agents]
+    for agent, output in zip(agents, outputs, strict=True):
+        assert agent.returncode == 0, output[-5000:]
+    return outputs
+
+
+def launch_alone(root: Path) -> None:
+    """One process, killed and started again; its checkpoint is continued by two ranks."""
+    folder = prepared(root, "none")
+    environment = environment_of_ranks(folder)
+    for expected in (-signal.SIGKILL, 0):
+        status, output = run([sys.executable, *rank_of(folder, FIRST)], folder, environment)
+        assert status == expected, output[-5000:]
+    torchrun(rank_of(folder, OTHER), folder, ranks_per_node=2)
+
+
+def launch_by_torchrun(root: Path, *, nodes: int) -> None:
+    """Four ranks, started again once; their checkpoint is continued by three, or by two on two nodes."""
+    folder = prepared(root, f"torchrun {nodes} × {4 // nodes}")
+    torchrun(rank_of(folder, FIRST), folder, nodes=nodes, ranks_per_node=4 // nodes, max_restarts=1)
+    torchrun(rank_of(folder, OTHER), folder, nodes=nodes, ranks_per_node=3 // nodes)
+
+
+def launch_by_spark(root: Path, cluster: Cluster, *, is_connect: bool) -> None:
+    """Both ways of TorchDistributor, in one session of the cluster."""
+    from tests.integration.test_jobs import SPARK_SUBMIT
+
+    launchers = [one for one in LAUNCHERS if one.group == ("connect" if is_connect else "classic")]
+    places = dict(zip(("driver", "executors"), launchers, strict=True))
+    for launcher in launchers:
+        make_folder(launcher, root)
+    folders = {place: str(folder_of(launcher, root)) for place, launcher in places.items()}
+    others = {place: launcher.other_ranks for place, launcher in places.items()}
+    program = [__file__, "--drive", json.dumps([folders, launchers[0].ranks, others])]
+    with ExitStack() as stack:
+        environment = dict(cluster.environment)
+        command: list[str | Path] = [SPARK_SUBMIT, "--master", cluster.url, *program]
+        if is_connect:
+            environment["SPARK_REMOTE"] = stack.enter_context(connect_server(cluster, root))
+            command = [sys.executable, *program]
+        status, output = run(command, root, environment)
+    assert status == 0, output[-8000:]
+    told = [json.loads(line) for line in output.splitlines() if line.startswith('{"place"')]
+    kind = "pyspark.sql.connect.session" if is_connect else "pyspark.sql.session"
+    assert [one["session"] for one in told] == [kind] * 2, told
+
+
+@contextmanager
+def connect_server(cluster: Cluster, folder: Path) -> Iterator[str]:
+    """The URL of a Connect server whose executors are the cluster's."""
+    from tests.integration.test_jobs import SPARK_HOME, daemon
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        "org.apache.spark.deploy.SparkSubmit", "--master", cluster.url,
+        "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
+        "--conf", f"spark.connect.grpc.binding.port={port}", "--conf", "spark.connect.grpc.binding.address=127.0.0.1",
+        "--conf", "spark.ui.enabled=false", "spark-internal",
+    ]  # fmt: skip
+    environment = {**cluster.environment, "SPARK_HOME": str(SPARK_HOME)}
+    with daemon(command, environment, folder / "connect.log") as log:
+        log(r"(Spark Connect server started)")
+        yield f"sc://127.0.0.1:{port}"
+
+
+def prepared(root: Path, group: str) -> Path:
+    """The folder of the one launcher in a group, with rows that were written without Spark."""
+    from tests.columns import ID
+    from tests.entries import write_converter
+
+    (launcher,) = (one for one in LAUNCHERS if one.group == group)
+    folder = make_folder(launcher, root)
+    halves = [[range(NUM_ROWS // 2)], [range(NUM_ROWS // 2, NUM_ROWS)]]
+    with write_converter(folder / "cache", (ID,), halves, row_group_bytes=2000, delete_on_exit=False) as converter:
+        (folder / "url").write_text(converter.url)
+    return folder
+
+
+def make_folder(launcher: Launcher, root: Path) -> Path:
+    folder = folder_of(launcher, root)
+    for name in (FIRST, OTHER):
+        (folder / name).mkdir(parents=True)
+    return folder
+
+
+def rank_of(folder: Path, launch: str) -> list[str]:
+    """The program of a rank that opens the rows by their URL."""
+    return [__file__, "--rank", json.dumps([str(folder), launch])]
+
+
+GROUPS: dict[str, Callable[[Path, Callable[[], Cluster]], None]] = {
+    "none": lambda root, _: launch_alone(root),
+    "torchrun 1 × 4": lambda root, _: launch_by_torchrun(root, nodes=1),
+    "torchrun 2 × 2": lambda root, _: launch_by_torchrun(root, nodes=2),
+    "classic": lambda root, cluster: launch_by_spark(root, cluster(), is_connect=False),
+    "connect": lambda root, cluster: launch_by_spark(root, cluster(), is_connect=True),
+}
+"""Each takes an empty folder, and a function that returns the cluster."""
+
+
+# What the notes must say -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """What the ranks of a launcher have noted."""
+
+    launcher: Launcher
+    fresh: list[dict[str, Any]]
+    """Until the last rank was killed."""
+
+    resumed: list[dict[str, Any]]
+    other: list[dict[str, Any]]
+    expected: list[list[list[int]]]
+    """The rows of each rank in each epoch, in order, as a reader in one process gives them."""
+
+    @property
+    def middle(self) -> int:
+        """The step of the checkpoint."""
+        return 3 * NUM_ROWS // BATCH_SIZE // self.launcher.ranks // 2
+
+    def until_checkpoint(self, rank: int) -> list[int]:
+        """The rows of the second epoch that are in the checkpoint."""
+        steps = [note for note in self.fresh if note["epoch"] == 1 and note["step"] <= self.middle]
+        return rows_of(steps, rank)
+
+
+def read_notes(launcher: Launcher, root: Path) -> Notes:
+    """The notes of one launcher."""
+    folder = folder_of(launcher, root)
+    expected = []
+    with open_converter((folder / "url").read_text()) as converter:
+        for rank in range(launcher.ranks):
+            with converter.make_batch_reader(**SHUFFLED, cur_shard=rank, shard_count=launcher.ranks) as reader:
+                epochs = [[row for batch in reader for row in batch["id"].tolist()] for _ in range(2)]
+            expected.append(epochs)
+    notes = {
+        name: [json.loads(line) for path in sorted((folder / name).iterdir()) for line in path.read_text().splitlines()]
+        for name in (FIRST, OTHER)
+    }
+    return Notes(
+        launcher=launcher,
+        fresh=[note for note in notes[FIRST] if not note["resumed_from"]],
+        resumed=[note for note in notes[FIRST] if note["resumed_from"]],
+        other=notes[OTHER],
+        expected=expected,
+    )
+
+
+def rows_of(notes: Sequence[Mapping[str, Any]], rank: int) -> list[int]:
+    return [row for note in notes if note["rank"] == rank for row in note["ids"]]
+
+
+def check_fresh(notes: Notes) -> None:
+    """Every row of the first epoch is on one rank, in the order of one process, until a rank is killed."""
+    ranks = range(notes.launcher.ranks)
+    epoch = [note for note in notes.fresh if note["epoch"] == 0]
+    parts = [rows_of(epoch, rank) for rank in ranks]
+    assert parts == [notes.expected[rank][0] for rank in ranks]
+    assert sorted(itertools.chain(*parts)) == list(range(NUM_ROWS))
+    assert max(note["step"] for note in notes.fresh) == notes.middle + 2
+    check_ranks(notes.fresh, notes.launcher.ranks)
+
+
+def check_resumed(notes: Notes) -> None:
+    """After the crash each rank goes on with its very next row, and the epoch has every row once."""
+    ranks = range(notes.launcher.ranks)
+    assert {note["resumed_from"] for note in notes.resumed} == {notes.middle}
+    parts = [notes.until_checkpoint(rank) + rows_of(notes.resumed, rank) for rank in ranks]
+    assert parts == [notes.expected[rank][1] for rank in ranks]
+    assert sorted(itertools.chain(*parts)) == list(range(NUM_ROWS))
+    check_ranks(notes.resumed, notes.launcher.ranks)
+
+
+def check_other(notes: Notes) -> None:
+    """With another number of ranks the rest of the epoch has each remaining row once, in equal parts."""
+    ranks = range(notes.launcher.other_ranks)
+    assert {note["resumed_from"] for note in notes.other} == {notes.middle}
+    before = [notes.until_checkpoint(rank) for rank in range(notes.launcher.ranks)]
+    after = [rows_of(notes.other, rank) for rank in ranks]
+    assert sorted(itertools.chain(*before, *after)) == list(range(NUM_ROWS))
+    assert {len(part) for part in after} == {NUM_ROWS // 2 // len(ranks)}
+    check_ranks(notes.other, notes.launcher.other_ranks)
+
+
+def check_ranks(notes: Sequence[Mapping[str, Any]], count: int) -> None:
+    assert {note["rank"] for note in notes} == set(range(count))
+    assert {note["ranks"] for note in notes} == {count}
+    assert all(abs(note["weight"] + note["step"]) < 0.01 for note in notes)
+
+
+CASES: dict[str, Callable[[Notes], None]] = {
+    "fresh": check_fresh,
+    "resumed after SIGKILL": check_resumed,
+    "other number of ranks": check_other,
+}
+
+
+# The table ---------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Run every launcher; print Markdown; exit 1 if a case failed."""
+    lines, failures = [], []
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        clusters: list[Cluster] = []
+
+        def cluster() -> Cluster:
+            if not clusters:
+                (root / "cluster").mkdir()
+                clusters.append(stack.enter_context(start_cluster(root / "cluster")))
+            return clusters[0]
+
+        for group, launch in GROUPS.items():
+            begin = time.perf_counter()
+            error = failure_of(lambda launch=launch: launch(root, cluster))  # type: ignore[misc]
+            seconds = time.perf_counter() - begin
+            print(f"{group}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            for launcher in (one for one in LAUNCHERS if one.group == group):
+                cells = [launcher.name, str(launcher.ranks)]
+                for case, check in CASES.items():
+                    wrong = error or failure_of(lambda check=check, one=launcher: check(read_notes(one, root)))  # type: ignore[misc]
+                    passed = f"passed, {launcher.ranks} → {launcher.other_ranks}" if check is check_other else "passed"
+                    cells.append("**failed**" if wrong else passed)
+                    failures += [f"- {launcher.name}, {case}: {wrong.replace(str(root), '…')}"] if wrong else []
+                lines.append("| " + " | ".join(cells) + " |")
+    print("\n".join([*heading(), *lines, *([""] if failures else []), *failures]))
+    sys.exit(bool(failures))
+
+
+def failure_of(call: Callable[[], None]) -> str:
+    """The last line of what a call raises; its traceback goes to stderr."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 (it is a cell of the table)
+        traceback.print_exc()
+        return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return ""
+
+
+def heading() -> list[str]:
+    """What was run, on what, when."""
+    import pyspark
+    import torch
+
+    what = (
+        f"`python -m tests.compat.launchers`, {time.strftime('%Y-%m-%d')}: {os.cpu_count()} cores, "
+        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"Spark {pyspark.__version__}. Ranks talk over gloo. “Two executors” are those of a standalone cluster, a "
+        "master and two workers, with a virtual environment of their own; a converter is an argument of the training "
+        "function. With none and torchrun, each rank opens the rows by their URL."
+    )
+    cases = (
+        "fresh: all rows once in an epoch, in the order of one process. resumed: a rank is killed in the middle of the "
+        "next epoch; the ranks that start again go on with the very next rows. other: from the same checkpoint another "
+        "number of ranks reads each remaining row once."
+    )
+    return [
+        "# Launchers, tried",
+        "",
+        what,
+        "",
+        cases,
+        "",
+        "| launcher | ranks | " + " | ".join(CASES) + " |",
+        "| --- | --- |" + " --- |" * len(CASES),
+    ]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--drive", type=json.loads, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.rank:
+        with open_converter(Path(chosen.rank[0], "url").read_text()) as opened:
+            train(opened, *chosen.rank)
+    elif chosen.drive:
+        drive(*chosen.drive)
+    else:
+        main()
