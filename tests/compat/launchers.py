@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,61 +94,34 @@ def train(rows: DatasetConverter, folder: str, launch: str) -> None:
         distributed.destroy_process_group()
 
 
-def drive(folders: Mapping[str, str], ranks: int, other_ranks: Mapping[str, int]) -> None:
-    """Write the rows with Spark, and train on them by TorchDistributor, beside the driver and in the executors."""
+def drive(folder: str, ranks: int, other_ranks: int, place: str) -> None:
+    """Write the rows with Spark, and train on them by TorchDistributor, beside the driver or in the executors."""
     from pyspark.ml.torch.distributor import TorchDistributor
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
-    for place, folder in folders.items():
-        df = spark.range(0, NUM_ROWS, 1, 2)
-        converter = make_spark_converter(df, cache_dir=f"{folder}/cache", row_group_bytes=2000, delete_on_exit=False)
-        Path(folder, "url").write_text(converter.url)
-        first, other = (
-            TorchDistributor(num_processes=count, local_mode=place == "driver", use_gpu=False)
-            for count in (ranks, other_ranks[place])
-        )
-        if place == "driver":
-            # The executors' barrier stage starts again by itself; beside the driver it is the user who runs it again.
-            try:
-                first.run(train, converter, folder, FIRST)
-            except RuntimeError as error:
-                # Which process died, and of what, stands in its log alone; `check_fresh` reads it from the notes.
-                assert "failed during training" in str(error), error  # noqa: PT017 (a program, not a test)
+    df = spark.range(0, NUM_ROWS, 1, 2)
+    converter = make_spark_converter(df, cache_dir=f"{folder}/cache", row_group_bytes=2000, delete_on_exit=False)
+    Path(folder, "url").write_text(converter.url)
+    first, other = (
+        TorchDistributor(num_processes=count, local_mode=place == "driver", use_gpu=False)
+        for count in (ranks, other_ranks)
+    )
+    # Spark does not start the last stage of a job again where it is a barrier: it is the user who does. Which process
+    # died, and of what, stands in its log alone; `check_fresh` reads it from the notes.
+    try:
         first.run(train, converter, folder, FIRST)
-        other.run(train, converter, folder, OTHER)
-        print(json.dumps({"place": place, "session": type(spark).__module__}), flush=True)
+    except Exception as error:  # noqa: BLE001 (Spark's classes are several)
+        assert "failed during training" in str(error), error  # noqa: PT017 (a program, not a test)
+    else:
+        raise AssertionError("no rank was killed")
+    first.run(train, converter, folder, FIRST)
+    other.run(train, converter, folder, OTHER)
+    print(json.dumps({"session": type(spark).__module__}), flush=True)
     spark.stop()
 
 
 # Launchers ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
-    """A way to start ranks, and how many."""
-
-    name: str
-    ranks: int
-    other_ranks: int
-    group: str
-    """What runs together, in one driver, say: a key of `GROUPS`."""
-
-
-LAUNCHERS = (
-    Launcher(name="none, continued by torchrun", ranks=1, other_ranks=2, group="none"),
-    Launcher(name="torchrun, 1 node × 4", ranks=4, other_ranks=3, group="torchrun 1 × 4"),
-    Launcher(name="torchrun, 2 nodes × 2", ranks=4, other_ranks=2, group="torchrun 2 × 2"),
-    Launcher(name="TorchDistributor beside the driver, classic", ranks=2, other_ranks=3, group="classic"),
-    Launcher(name="TorchDistributor in two executors, classic", ranks=2, other_ranks=1, group="classic"),
-    Launcher(name="TorchDistributor beside the driver, Connect", ranks=2, other_ranks=3, group="connect"),
-    Launcher(name="TorchDistributor in two executors, Connect", ranks=2, other_ranks=1, group="connect"),
-)
-
-
-def folder_of(launcher: Launcher, root: Path) -> Path:
-    """Where a launcher's rows, checkpoint and notes are."""
-    return root / str(LAUNCHERS.index(launcher))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,9 +248,10 @@ def torchrun(
     return outputs
 
 
-def launch_alone(root: Path) -> None:
+def launch_alone(folder: Path, start_cluster_once: Callable[[], Cluster]) -> None:
     """One process, killed and started again; its checkpoint is continued by two ranks."""
-    folder = prepared(root, "none")
+    del start_cluster_once
+    write_rows(folder)
     environment = environment_of_ranks(folder)
     for expected in (-signal.SIGKILL, 0):
         status, output = run([sys.executable, *rank_of(folder, FIRST)], folder, environment)
@@ -284,35 +259,32 @@ def launch_alone(root: Path) -> None:
     torchrun(rank_of(folder, OTHER), folder, ranks_per_node=2)
 
 
-def launch_by_torchrun(root: Path, *, nodes: int) -> None:
+def launch_by_torchrun(folder: Path, start_cluster_once: Callable[[], Cluster], *, nodes: int) -> None:
     """Four ranks, started again once; their checkpoint is continued by three, or by two on two nodes."""
-    folder = prepared(root, f"torchrun {nodes} × {4 // nodes}")
+    del start_cluster_once
+    write_rows(folder)
     torchrun(rank_of(folder, FIRST), folder, nodes=nodes, ranks_per_node=4 // nodes, max_restarts=1)
     torchrun(rank_of(folder, OTHER), folder, nodes=nodes, ranks_per_node=3 // nodes)
 
 
-def launch_by_spark(root: Path, cluster: Cluster, *, is_connect: bool) -> None:
-    """Both ways of TorchDistributor, in one session of the cluster."""
+def launch_by_spark(
+    folder: Path, start_cluster_once: Callable[[], Cluster], *, place: str, ranks: tuple[int, int], is_connect: bool
+) -> None:
+    """TorchDistributor in a session of the cluster."""
     from tests.integration.test_jobs import SPARK_SUBMIT
 
-    launchers = [one for one in LAUNCHERS if one.group == ("connect" if is_connect else "classic")]
-    places = dict(zip(("driver", "executors"), launchers, strict=True))
-    for launcher in launchers:
-        make_folder(launcher, root)
-    folders = {place: str(folder_of(launcher, root)) for place, launcher in places.items()}
-    others = {place: launcher.other_ranks for place, launcher in places.items()}
-    program = [__file__, "--drive", json.dumps([folders, launchers[0].ranks, others])]
+    cluster = start_cluster_once()
+    program = [__file__, "--drive", json.dumps([str(folder), *ranks, place])]
     with ExitStack() as stack:
         environment = dict(cluster.environment)
         command: list[str | Path] = [SPARK_SUBMIT, "--master", cluster.url, *program]
         if is_connect:
-            environment["SPARK_REMOTE"] = stack.enter_context(connect_server(cluster, root))
+            environment["SPARK_REMOTE"] = stack.enter_context(connect_server(cluster, folder))
             command = [sys.executable, *program]
-        status, output = run(command, root, environment)
+        status, output = run(command, folder, environment)
     assert status == 0, output[-8000:]
-    told = [json.loads(line) for line in output.splitlines() if line.startswith('{"place"')]
-    kind = "pyspark.sql.connect.session" if is_connect else "pyspark.sql.session"
-    assert [one["session"] for one in told] == [kind] * 2, told
+    (told,) = (json.loads(line) for line in output.splitlines() if line.startswith('{"session"'))
+    assert told["session"] == ("pyspark.sql.connect.session" if is_connect else "pyspark.sql.session")
 
 
 @contextmanager
@@ -335,24 +307,14 @@ def connect_server(cluster: Cluster, folder: Path) -> Iterator[str]:
         yield f"sc://127.0.0.1:{port}"
 
 
-def prepared(root: Path, group: str) -> Path:
-    """The folder of the one launcher in a group, with rows that were written without Spark."""
+def write_rows(folder: Path) -> None:
+    """The rows, written without Spark."""
     from tests.columns import ID
     from tests.entries import write_converter
 
-    (launcher,) = (one for one in LAUNCHERS if one.group == group)
-    folder = make_folder(launcher, root)
     halves = [[range(NUM_ROWS // 2)], [range(NUM_ROWS // 2, NUM_ROWS)]]
     with write_converter(folder / "cache", (ID,), halves, row_group_bytes=2000, delete_on_exit=False) as converter:
         (folder / "url").write_text(converter.url)
-    return folder
-
-
-def make_folder(launcher: Launcher, root: Path) -> Path:
-    folder = folder_of(launcher, root)
-    for name in (FIRST, OTHER):
-        (folder / name).mkdir(parents=True)
-    return folder
 
 
 def rank_of(folder: Path, launch: str) -> list[str]:
@@ -360,14 +322,38 @@ def rank_of(folder: Path, launch: str) -> list[str]:
     return [__file__, "--rank", json.dumps([str(folder), launch])]
 
 
-GROUPS: dict[str, Callable[[Path, Callable[[], Cluster]], None]] = {
-    "none": lambda root, _: launch_alone(root),
-    "torchrun 1 × 4": lambda root, _: launch_by_torchrun(root, nodes=1),
-    "torchrun 2 × 2": lambda root, _: launch_by_torchrun(root, nodes=2),
-    "classic": lambda root, cluster: launch_by_spark(root, cluster(), is_connect=False),
-    "connect": lambda root, cluster: launch_by_spark(root, cluster(), is_connect=True),
-}
-"""Each takes an empty folder, and a function that returns the cluster."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """A way to start ranks, and how many."""
+
+    name: str
+    ranks: int
+    other_ranks: int
+    function: Callable[[Path, Callable[[], Cluster]], None]
+
+    def launch(self, folder: Path, start_cluster_once: Callable[[], Cluster]) -> None:
+        """Run all ranks in an empty folder, which holds their rows, checkpoint and notes afterwards."""
+        for name in (FIRST, OTHER):
+            (folder / name).mkdir()
+        self.function(folder, start_cluster_once)
+
+
+def spark_launcher(place: str, *, other_ranks: int, is_connect: bool) -> Launcher:
+    where = {"driver": "beside the driver", "executors": "in two executors"}[place]
+    function = partial(launch_by_spark, place=place, ranks=(2, other_ranks), is_connect=is_connect)
+    name = f"TorchDistributor {where}, {'Connect' if is_connect else 'classic'}"
+    return Launcher(name=name, ranks=2, other_ranks=other_ranks, function=function)
+
+
+LAUNCHERS = (
+    Launcher(name="none, continued by torchrun", ranks=1, other_ranks=2, function=launch_alone),
+    Launcher(name="torchrun, 1 node × 4", ranks=4, other_ranks=3, function=partial(launch_by_torchrun, nodes=1)),
+    Launcher(name="torchrun, 2 nodes × 2", ranks=4, other_ranks=2, function=partial(launch_by_torchrun, nodes=2)),
+    spark_launcher("driver", other_ranks=3, is_connect=False),
+    spark_launcher("executors", other_ranks=1, is_connect=False),
+    spark_launcher("driver", other_ranks=3, is_connect=True),
+    spark_launcher("executors", other_ranks=1, is_connect=True),
+)
 
 
 # What the notes must say -------------------------------------------------------------------------
@@ -397,9 +383,8 @@ class Notes:
         return rows_of(steps, rank)
 
 
-def read_notes(launcher: Launcher, root: Path) -> Notes:
-    """The notes of one launcher."""
-    folder = folder_of(launcher, root)
+def read_notes(launcher: Launcher, folder: Path) -> Notes:
+    """The notes that a launcher's ranks have left."""
     expected = []
     with open_converter((folder / "url").read_text()) as converter:
         for rank in range(launcher.ranks):
@@ -484,19 +469,18 @@ def main() -> None:
                 clusters.append(stack.enter_context(start_cluster(root / "cluster")))
             return clusters[0]
 
-        for group, launch in GROUPS.items():
-            begin = time.perf_counter()
-            error = failure_of(lambda launch=launch: launch(root, cluster))  # type: ignore[misc]
-            seconds = time.perf_counter() - begin
-            print(f"{group}: {seconds:.1f} s", file=sys.stderr, flush=True)
-            for launcher in (one for one in LAUNCHERS if one.group == group):
-                cells = [launcher.name, str(launcher.ranks)]
-                for case, check in CASES.items():
-                    wrong = error or failure_of(lambda check=check, one=launcher: check(read_notes(one, root)))  # type: ignore[misc]
-                    passed = f"passed, {launcher.ranks} → {launcher.other_ranks}" if check is check_other else "passed"
-                    cells.append("**failed**" if wrong else passed)
-                    failures += [f"- {launcher.name}, {case}: {wrong.replace(str(root), '…')}"] if wrong else []
-                lines.append("| " + " | ".join(cells) + " |")
+        for number, launcher in enumerate(LAUNCHERS):
+            begin, folder = time.perf_counter(), root / str(number)
+            folder.mkdir()
+            error = failure_of(partial(launcher.launch, folder, cluster))
+            print(f"{launcher.name}: {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
+            cells = [launcher.name, str(launcher.ranks)]
+            for case, check in CASES.items():
+                wrong = error or failure_of(lambda check=check, of=launcher, at=folder: check(read_notes(of, at)))  # type: ignore[misc]
+                passed = f"passed, {launcher.ranks} → {launcher.other_ranks}" if check is check_other else "passed"
+                cells.append("**failed**" if wrong else passed)
+                failures += [f"- {launcher.name}, {case}: {wrong.replace(str(root), '…')}"] if wrong else []
+            lines.append("| " + " | ".join(cells) + " |")
     print("\n".join([*heading(), *lines, *([""] if failures else []), *failures]))
     sys.exit(bool(failures))
 
