@@ -86,7 +86,9 @@ class HeldEntry:
         self._release(if_corrupt=is_own)
 
     def _release(self, *, if_corrupt: bool) -> None:
-        self.release_lease()
+        if self.release_lease():
+            # Who releases it later looks whether the entry was deleted.
+            return
         attempt_id = attempt_of(self.manifest)
         if is_in_use(self.root, self.key, attempt_id, if_corrupt=if_corrupt):
             return
@@ -94,12 +96,13 @@ class HeldEntry:
         self.folder.delete_file(f"data-{attempt_id}.intent")
         self.folder.delete_directory_if_empty()
 
-    def release_lease(self) -> None:
-        """End the use, and leave the entry as it is."""
+    def release_lease(self) -> bool:
+        """End the use, and leave the entry as it is; whether another process of this host goes on holding the lease."""
         if isinstance(self.lease, HostLease):
-            self.lease.release()
-        elif self.lease is not None:
+            return self.lease.release()
+        if self.lease is not None:
             release(self.lease)
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,11 +102,15 @@ class HostLease:
         if self._listener is not None:
             self._begin(self._welcome, self._listener)
 
-    def release(self) -> None:
-        """End this process's part; the second time does nothing."""
+    def release(self) -> bool:
+        """End this process's part, the second time without effect; whether another process goes on holding the lease.
+
+        That one may be about to end as well, but does so after this call has begun.
+        """
         with self._lock:
+            is_elsewhere = self._holder is not None
             if self._is_released:
-                return
+                return is_elsewhere
             # From now on no thread begins.
             self._is_released = True
         for connection in (self._holder, self._listener):
@@ -121,6 +125,7 @@ class HostLease:
         self._hand_over()
         if self._own is not None:
             release(self._own)
+        return is_elsewhere
 
     def _hand_over(self) -> None:
         """Wait until those that count on this process hold a lease of their own."""

@@ -229,3 +229,26 @@ def test_a_forked_child_does_not_hold_it(cache_dir: Path, in_a_group: None) -> N
         os.waitpid(child, 0)
         for end in (*ready, *release):
             os.close(end)
+
+
+def test_who_leaves_while_another_one_holds_the_lease_asks_the_store_for_nothing(
+    cache_dir: Path, in_a_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = leave_entry(cache_dir)
+    holder, other, deleter = (open_converter(url) for _ in range(3))
+    asked: list[str] = []
+    is_in_use = entries.is_in_use
+
+    def look(root: Any, key: str, *arguments: Any, **options: Any) -> bool:
+        asked.append(key)
+        return is_in_use(root, key, *arguments, **options)
+
+    monkeypatch.setattr(entries, "is_in_use", look)
+    deleter.delete()
+    other.__exit__(None, None, None)
+    assert asked == []
+    assert (cache_dir / roots.DIRECTORY / KEY).exists()
+
+    holder.__exit__(None, None, None)
+    assert asked == [KEY]
+    assert not (cache_dir / roots.DIRECTORY / KEY).exists()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from xml.sax.saxutils import escape
 
 from tests.servers.process import Server, fetch, fetched, free_port, get, is_missing, require_program, tail
@@ -123,6 +124,12 @@ class Hdfs:
             lambda: self._state().get("FSState") == "Operational" and self.num_live_datanodes() == 1,
             "the NameNode is in safe mode, or has no DataNode",
         )
+
+    def num_operations(self) -> dict[str, int]:
+        """How often the NameNode was asked for each operation, by the name that Hadoop gives it."""
+        activity = _jmx(self._http_port, "NameNode", f"RpcDetailedActivityForPort{urlsplit(self.url).port}")
+        ending = "NumOps"
+        return {name.removesuffix(ending): count for name, count in activity.items() if name.endswith(ending)}
 
     def enter_safe_mode(self) -> None:
         """From now on everything can be read and nothing be changed."""
