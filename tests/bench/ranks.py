@@ -5,17 +5,18 @@
     python tests/bench/ranks.py --only plan --quick  # small: does it run at all?
 
 opening: 1,000 ranks on 125 hosts open one entry on Azurite, and on HDFS; both run on this machine. Every rank is a
-process of its own, with `LOCAL_WORLD_SIZE=8` and the name of its host. First the first ranks of all hosts open at once,
-and stay; then the second ranks of all hosts, which end again, and so on. A proxy counts the requests to Azurite; HDFS is
-asked for its own counts. Renewals are counted while the 125 stay.
+process of its own, with `LOCAL_WORLD_SIZE=8` and the name of its host. First the first ranks of all hosts open at
+once, and stay; then the second ranks of all hosts, which end again, and so on. A proxy counts the requests to Azurite.
+The NameNode counts its own, among them the steps of writing a lease and, as waves take a minute or two, some renewals
+(Append and Complete). Renewals are counted while the 125 stay.
 
 plan: the part of one of 4,096 ranks in an epoch of 10^10 rows in 10^6 row groups, shuffled, and its first window.
 
 cold: eight ranks of a host start with an empty `local_cache_dir`, all at once, on Azurite behind the proxy; each reads
 all rows, or its own part. Counts are bytes of data that were asked for.
 
-memory: eight ranks of a host read their parts of 400,000 float32[512] for three epochs, shuffled. Private memory is what
-no file stands behind, beyond what a rank had when its loader was made, at the moment when it is most, summed over
+memory: eight ranks of a host read their parts of 400,000 float32[512] for three epochs, shuffled. Private memory is
+what no file stands behind, beyond what a rank had when its loader was made, at the moment when it is most, summed over
 ranks; pages of files are counted once for all of them.
 
 Prints Markdown.
@@ -36,6 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from memory import anonymous_bytes
@@ -168,7 +170,8 @@ def open_all(
                 leave.set()
             others, others_seconds = others + found, others_seconds + lasted
             ended += counted()
-        say(f"{url}: watching renewals")
+            say(f"{urlsplit(url).scheme}: rank {local_rank} of {num_hosts} hosts: {lasted:.1f} s")
+        say("watching renewals")
         time.sleep(watched_seconds)
         renewed = counted()
         stay.set()

@@ -26,6 +26,7 @@ from tests.notebooks.workspaces import (
     DELTA,
     DIGITS,
     IN_ACCOUNT,
+    LAUNCHED,
     MIXING,
     MOVING,
     NOTEBOOKS,
@@ -78,7 +79,7 @@ def run(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 @pytest.mark.short
 def test_there_are_notebooks() -> None:
-    assert {*DIGITS, TYPES, VALUES, SERIES, MIXING, MOVING, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
+    assert {*DIGITS, TYPES, VALUES, SERIES, MIXING, MOVING, LAUNCHED, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
 
 
 @pytest.mark.short

@@ -9,6 +9,7 @@ The rules, so that a second run stores the same text:
 - Folders of the run get the names that a reader's own have. Temporary folders end with `…`.
 - Hexadecimal numbers (keys of the cache, fingerprints, uuids) become others of the same form; equal ones stay equal.
 - Versions lose what follows the first number: `4.x`. Ports, addresses of objects and times become `…`.
+- What several ranks say comes in the order of the alphabet.
 - Who wrote an entry, where and when, becomes `written … of … by you (…)`.
 
 Stored as they are, and not compared:
@@ -51,6 +52,7 @@ REPLACED = (
     (re.compile(r"\bwritten .+? of (.+?) by .+? \([^)]*\)"), r"written … of \1 by you (…)"),
     (re.compile(r"\b[\d.,]+ (?:ns|µs|ms|s|seconds|rows/s|MB/s)(?![\w/])"), "…"),
 )
+OF_RANKS = re.compile(r"(?:^(?:Reading shard|Each epoch drops) .*\n){2,}", re.MULTILINE)
 NOT_COMPARED = (
     (re.compile(r"(\b(?:loss|accuracy|recall|precision)\b[^\n.]*?)\d+\.\d+"), r"\1…"),
     (re.compile(r"\b[\d.,]+ MB\b"), "… MB"),
@@ -71,7 +73,7 @@ class Names:
         text = re.sub(HEXADECIMAL, self._renumber, text)
         for pattern, replacement in REPLACED:
             text = pattern.sub(replacement, text)
-        return text
+        return OF_RANKS.sub(lambda lines: "".join(sorted(lines[0].splitlines(keepends=True))), text)
 
     def _renumber(self, match: re.Match[str]) -> str:
         number = self._numbers.setdefault(match[0][:COMMON_DIGITS], len(self._numbers))

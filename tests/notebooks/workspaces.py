@@ -33,6 +33,7 @@ VALUES = "10_images_text_numbers"
 SERIES = "11_forecasting_a_series"
 MIXING = "12_mixing_balancing_buckets"
 MOVING = "13_from_petastorm_and_deltatorch"
+LAUNCHED = "14_many_gpus_from_spark"
 CLOUD = "cloud"
 """The tag of cells that need a platform."""
 
