@@ -1,0 +1,378 @@
+"""Cases of `elastic`: what a seed decides, how the ranks of a case run, and what their notes must say.
+
+Apart from the program, so that forked ranks find this module in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from converter import NumPy, make_parquet_converter, mix, open_converter
+from tests.waiting import wait_until
+
+NUM_ROWS, ROWS_OF_FILE, ROWS_OF_KEY = 2400, 800, 50
+NUM_EPOCHS = 2
+TIMEOUT_SECONDS = 60.0
+MOST_RANKS = 6
+FORKED, TORCHRUN = "forked", "torchrun"
+
+
+# What is read ------------------------------------------------------------------------------------
+
+
+def write_rows(folder: Path) -> str:
+    """A Parquet data set, and a cache entry of the same ids beside it; the entry's URL."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tests.columns import ID
+    from tests.entries import write_converter
+
+    (folder / "parquet").mkdir()
+    parts = [range(start, start + ROWS_OF_FILE) for start in range(0, NUM_ROWS, ROWS_OF_FILE)]
+    for number, part in enumerate(parts):
+        ids = np.array(part)
+        columns = {
+            "id": ids,
+            "key": ids // ROWS_OF_KEY,
+            "time": ids % ROWS_OF_KEY,
+            "label": ids % 10 == 0,
+            "payload": [as_npy(row) for row in part],
+        }
+        pq.write_table(pa.table(columns), folder / "parquet" / f"{number}.parquet", row_group_size=100)
+    batches = [[part] for part in parts]
+    with write_converter(folder / "cache", (ID,), batches, row_group_bytes=1000, delete_on_exit=False) as converter:
+        return converter.url
+
+
+def as_npy(row: int) -> bytes:
+    """An array that says which row it is of, as a .npy file."""
+    content = io.BytesIO()
+    np.save(content, np.full(4, row, np.int32))
+    return content.getvalue()
+
+
+def rare(folder: Path, is_rare: bool) -> Any:
+    return make_parquet_converter(folder / "parquet", columns=["id", "label"]).where([("label", "=", is_rare)])
+
+
+VIEWS: dict[str, Callable[[Path, str], Any]] = {
+    "cache": lambda _, url: open_converter(url),
+    "where": lambda _, url: open_converter(url).where([("id", ">=", 300), ("id", "<", 2171)]),
+    "split": lambda _, url: open_converter(url).split({"a": 0.37, "b": 0.63}, seed=5)["b"],
+    "Parquet, decoded": lambda folder, _: make_parquet_converter(
+        folder / "parquet", decode={"payload": NumPy("int32", (4,))}
+    ),
+    "sequences": lambda folder, _: make_parquet_converter(folder / "parquet", columns=["id", "key", "time"]).sequences(
+        4, by="key", order_by="time", stride=2
+    ),
+    "balanced": lambda folder, _: make_parquet_converter(folder / "parquet", columns=["id", "label"]).balance("label"),
+    "mixed": lambda folder, _: mix(
+        {"rare": rare(folder, True), "others": rare(folder, False)}, {"rare": 0.2, "others": 0.8}, stop=2011
+    ),
+}
+
+
+def ids_of(batch: Any) -> list[int]:
+    """What names a batch's elements: the id of each row, or of a sequence's first row. Padded ones are left out."""
+    ids = np.asarray(batch["id"])
+    if ids.ndim == 2:
+        assert (ids == ids[:, :1] + np.arange(ids.shape[1])).all(), "a sequence's rows do not follow each other"
+        ids = ids[:, 0]
+    if "payload" in batch:
+        assert (np.asarray(batch["payload"]) == ids[:, None]).all(), "a payload is not its row's"
+    if "__valid" in batch:
+        ids = ids[np.asarray(batch["__valid"])]
+    return [int(number) for number in ids]
+
+
+# A case ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What is drawn anew each time that the ranks start."""
+
+    ranks: int
+    batch_size: int
+    num_workers: int
+    killed_rank: int | None
+    """None: this time they are left to the end."""
+
+    kill_after_seconds: float
+    """Counted from when all ranks are about to read."""
+
+    kill_at_step: int | None
+    """Then the rank kills itself in this step, before or after it is noted; whichever of the two comes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """All that a seed decides."""
+
+    seed: int
+    launcher: str
+    view: str
+    uneven: str
+    is_shuffled: bool
+    window_rows: int
+    save_every: int
+    attempts: tuple[Attempt, ...]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What must not change when a training goes on."""
+        shuffled = {"shuffle": True, "shuffle_window_rows": self.window_rows} if self.is_shuffled else {}
+        return {"seed": self.seed, "uneven": self.uneven, **shuffled}
+
+
+def draw(seed: int) -> Case:
+    """The case of a seed."""
+    rng = random.Random(seed)
+    attempts = []
+    num_kills = rng.randint(1, 5)
+    for number in range(num_kills + 1):
+        ranks = rng.choice([1, 2, 2, 3, 3, 4, 5, MOST_RANKS])
+        attempts.append(
+            Attempt(
+                ranks=ranks,
+                batch_size=rng.choice([4, 7, 16, 33, 64]),
+                num_workers=rng.choice([0, 0, 0, 1, 2]),
+                killed_rank=rng.randrange(ranks) if number < num_kills else None,
+                kill_after_seconds=rng.random() * rng.choice([0.2, 1.0, 3.0]),
+                kill_at_step=rng.choice([None, rng.randint(0, 40)]),
+            )
+        )
+    return Case(
+        seed=seed,
+        launcher=TORCHRUN if rng.random() < 0.1 else FORKED,
+        view=rng.choice(list(VIEWS)),
+        uneven=rng.choice(["drop", "pad", "keep"]),
+        is_shuffled=rng.random() < 0.8,
+        window_rows=rng.choice([150, 400, 5000]),
+        save_every=rng.randint(1, 12),
+        attempts=tuple(attempts),
+    )
+
+
+# A rank ------------------------------------------------------------------------------------------
+
+
+def train(folder: str, url: str, number: int, case: Case) -> None:
+    """A rank of one attempt: read both epochs, or what the state has left of them, and note each row."""
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    attempt, rank = case.attempts[number], int(os.environ["RANK"])
+    own = Path(folder, f"case-{case.seed}", str(number))
+    state_file = own.parent / "state.json"
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
+    with (
+        VIEWS[case.view](Path(folder), url) as rows,
+        rows.make_torch_dataloader(
+            batch_size=attempt.batch_size, num_workers=attempt.num_workers, **case.options
+        ) as loader,
+        open(own / f"{rank}.jsonl", "w", encoding="ascii") as notes,
+    ):
+        epoch = 0
+        if state_file.exists():
+            saved = json.loads(state_file.read_text())
+            epoch = saved["epoch"]
+            loader.load_state_dict(saved["loader"])
+        step = 0
+        Path(own, f"{rank}.pid").write_text(str(os.getpid()))
+        while epoch < NUM_EPOCHS:
+            batches = iter(loader)
+            while True:
+                batch = next(batches, None)
+                reading = torch.tensor(int(batch is not None))
+                distributed.all_reduce(reading)
+                if reading == 0:
+                    break
+                is_last = rank == attempt.killed_rank and step == attempt.kill_at_step
+                if is_last and case.seed % 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                ids = [] if batch is None else ids_of(batch)
+                print(json.dumps([epoch, step, int(reading), ids]), file=notes, flush=True)
+                # What one rank has noted counts only if all have noted their part of the step.
+                distributed.barrier()
+                if rank == 0 and step % case.save_every == 0 and reading == attempt.ranks:
+                    state = {"attempt": number, "step": step, "epoch": epoch, "loader": loader.state_dict()}
+                    (own / "state.new").write_text(json.dumps(state))
+                    (own / "state.new").replace(state_file)
+                if is_last:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step += 1
+            epoch += 1
+    distributed.destroy_process_group()
+    Path(own, f"{rank}.done").touch()
+
+
+def be_rank(environment: dict[str, str], *arguments: Any) -> None:
+    """A forked rank, whose output is beside its notes: when a rank is killed, all others have an error to tell."""
+    os.environ |= environment
+    folder, _, number, case = arguments
+    with open(Path(folder, f"case-{case.seed}", str(number), f"{environment['RANK']}.log"), "w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    train(*arguments)
+
+
+# Launching ---------------------------------------------------------------------------------------
+
+
+class Forkserver:
+    """Starts ranks in a tenth of a second: what they import is in memory already."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch", "tests.faults.elastic_cases"])
+
+    @contextmanager
+    def start(self, folder: Path, url: str, number: int, case: Case) -> Iterator[Callable[[], bool]]:
+        """Ranks for the time of the block; a function says whether all have ended."""
+        from tests.servers.process import free_port
+
+        count, port = case.attempts[number].ranks, free_port()
+        environments = [
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(count),
+                "LOCAL_WORLD_SIZE": str(count),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+            for rank in range(count)
+        ]
+        ranks = [
+            self._context.Process(target=be_rank, args=(environment, str(folder), url, number, case))
+            for environment in environments
+        ]
+        try:
+            for rank in ranks:
+                rank.start()
+            yield lambda: not any(rank.is_alive() for rank in ranks)
+        finally:
+            for rank in ranks:
+                if rank.pid is not None:
+                    rank.kill()
+                    rank.join()
+
+
+@contextmanager
+def start_torchrun(folder: Path, url: str, number: int, case: Case) -> Iterator[Callable[[], bool]]:
+    """The same, started by torchrun."""
+    from tests.compat.launchers import environment_of_ranks, start
+    from tests.repository import REPOSITORY
+
+    program = ["-m", "tests.faults.elastic", "--rank", json.dumps([str(folder), url, number, case.seed])]
+    count = str(case.attempts[number].ranks)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count, *program]
+    with start(command, REPOSITORY, environment_of_ranks(folder)) as agent:
+        yield lambda: agent.poll() is not None
+
+
+# One case ----------------------------------------------------------------------------------------
+
+
+def run_case(case: Case, folder: Path, url: str, forkserver: Forkserver) -> Counter[str]:
+    """Run a case and check it; what was done, in numbers."""
+    done = Counter[str](cases=1)
+    own = folder / f"case-{case.seed}"
+    starts: list[Any] = []
+    last = 0
+    for number, attempt in enumerate(case.attempts):
+        (own / str(number)).mkdir(parents=True)
+        state = own / "state.json"
+        starts.append(json.loads(state.read_text()) if state.exists() else None)
+        done["resumes"] += starts[number] is not None
+        launcher = start_torchrun if case.launcher == TORCHRUN else forkserver.start
+        with launcher(folder, url, number, case) as have_ended:
+            was_killed = kill_one(own / str(number), attempt, have_ended)
+            wait_until(have_ended, seconds=TIMEOUT_SECONDS)
+        done["kills"] += was_killed
+        last = number
+        if not was_killed:
+            errors = [path.read_text() for path in sorted((own / str(number)).glob("*.log"))]
+            finished = len(list((own / str(number)).glob("*.done")))
+            assert finished == attempt.ranks, (
+                "\n".join(errors) or f"{finished} of {attempt.ranks} ranks have ended well"
+            )
+            break
+    done["rows"] += check(case, own, starts, last, expected_rows(case, folder, url))
+    return done
+
+
+def kill_one(own: Path, attempt: Attempt, have_ended: Callable[[], bool]) -> bool:
+    """Kill the rank that is to be killed, unless all have ended before; whether one was killed."""
+    if attempt.killed_rank is None:
+        return False
+    pid_file = own / f"{attempt.killed_rank}.pid"
+
+    def is_ready() -> bool:
+        pids = [own / f"{rank}.pid" for rank in range(attempt.ranks)]
+        return have_ended() or all(path.exists() and path.read_text() for path in pids)
+
+    wait_until(is_ready, seconds=TIMEOUT_SECONDS)
+    until = time.monotonic() + attempt.kill_after_seconds
+    while time.monotonic() < until and not have_ended():
+        time.sleep(0.001)
+    if not (own / f"{attempt.killed_rank}.done").exists() and pid_file.exists():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid_file.read_text()), signal.SIGKILL)
+    wait_until(have_ended, seconds=TIMEOUT_SECONDS)
+    return len(list(own.glob("*.done"))) < attempt.ranks
+
+
+def expected_rows(case: Case, folder: Path, url: str) -> list[Counter[int]]:
+    """How often each element comes in each epoch, as one process reads them without a crash."""
+    with (
+        VIEWS[case.view](folder, url) as rows,
+        rows.make_batch_reader(batch_size=500, cur_shard=0, shard_count=1, **case.options) as reader,
+    ):
+        return [Counter(number for batch in reader for number in ids_of(batch)) for _ in range(NUM_EPOCHS)]
+
+
+def check(case: Case, own: Path, starts: Sequence[Any], last: int, expected: list[Counter[int]]) -> int:
+    """Compare what counts with what is expected; the number of rows."""
+    read = [Counter[int]() for _ in range(NUM_EPOCHS)]
+    number, until = last, None
+    while True:
+        attempt = case.attempts[number]
+        for rank in range(attempt.ranks):
+            notes = own / str(number) / f"{rank}.jsonl"
+            lines = notes.read_text().splitlines() if notes.exists() else []
+            for epoch, step, reading, ids in map(json.loads, lines[: None if until is None else until + 1]):
+                assert until is None or step <= until
+                assert case.uneven == "keep" or reading == attempt.ranks, f"ranks took unequal steps: {reading}"
+                read[epoch].update(ids)
+        start = starts[number]
+        if start is None:
+            break
+        number, until = start["attempt"], start["step"]
+    for epoch, (found, wanted) in enumerate(zip(read, expected, strict=True)):
+        more, missing = found - wanted, wanted - found
+        assert not more, f"epoch {epoch}: too often: {dict(sorted(more.items())[:10])}"
+        # As many as the ranks that read the epoch's end, less one; these may be those of an earlier attempt.
+        most = MOST_RANKS - 1 if case.uneven == "drop" else 0
+        assert missing.total() <= most, f"epoch {epoch}: {missing.total()} missing: {sorted(missing)[:10]}"
+    return sum(found.total() for found in read)
