@@ -28,6 +28,7 @@ import argparse
 import contextlib
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -81,13 +82,15 @@ def of_a_host(host: str, local_rank: int) -> None:
     leases.this_host = lambda: host
 
 
-def open_entry(url: str, options: Mapping[str, Any], host: str, local_rank: int, barrier: Any, end: Any) -> None:
-    """A rank that opens the rows together with others, and ends when it is told to."""
+def open_entry(url: str, options: Mapping[str, Any], host: str, local_rank: int, barrier: Any, end: str) -> None:
+    """A rank that opens the rows together with others, and ends once the file `end` exists."""
     of_a_host(host, local_rank)
     barrier.wait()
     with converter.open_converter(url, storage_options=options):
         barrier.wait()
-        end.wait()
+        # No event: where a process that waits for one has died, who sets it waits for ever.
+        while not os.path.exists(end):
+            time.sleep(0.1)
 
 
 def forked() -> ForkContext:
@@ -103,9 +106,10 @@ def running(processes: Sequence[ForkProcess]) -> Iterator[None]:
     try:
         yield
     finally:
+        until = time.monotonic() + 60
         for process in processes:
-            process.join(120)
-            if process.exitcode:
+            process.join(max(0.0, until - time.monotonic()))
+            if process.exitcode != 0:
                 say(f"{process.name} ended with {process.exitcode}")
             process.kill()
 
@@ -159,22 +163,23 @@ def open_all(
 ) -> tuple[Opened, Opened, Opened, Counter[str]]:
     """What the first ranks of all hosts ask for; the others; these when they end; and the first ones afterwards."""
     context = forked()
-    stay = context.Event()
-    (first, seconds), ending = begin(context, url, options, num_hosts, 0, stay, counted)
+    ends = Path(tempfile.mkdtemp())
+    (first, seconds), ending = begin(context, url, options, num_hosts, 0, ends / "0", counted)
     with ending:
         others, ended, others_seconds = Counter[str](), Counter[str](), 0.0
         for local_rank in range(1, RANKS_PER_HOST):
-            leave = context.Event()
+            leave = ends / str(local_rank)
             (found, lasted), left = begin(context, url, options, num_hosts, local_rank, leave, counted)
             with left:
-                leave.set()
+                leave.touch()
             others, others_seconds = others + found, others_seconds + lasted
             ended += counted()
             say(f"{urlsplit(url).scheme}: rank {local_rank} of {num_hosts} hosts: {lasted:.1f} s")
         say("watching renewals")
         time.sleep(watched_seconds)
         renewed = counted()
-        stay.set()
+        (ends / "0").touch()
+    shutil.rmtree(ends)
     num_others = num_hosts * (RANKS_PER_HOST - 1)
     return (first, num_hosts, seconds), (others, num_others, others_seconds), (ended, num_others, 0.0), renewed
 
@@ -185,13 +190,15 @@ def begin(
     options: Mapping[str, Any],
     num_hosts: int,
     local_rank: int,
-    end: Any,
+    end: Path,
     counted: Counted,
 ) -> tuple[tuple[Counter[str], float], contextlib.ExitStack]:
     """Let a rank of each host open the entry, all at once; what they asked for, the seconds, and what ends them."""
     barrier = context.Barrier(num_hosts + 1)
     processes = [
-        context.Process(target=open_entry, args=(url, options, f"host-{number}", local_rank, barrier, end), daemon=True)
+        context.Process(
+            target=open_entry, args=(url, options, f"host-{number}", local_rank, barrier, str(end)), daemon=True
+        )
         for number in range(num_hosts)
     ]
     stack = contextlib.ExitStack()
