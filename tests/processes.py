@@ -57,7 +57,7 @@ def run_python(function: Callable[..., Any], *arguments: Any, environment: Mappi
         return finish(process)
 
 
-def finish(process: subprocess.Popen[str], *, seconds: float = 240) -> Any:
+def finish(process: subprocess.Popen[str], *, seconds: float = 120) -> Any:
     """Wait for a process of `start_python` to end, and return what its function returned."""
     output, errors = process.communicate(timeout=seconds)
     assert process.returncode == 0, errors

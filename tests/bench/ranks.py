@@ -28,7 +28,6 @@ import argparse
 import contextlib
 import multiprocessing
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -163,9 +162,10 @@ def open_all(
 ) -> tuple[Opened, Opened, Opened, Counter[str]]:
     """What the first ranks of all hosts ask for; the others; these when they end; and the first ones afterwards."""
     context = forked()
-    ends = Path(tempfile.mkdtemp())
-    (first, seconds), ending = begin(context, url, options, num_hosts, 0, ends / "0", counted)
-    with ending:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ending:
+        ends = Path(folder)
+        (first, seconds), stop = begin(context, url, options, num_hosts, 0, ends / "0", counted)
+        ending.enter_context(stop)
         others, ended, others_seconds = Counter[str](), Counter[str](), 0.0
         for local_rank in range(1, RANKS_PER_HOST):
             leave = ends / str(local_rank)
@@ -179,7 +179,6 @@ def open_all(
         time.sleep(watched_seconds)
         renewed = counted()
         (ends / "0").touch()
-    shutil.rmtree(ends)
     num_others = num_hosts * (RANKS_PER_HOST - 1)
     return (first, num_hosts, seconds), (others, num_others, others_seconds), (ended, num_others, 0.0), renewed
 

@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -231,12 +230,11 @@ def torchrun(
     program: Sequence[str], folder: Path, *, nodes: int = 1, ranks_per_node: int, max_restarts: int = 0
 ) -> list[str]:
     """Run a program by as many agents as there are nodes, which meet on this host; their outputs."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    from tests.servers.process import free_port
+
     options = [
         f"--nnodes={nodes}", f"--nproc-per-node={ranks_per_node}", f"--max-restarts={max_restarts}",
-        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=rows", "--local-addr=127.0.0.1",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=rows", "--local-addr=127.0.0.1",
         "--monitor-interval=0.1",
     ]  # fmt: skip
     command = [sys.executable, "-m", "torch.distributed.run", *options, *program]
@@ -291,10 +289,9 @@ def launch_by_spark(
 def connect_server(cluster: Cluster, folder: Path) -> Iterator[str]:
     """The URL of a Connect server whose executors are the cluster's."""
     from tests.integration.test_jobs import SPARK_HOME, daemon
+    from tests.servers.process import free_port
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         "org.apache.spark.deploy.SparkSubmit", "--master", cluster.url,
         "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",

@@ -16,6 +16,7 @@ with `"pad"` rows whose `__valid` is False do not count. Unless `uneven` is "kee
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.faults.elastic_cases import Forkserver, draw, run_case, train, write_rows
+from tests.faults.elastic_cases import Forkserver, be_rank, draw, run_case, write_rows
 
 
 def run_seeds(seeds: Iterator[int], is_enough: Callable[[Counter[str]], bool]) -> tuple[dict[str, Counter[str]], int]:
@@ -48,6 +49,8 @@ def run_seeds(seeds: Iterator[int], is_enough: Callable[[Counter[str]], bool]) -
                 print(f"FAILED. Again: python -m tests.faults.elastic --seeds {seed}:{seed + 1}", file=sys.stderr)
                 print(f"{json.dumps(asdict(case))}\n{error}", file=sys.stderr, flush=True)
             total += done
+            if sys.stderr.isatty():
+                print(f"\r{total['cases']} cases, {total['kills']} kills, {failures} failed", end="", file=sys.stderr)
             for name in (case.view, f"uneven={case.uneven!r}", f"started by {case.launcher}", "all"):
                 tables[name] = tables.get(name, Counter()) + done
             if is_enough(total):
@@ -64,14 +67,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.rank:
         folder, url, number, seed = options.rank
-        train(folder, url, number, draw(seed))
+        be_rank({}, folder, url, number, draw(seed))
         return
     start = time.monotonic()
     if options.seeds:
         first, _, stop = options.seeds.partition(":")
         tables, failures = run_seeds(iter(range(int(first), int(stop))), lambda _: False)
     else:
-        tables, failures = run_seeds(iter(range(10**9)), lambda done: done["kills"] >= options.kills)
+        tables, failures = run_seeds(itertools.count(), lambda done: done["kills"] >= options.kills)
     print(heading(options, time.monotonic() - start))
     print("| | cases | kills | resumes | rows that counted | violations |\n| --- | --- | --- | --- | --- | --- |")
     names = ("cases", "kills", "resumes", "rows", "violations")
