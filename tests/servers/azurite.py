@@ -15,6 +15,7 @@ import re
 import ssl
 import time
 import uuid
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -263,7 +264,7 @@ def _installed() -> Path:
 
 
 def _write_certificate(certificate: Path, key: Path, trust_store: Path) -> None:
-    """A certificate of 127.0.0.1, signed by itself."""
+    """A certificate of 127.0.0.1, signed by itself; Java's trust store has this machine's too, as Spark fetches jars."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -290,7 +291,11 @@ def _write_certificate(certificate: Path, key: Path, trust_store: Path) -> None:
         .sign(private, hashes.SHA256())
     )
     certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    trusted = [pkcs12.PKCS12Certificate(made, b"azurite")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of old certificates that machines still have.
+        known = map(x509.load_der_x509_certificate, ssl.create_default_context().get_ca_certs(binary_form=True))
+        trusted = [pkcs12.PKCS12Certificate(one, b"%d" % number) for number, one in enumerate(known)]
+    trusted.append(pkcs12.PKCS12Certificate(made, b"azurite"))
     encryption = serialization.BestAvailableEncryption(TRUST_PASSWORD.encode())
     trust_store.write_bytes(pkcs12.serialize_java_truststore(trusted, encryption))
     kind, unencrypted = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
