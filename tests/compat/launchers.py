@@ -95,6 +95,49 @@ def train(rows: DatasetConverter, folder: str, launch: str) -> None:
         distributed.destroy_process_group()
 
 
+def train_with_lightning(rows: DatasetConverter, folder: str, launch: str, devices: int) -> None:
+    """The same by Lightning, whose Trainer starts this program again for each further rank."""
+    import lightning
+    import torch
+
+    checkpoint = Path(folder, "checkpoint.ckpt")
+    start = torch.load(checkpoint, weights_only=False)["global_step"] if checkpoint.exists() else 0
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1, bias=False)
+            torch.nn.init.zeros_(self.layer.weight)
+
+        def training_step(self, *_: Any) -> torch.Tensor:
+            return self.layer(torch.ones(1, 1)).sum()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=1.0)
+
+        def train_dataloader(self) -> Any:
+            return rows.make_torch_dataloader(**SHUFFLED)
+
+    class Note(lightning.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, _: Any, batch: Any, __: int) -> None:
+            rank, count, step = trainer.global_rank, trainer.world_size, trainer.global_step
+            about = {"rank": rank, "ranks": count, "resumed_from": start, "python": sys.prefix}
+            note = {"epoch": trainer.current_epoch, "step": step, "weight": module.layer.weight.item()}
+            with open(Path(folder, launch, f"{rank}-{os.getpid()}.jsonl"), "a") as notes:
+                print(json.dumps(about | note | {"ids": batch["id"].tolist()}), file=notes)
+            middle = 3 * len(trainer.train_dataloader) // 2
+            if not start and step == middle:
+                trainer.save_checkpoint(checkpoint)
+            if not start and step == middle + 2 and rank == count - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", strategy="ddp", devices=devices, max_epochs=2, callbacks=[Note()], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+    )  # fmt: skip
+    trainer.fit(Model(), ckpt_path=checkpoint if start else None)
+
+
 def drive(folder: str, ranks: int, other_ranks: int, place: str) -> None:
     """Write the rows with Spark, and train on them by TorchDistributor, beside the driver or in the executors."""
     from pyspark.ml.torch.distributor import TorchDistributor
@@ -267,6 +310,17 @@ def launch_by_torchrun(folder: Path, start_cluster_once: Callable[[], Cluster], 
     torchrun(rank_of(folder, OTHER), folder, nodes=nodes, ranks_per_node=3 // nodes)
 
 
+def launch_by_lightning(folder: Path, start_cluster_once: Callable[[], Cluster]) -> None:
+    """Two ranks of Lightning, killed and started again; their checkpoint is continued by three."""
+    del start_cluster_once
+    write_rows(folder)
+    environment = environment_of_ranks(folder)
+    for launch, devices, is_killed in ((FIRST, 2, True), (FIRST, 2, False), (OTHER, 3, False)):
+        command = [sys.executable, __file__, "--lightning", json.dumps([str(folder), launch, devices])]
+        status, output = run(command, folder, environment)
+        assert (status != 0) == is_killed, output[-5000:]
+
+
 def launch_by_spark(
     folder: Path, start_cluster_once: Callable[[], Cluster], *, place: str, ranks: tuple[int, int], is_connect: bool
 ) -> None:
@@ -352,6 +406,7 @@ LAUNCHERS = (
     spark_launcher("executors", other_ranks=1, is_connect=False),
     spark_launcher("driver", other_ranks=3, is_connect=True),
     spark_launcher("executors", other_ranks=1, is_connect=True),
+    Launcher(name="Lightning", ranks=2, other_ranks=3, function=launch_by_lightning),
 )
 
 
@@ -526,11 +581,15 @@ def heading() -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--lightning", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--drive", type=json.loads, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.rank:
         with open_converter(Path(chosen.rank[0], "url").read_text()) as opened:
             train(opened, *chosen.rank)
+    elif chosen.lightning:
+        with open_converter(Path(chosen.lightning[0], "url").read_text()) as opened:
+            train_with_lightning(opened, *chosen.lightning)
     elif chosen.drive:
         drive(*chosen.drive)
     else:

@@ -243,6 +243,81 @@ def test_lightning_goes_on_with_the_very_next_row(
     assert set(after.epochs) == set(range(step // STEPS, 3))
 
 
+def expected_after(converter: DatasetConverter, rows_done: int, count: int) -> dict[int, list[int]]:
+    """The rows of each epoch that are left after so many, as one process reads them."""
+    rows = itertools.chain(*epochs_of(converter, count))
+    left = list(itertools.islice(rows, rows_done, None))
+    head = -rows_done % NUM_ROWS
+    parts = [left[:head]] + [left[start : start + NUM_ROWS] for start in range(head, len(left), NUM_ROWS)]
+    return {rows_done // NUM_ROWS - (not head) + number: part for number, part in enumerate(parts) if part}
+
+
+@pytest.mark.parametrize(("batch_size", "num_workers"), [(20, 0), (125, 1), (1000, 0)])
+@pytest.mark.parametrize("step", [5, STEPS - 1, STEPS, STEPS + 10])
+def test_lightning_goes_on_with_the_very_next_row_in_batches_of_another_size(
+    converter: DatasetConverter, tmp_path: Path, step: int, batch_size: int, num_workers: int
+) -> None:
+    """Lightning's own count of the epoch's batches would end it early or late."""
+    path = tmp_path / "middle.ckpt"
+    after, ends = ValidatedModel(), []
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        make_trainer(tmp_path, SaveAt(step, path), max_epochs=2).fit(Model(), loader)
+    with (
+        converter.make_torch_dataloader(num_workers=num_workers, **{**SHUFFLED, "batch_size": batch_size}) as loader,
+        converter.make_torch_dataloader(batch_size=NUM_ROWS) as validation,
+    ):
+        note_end = lightning.pytorch.callbacks.LambdaCallback(
+            on_train_epoch_end=lambda trainer, _: ends.append(trainer.current_epoch)
+        )
+        trainer = make_trainer(tmp_path, note_end, max_epochs=3, num_sanity_val_steps=0)
+        trainer.fit(after, loader, validation, ckpt_path=path)
+    expected = expected_after(converter, step * BATCH_SIZE, 3)
+    assert after.epochs == expected
+    # Each epoch ends once, with one validation after its last batch.
+    assert ends == list(expected)
+    assert after.validated == {epoch: list(range(NUM_ROWS)) for epoch in expected}
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.8])
+def test_a_part_of_each_epoch_is_that_part_after_a_resume_in_batches_of_another_size(
+    converter: DatasetConverter, tmp_path: Path, fraction: float
+) -> None:
+    path = tmp_path / "middle.ckpt"
+    after = Model()
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        trainer = make_trainer(tmp_path, SaveAt(4, path), max_epochs=1, limit_train_batches=fraction)
+        trainer.fit(Model(), loader)
+    with converter.make_torch_dataloader(**{**SHUFFLED, "batch_size": 20}) as loader:
+        make_trainer(tmp_path, max_epochs=2, limit_train_batches=fraction).fit(after, loader, ckpt_path=path)
+    read, first = int(NUM_ROWS * fraction), 4 * BATCH_SIZE
+    expected = epochs_of(converter, 2)
+    assert after.epochs == {0: expected[0][first:read], 1: expected[1][:read]}
+
+
+@pytest.mark.parametrize("max_steps", [30, 60])
+def test_a_training_of_so_many_steps_ends_after_them_in_batches_of_another_size(
+    converter: DatasetConverter, tmp_path: Path, max_steps: int
+) -> None:
+    path = tmp_path / "middle.ckpt"
+    after = Model()
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        make_trainer(tmp_path, SaveAt(10, path), max_steps=15).fit(Model(), loader)
+    with converter.make_torch_dataloader(**{**SHUFFLED, "batch_size": 25}) as loader:
+        make_trainer(tmp_path, max_steps=max_steps).fit(after, loader, ckpt_path=path)
+    rows = list(itertools.chain(*epochs_of(converter, 3)))
+    assert after.ids == rows[500 : 500 + (max_steps - 10) * 25]
+
+
+def test_a_second_fit_without_a_checkpoint_counts_from_the_start(converter: DatasetConverter, tmp_path: Path) -> None:
+    first, second = Model(), Model()
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        make_trainer(tmp_path, max_epochs=1).fit(first, loader)
+        make_trainer(tmp_path, max_epochs=2).fit(second, loader)
+    expected = epochs_of(converter, 2)
+    assert first.epochs == {0: expected[0]}
+    assert second.epochs == dict(enumerate(expected))
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_checkpoint_of_an_epochs_end_goes_on_with_the_next_epoch(
     converter: DatasetConverter, tmp_path: Path, num_workers: int

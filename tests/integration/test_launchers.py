@@ -27,7 +27,7 @@ from tests.integration.test_jobs import FLIGHTS_THAT_ARRIVED, SPARK_SUBMIT
 JOB = Path(__file__).parents[2] / "spark_jobs" / "train_flights_distributed.py"
 
 # Those that differ most. `python -m tests.compat.launchers` tries all.
-TRIED = [LAUNCHERS[number] for number in (2, 6)]
+TRIED = [LAUNCHERS[number] for number in (2, 6, 7)]
 
 
 @pytest.fixture(scope="module")

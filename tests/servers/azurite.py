@@ -264,7 +264,7 @@ def _installed() -> Path:
 
 
 def _write_certificate(certificate: Path, key: Path, trust_store: Path) -> None:
-    """A certificate of 127.0.0.1, signed by itself; Java's trust store has this machine's too, as Spark fetches jars."""
+    """A certificate of 127.0.0.1, signed by itself. Java trusts this machine's too: Spark fetches jars."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,0 +1,72 @@
+"""Lightning counts the batches of an epoch by itself; after a resume it counts on from where the loader really is.
+
+A checkpoint of Lightning holds the loader's state and, apart from it, how many batches of the epoch are done. With
+another number of ranks, or another batch size, the same rows are another number of batches: with the old number an
+epoch would end before its rows do. `for_lightning` is registered as an entry point, so every Trainer has the callback,
+and users have nothing to do. It changes no training but one that was resumed and reads a loader of this package.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def for_lightning() -> Any:
+    """The callback of a Trainer of `lightning`."""
+    return make_callback("lightning.pytorch")
+
+
+def for_pytorch_lightning() -> Any:
+    """The callback of a Trainer of `pytorch_lightning`, the same library by its older name."""
+    return make_callback("pytorch_lightning")
+
+
+def make_callback(package: str) -> Any:
+    """The callback, of the class that this package of Lightning looks for."""
+    base: Any = importlib.import_module(package).Callback
+
+    class CountOn(base):  # type: ignore[misc]
+        """Corrects the number of batches that are done when a training is resumed."""
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+            """Lightning has given the loader its state by now, and has not yet read a batch."""
+            count_on(trainer)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            # Trainers are pickled for ranks that are spawned.
+            return make_callback, (package,)
+
+    return CountOn()
+
+
+def count_on(trainer: Any) -> None:
+    """Let a resumed Trainer count as done what the loader has no more batches for."""
+    loop = trainer.fit_loop.epoch_loop
+    if not loop.restarting:
+        return
+    # Here, since every Trainer imports this module.
+    from converter.frameworks.torch import TorchDataLoader
+
+    loaders = [loader for loader in _flat(trainer.train_dataloader) if isinstance(loader, TorchDataLoader)]
+    if not loaders or any(loader.num_epochs is None for loader in loaders):
+        return
+    # The longest one decides when an epoch ends, as in Lightning's default for several loaders.
+    longest = max(loaders, key=len)
+    progress = loop.batch_progress
+    # After an epoch's last batch its rest of rows, dropped because it could not be shared out, may suffice for others.
+    done = len(longest) if progress.is_last_batch else len(longest) - longest.remaining
+    current = progress.current
+    # A checkpoint that is made at a batch's end is made before that batch counts as completed.
+    unfinished = current.processed - current.completed
+    current.ready = current.started = current.processed = done
+    current.completed = max(0, done - unfinished)
+
+
+def _flat(loaders: Any) -> list[Any]:
+    """The loaders in what `train_dataloader` may return."""
+    if isinstance(loaders, dict):
+        return [one for part in loaders.values() for one in _flat(part)]
+    if isinstance(loaders, (list, tuple)):
+        return [one for part in loaders for one in _flat(part)]
+    return [loaders]
