@@ -20,6 +20,7 @@ from converter.deltatorch.ranks import Steps, batches_of_worker, plan_steps
 from converter.deltatorch.recipes import make_recipe
 from converter.deltatorch.rows import Rows, cut_parts
 from converter.deltatorch.values import Values
+from converter.frameworks.torch.workers import end_with_parent
 
 _ITEM_BYTES, _ITEM_ROWS = 1 << 20, 2048
 """The most that a worker process takes to make several batches of before it sends them; a guess."""
@@ -173,6 +174,8 @@ class _Work(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Yield a worker's items: each is a list of chunks, and whether a chunk is the epoch's last."""
         worker = get_worker_info()
+        if worker is not None:
+            end_with_parent()
         index, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
         self._rows.num_processes = count
         ranges = self._ranges(index, count)

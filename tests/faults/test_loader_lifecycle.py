@@ -572,6 +572,35 @@ def test_a_worker_that_is_killed_is_an_error_and_no_hang(cache_dir: Path, kind: 
     assert_only_the_marker_is_left(cache_dir)
 
 
+def read_until_killed(cache_dir: str, method: str) -> None:
+    """Tell the worker processes, then wait in the middle of an epoch."""
+    with write(cache_dir) as converter:
+        loader = make(converter, "processes", multiprocessing_context=method)
+        next(iterator := iter(loader))
+        print(json.dumps([worker.pid for worker in multiprocessing.active_children()]), flush=True)
+        time.sleep(300)
+        del iterator
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_worker_processes_end_with_a_trainer_that_is_killed(cache_dir: Path, method: str) -> None:
+    with start_python(read_until_killed, str(cache_dir), method) as process:
+        assert process.stdout is not None
+        workers = json.loads(process.stdout.readline())
+        process.kill()
+        # torch's own watch, of workers that are children of the trainer, looks every five seconds.
+        wait_until(lambda: not any(is_running(pid) for pid in workers), seconds=60)
+    assert len(workers) == 2
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
 # Several at once -----------------------------------------------------------------------------
 
 

@@ -71,8 +71,8 @@ DOTTED = frozenset({"gc.freeze"})
 OVERRIDDEN = frozenset({"_copy_trackable_to_cpu", "_element_spec", "_inputs", "_type_spec", "_iterator_resource"})
 """Methods and attributes of ours that another library looks for under a private name."""
 
-DOCUMENTED = frozenset({"_asdict", "_fields", "_make", "_replace"})
-"""Of named tuples."""
+DOCUMENTED = frozenset({"_asdict", "_exit", "_fields", "_make", "_replace"})
+"""Of named tuples, and of os."""
 
 PRIVATE_MODULES = re.compile(r"^(tensorflow\.python|.*\._)")
 

@@ -28,6 +28,7 @@ from converter.frameworks.torch.tensors import (
     torch_batches,
     whole_run,
 )
+from converter.frameworks.torch.workers import end_with_parent
 from converter.loading.batches import numpy_batches
 from converter.loading.epochs import BatchesOf, Epochs, as_generator
 from converter.plan import EpochPlan
@@ -353,6 +354,8 @@ class _Runs(IterableDataset[list[Batch]]):
                 "shard_count=accelerator.num_processes."
             )
         worker = get_worker_info()
+        if worker is not None:
+            end_with_parent()
         index, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
         epochs = Epochs(self.source, self._num_epochs)
         epoch, epochs_done = self._begin.tolist()
