@@ -23,6 +23,7 @@ PAGES = {
     "converter.frameworks.numpy": ("BatchReader",),
     "converter.frameworks.torch": ("TorchDataLoader",),
     "converter.frameworks.tensorflow": ("DatasetState", "DatasetStateCallback", "TFDataset"),
+    "converter.frameworks.transformers": ("train",),
 }
 """The pages of the reference, and the names on them beside `converter.__all__`: what public methods return."""
 

@@ -138,6 +138,51 @@ def train_with_lightning(rows: DatasetConverter, folder: str, launch: str, devic
     trainer.fit(Model(), ckpt_path=checkpoint if start else None)
 
 
+def train_with_transformers(rows: DatasetConverter, folder: str, launch: str) -> None:
+    """The same by a Trainer of Hugging Face Transformers, under torchrun."""
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers.trainer_utils import get_last_checkpoint
+
+    from converter.frameworks.transformers import train as train_by
+
+    output = Path(folder, "transformers")
+    saved = get_last_checkpoint(str(output)) if output.exists() else None
+    start = int(saved.rpartition("-")[2]) if saved else 0
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    read: list[int] = []
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, id: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: A002 (a column's name)
+            read[:] = id.tolist()
+            return {"loss": self.weight.sum()}
+
+    class Note(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
+            step, of_epoch = state.global_step, NUM_ROWS // BATCH_SIZE // count
+            middle = 3 * of_epoch // 2
+            # The first epoch's last step is in it.
+            epoch = 1 if start else (step - 1) // of_epoch
+            about = {"rank": rank, "ranks": count, "resumed_from": start, "python": sys.prefix}
+            note = {"epoch": epoch, "step": step, "weight": model.weight.item(), "ids": list(read)}
+            with open(Path(folder, launch, f"{rank}-{os.getpid()}.jsonl"), "a") as notes:
+                print(json.dumps(about | note), file=notes)
+            control.should_save = not start and step == middle
+            if not start and step == middle + 2 and rank == count - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    arguments = TrainingArguments(
+        str(output), num_train_epochs=2, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
+        optim="sgd", learning_rate=1.0, lr_scheduler_type="constant", max_grad_norm=0.0,
+    )  # fmt: skip
+    with rows.make_torch_dataloader(**SHUFFLED) as loader:
+        train_by(Trainer(Model(), arguments, callbacks=[Note()]), loader, resume_from_checkpoint=saved)
+
+
 def drive(folder: str, ranks: int, other_ranks: int, place: str) -> None:
     """Write the rows with Spark, and train on them by TorchDistributor, beside the driver or in the executors."""
     from pyspark.ml.torch.distributor import TorchDistributor
@@ -216,13 +261,16 @@ def start_cluster(folder: Path) -> Iterator[Cluster]:
         yield Cluster(url=url, python_home=python_home, environment=environment)
 
 
-def make_environment(folder: Path) -> Path:
-    """A virtual environment that takes this one's packages, so that nothing is installed."""
+def make_environment(folder: Path, *packages: str) -> Path:
+    """A virtual environment that takes this one's packages, so that no others than `packages` are installed."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
+    (own,) = folder.glob("lib/python*/site-packages")
     ours = next(path for path in sys.path if path.endswith("site-packages"))
     # Unlike a bare path, this also follows the other environment's own .pth files.
-    (packages / "packages.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    (own / "packages.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    if packages:
+        pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--quiet", *packages], check=True)
     return folder
 
 
@@ -272,7 +320,13 @@ def environment_of_ranks(folder: Path) -> dict[str, str]:
 
 
 def torchrun(
-    program: Sequence[str], folder: Path, *, nodes: int = 1, ranks_per_node: int, max_restarts: int = 0
+    program: Sequence[str],
+    folder: Path,
+    *,
+    nodes: int = 1,
+    ranks_per_node: int,
+    max_restarts: int = 0,
+    python: str | Path = sys.executable,
 ) -> list[str]:
     """Run a program by as many agents as there are nodes, which meet on this host; their outputs."""
     from tests.servers.process import free_port
@@ -282,7 +336,7 @@ def torchrun(
         "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=rows", "--local-addr=127.0.0.1",
         "--monitor-interval=0.1",
     ]  # fmt: skip
-    command = [sys.executable, "-m", "torch.distributed.run", *options, *program]
+    command = [python, "-m", "torch.distributed.run", *options, *program]
     with ExitStack() as stack:
         agents = [stack.enter_context(start(command, folder, environment_of_ranks(folder))) for _ in range(nodes)]
         outputs = [agent.communicate(timeout=TIMEOUT_SECONDS)[0] for agent in agents]
@@ -319,6 +373,16 @@ def launch_by_lightning(folder: Path, start_cluster_once: Callable[[], Cluster])
         command = [sys.executable, __file__, "--lightning", json.dumps([str(folder), launch, devices])]
         status, output = run(command, folder, environment)
         assert (status != 0) == is_killed, output[-5000:]
+
+
+def launch_by_transformers(folder: Path, start_cluster_once: Callable[[], Cluster]) -> None:
+    """Two ranks of a Trainer, started again once; their checkpoint is continued by three."""
+    del start_cluster_once
+    write_rows(folder)
+    python = make_environment(folder / "python", "transformers") / "bin" / "python"
+    for launch, ranks, max_restarts in ((FIRST, 2, 1), (OTHER, 3, 0)):
+        program = [__file__, "--transformers", json.dumps([str(folder), launch])]
+        torchrun(program, folder, ranks_per_node=ranks, max_restarts=max_restarts, python=python)
 
 
 def launch_by_spark(
@@ -407,6 +471,7 @@ LAUNCHERS = (
     spark_launcher("driver", other_ranks=3, is_connect=True),
     spark_launcher("executors", other_ranks=1, is_connect=True),
     Launcher(name="Lightning", ranks=2, other_ranks=3, function=launch_by_lightning),
+    Launcher(name="Transformers under torchrun", ranks=2, other_ranks=3, function=launch_by_transformers),
 )
 
 
@@ -582,6 +647,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--lightning", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--transformers", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--drive", type=json.loads, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.rank:
@@ -590,6 +656,9 @@ if __name__ == "__main__":
     elif chosen.lightning:
         with open_converter(Path(chosen.lightning[0], "url").read_text()) as opened:
             train_with_lightning(opened, *chosen.lightning)
+    elif chosen.transformers:
+        with open_converter(Path(chosen.transformers[0], "url").read_text()) as opened:
+            train_with_transformers(opened, *chosen.transformers)
     elif chosen.drive:
         drive(*chosen.drive)
     else:

@@ -30,8 +30,8 @@ from tests.repository import REPOSITORY
 
 pytestmark = pytest.mark.short
 
-RUN_ELSEWHERE = ("start_local_spark(",)
-"""Blocks that other tests run in a process of their own."""
+RUN_ELSEWHERE = ("start_local_spark(", "converter.frameworks.transformers")
+"""Blocks that other tests run: in a process of their own, or with what is not installed here."""
 
 DOORS = ("make_spark_converter", "make_parquet_converter", "make_delta_converter", "open_converter")
 

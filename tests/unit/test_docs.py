@@ -58,12 +58,13 @@ def ids(name: PublicName) -> str:
 @pytest.mark.long("the integration test renders these pages too")
 def test_the_reference_renders_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All pages but those of torch and TensorFlow, which the integration test renders too."""
-    for name in ("torch", "torch.loader", "tensorflow", "tensorflow.dataset"):
+    for name in ("torch", "torch.loader", "tensorflow", "tensorflow.dataset", "transformers"):
         module = ModuleType(f"converter.frameworks.{name}")
         module.__dict__.update(TorchDataLoader=int, TFDataset=int)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     pdoc.render.configure(docformat="google")
-    pages = (page for page in PAGES if page not in ("converter.frameworks.torch", "converter.frameworks.tensorflow"))
+    left = {f"converter.frameworks.{name}" for name in ("torch", "tensorflow", "transformers")}
+    pages = (page for page in PAGES if page not in left)
     pdoc.pdoc(*pages, output_directory=tmp_path)
     page = (tmp_path / "converter.html").read_text()
     for name in ("make_spark_converter", "DatasetConverter.make_torch_dataloader", "sweep", "ReadError"):
