@@ -3,8 +3,8 @@
     python -m tests.faults.elastic --kills 500 > tests/faults/ELASTIC.md     # half an hour on two cores
     python -m tests.faults.elastic --seeds 17:18                             # one case again, from its seed alone
 
-A case is a training of two epochs. Its ranks, which talk over gloo, note every row that they are handed, and rank 0
-saves the loader's state every few steps, by a rename. A rank is killed (SIGKILL) at a random moment, and the others end
+A case is a training of two epochs: a loop by hand, Lightning, or Keras. Its ranks, which talk over gloo, note every row
+that they are handed, and rank 0 saves the loader's state every few steps, by a rename. A rank is killed (SIGKILL) at a random moment, and the others end
 as under a launcher. Then it goes on from the last state with another number of ranks (1 to 6), another batch size and
 another number of worker processes; a few times in a case. What is trained on, and how ranks are started, is drawn too.
 
@@ -51,7 +51,13 @@ def run_seeds(seeds: Iterator[int], is_enough: Callable[[Counter[str]], bool]) -
             total += done
             if sys.stderr.isatty():
                 print(f"\r{total['cases']} cases, {total['kills']} kills, {failures} failed", end="", file=sys.stderr)
-            for name in (case.view, f"uneven={case.uneven!r}", f"started by {case.launcher}", "all"):
+            for name in (
+                case.view,
+                f"uneven={case.uneven!r}",
+                f"started by {case.launcher}",
+                f"trained by {case.trainer}",
+                "all",
+            ):
                 tables[name] = tables.get(name, Counter()) + done
             if is_enough(total):
                 break
@@ -78,7 +84,7 @@ def main() -> None:
     print(heading(options, time.monotonic() - start))
     print("| | cases | kills | resumes | rows that counted | violations |\n| --- | --- | --- | --- | --- | --- |")
     names = ("cases", "kills", "resumes", "rows", "violations")
-    for name in sorted(tables, key=lambda name: (name == "all", "=" in name, "started" in name, name)):
+    for name in sorted(tables, key=lambda name: (name == "all", "=" in name, "ed by" in name, name)):
         print(f"| {name} | " + " | ".join(f"{tables[name][number]:,}" for number in names) + " |")
     sys.exit(bool(failures))
 

@@ -132,6 +132,7 @@ class Case:
 
     seed: int
     launcher: str
+    trainer: str
     view: str
     uneven: str
     is_shuffled: bool
@@ -151,8 +152,11 @@ def draw(seed: int) -> Case:
     rng = random.Random(seed)
     attempts = []
     num_kills = rng.randint(1, 5)
+    trainer = rng.choices(list(TRAINERS), [7, 2, 1])[0]
     for number in range(num_kills + 1):
         ranks = rng.choice([1, 2, 2, 3, 3, 4, 5, MOST_RANKS])
+        if trainer == "Keras":
+            ranks = min(ranks, 3)  # Each imports TensorFlow.
         attempts.append(
             Attempt(
                 ranks=ranks,
@@ -168,8 +172,10 @@ def draw(seed: int) -> Case:
     return Case(
         seed=seed,
         launcher=TORCHRUN if rng.random() < 0.04 else FORKED,  # Its ranks import torch for ten seconds.
+        trainer=trainer,
         view=rng.choice(list(VIEWS)),
-        uneven=rng.choice(["drop", "pad", "keep"]),
+        # With "keep" ranks take unequal steps, which Lightning cannot.
+        uneven=rng.choice(["drop", "pad", "keep"] if trainer == "a loop" else ["drop", "pad"]),
         is_shuffled=rng.random() < 0.8,
         window_rows=rng.choice([150, 400, 5000]),
         save_every=rng.randint(1, 12),
@@ -180,56 +186,186 @@ def draw(seed: int) -> Case:
 # A rank ------------------------------------------------------------------------------------------
 
 
+class Rank:
+    """What the trainers have in common: notes of each step, a kill, the last state."""
+
+    def __init__(self, folder: str, number: int, case: Case) -> None:
+        self.case, self.number, self.attempt = case, number, case.attempts[number]
+        self.index = int(os.environ["RANK"])
+        self.own = Path(folder, f"case-{case.seed}", str(number))
+        self.state_file = self.own.parent / "state.json"
+        self.saved = json.loads(self.state_file.read_text()) if self.state_file.exists() else None
+        self.step = 0
+        self._notes = open(self.own / f"{self.index}.jsonl", "w", encoding="ascii")  # noqa: SIM115 (until the end)
+
+    def before_step(self) -> None:
+        """From its first call in a chosen step on, the rank may be killed."""
+        if self.step == self.attempt.counted_from_step:
+            (self.own / f"{self.index}.pid").write_text(str(os.getpid()))
+
+    @property
+    def dies_now(self) -> bool:
+        return self.index == self.attempt.killed_rank and self.step == self.attempt.kill_at_step
+
+    def note(self, epoch: int, ids: Sequence[int], reading: int | None = None) -> None:
+        """Note the rows of a step, which count once all ranks have noted theirs."""
+        from torch import distributed
+
+        if self.dies_now and self.case.seed % 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        reading = self.attempt.ranks if reading is None else reading
+        print(json.dumps([epoch, self.step, reading, list(ids)]), file=self._notes, flush=True)
+        distributed.barrier()
+
+    def save(self, **state: Any) -> None:
+        """On rank 0: the state from which the next ranks go on."""
+        if self.index == 0:
+            new = self.own / "state.new"
+            new.write_text(json.dumps({"attempt": self.number, "step": self.step, **state}))
+            new.replace(self.state_file)
+
+    @property
+    def saves_now(self) -> bool:
+        return self.step % self.case.save_every == 0
+
+    def after_step(self) -> None:
+        if self.dies_now:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.step += 1
+
+
+def train_with_torch(rank: Rank, rows: Any) -> None:
+    """A loop by hand."""
+    import torch
+    from torch import distributed
+
+    attempt, epoch = rank.attempt, 0
+    with rows.make_torch_dataloader(
+        batch_size=attempt.batch_size, num_workers=attempt.num_workers, **rank.case.options
+    ) as loader:
+        if rank.saved:
+            epoch = rank.saved["epoch"]
+            loader.load_state_dict(rank.saved["loader"])
+        while epoch < NUM_EPOCHS:
+            batches = iter(loader)
+            while True:
+                rank.before_step()
+                batch = next(batches, None)
+                reading = torch.tensor(int(batch is not None))
+                distributed.all_reduce(reading)
+                if reading == 0:
+                    break
+                rank.note(epoch, [] if batch is None else ids_of(batch), int(reading))
+                if rank.saves_now and reading == attempt.ranks:
+                    rank.save(epoch=epoch, loader=loader.state_dict())
+                rank.after_step()
+            epoch += 1
+
+
+def train_with_lightning(rank: Rank, rows: Any) -> None:
+    """Lightning, by its own checkpoints."""
+    import lightning
+    import torch
+
+    attempt = rank.attempt
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, *_: Any) -> torch.Tensor:
+            return self.layer(torch.ones(1, 1)).sum()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    class Note(lightning.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            rank.before_step()
+
+        def on_train_batch_end(self, trainer: Any, module: Any, _: Any, batch: Any, __: int) -> None:
+            rank.note(trainer.current_epoch, ids_of(batch))
+            if rank.saves_now:
+                # Of a name of its own, so that the last state's is whole.
+                checkpoint = str(rank.own / f"{rank.step}.ckpt")
+                trainer.save_checkpoint(checkpoint)
+                rank.save(checkpoint=checkpoint)
+            rank.after_step()
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", strategy="ddp", devices=attempt.ranks, max_epochs=NUM_EPOCHS, callbacks=[Note()],
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=str(rank.own),
+    )  # fmt: skip
+    with rows.make_torch_dataloader(
+        batch_size=attempt.batch_size, num_workers=attempt.num_workers, **rank.case.options
+    ) as loader:
+        trainer.fit(Model(), loader, ckpt_path=rank.saved and rank.saved["checkpoint"])
+
+
+def train_with_keras(rank: Rank, rows: Any) -> None:
+    """Keras `fit` on each rank, with `DatasetStateCallback`."""
+    import keras
+
+    from converter.frameworks.tensorflow import DatasetStateCallback
+
+    read: list[int] = []
+
+    class Model(keras.Model):  # type: ignore[misc]
+        def train_step(self, batch: Any) -> dict[str, float]:
+            rank.before_step()
+            read[:] = ids_of(batch)
+            return {"loss": 0.0}
+
+    class Note(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            rank.note(self.epoch, read)
+            # Written just now by the other callback, if this is a step of it.
+            if state_file.exists():
+                rank.save(loader=json.loads(state_file.read_text()))
+                state_file.unlink()
+            rank.after_step()
+
+    state_file = rank.own / f"keras-{rank.index}.json"
+    with rows.make_tf_dataset(batch_size=rank.attempt.batch_size, **rank.case.options) as dataset:
+        epoch = 0
+        if rank.saved:
+            dataset.load_state_dict(rank.saved["loader"])
+            epoch = rank.saved["loader"]["epoch"]
+            if not dataset.remaining:
+                epoch += 1
+                dataset.set_epoch(epoch)
+        if epoch < NUM_EPOCHS:
+            saving = DatasetStateCallback(dataset, state_file, save_freq=rank.case.save_every)
+            model = Model()
+            model.compile(run_eagerly=True)
+            model.fit(
+                dataset, shuffle=False, epochs=NUM_EPOCHS, initial_epoch=epoch, callbacks=[saving, Note()], verbose=0
+            )
+
+
+TRAINERS: dict[str, Callable[[Rank, Any], None]] = {
+    "a loop": train_with_torch, "Lightning": train_with_lightning, "Keras": train_with_keras,
+}  # fmt: skip
+
+
 def train(folder: str, url: str, number: int, case: Case) -> None:
     """A rank of one attempt: read both epochs, or what the state has left of them, and note each row."""
     import torch
     from torch import distributed
 
     torch.set_num_threads(1)
-    attempt, rank = case.attempts[number], int(os.environ["RANK"])
-    own = Path(folder, f"case-{case.seed}", str(number))
-    state_file = own.parent / "state.json"
     distributed.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
-    with (
-        VIEWS[case.view](Path(folder), url) as rows,
-        rows.make_torch_dataloader(
-            batch_size=attempt.batch_size, num_workers=attempt.num_workers, **case.options
-        ) as loader,
-        open(own / f"{rank}.jsonl", "w", encoding="ascii") as notes,
-    ):
-        epoch = 0
-        if state_file.exists():
-            saved = json.loads(state_file.read_text())
-            epoch = saved["epoch"]
-            loader.load_state_dict(saved["loader"])
-        step = 0
-        while epoch < NUM_EPOCHS:
-            batches = iter(loader)
-            while True:
-                if step == attempt.counted_from_step:
-                    Path(own, f"{rank}.pid").write_text(str(os.getpid()))
-                batch = next(batches, None)
-                reading = torch.tensor(int(batch is not None))
-                distributed.all_reduce(reading)
-                if reading == 0:
-                    break
-                dies_now = rank == attempt.killed_rank and step == attempt.kill_at_step
-                if dies_now and case.seed % 2:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                ids = [] if batch is None else ids_of(batch)
-                print(json.dumps([epoch, step, int(reading), ids]), file=notes, flush=True)
-                # What one rank has noted counts only if all have noted their part of the step.
-                distributed.barrier()
-                if rank == 0 and step % case.save_every == 0 and reading == attempt.ranks:
-                    state = {"attempt": number, "step": step, "epoch": epoch, "loader": loader.state_dict()}
-                    (own / "state.new").write_text(json.dumps(state))
-                    (own / "state.new").replace(state_file)
-                if dies_now:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                step += 1
-            epoch += 1
-    distributed.destroy_process_group()
-    Path(own, f"{rank}.done").touch()
+    rank = Rank(folder, number, case)
+    with VIEWS[case.view](Path(folder), url) as rows:
+        TRAINERS[case.trainer](rank, rows)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    (rank.own / f"{rank.index}.done").touch()
 
 
 def be_rank(environment: dict[str, str], folder: str, url: str, number: int, case: Case) -> None:
@@ -256,7 +392,7 @@ class Forkserver:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "tests.faults.elastic_cases"])
+        self._context.set_forkserver_preload(["torch", "lightning", "tests.faults.elastic_cases"])
 
     @contextmanager
     def start(self, folder: Path, url: str, number: int, case: Case) -> Iterator[Callable[[], bool]]:
