@@ -4,9 +4,10 @@
     python -m tests.faults.elastic --seeds 17:18                             # one case again, from its seed alone
 
 A case is a training of two epochs: a loop by hand, Lightning, or Keras. Its ranks, which talk over gloo, note every row
-that they are handed, and rank 0 saves the loader's state every few steps, by a rename. A rank is killed (SIGKILL) at a random moment, and the others end
-as under a launcher. Then it goes on from the last state with another number of ranks (1 to 6), another batch size and
-another number of worker processes; a few times in a case. What is trained on, and how ranks are started, is drawn too.
+that they are handed, and rank 0 saves the loader's state every few steps, by a rename. A rank is killed (SIGKILL) at a
+random moment, and the others end as under a launcher. Then it goes on from the last state with another number of ranks
+(1 to 6), another batch size and another number of worker processes; a few times in a case. What is trained on, and how
+ranks are started, is drawn too.
 
 Checked, for each epoch: the rows that count (those until the state from which the next ranks went on) are the rows
 that one process reads without a crash, each as often. With `uneven="drop"` fewer may be missing than there were ranks;

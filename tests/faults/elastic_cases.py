@@ -30,7 +30,7 @@ from tests.waiting import wait_until
 
 NUM_ROWS, ROWS_OF_FILE, ROWS_OF_KEY = 2400, 800, 50
 NUM_EPOCHS = 2
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 150.0
 MOST_RANKS = 6
 FORKED, TORCHRUN = "forked", "torchrun"
 

@@ -11,6 +11,7 @@ from tests.faults.elastic import run_seeds
 KILLS = 20
 
 
+@pytest.mark.timeout(900)
 def test_what_killed_trainers_read_is_each_row_as_often_as_without_a_crash(capfd: pytest.CaptureFixture[str]) -> None:
     tables, failures = run_seeds(itertools.count(), lambda done: done["kills"] >= KILLS)
 
