@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -183,15 +183,19 @@ def train_with_transformers(rows: DatasetConverter, folder: str, launch: str) ->
         train_by(Trainer(Model(), arguments, callbacks=[Note()]), loader, resume_from_checkpoint=saved)
 
 
-def drive(folder: str, ranks: int, other_ranks: int, place: str) -> None:
-    """Write the rows with Spark, and train on them by TorchDistributor, beside the driver or in the executors."""
+def drive(folder: str, ranks: int, other_ranks: int, place: str, store: str | None) -> None:
+    """Write the rows with Spark, and train on them by TorchDistributor, beside the driver or in the executors.
+
+    With a `store`, the cache is there.
+    """
     from pyspark.ml.torch.distributor import TorchDistributor
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
     df = spark.range(0, NUM_ROWS, 1, 2)
-    converter = make_spark_converter(df, cache_dir=f"{folder}/cache", row_group_bytes=2000, delete_on_exit=False)
-    Path(folder, "url").write_text(converter.url)
+    cache_dir = store or f"{folder}/cache"
+    converter = make_spark_converter(df, cache_dir=cache_dir, row_group_bytes=2000, delete_on_exit=False)
+    note_expected(converter, folder, ranks)
     first, other = (
         TorchDistributor(num_processes=count, local_mode=place == "driver", use_gpu=False)
         for count in (ranks, other_ranks)
@@ -211,6 +215,9 @@ def drive(folder: str, ranks: int, other_ranks: int, place: str) -> None:
 
 
 # Launchers ---------------------------------------------------------------------------------------
+
+StartStore = Callable[[Path], AbstractContextManager[tuple[str, dict[str, str]]]]
+"""Starts a store below a folder for the time of a block; gives a place for a cache, and environment variables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +355,7 @@ def torchrun(
 def launch_alone(folder: Path, start_cluster_once: Callable[[], Cluster]) -> None:
     """One process, killed and started again; its checkpoint is continued by two ranks."""
     del start_cluster_once
-    write_rows(folder)
+    write_rows(folder, 1)
     environment = environment_of_ranks(folder)
     for expected in (-signal.SIGKILL, 0):
         status, output = run([sys.executable, *rank_of(folder, FIRST)], folder, environment)
@@ -359,7 +366,7 @@ def launch_alone(folder: Path, start_cluster_once: Callable[[], Cluster]) -> Non
 def launch_by_torchrun(folder: Path, start_cluster_once: Callable[[], Cluster], *, nodes: int) -> None:
     """Four ranks, started again once; their checkpoint is continued by three, or by two on two nodes."""
     del start_cluster_once
-    write_rows(folder)
+    write_rows(folder, 4)
     torchrun(rank_of(folder, FIRST), folder, nodes=nodes, ranks_per_node=4 // nodes, max_restarts=1)
     torchrun(rank_of(folder, OTHER), folder, nodes=nodes, ranks_per_node=3 // nodes)
 
@@ -367,7 +374,7 @@ def launch_by_torchrun(folder: Path, start_cluster_once: Callable[[], Cluster], 
 def launch_by_lightning(folder: Path, start_cluster_once: Callable[[], Cluster]) -> None:
     """Two ranks of Lightning, killed and started again; their checkpoint is continued by three."""
     del start_cluster_once
-    write_rows(folder)
+    write_rows(folder, 2)
     environment = environment_of_ranks(folder)
     for launch, devices, is_killed in ((FIRST, 2, True), (FIRST, 2, False), (OTHER, 3, False)):
         command = [sys.executable, __file__, "--lightning", json.dumps([str(folder), launch, devices])]
@@ -378,7 +385,7 @@ def launch_by_lightning(folder: Path, start_cluster_once: Callable[[], Cluster])
 def launch_by_transformers(folder: Path, start_cluster_once: Callable[[], Cluster]) -> None:
     """Two ranks of a Trainer, started again once; their checkpoint is continued by three."""
     del start_cluster_once
-    write_rows(folder)
+    write_rows(folder, 2)
     python = make_environment(folder / "python", "transformers") / "bin" / "python"
     for launch, ranks, max_restarts in ((FIRST, 2, 1), (OTHER, 3, 0)):
         program = [__file__, "--transformers", json.dumps([str(folder), launch])]
@@ -386,16 +393,30 @@ def launch_by_transformers(folder: Path, start_cluster_once: Callable[[], Cluste
 
 
 def launch_by_spark(
-    folder: Path, start_cluster_once: Callable[[], Cluster], *, place: str, ranks: tuple[int, int], is_connect: bool
+    folder: Path,
+    start_cluster_once: Callable[[], Cluster],
+    *,
+    place: str,
+    ranks: tuple[int, int],
+    is_connect: bool = False,
+    start_store: StartStore | None = None,
 ) -> None:
     """TorchDistributor in a session of the cluster."""
     from tests.integration.test_jobs import SPARK_SUBMIT
 
     cluster = start_cluster_once()
-    program = [__file__, "--drive", json.dumps([str(folder), *ranks, place])]
     with ExitStack() as stack:
-        environment = dict(cluster.environment)
-        command: list[str | Path] = [SPARK_SUBMIT, "--master", cluster.url, *program]
+        environment, store = dict(cluster.environment), None
+        options: list[str] = []
+        if start_store is not None:
+            store, known = stack.enter_context(start_store(folder))
+            environment |= known
+            # A converter travels without credentials: executors have their own.
+            options = [
+                word for name, value in known.items() for word in ("--conf", f"spark.executorEnv.{name}={value}")
+            ]
+        program = [__file__, "--drive", json.dumps([str(folder), *ranks, place, store])]
+        command: list[str | Path] = [SPARK_SUBMIT, "--master", cluster.url, *options, *program]
         if is_connect:
             environment["SPARK_REMOTE"] = stack.enter_context(connect_server(cluster, folder))
             command = [sys.executable, *program]
@@ -403,6 +424,27 @@ def launch_by_spark(
     assert status == 0, output[-8000:]
     (told,) = (json.loads(line) for line in output.splitlines() if line.startswith('{"session"'))
     assert told["session"] == ("pyspark.sql.connect.session" if is_connect else "pyspark.sql.session")
+
+
+@contextmanager
+def start_hdfs_store(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """A cache's place on an HDFS, and the environment of who may read it."""
+    from tests.servers.hdfs import start_hdfs
+
+    (folder / "hdfs").mkdir()
+    with start_hdfs(folder / "hdfs") as hdfs:
+        yield f"{hdfs.url}/cache", {}
+
+
+@contextmanager
+def start_azure_store(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The same in a blob store."""
+    from tests.servers.azurite import start_azurite
+
+    (folder / "azurite").mkdir()
+    with start_azurite(folder / "azurite") as azurite:
+        known = {"AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string}
+        yield f"{azurite.url(azurite.new_container())}/cache", known
 
 
 @contextmanager
@@ -424,7 +466,7 @@ def connect_server(cluster: Cluster, folder: Path) -> Iterator[str]:
         yield f"sc://127.0.0.1:{port}"
 
 
-def write_rows(folder: Path) -> None:
+def write_rows(folder: Path, ranks: int) -> None:
     """The rows, written without Spark."""
     from tests.columns import ID
     from tests.entries import write_converter
@@ -432,6 +474,16 @@ def write_rows(folder: Path) -> None:
     halves = [[range(NUM_ROWS // 2)], [range(NUM_ROWS // 2, NUM_ROWS)]]
     with write_converter(folder / "cache", (ID,), halves, row_group_bytes=2000, delete_on_exit=False) as converter:
         (folder / "url").write_text(converter.url)
+        note_expected(converter, folder, ranks)
+
+
+def note_expected(converter: DatasetConverter, folder: str | Path, ranks: int) -> None:
+    """Write down the rows of each rank in each epoch, in order, as a reader in one process gives them."""
+    expected = []
+    for rank in range(ranks):
+        with converter.make_batch_reader(**SHUFFLED, cur_shard=rank, shard_count=ranks) as reader:
+            expected.append([[row for batch in reader for row in batch["id"].tolist()] for _ in range(2)])
+    Path(folder, "expected.json").write_text(json.dumps(expected))
 
 
 def rank_of(folder: Path, launch: str) -> list[str]:
@@ -462,6 +514,12 @@ def spark_launcher(place: str, *, other_ranks: int, is_connect: bool) -> Launche
     return Launcher(name=name, ranks=2, other_ranks=other_ranks, function=function)
 
 
+def store_launcher(store: str, start_store: StartStore) -> Launcher:
+    function = partial(launch_by_spark, place="executors", ranks=(2, 1), start_store=start_store)
+    name = f"TorchDistributor in two executors, classic, the rows {store}"
+    return Launcher(name=name, ranks=2, other_ranks=1, function=function)
+
+
 LAUNCHERS = (
     Launcher(name="none, continued by torchrun", ranks=1, other_ranks=2, function=launch_alone),
     Launcher(name="torchrun, 1 node × 4", ranks=4, other_ranks=3, function=partial(launch_by_torchrun, nodes=1)),
@@ -472,6 +530,8 @@ LAUNCHERS = (
     spark_launcher("executors", other_ranks=1, is_connect=True),
     Launcher(name="Lightning", ranks=2, other_ranks=3, function=launch_by_lightning),
     Launcher(name="Transformers under torchrun", ranks=2, other_ranks=3, function=launch_by_transformers),
+    store_launcher("on HDFS", start_hdfs_store),
+    store_launcher("in Azurite", start_azure_store),
 )
 
 
@@ -489,7 +549,7 @@ class Notes:
     resumed: list[dict[str, Any]]
     other: list[dict[str, Any]]
     expected: list[list[list[int]]]
-    """The rows of each rank in each epoch, in order, as a reader in one process gives them."""
+    """Of each rank, the rows of each epoch, in order."""
 
     @property
     def middle(self) -> int:
@@ -504,12 +564,6 @@ class Notes:
 
 def read_notes(launcher: Launcher, folder: Path) -> Notes:
     """The notes that a launcher's ranks have left."""
-    expected = []
-    with open_converter((folder / "url").read_text()) as converter:
-        for rank in range(launcher.ranks):
-            with converter.make_batch_reader(**SHUFFLED, cur_shard=rank, shard_count=launcher.ranks) as reader:
-                epochs = [[row for batch in reader for row in batch["id"].tolist()] for _ in range(2)]
-            expected.append(epochs)
     notes = {
         name: [json.loads(line) for path in sorted((folder / name).iterdir()) for line in path.read_text().splitlines()]
         for name in (FIRST, OTHER)
@@ -519,7 +573,7 @@ def read_notes(launcher: Launcher, folder: Path) -> Notes:
         fresh=[note for note in notes[FIRST] if not note["resumed_from"]],
         resumed=[note for note in notes[FIRST] if note["resumed_from"]],
         other=notes[OTHER],
-        expected=expected,
+        expected=json.loads((folder / "expected.json").read_text()),
     )
 
 
