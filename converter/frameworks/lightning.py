@@ -57,10 +57,11 @@ def count_on(trainer: Any) -> None:
     # After an epoch's last batch its rest of rows, dropped because it could not be shared out, may suffice for others.
     done = len(longest) if progress.is_last_batch else len(longest) - longest.remaining
     current = progress.current
-    # A checkpoint that is made at a batch's end is made before that batch counts as completed.
+    # A checkpoint that is made at a batch's end is made before that batch counts as completed. Lightning adds it after
+    # this, so the number may be -1: of a large batch that takes the place of small ones, none is done yet.
     unfinished = current.processed - current.completed
     current.ready = current.started = current.processed = done
-    current.completed = max(0, done - unfinished)
+    current.completed = done - unfinished
 
 
 def _flat(loaders: Any) -> list[Any]:

@@ -253,7 +253,7 @@ def expected_after(converter: DatasetConverter, rows_done: int, count: int) -> d
 
 
 @pytest.mark.parametrize(("batch_size", "num_workers"), [(20, 0), (125, 1), (1000, 0)])
-@pytest.mark.parametrize("step", [5, STEPS - 1, STEPS, STEPS + 10])
+@pytest.mark.parametrize("step", [1, 5, STEPS - 1, STEPS, STEPS + 10])
 def test_lightning_goes_on_with_the_very_next_row_in_batches_of_another_size(
     converter: DatasetConverter, tmp_path: Path, step: int, batch_size: int, num_workers: int
 ) -> None:
