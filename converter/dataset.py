@@ -326,8 +326,8 @@ class DatasetConverter:
                 fall. The more rows a window has, the better batches mix, and the less they pad. Needs `shuffle=True`.
                 States go on with any batch size and number of shards.
             cur_shard: which of `shard_count` parts this process reads, from 0. Pass both or neither. Without them the
-                rank is found in torch.distributed, or in the environment of torchrun, Horovod, MPI or Slurm, when the
-                first iteration begins. `cur_shard=0, shard_count=1` reads all rows.
+                rank is found in torch.distributed or jax.distributed, or in the environment of torchrun, Horovod, MPI
+                or Slurm, when the first iteration begins. `cur_shard=0, shard_count=1` reads all rows.
             shard_count: how many parts there are: the number of processes that train together.
             uneven: what to do if the rows cannot be divided evenly among the shards. `"drop"`: all shards get equally
                 many rows; each epoch drops other rows. `"pad"`: all get as many as the largest shard, and a boolean

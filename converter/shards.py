@@ -1,7 +1,7 @@
 """Which shard this process reads, if the user does not pass one.
 
-Looked up in this order: an initialised `torch.distributed`; the environment of torchrun, Horovod, MPI and Slurm;
-TF_CONFIG.
+Looked up in this order: an initialised `torch.distributed`; an initialised `jax.distributed`; the environment of
+torchrun, Horovod, MPI and Slurm; TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def find_shard() -> Shard:
 
 def look_for_shard() -> tuple[Shard, str]:
     """This process's shard, and where it was found."""
-    return _of_torch() or _of_environment() or _of_tensorflow() or (Shard(), "no environment")
+    return _of_torch() or _of_jax() or _of_environment() or _of_tensorflow() or (Shard(), "no environment")
 
 
 def _of_torch() -> tuple[Shard, str] | None:
@@ -77,6 +77,16 @@ def _of_torch() -> tuple[Shard, str] | None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return Shard(index=distributed.get_rank(), count=distributed.get_world_size()), "torch.distributed"
+
+
+def _of_jax() -> tuple[Shard, str] | None:
+    # As with torch, not imported means not initialised. JAX before 0.5.1 cannot be asked without starting its devices,
+    # after which `jax.distributed.initialize()` would be an error.
+    jax: Any = sys.modules.get("jax")
+    is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    if is_initialized is None or not is_initialized():
+        return None
+    return Shard(index=jax.process_index(), count=jax.process_count()), "jax.distributed"
 
 
 def _of_environment() -> tuple[Shard, str] | None:

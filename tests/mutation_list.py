@@ -188,8 +188,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="shards.py",
         claim="the environment goes before torch.distributed",
-        old="_of_torch() or _of_environment()",
-        new="_of_environment() or _of_torch()",
+        old="_of_torch() or _of_jax() or _of_environment()",
+        new="_of_environment() or _of_torch() or _of_jax()",
         tests=("tests/unit/test_shards.py",),
     ),
     Mutation(

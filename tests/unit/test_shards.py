@@ -1,4 +1,4 @@
-"""Which part of a training a process is: what the user says, else torch.distributed, else whoever started it."""
+"""Which part of a training a process is: what the user says, else torch or JAX, else whoever started it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,6 +163,39 @@ def test_where_torch_was_not_imported_the_environment_is_asked(monkeypatch: pyte
     say(monkeypatch, PAIRS[0], 1, 3)
     monkeypatch.delitem(sys.modules, "torch")
     assert find_shard() == Shard(index=1, count=3)
+
+
+def test_an_initialised_jax_is_believed_before_the_environment_and_after_torch(
+    converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Processes of the real one: tests/integration/test_other_launchers.py."""
+
+    def start_devices() -> int:
+        assert is_initialized, "initialize() would then be an error"
+        return 2
+
+    is_initialized = False
+    jax = SimpleNamespace(
+        distributed=SimpleNamespace(is_initialized=lambda: is_initialized),
+        process_index=start_devices,
+        process_count=lambda: 5,
+    )
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    assert shard_of(converter) == (0, 1)
+    say(monkeypatch, PAIRS[0], 1, 3)
+    assert shard_of(converter) == (1, 3)
+    is_initialized = True
+    with caplog.at_level(logging.INFO, logger="converter.shards"):
+        assert find_shard() == Shard(index=2, count=5)
+    assert "Reading shard 2 of 5, as found in jax.distributed." in caplog.text
+    assert shard_of(converter) == (2, 5)
+    assert shard_of(converter, cur_shard=0, shard_count=1) == (0, 1)
+    with distributed():
+        assert shard_of(converter) == (0, 1)
+    del jax.distributed.is_initialized  # As before 0.5.1.
+    assert shard_of(converter) == (1, 3)
+    del jax.distributed  # As while it is being imported.
+    assert shard_of(converter) == (1, 3)
 
 
 @pytest.mark.long("starts two processes that import torch")
