@@ -12,8 +12,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.repository import REPOSITORY
@@ -21,12 +22,15 @@ from tests.repository import REPOSITORY
 
 @contextmanager
 def start_python(
-    function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None
+    function: Callable[..., Any],
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    command: Sequence[str | Path] = (sys.executable,),
 ) -> Iterator[subprocess.Popen[str]]:
     """A Python process that calls a module's `function` with these JSON values; it and its children end with the block.
 
     The last line of its output is the function's result as JSON. It does not inherit `CONVERTER_CACHE_DIR`; pass that
-    in `environment`.
+    in `environment`. `command` names another Python, or begins with a launcher that starts several.
     """
     code = (
         f"import json; from {function.__module__} import {function.__name__} as run; "
@@ -34,7 +38,7 @@ def start_python(
     )
     inherited = {name: value for name, value in os.environ.items() if name != "CONVERTER_CACHE_DIR"}
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [*map(str, command), "-c", code],
         cwd=REPOSITORY,
         env=inherited | dict(environment or {}),
         stdin=subprocess.DEVNULL,
@@ -51,9 +55,14 @@ def start_python(
         process.communicate()
 
 
-def run_python(function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None) -> Any:
+def run_python(
+    function: Callable[..., Any],
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    command: Sequence[str | Path] = (sys.executable,),
+) -> Any:
     """What `function` returns in a Python process of its own."""
-    with start_python(function, *arguments, environment=environment) as process:
+    with start_python(function, *arguments, environment=environment, command=command) as process:
         return finish(process)
 
 
