@@ -16,7 +16,8 @@ import pytest
 
 from converter import DatasetConverter, open_converter
 from tests.compat.launchers import make_environment
-from tests.processes import run_python
+from tests.processes import finish, run_python, start_python
+from tests.servers.process import free_port
 
 NUM_ROWS = 240
 NUM_EPOCHS = 2
@@ -75,3 +76,69 @@ def test_ranks_of_mpiexec_read_every_row_once(rows: DatasetConverter, programs: 
     command = [programs / "mpiexec", "-n", "3", programs / "python"]
     run_python(note_steps, rows.url, str(tmp_path), command=command)
     assert_parted(rows, [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())])
+
+
+# Keras and JAX -------------------------------------------------------------------------------
+
+
+def fit(batches: Any, **options: Any) -> list[float]:
+    """In each epoch of Keras, how many rows the model did not get exactly once."""
+    import keras
+    from keras import ops
+
+    class RowsNotOnce(keras.metrics.Metric):
+        def __init__(self) -> None:
+            super().__init__(name="rows_not_once")
+            self.times = self.add_weight(shape=(NUM_ROWS,), initializer="zeros")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            rows = ops.one_hot(ops.cast(ops.reshape(y_true, (-1,)), "int32"), NUM_ROWS)
+            self.times.assign(self.times + ops.sum(rows, axis=0))
+
+        def result(self) -> Any:
+            return ops.sum(ops.cast(self.times != 1, "float32"))
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1e-6), "mse", metrics=[RowsNotOnce()])
+    history = model.fit(batches, epochs=NUM_EPOCHS, shuffle=False, verbose=0, **options).history
+    return [float(number) for number in history["rows_not_once"]]
+
+
+def train_on_jax(url: str, address: str, rank: int) -> Any:
+    """One of two processes that train one model: its part, and the rows that the model missed, by a generator and by
+    a `tf.data.Dataset`."""
+    import jax
+
+    jax.distributed.initialize(address, num_processes=2, process_id=rank)
+    import keras
+
+    keras.utils.set_random_seed(0)  # JAX refuses a model that begins with other weights in each process.
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    converter = open_converter(url)
+    plan = converter.plan(**SHUFFLED)
+    steps = []
+    with converter.make_batch_reader(**SHUFFLED) as reader:
+
+        def generate() -> Iterator[Any]:
+            for _ in range(NUM_EPOCHS):
+                for batch in reader:
+                    steps.append(batch["id"].tolist())
+                    yield batch["vector"], batch["id"]
+
+        missed = [fit(generate(), steps_per_epoch=len(reader))]
+        epochs = [steps[: len(reader)], steps[len(reader) :]]
+    with converter.make_tf_dataset(**SHUFFLED, features="vector", labels="id") as dataset:
+        missed.append(fit(dataset))
+    return [[plan.cur_shard, plan.shard_count, epochs], missed]
+
+
+def test_processes_of_jax_read_every_row_once_and_train_one_model(rows: DatasetConverter, programs: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    options: dict[str, Any] = {"environment": {"KERAS_BACKEND": "jax"}, "command": [programs / "python"]}
+    with (
+        start_python(train_on_jax, rows.url, address, 0, **options) as first,
+        start_python(train_on_jax, rows.url, address, 1, **options) as second,
+    ):
+        parts, missed = zip(finish(first), finish(second), strict=True)
+    assert_parted(rows, parts)
+    assert missed == ([[0.0] * NUM_EPOCHS] * 2,) * 2
