@@ -447,7 +447,8 @@ class DatasetConverter:
         or `cur_shard` and `shard_count`). Use `distribute_datasets_from_function`. Do not use
         `experimental_distribute_dataset`, which would cut each batch again, into more steps than the cardinality says;
         it is right only with `cur_shard=0, shard_count=1`, where every worker reads all rows and takes its part of each
-        batch. Keras 3 itself cannot `fit` with several workers (keras-team/keras issue 20585).
+        batch. Keras 3 itself cannot `fit` with several workers (keras-team/keras issue 20585). On JAX it can: pass
+        `auto_shard_dataset=False` to `keras.distribution.DataParallel`, or Keras divides each process's rows once more.
 
         Args:
             batch_size: rows of a batch.

@@ -6,9 +6,12 @@ comes once, each rank reads in the order that one process gives for its part, an
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +107,31 @@ def fit(batches: Any, **options: Any) -> list[float]:
     return [float(number) for number in history["rows_not_once"]]
 
 
+@contextmanager
+def logged(to: io.StringIO) -> Iterator[None]:
+    """Write what the package logs in the block `to` a text."""
+    handler = logging.StreamHandler(to)
+    logging.getLogger("converter").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("converter").removeHandler(handler)
+
+
 def train_on_jax(url: str, address: str, rank: int) -> Any:
-    """One of two processes that train one model: its part, and the rows that the model missed, by a generator and by
-    a `tf.data.Dataset`."""
+    """One of two processes that train one model: its part, the rows that the model missed, by a generator and by a
+    `tf.data.Dataset`, and what it was warned of before and after it told Keras not to divide rows."""
     import jax
 
     jax.distributed.initialize(address, num_processes=2, process_id=rank)
     import keras
 
     keras.utils.set_random_seed(0)  # JAX refuses a model that begins with other weights in each process.
-    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    logs = [io.StringIO(), io.StringIO()]
     converter = open_converter(url)
+    features = {"features": "vector", "labels": "id"}
+    with logged(logs[0]), converter.make_tf_dataset(**SHUFFLED, **features):
+        keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
     plan = converter.plan(**SHUFFLED)
     steps = []
     with converter.make_batch_reader(**SHUFFLED) as reader:
@@ -127,9 +144,9 @@ def train_on_jax(url: str, address: str, rank: int) -> Any:
 
         missed = [fit(generate(), steps_per_epoch=len(reader))]
         epochs = [steps[: len(reader)], steps[len(reader) :]]
-    with converter.make_tf_dataset(**SHUFFLED, features="vector", labels="id") as dataset:
+    with logged(logs[1]), converter.make_tf_dataset(**SHUFFLED, **features) as dataset:
         missed.append(fit(dataset))
-    return [[plan.cur_shard, plan.shard_count, epochs], missed]
+    return [[plan.cur_shard, plan.shard_count, epochs], missed, [log.getvalue() for log in logs]]
 
 
 def test_processes_of_jax_read_every_row_once_and_train_one_model(rows: DatasetConverter, programs: Path) -> None:
@@ -139,6 +156,8 @@ def test_processes_of_jax_read_every_row_once_and_train_one_model(rows: DatasetC
         start_python(train_on_jax, rows.url, address, 0, **options) as first,
         start_python(train_on_jax, rows.url, address, 1, **options) as second,
     ):
-        parts, missed = zip(finish(first), finish(second), strict=True)
+        parts, missed, logs = zip(finish(first), finish(second), strict=True)
     assert_parted(rows, parts)
     assert missed == ([[0.0] * NUM_EPOCHS] * 2,) * 2
+    for log in logs:
+        assert ["Pass auto_shard_dataset=False" in text for text in log] == [True, False]

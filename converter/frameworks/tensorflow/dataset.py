@@ -14,6 +14,7 @@ import contextlib
 import gc
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -36,6 +37,7 @@ from converter.loading.batches import Batch
 from converter.loading.epochs import Epochs, Iteration
 from converter.loading.names import Names
 from converter.reading.source import BatchSource
+from converter.shards import look_for_shard
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,21 @@ def _warn_of_cluster(source: BatchSource) -> None:
             "the cardinality does not show. Or pass cur_shard=0, shard_count=1: every worker reads all rows, and "
             "TensorFlow divides each batch among them.",
             source.shard.index, source.shard.count, source.shard.count,
+        )  # fmt: skip
+
+
+def _warn_of_keras(source: BatchSource) -> None:
+    """Warn that Keras on JAX would divide once more the rows of a shard that JAX chose."""
+    keras: Any = sys.modules.get("keras")
+    if keras is None or not source.is_shard_found or look_for_shard()[1] != "jax.distributed":
+        return
+    distribution = keras.distribution.distribution()
+    if source.shard.count > 1 and getattr(distribution, "auto_shard_dataset", True):
+        logger.warning(
+            "This dataset has the rows of process %d of %d, from jax.distributed. Pass auto_shard_dataset=False to "
+            "keras.distribution.DataParallel: by default Keras divides them once more and leaves rows out. Or pass "
+            "cur_shard=0, shard_count=1, drop_last=True: every process reads all rows, and Keras divides each batch.",
+            source.shard.index, source.shard.count,
         )  # fmt: skip
 
 
@@ -148,6 +165,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         """The error that reading raised; TensorFlow's own error has only its text."""
 
         _warn_of_cluster(source)
+        _warn_of_keras(source)
         self._specs = find_specs(source, self._epochs.files)
         self.pack = Packer(list(self._specs), features, labels, weights)
         self.is_prefetched = prefetch is not None
