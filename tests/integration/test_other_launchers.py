@@ -161,3 +161,21 @@ def test_processes_of_jax_read_every_row_once_and_train_one_model(rows: DatasetC
     assert missed == ([[0.0] * NUM_EPOCHS] * 2,) * 2
     for log in logs:
         assert ["Pass auto_shard_dataset=False" in text for text in log] == [True, False]
+
+
+def fit_on(url: str) -> list[list[float]]:
+    """The rows that one process of Keras misses, by a generator over torch's loader and by a `tf.data.Dataset`."""
+    converter = open_converter(url)
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        by_loader = fit(
+            ((batch["vector"], batch["id"]) for _ in range(NUM_EPOCHS) for batch in loader), steps_per_epoch=len(loader)
+        )
+    with converter.make_tf_dataset(**SHUFFLED, features="vector", labels="id") as dataset:
+        return [by_loader, fit(dataset)]
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_keras_gets_every_row_once_on_other_backends_too(rows: DatasetConverter, programs: Path, backend: str) -> None:
+    environment = {"KERAS_BACKEND": backend}
+    missed = run_python(fit_on, rows.url, environment=environment, command=[programs / "python"])
+    assert missed == [[0.0] * NUM_EPOCHS] * 2
