@@ -10,14 +10,16 @@ import io
 import itertools
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from converter import DatasetConverter, open_converter
+from converter import DatasetConverter, make_spark_converter, open_converter, start_local_spark
 from tests.compat.launchers import make_environment
 from tests.processes import finish, run_python, start_python
 from tests.servers.process import free_port
@@ -179,3 +181,53 @@ def test_keras_gets_every_row_once_on_other_backends_too(rows: DatasetConverter,
     environment = {"KERAS_BACKEND": backend}
     missed = run_python(fit_on, rows.url, environment=environment, command=[programs / "python"])
     assert missed == [[0.0] * NUM_EPOCHS] * 2
+
+
+# Spark and TensorFlow ------------------------------------------------------------------------
+
+
+def train_on_tensorflow(converter: DatasetConverter) -> Any:
+    """A worker of MultiWorkerMirroredStrategy: its part, and how many rows all workers together got in each step."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    batches = strategy.distribute_datasets_from_function(lambda _: converter.make_tf_dataset(**SHUFFLED))
+    epochs: list[list[list[int]]] = [[] for _ in range(NUM_EPOCHS)]
+    sizes = []
+    for epoch in epochs:
+        for batch in batches:
+            (ids,) = strategy.experimental_local_results(batch["id"])
+            epoch.append(ids.numpy().tolist())
+            size = strategy.run(tf.size, [batch["id"]])
+            sizes.append(int(strategy.reduce(tf.distribute.ReduceOp.SUM, size, axis=None)))
+    plan = converter.plan(**SHUFFLED)
+    return [[plan.cur_shard, plan.shard_count, epochs], sizes]
+
+
+def train_in_barrier_stage(folder: str) -> Any:
+    """The URL of a converter, and what two workers tell that get it in a barrier stage of Spark."""
+    import pyarrow as pa
+    from pyspark import BarrierTaskContext
+
+    def train(converter: DatasetConverter, _: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = BarrierTaskContext.get()
+        rank = context.partitionId()
+        host = context.getTaskInfos()[rank].address.partition(":")[0]
+        cluster = {"worker": context.allGather(f"{host}:{free_port()}")}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+        yield pa.RecordBatch.from_pylist([{"told": json.dumps(train_on_tensorflow(converter))}])
+
+    spark = start_local_spark("workers", master="local[2]")
+    converter = make_spark_converter(spark.range(0, NUM_ROWS, 1, 8), cache_dir=folder, delete_on_exit=False)
+    stage = spark.range(0, 2, 1, 2).mapInArrow(partial(train, converter), "told string", barrier=True)
+    told = [json.loads(row.told) for row in stage.collect()]
+    spark.stop()
+    return [converter.url, told]
+
+
+def test_workers_of_tensorflow_in_a_barrier_stage_read_every_row_once(tmp_path: Path) -> None:
+    url, told = run_python(train_in_barrier_stage, str(tmp_path))
+    parts, sizes = zip(*told, strict=True)
+    with open_converter(url) as converter:
+        assert_parted(converter, parts)
+    assert sizes == ([20] * 12 * NUM_EPOCHS,) * 2
