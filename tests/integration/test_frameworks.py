@@ -81,13 +81,14 @@ def free_port() -> str:
         return str(found.getsockname()[1])
 
 
-def run_ranks(function: Any, *arguments: Any, environment: bool, seconds: float = 120) -> list[Any]:
-    """What each of two processes returns; `environment` names rank and address as launchers do."""
+def run_ranks(function: Any, *arguments: Any, environment: bool, count: int = 2, seconds: float = 120) -> list[Any]:
+    """What each of some processes returns; `environment` names rank and address as launchers do."""
     port = free_port()
     with contextlib.ExitStack() as stack:
         processes = []
-        for rank in range(2):
-            known = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        for rank in range(count):
+            known = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            known |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
             known |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
             processes.append(
                 stack.enter_context(start_python(function, rank, *arguments, environment=known if environment else {}))
@@ -729,6 +730,38 @@ def test_torchs_distributed_checkpoint_saves_and_loads_a_loader(
         distributed_checkpoint.load({"loader": loader}, checkpoint_id=tmp_path / "saved", no_dist=True)
         tail = ids_of(loader)
     assert head + tail == epochs_of(converter, 1)[0]
+
+
+def read_beside_a_checkpoint(rank: int, url: str, checkpoint: str, steps: int | None) -> list[int]:
+    """A rank that saves after so many steps, or loads and reads on to the epoch's end."""
+    torch.distributed.init_process_group("gloo")
+    # Rows that 2, 4 and 8 ranks can share evenly after any of these steps.
+    options = {**SHUFFLED, "batch_size": 20}
+    with open_converter(url).where([("id", "<", 960)]).make_torch_dataloader(**options) as loader:
+        if steps is None:
+            distributed_checkpoint.load({"loader": loader}, checkpoint_id=checkpoint)
+            ids = ids_of(loader)
+        else:
+            ids = ids_of(itertools.islice(iterator := iter(loader), steps))
+            distributed_checkpoint.save({"loader": loader}, checkpoint_id=checkpoint)
+            del iterator
+    torch.distributed.destroy_process_group()
+    return ids
+
+
+def test_torchs_distributed_checkpoint_of_four_ranks_is_continued_by_two_and_by_eight(
+    converter: DatasetConverter, tmp_path: Path
+) -> None:
+    def run(count: int, steps: int | None) -> list[list[int]]:
+        arguments = (converter.url, str(tmp_path / "saved"), steps)
+        return run_ranks(read_beside_a_checkpoint, *arguments, environment=True, count=count, seconds=240)
+
+    before = run(4, 6)
+    assert [len(part) for part in before] == [120] * 4
+    for count in (2, 8):
+        after = run(count, None)
+        assert [len(part) for part in after] == [480 // count] * count
+        assert sorted(itertools.chain(*before, *after)) == list(range(960))
 
 
 def test_a_state_survives_json_and_a_careful_torch_load(converter: DatasetConverter, tmp_path: Path) -> None:
