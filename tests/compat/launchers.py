@@ -1,6 +1,6 @@
 """What launchers of several processes make of a converter: every row once, after a crash too, on any number of ranks.
 
-    python -m tests.compat.launchers > tests/compat/LAUNCHERS.md        # two to three minutes on two cores
+    python -m tests.compat.launchers > tests/compat/LAUNCHERS.md        # a quarter of an hour on two cores
 
 With each launcher, ranks that talk over gloo train for two epochs and note the rows of each step. They save a
 checkpoint in the middle of the second epoch; two steps later the last rank kills itself. The ranks that start again go
@@ -56,8 +56,11 @@ def train(rows: DatasetConverter, folder: str, launch: str) -> None:
     torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     ranks_model = model
-    if is_ranked:
+    # Ray makes one for its ranks.
+    is_own_group = is_ranked and not distributed.is_initialized()
+    if is_own_group:
         distributed.init_process_group("gloo")
+    if is_ranked:
         ranks_model = torch.nn.parallel.DistributedDataParallel(model)
 
     checkpoint = Path(folder, "checkpoint.pt")
@@ -92,6 +95,7 @@ def train(rows: DatasetConverter, folder: str, launch: str) -> None:
     if is_ranked:
         # Nobody leaves before all have read their rows: the store in which ranks meet ends with rank 0.
         distributed.barrier()
+    if is_own_group:
         distributed.destroy_process_group()
 
 
@@ -212,6 +216,27 @@ def drive(folder: str, ranks: int, other_ranks: int, place: str, store: str | No
     other.run(train, converter, folder, OTHER)
     print(json.dumps({"session": type(spark).__module__}), flush=True)
     spark.stop()
+
+
+def drive_ray(folder: str, ranks: int, other_ranks: int) -> None:
+    """Train on the rows by Ray Train, which starts its ranks again after one was killed."""
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    ray.init(num_cpus=max(ranks, other_ranks) + 1, include_dashboard=False, _temp_dir=f"{folder}/ray")
+    with open_converter(Path(folder, "url").read_text()) as rows:
+        for launch, count in ((FIRST, ranks), (OTHER, other_ranks)):
+            TorchTrainer(
+                lambda config: train(config["rows"], folder, config["launch"]),
+                train_loop_config={"rows": rows, "launch": launch},
+                torch_config=TorchConfig(backend="gloo"),
+                scaling_config=ScalingConfig(num_workers=count),
+                run_config=RunConfig(
+                    storage_path=f"{folder}/results", name=launch, failure_config=FailureConfig(max_failures=1)
+                ),
+            ).fit()
+    ray.shutdown()
 
 
 # Launchers ---------------------------------------------------------------------------------------
@@ -392,6 +417,16 @@ def launch_by_transformers(folder: Path, start_cluster_once: Callable[[], Cluste
         torchrun(program, folder, ranks_per_node=ranks, max_restarts=max_restarts, python=python)
 
 
+def launch_by_ray(folder: Path, start_cluster_once: Callable[[], Cluster]) -> None:
+    """Two ranks of Ray Train, started again once; their checkpoint is continued by three."""
+    del start_cluster_once
+    write_rows(folder, 2)
+    python = make_environment(folder / "python", "ray[train]") / "bin" / "python"
+    program = [python, __file__, "--drive-ray", json.dumps([str(folder), 2, 3])]
+    status, output = run(program, folder, environment_of_ranks(folder) | {"PYTHONPATH": str(REPOSITORY)})
+    assert status == 0, output[-8000:]
+
+
 def launch_by_spark(
     folder: Path,
     start_cluster_once: Callable[[], Cluster],
@@ -532,6 +567,7 @@ LAUNCHERS = (
     Launcher(name="Transformers under torchrun", ranks=2, other_ranks=3, function=launch_by_transformers),
     store_launcher("on HDFS", start_hdfs_store),
     store_launcher("in Azurite", start_azure_store),
+    Launcher(name="Ray Train", ranks=2, other_ranks=3, function=launch_by_ray),
 )
 
 
@@ -702,6 +738,7 @@ if __name__ == "__main__":
     parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--lightning", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--transformers", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--drive-ray", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--drive", type=json.loads, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.rank:
@@ -713,6 +750,8 @@ if __name__ == "__main__":
     elif chosen.transformers:
         with open_converter(Path(chosen.transformers[0], "url").read_text()) as opened:
             train_with_transformers(opened, *chosen.transformers)
+    elif chosen.drive_ray:
+        drive_ray(*chosen.drive_ray)
     elif chosen.drive:
         drive(*chosen.drive)
     else:
