@@ -714,7 +714,7 @@ def heading() -> list[str]:
         f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, "
         f"Spark {pyspark.__version__}. Ranks talk over gloo. “Two executors” are those of a standalone cluster, a "
         "master and two workers, with a virtual environment of their own; a converter is an argument of the training "
-        "function. With none and torchrun, each rank opens the rows by their URL."
+        "function, as with Ray Train. With the others, each rank opens the rows by their URL."
     )
     cases = (
         "fresh: all rows once in an epoch, in the order of one process. resumed: a rank is killed in the middle of the "
