@@ -1489,4 +1489,40 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="< 0).any()",
         tests=("tests/integration/test_categories.py",),
     ),
+    Mutation(
+        module="frameworks/lightning.py",
+        claim="an epoch's batches are counted as before the resume",
+        old="current.ready = current.started = current.processed = done",
+        new="done = current.ready",
+        tests=("tests/integration/test_frameworks.py",),
+    ),
+    Mutation(
+        module="frameworks/lightning.py",
+        claim="of large batches after small ones the first is taken for read",
+        old="current.completed = done - unfinished",
+        new="current.completed = max(0, done - unfinished)",
+        tests=("tests/integration/test_frameworks.py",),
+    ),
+    Mutation(
+        module="frameworks/transformers.py",
+        claim="a checkpoint of an epoch's end counts as one of the next epoch",
+        old="max(0, self.done - 1) // self._of_epoch",
+        new="self.done // self._of_epoch",
+        tests=("tests/integration/test_transformers.py",),
+    ),
+    Mutation(
+        module="frameworks/transformers.py",
+        claim="a Trainer keeps our number of steps",
+        old="""        for name, value in before.items():
+            setattr(arguments, name, value)""",
+        new="        pass",
+        tests=("tests/integration/test_transformers.py",),
+    ),
+    Mutation(
+        module="frameworks/torch/workers.py",
+        claim="workers of a fork server outlive a killed trainer",
+        old="os._exit(1)",
+        new="pass",
+        tests=("tests/faults/test_loader_lifecycle.py",),
+    ),
 )

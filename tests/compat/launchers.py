@@ -295,14 +295,16 @@ def start_cluster(folder: Path) -> Iterator[Cluster]:
 
 def make_environment(folder: Path, *packages: str) -> Path:
     """A virtual environment that takes this one's packages, so that no others than `packages` are installed."""
+    from tests.servers.process import fetch
+
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (own,) = folder.glob("lib/python*/site-packages")
     ours = next(path for path in sys.path if path.endswith("site-packages"))
     # Unlike a bare path, this also follows the other environment's own .pth files.
     (own / "packages.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
     if packages:
-        pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "--quiet", *packages], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
+        fetch([*pip, "install", "--quiet", *packages], folder=folder)
     return folder
 
 
