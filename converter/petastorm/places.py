@@ -57,7 +57,7 @@ def on_filesystem(urls: Sequence[str], filesystem: Any) -> tuple[list[str], Mapp
         ValueError: it is a filesystem whose options are not known.
     """
     # A path alone is enough where the filesystem is known.
-    paths = [url.partition("://")[2] or url.partition(":")[2] or url for url in urls]
+    paths = [_path_of(url) for url in urls]
     if isinstance(getattr(filesystem, "fs", filesystem), (pafs.LocalFileSystem, LocalFileSystem)):
         return [f"file://{'' if path.startswith('/') else '/'}{path}" for path in paths], None
     if not hasattr(filesystem, "storage_options") or not hasattr(filesystem, "unstrip_protocol"):
@@ -66,6 +66,14 @@ def on_filesystem(urls: Sequence[str], filesystem: Any) -> tuple[list[str], Mapp
             "URL with storage_options={…} instead."
         )
     return [filesystem.unstrip_protocol(path) for path in paths], filesystem.storage_options
+
+
+def _path_of(url: str) -> str:
+    """A URL without its scheme, and without the host; a bucket or a container is a part of the path."""
+    scheme, found, path = url.partition("://")
+    if scheme.lower() in ("hdfs", "viewfs"):
+        return "/" + path.partition("/")[2]
+    return path if found else url.partition(":")[2] or url
 
 
 class CacheDir:

@@ -153,6 +153,7 @@ class SparkDatasetConverter:
             return
         forget(self.cache_dir_url)
         _delete_dir_handler(self.cache_dir_url)
+        _deleted.add(self.cache_dir_url)
 
     @staticmethod
     def _reader_arguments(given: dict[str, Any], num_epochs: int | None, workers_count: int | None) -> dict[str, Any]:
@@ -382,7 +383,13 @@ def _normalize_databricks_dbfs_url(url: str, message: str) -> str:
     raise ValueError(message)
 
 
+_deleted: set[str] = set()
+"""What has been deleted already: at exit its store may be gone, and is not asked for it."""
+
+
 def _delete_at_exit(url: str) -> None:
+    if url in _deleted:
+        return
     try:
         _delete_dir_handler(url)
     except Exception as error:  # noqa: BLE001 (a user's handler may raise anything, and the interpreter is ending)
