@@ -330,7 +330,8 @@ class DatasetConverter:
                 or Slurm, when the first iteration begins. `cur_shard=0, shard_count=1` reads all rows.
             shard_count: how many parts there are: the number of processes that train together.
             uneven: what to do if the rows cannot be divided evenly among the shards. `"drop"`: all shards get equally
-                many rows; each epoch drops other rows. `"pad"`: all get as many as the largest shard, and a boolean
+                many rows; each epoch drops other rows, fewer than there are shards (and fewer than that each time that
+                a resume changes their number). `"pad"`: all get as many as the largest shard, and a boolean
                 column `"__valid"` is False for a row that another shard reads too. `"keep"`: each row comes once, and
                 some shards may take one more batch. None: `"drop"` with `shuffle=True`, else `"keep"`, so that
                 evaluation and prediction lose no row.

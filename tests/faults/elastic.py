@@ -10,8 +10,9 @@ random moment, and the others end as under a launcher. Then it goes on from the 
 ranks are started, is drawn too.
 
 Checked, for each epoch: the rows that count (those until the state from which the next ranks went on) are the rows
-that one process reads without a crash, each as often. With `uneven="drop"` fewer may be missing than there were ranks;
-with `"pad"` rows whose `__valid` is False do not count. Unless `uneven` is "keep", all ranks take equally many steps.
+that one process reads without a crash, each as often. With `uneven="drop"` so many are missing as could not be shared
+out: fewer than there are ranks, each time that their number changes; with `"pad"` rows whose `__valid` is False do not
+count. Unless `uneven` is "keep", all ranks take equally many steps.
 """
 
 from __future__ import annotations

@@ -497,10 +497,11 @@ def expected_rows(case: Case, folder: Path, url: str) -> list[Counter[int]]:
 def check(case: Case, own: Path, starts: Sequence[Any], expected: list[Counter[int]]) -> int:
     """Compare what counts with what is expected; the number of rows."""
     read = [Counter[int]() for _ in range(NUM_EPOCHS)]
-    ranks_at_end: dict[int, int] = {}
+    stretches: list[list[tuple[int, int]]] = [[] for _ in range(NUM_EPOCHS)]
     number, until = len(starts) - 1, None
     while True:
         attempt = case.attempts[number]
+        rows = Counter[int]()
         for rank in range(attempt.ranks):
             notes = own / str(number) / f"{rank}.jsonl"
             lines = notes.read_text().splitlines() if notes.exists() else []
@@ -508,7 +509,9 @@ def check(case: Case, own: Path, starts: Sequence[Any], expected: list[Counter[i
                 assert until is None or step <= until
                 assert case.uneven == "keep" or reading == attempt.ranks, f"ranks took unequal steps: {reading}"
                 read[epoch].update(ids)
-                ranks_at_end.setdefault(epoch, attempt.ranks)
+                rows[epoch] += len(ids)
+        for epoch in range(NUM_EPOCHS):
+            stretches[epoch].insert(0, (attempt.ranks, rows[epoch]))
         start = starts[number]
         if start is None:
             break
@@ -516,6 +519,24 @@ def check(case: Case, own: Path, starts: Sequence[Any], expected: list[Counter[i
     for epoch, (found, wanted) in enumerate(zip(read, expected, strict=True)):
         more, missing = found - wanted, wanted - found
         assert not more, f"epoch {epoch}: too often: {dict(sorted(more.items())[:10])}"
-        most = ranks_at_end[epoch] - 1 if case.uneven == "drop" else 0
-        assert missing.total() <= most, f"epoch {epoch}: {missing.total()} missing: {sorted(missing)[:10]}"
+        dropped = count_dropped(wanted.total(), stretches[epoch]) if case.uneven == "drop" else 0
+        assert missing.total() == dropped, f"epoch {epoch}: {sorted(missing)[:10]} missing, expected {dropped} rows"
     return sum(found.total() for found in read)
+
+
+def count_dropped(num_rows: int, stretches: Sequence[tuple[int, int]]) -> int:
+    """How many rows cannot be shared out: of all by the first ranks, of what is left by those that follow, and so on.
+
+    >>> count_dropped(11, [(2, 4), (2, 2), (3, 3)])
+    2
+    """
+    dropped, ranks_before = 0, 0
+    for ranks, rows_read in stretches:
+        if not rows_read and num_rows >= ranks:
+            continue  # These have read another epoch.
+        if ranks != ranks_before:
+            dropped += num_rows % ranks
+            num_rows -= num_rows % ranks
+            ranks_before = ranks
+        num_rows -= rows_read
+    return dropped
