@@ -14,7 +14,7 @@ from converter.decoders.decoder import row_bytes
 from converter.manifest import Manifest
 from converter.plan import default_window_rows
 from converter.positions import Shard
-from converter.shards import find_shard
+from converter.shards import find_shard, warn_of_other_shard
 
 
 def check_shard(cur_shard: Any, shard_count: Any) -> Shard:
@@ -25,9 +25,11 @@ def check_shard(cur_shard: Any, shard_count: Any) -> Shard:
         )
     if cur_shard is None:
         return find_shard()
-    return Shard(
+    shard = Shard(
         index=check_integer("cur_shard", cur_shard, least=0), count=check_integer("shard_count", shard_count, least=1)
     )
+    warn_of_other_shard(shard)
+    return shard
 
 
 def check_window(window_rows: Any, manifest: Manifest) -> int:

@@ -327,7 +327,9 @@ class DatasetConverter:
                 States go on with any batch size and number of shards.
             cur_shard: which of `shard_count` parts this process reads, from 0. Pass both or neither. Without them the
                 rank is found in torch.distributed or jax.distributed, or in the environment of torchrun, Horovod, MPI
-                or Slurm, when the first iteration begins. `cur_shard=0, shard_count=1` reads all rows.
+                or Slurm, when the first iteration begins. `cur_shard=0, shard_count=1` reads all rows. Ranks of
+                torch.distributed that shuffle first compare what they are about to read: those that disagree get an
+                error, and for those that do not come the others wait a minute.
             shard_count: how many parts there are: the number of processes that train together.
             uneven: what to do if the rows cannot be divided evenly among the shards. `"drop"`: all shards get equally
                 many rows; each epoch drops other rows, fewer than there are shards (and fewer than that each time that
@@ -836,9 +838,6 @@ class DatasetConverter:
 
     def _check_open(self) -> None:
         self._holding.check(self.url, self._state)
-
-    def _source(self, options: LoaderOptions, *, runs_filters: bool = True) -> BatchSource:
-        self._check_open()
         if self._holding.made_on and not self._storage.exists:
             raise CacheError(
                 f"{self.url} is not on this machine ({socket.gethostname()}): this converter was made on "
@@ -846,6 +845,9 @@ class DatasetConverter:
                 "data, that all machines share: a network folder, HDFS, abfs.",
                 path=self.url,
             )
+
+    def _source(self, options: LoaderOptions, *, runs_filters: bool = True) -> BatchSource:
+        self._check_open()
         source = options.make_source(self._storage, self._manifest, runs_filters=runs_filters)
         if options.shuffle and not self._has_suggested:
             self._has_suggested = suggest_mixing(source)

@@ -25,7 +25,7 @@ def check_stamp(pickled_format: int, version: str) -> Stamp:
     raise CacheError(
         f"This converter was pickled by spark-tensor-converter {version} (format {pickled_format}), and this process "
         f"has {own_version()} (format {FORMAT}), which cannot read it. Install the same version in both environments, "
-        "or pass converter.url and call open_converter(url) there."
+        "or send a URL instead of a converter, and make the converter there."
     )
 
 

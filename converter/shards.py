@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 _warned_in: int | None = None
 """The id of the process that has logged its warning; a forked process logs its own."""
 
+_warned_of_other_in: int | None = None
+
 _ENVIRONMENTS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"),
@@ -64,6 +66,22 @@ def find_shard() -> Shard:
         )  # fmt: skip
         _warned_in = os.getpid()
     return shard
+
+
+def warn_of_other_shard(given: Shard) -> None:
+    """Warn, once in a process, if a shard that was passed is that of another process of the same training."""
+    global _warned_of_other_in
+    try:
+        found, source = look_for_shard()
+    except ValueError:
+        return  # Who passes a shard need not have a right environment.
+    if 1 < found.count == given.count and found.index != given.index and _warned_of_other_in != os.getpid():
+        _warned_of_other_in = os.getpid()
+        logger.warning(
+            "Reading shard %d of %d, as passed, but this process is %d of %d by %s. Unless another one reads shard %d, "
+            "its rows are read by nobody. Without cur_shard and shard_count each process reads its own.",
+            given.index, given.count, found.index, found.count, source, found.index,
+        )  # fmt: skip
 
 
 def look_for_shard() -> tuple[Shard, str]:

@@ -9,7 +9,10 @@ and users have nothing to do. It changes no training but one that was resumed an
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
+
+from converter.errors import ConverterError
 
 
 def for_lightning() -> Any:
@@ -41,15 +44,25 @@ def make_callback(package: str) -> Any:
 
 
 def count_on(trainer: Any) -> None:
-    """Let a resumed Trainer count as done what the loader has no more batches for."""
-    loop = trainer.fit_loop.epoch_loop
-    if not loop.restarting:
-        return
-    # Here, since every Trainer imports this module.
-    from converter.frameworks.torch import TorchDataLoader
+    """Let a resumed Trainer count as done what the loader has no more batches for.
 
-    loaders = [loader for loader in _flat(trainer.train_dataloader) if isinstance(loader, TorchDataLoader)]
-    if not loaders or any(loader.num_epochs is None for loader in loaders):
+    Raises:
+        ConverterError: a loader has a number of epochs of its own.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    # Every Trainer comes here: without this module there is no loader of ours, and it is not imported for nothing.
+    ours: Any = sys.modules.get("converter.frameworks.torch")
+    if ours is None:
+        return
+    loaders = [loader for loader in _flat(trainer.train_dataloader) if isinstance(loader, ours.TorchDataLoader)]
+    for loader in loaders:
+        if loader.num_epochs != 1:
+            raise ConverterError(
+                f"This loader has num_epochs={loader.num_epochs}, but Lightning counts epochs by itself, and its "
+                "checkpoints would hold a wrong position. Make the loader without num_epochs: Trainer(max_epochs=…) or "
+                "Trainer(max_steps=…) says when the training ends."
+            )
+    if not loop.restarting or not loaders:
         return
     # The longest one decides when an epoch ends, as in Lightning's default for several loaders.
     longest = max(loaders, key=len)

@@ -81,12 +81,25 @@ def train(
     try:
         for name, value in own.items():
             setattr(arguments, name, value)
+        told_before = _tell_batch_size(trainer, arguments.train_batch_size)
         return trainer.train(resume_from_checkpoint=checkpoint, **options)
     finally:
         del trainer.get_train_dataloader
         trainer.remove_callback(callback)
         for name, value in before.items():
             setattr(arguments, name, value)
+        _tell_batch_size(trainer, told_before)
+
+
+def _tell_batch_size(trainer: Any, batch_size: Any) -> Any:
+    """Tell a Trainer for how many rows of a step it reports its speed; what it believed before.
+
+    Reaches into: Trainer._train_batch_size (Transformers 4.57 to 5.24).
+    Without it: the samples per second that a Trainer reports are those of its own batch size.
+    """
+    before = getattr(trainer, "_train_batch_size", None)
+    trainer._train_batch_size = batch_size  # noqa: SLF001
+    return before
 
 
 class _Batches:

@@ -7,8 +7,6 @@ is used: a rank that never comes is waited for only so long.
 
 from __future__ import annotations
 
-import contextlib
-import datetime as dt
 import json
 import logging
 import os
@@ -24,7 +22,7 @@ logger = logging.getLogger(__name__)
 _WAIT_SECONDS = 60.0
 """How long a rank waits for the others; then it goes on alone."""
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
 
 _counted: tuple[int, int, int] = (0, 0, 0)
 """The process, its store, and how many loaders have begun there: the n-th of each rank are compared."""
@@ -84,14 +82,16 @@ def _difference(first: Mapping[str, Any], other: Mapping[str, Any], names: list[
 
 def _wait(store: Any, prefix: str, num_ranks: int) -> None:
     """Wait until all ranks have said what they read, but not for ever."""
-    until = time.monotonic() + _WAIT_SECONDS
+    until, pause_seconds = time.monotonic() + _WAIT_SECONDS, 0.001
     while time.monotonic() < until:
-        # In short parts: the store's own waiting cannot be interrupted.
-        with contextlib.suppress(RuntimeError):
-            store.wait([f"{prefix}/all"], dt.timedelta(seconds=_LOOK_SECONDS))
+        # The store's own waiting cannot be interrupted, and torch writes to stderr each time that it ends in vain.
+        if store.check([f"{prefix}/all"]):
             return
+        time.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, _LOOK_SECONDS)
     logger.warning(
         "Only %d of %d ranks have begun to read this shuffled loader after %.0f seconds; this one goes on. If the "
-        "others do not read, pass cur_shard=0, shard_count=1 here.",
+        "others do not read, pass cur_shard=0, shard_count=1 here; if they do, give all ranks the same shuffle, and no "
+        "cur_shard.",
         store.add(f"{prefix}/arrived", 0), num_ranks, _WAIT_SECONDS,
     )  # fmt: skip

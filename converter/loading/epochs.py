@@ -52,6 +52,9 @@ class Epochs:
         self.next = _Progress(epoch=0, past=(), epochs_done=0)
         """Where the next iteration begins."""
 
+        self.is_resumed = False
+        """Whether it begins where a state was taken that was loaded."""
+
         self._progress: _Progress | None = None
         self._closed = self._is_checked = False
         self._begun_in: int | None = None
@@ -130,7 +133,7 @@ class Epochs:
         if self.num_epochs is not None:
             begin = self.next
             self.next = _Progress(epoch=begin.epoch + self.num_epochs - begin.epochs_done, past=(), epochs_done=0)
-            self._progress = None
+            self._progress, self.is_resumed = None, False
 
     def begin_at(self, epoch: int, epochs_done: int, past: Past) -> None:
         """Let the next iteration begin inside an epoch."""
@@ -141,7 +144,7 @@ class Epochs:
         """Let the next iteration begin with `epoch`. If a loaded state is in that epoch, it stays where it is."""
         self._progress = None
         if check_integer("epoch", epoch, least=0) != self.next.epoch:
-            self.next = _Progress(epoch=epoch, past=(), epochs_done=0)
+            self.next, self.is_resumed = _Progress(epoch=epoch, past=(), epochs_done=0), False
 
     def state_after(self, begin: _Progress, batches: int) -> dict[str, Any]:
         """The state `batches` after the place where an iteration began, across as many iterations as needed."""
@@ -184,6 +187,7 @@ class Epochs:
         # A loader with fewer epochs than the saved one still reads the rest of this epoch.
         most = loaded.epochs_done if self.num_epochs is None else self.num_epochs - 1
         self.begin_at(loaded.epoch, min(loaded.epochs_done, most), loaded.past)
+        self.is_resumed = True
 
     def check_open(self) -> None:
         """Raise ConverterError if the loader was closed."""
@@ -249,7 +253,8 @@ class Epochs:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no running iteration.
-        kept = {"source": self.source, "num_epochs": self.num_epochs, "next": self.next, "_closed": self._closed}
+        kept = {"source": self.source, "num_epochs": self.num_epochs, "next": self.next}
+        kept |= {"is_resumed": self.is_resumed, "_closed": self._closed}
         return {**kept, "_begun_in": None, "_progress": None, "_files": None, "_is_checked": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

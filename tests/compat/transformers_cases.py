@@ -90,6 +90,8 @@ def folder(converter: DatasetConverter, expected: list[int], tmp_path_factory: p
     assert model.rows == expected[: EPOCHS * NUM_ROWS]
     assert result.global_step == EPOCHS * STEPS
     assert model.weight.item() == -EPOCHS * STEPS
+    speed = result.metrics["train_samples_per_second"] / result.metrics["train_steps_per_second"]
+    assert speed == pytest.approx(BATCH_SIZE, rel=0.05)
     return found
 
 
@@ -192,6 +194,7 @@ def test_afterwards_a_trainer_is_as_before(converter: DatasetConverter, folder: 
     assert trainer.args.to_dict() == before
     assert trainer.callback_handler.callbacks == callbacks
     assert "get_train_dataloader" not in vars(trainer)
+    assert trainer._train_batch_size == 8
 
 
 @pytest.mark.parametrize(

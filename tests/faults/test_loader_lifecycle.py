@@ -575,8 +575,10 @@ def test_a_worker_that_is_killed_is_an_error_and_no_hang(cache_dir: Path, kind: 
 def read_until_killed(cache_dir: str, method: str) -> None:
     """Tell the worker processes, then wait in the middle of an epoch."""
     with write(cache_dir) as converter:
-        loader = make(converter, "processes", multiprocessing_context=method)
+        loader = make(converter, "processes", multiprocessing_context=method, batch_size=1)
         next(iterator := iter(loader))
+        # By then workers wait until somebody takes what they have made.
+        time.sleep(2)
         print(json.dumps([worker.pid for worker in multiprocessing.active_children()]), flush=True)
         time.sleep(300)
         del iterator

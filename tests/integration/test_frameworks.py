@@ -309,6 +309,42 @@ def test_a_training_of_so_many_steps_ends_after_them_in_batches_of_another_size(
     assert after.ids == rows[500 : 500 + (max_steps - 10) * 25]
 
 
+@pytest.mark.parametrize("num_epochs", [2, None])
+def test_lightning_refuses_a_loader_that_counts_epochs_too(
+    converter: DatasetConverter, tmp_path: Path, num_epochs: int | None
+) -> None:
+    with (
+        converter.make_torch_dataloader(num_epochs=num_epochs, **SHUFFLED) as loader,
+        pytest.raises(ConverterError, match=f"num_epochs={num_epochs}, but Lightning counts epochs by itself"),
+    ):
+        make_trainer(tmp_path, max_steps=5).fit(Model(), loader)
+
+
+@pytest.mark.parametrize("step", [8, 14])
+def test_two_loaders_at_once_go_on_each_with_its_next_row(
+    converter: DatasetConverter, tmp_path: Path, step: int
+) -> None:
+    """The shorter one begins anew after ten steps, so by step 14 it is in an epoch that the training is not."""
+    path = tmp_path / "middle.ckpt"
+
+    class Pair(Model):
+        def training_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
+            self.seen += [(0, batch["short"]["id"].tolist()), (1, batch["long"]["id"].tolist())]
+            return self.layer(batch["long"]["vector"]).mean()
+
+    def fit(model: Model, *callbacks: lightning.Callback, **options: Any) -> None:
+        with (
+            converter.where([("id", "<", 500)]).make_torch_dataloader(**SHUFFLED) as short,
+            converter.make_torch_dataloader(**SHUFFLED) as long,
+        ):
+            make_trainer(tmp_path, *callbacks, max_epochs=1).fit(model, {"short": short, "long": long}, **options)
+
+    whole, after = Pair(), Pair()
+    fit(whole, SaveAt(step, path))
+    fit(after, ckpt_path=path)
+    assert after.seen == whole.seen[2 * step :]
+
+
 def test_a_second_fit_without_a_checkpoint_counts_from_the_start(converter: DatasetConverter, tmp_path: Path) -> None:
     first, second = Model(), Model()
     with converter.make_torch_dataloader(**SHUFFLED) as loader:

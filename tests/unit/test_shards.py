@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from converter import DatasetConverter
+from converter import DatasetConverter, shards
 from converter.errors import ConverterError, EmptyShardError
 from converter.positions import Shard
 from converter.shards import count_processes_of_host, find_shard
@@ -299,7 +299,7 @@ def test_one_line_says_what_was_found_and_where(
     ]
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="converter.shards"):
-        getattr(converter, kind)(cur_shard=0, shard_count=3)
+        getattr(converter, kind)(cur_shard=1, shard_count=3)
         say(monkeypatch, pair, 0, 1)
         getattr(converter, kind)()
     # What the user says needs no telling, nor does it that there is one process.
@@ -465,3 +465,23 @@ def test_a_state_that_is_taken_before_the_first_iteration_is_of_the_part_that_is
     early = converter.make_batch_reader(batch_size=10)
     say(monkeypatch, PAIRS[0], 1, 2)
     assert early.state_dict(batches=2)["past"] == [[2, 20]]
+
+
+def test_a_part_that_is_passed_and_is_anothers_is_told_once(
+    converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shards, "_warned_of_other_in", None)
+    say(monkeypatch, PAIRS[0], 1, 2)
+
+    def told(index: int, count: int) -> int:
+        caplog.clear()
+        converter.make_batch_reader(cur_shard=index, shard_count=count)
+        return sum("its rows are read by nobody" in one.getMessage() for one in caplog.records)
+
+    # Its own, all rows, and a part of other parts are nobody's mistake.
+    assert [told(1, 2), told(0, 1), told(0, 4)] == [0, 0, 0]
+    assert [told(0, 2), told(0, 2)] == [1, 0]
+    # Who passes a part need not have a right environment.
+    monkeypatch.setattr(shards, "_warned_of_other_in", None)
+    monkeypatch.setenv("RANK", "seven")
+    assert told(0, 2) == 0

@@ -296,8 +296,12 @@ class _EpochSampler(Sampler[None]):
             yield None
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the loader's next iteration begin with this epoch."""
-        self._epochs.set_next(epoch)
+        """Let the loader's next iteration begin with this epoch, unless a state was loaded that is further on.
+
+        Of several loaders at once a short one is in a later epoch than the training, which begins it again and again.
+        """
+        if not self._epochs.is_resumed or epoch > self._epochs.next.epoch:
+            self._epochs.set_next(epoch)
 
 
 class _Runs(IterableDataset[list[Batch]]):
