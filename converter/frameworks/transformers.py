@@ -78,17 +78,21 @@ def train(
     callback = _make_callback(batches)
     trainer.add_callback(callback)
     trainer.get_train_dataloader = lambda: batches
+    for name, value in own.items():
+        setattr(arguments, name, value)
+    told_before = _tell_batch_size(trainer, arguments.train_batch_size)
     try:
-        for name, value in own.items():
-            setattr(arguments, name, value)
-        told_before = _tell_batch_size(trainer, arguments.train_batch_size)
-        return trainer.train(resume_from_checkpoint=checkpoint, **options)
+        result = trainer.train(resume_from_checkpoint=checkpoint, **options)
     finally:
         del trainer.get_train_dataloader
         trainer.remove_callback(callback)
         for name, value in before.items():
             setattr(arguments, name, value)
         _tell_batch_size(trainer, told_before)
+    if batches.done and batches.done % len(loader) == 0:
+        # A Trainer does not ask for a batch after the last one, which is when a loader goes on to the next epoch.
+        loader.set_epoch(loader.state_dict()["epoch"] + 1)
+    return result
 
 
 def _tell_batch_size(trainer: Any, batch_size: Any) -> Any:

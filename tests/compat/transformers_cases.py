@@ -134,6 +134,16 @@ def test_a_training_that_is_resumed_twice_reads_each_row_once(
     assert rows == expected[: EPOCHS * NUM_ROWS]
 
 
+def test_a_second_training_goes_on_with_the_next_epoch(
+    converter: DatasetConverter, expected: list[int], tmp_path: Path
+) -> None:
+    models = [Model(), Model()]
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        for model, num_epochs in zip(models, (1, 2), strict=True):
+            train(make_trainer(tmp_path, model, num_train_epochs=num_epochs), loader)
+    assert [model.rows for model in models] == [expected[:NUM_ROWS], expected[NUM_ROWS : 3 * NUM_ROWS]]
+
+
 def test_true_takes_the_newest_checkpoint(converter: DatasetConverter, expected: list[int], tmp_path: Path) -> None:
     first, second = Model(), Model()
     for model, max_steps in ((first, 25), (second, 30)):
