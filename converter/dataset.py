@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from converter.arguments import check_integer
+from converter.arguments import check_flag, check_integer
 from converter.cache import leases
 from converter.errors import CacheError
 from converter.frameworks.numpy import BatchReader
@@ -22,6 +22,7 @@ from converter.holding import Holding, holdings
 from converter.loading.batches import first_batch
 from converter.loading.forecast import LoaderPlan, check_steps, describe_plan, log_uneven_shards, suggest_mixing
 from converter.loading.options import LoaderOptions, all_rows
+from converter.loading.verification import find_damage
 from converter.manifest import Manifest
 from converter.pickled import Stamp
 from converter.reading.gather import Array
@@ -36,7 +37,7 @@ from converter.scans.passes import scan_all_statistics
 from converter.scans.sequences import Partial, select_sequences
 from converter.schema import Field, Schema
 from converter.state import Uneven
-from converter.statistics import ColumnStatistics, StatisticsByColumn
+from converter.statistics import ColumnStatistics, StatisticsByColumn, describe_column
 from converter.storage.directory import Storage
 from converter.to_spark import rows_in_spark
 
@@ -141,6 +142,53 @@ class DatasetConverter:
         if self._statistics is None:
             self._statistics = scan_all_statistics(self._as_stored, self._all_rows)
         return self._statistics
+
+    def describe(self) -> dict[str, Any]:
+        """What is known of the rows without reading any, as values that JSON can hold: `converter show` prints it.
+
+        ```python
+        told = converter.describe()
+        print(told["rows"], told["bytes"], [column["name"] for column in told["columns"]])
+        ```
+
+        Returns:
+            `url`, `version` (of a Delta table), `rows`, `bytes`, `files` and `row_groups` of the files, `cache_key`,
+            `written` (when and by whom a cache entry was written), `fingerprint`; and for each of the `columns` its
+            `name`, `dtype`, `shape` (None if rows differ) and number of `categories`, and, where statistics were taken
+            while writing, `nulls`, `min`, `max` and `mean`.
+        """
+        manifest, statistics = self._manifest, self._statistics or StatisticsByColumn({})
+        return {
+            "url": self.url,
+            "version": self.version,
+            "rows": len(self),
+            "bytes": manifest.num_bytes,
+            "files": len(manifest.file_names),
+            "row_groups": manifest.num_row_groups,
+            "cache_key": self.cache_key,
+            "written": None if manifest.origin is None else manifest.origin.summary,
+            "fingerprint": self.fingerprint,
+            "columns": [describe_column(field, statistics.get(field.name)) for field in self.schema],
+        }
+
+    def verify(self, *, every_row: bool = False) -> list[str]:
+        """Look for damage in the files: a line for each damaged one, no line if there is none.
+
+        Size, footer, number of rows and the places of the columns are compared with what is known of each file.
+
+        ```python
+        assert converter.verify(every_row=True) == []
+        ```
+
+        Args:
+            every_row: read all rows, too: each page is decoded, and compared with its checksum if it has one. This ends
+                at the first damage.
+
+        Raises:
+            CacheError: the converter was deleted.
+        """
+        check_flag("every_row", every_row)
+        return find_damage(*self._opened_files(), every_row=every_row)
 
     def quantiles(self, name: str, levels: Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95)) -> Array:
         """The quantiles of a column's numbers, dates or times, by one pass over it. Nulls and NaNs are left out.

@@ -191,6 +191,31 @@ class ColumnStatistics:
         return cls(field=field, null_count=null_count, row_group_span=span, closed=closed, counts=rows, **counts)
 
 
+def describe_column(field: Field, statistics: ColumnStatistics | None) -> dict[str, Any]:
+    """A column, and its statistics if there are any, as values that JSON can hold.
+
+    >>> describe_column(Field(name="image", dtype="float32", shape=(8, 8)), None)
+    {'name': 'image', 'dtype': 'float32', 'shape': [8, 8], 'categories': None}
+    """
+    told: dict[str, Any] = {
+        "name": field.name,
+        "dtype": field.dtype,
+        "shape": None if field.shape is None else list(field.shape),
+        "categories": None if field.categories is None else len(field.categories),
+    }
+    if statistics is not None:
+        bounds = {"min": statistics.min, "max": statistics.max, "mean": statistics.mean}
+        told |= {"nulls": statistics.null_count, **{name: _for_json(value) for name, value in bounds.items()}}
+    return told
+
+
+def _for_json(value: Any) -> Any:
+    """Dates, times and numbers that are not finite as texts."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    return value if isinstance(value, float) and np.isfinite(value) else str(value)
+
+
 def _check_moments(field: Field, closed: Mapping[str, Any]) -> None:
     """Raise ValueError or TypeError unless these can be the moments of a column."""
     lengths = {len(closed[name]) for name in moments.ARRAYS}

@@ -97,7 +97,7 @@ def held_attempts(entry: Storage, infos: list[FileInfo], *, now: float) -> set[s
     held: set[str] = set()
     for info in infos:
         if _is_sign(info) and not is_dead(entry, info, now=now):
-            sign = {"attempt": attempt_of[info.name]} if info.name in attempt_of else _read_sign(entry, info.name)
+            sign = {"attempt": attempt_of[info.name]} if info.name in attempt_of else read_sign(entry, info.name)
             if sign is None:
                 # Released in between.
                 continue
@@ -117,14 +117,14 @@ def is_dead(entry: Storage, info: FileInfo, *, now: float) -> bool:
     """Whether the owner of a lease or an intent is gone: certain on this host, else guessed from its silence."""
     if now - info.modified > 3 * RENEW_SECONDS:
         return True
-    sign = _read_sign(entry, info.name) or {}
+    sign = read_sign(entry, info.name) or {}
     if sign.get("host") != this_host():
         return False
     pid = sign.get("pid")
     return not isinstance(pid, int) or _process_start(pid) != sign.get("process_start")
 
 
-def _read_sign(entry: Storage, name: str) -> dict[str, Any] | None:
+def read_sign(entry: Storage, name: str) -> dict[str, Any] | None:
     """The content of a lease or an intent, empty while it is being written; None if the file is gone."""
     try:
         sign = json.loads(entry.read(name))

@@ -168,7 +168,7 @@ print(json.dumps(fields | {"description": found.json["description"]}))
     assert always == {"fsspec", "numpy", "platformdirs", "pyarrow"}
     # An extra for each engine and store, none for what does not exist.
     extras = {"spark", "torch", "tf", "delta", "azure", "hdfs", "s3", "images", "petastorm", "local", "all"}
-    extras |= {"test", "docs", "dev"}
+    extras |= {"cli", "test", "docs", "dev"}
     assert set(found["Provides-Extra"]) == extras
     for extra in ("spark", "torch"):
         assert any(re.match(rf"tqdm>=.*extra == '{extra}'", line) for line in found["Requires-Dist"])

@@ -1,0 +1,280 @@
+"""What the commands show of caches and data sets, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+from typer.testing import CliRunner, Result
+
+from converter import DatasetConverter, open_converter
+from converter.cache import roots
+from converter.cache.survey import survey
+from converter.commands import app as commands
+from tests.columns import ID, TENSORS
+from tests.entries import write_converter
+
+NUM_ROWS = 1000
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in this process, on a wide terminal that is none."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv(roots.ENVIRONMENT_VARIABLE, raising=False)
+
+    def run(*arguments: object, status: int = 0, answers: str | None = None) -> Result:
+        result = CliRunner().invoke(commands.app, list(map(str, arguments)), input=answers)
+        error = result.exception
+        if error is not None and not isinstance(error, SystemExit):
+            assert status == 1, error
+            assert isinstance(error, commands.SHOWN_ERRORS)
+        else:
+            assert result.exit_code == status, result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[tuple[Path, DatasetConverter]]:
+    """A cache with one entry, which this process holds."""
+    partitions = [[range(400)], [range(400, NUM_ROWS)]]
+    columns = (ID, TENSORS[0])
+    with write_converter(tmp_path / "cache", columns, partitions, row_group_bytes=4000, delete_on_exit=False) as found:
+        yield tmp_path / "cache", found
+
+
+@pytest.fixture
+def rides(tmp_path: Path) -> Path:
+    """Parquet files with nulls, texts and a column whose name would turn a terminal red."""
+    folder = tmp_path / "rides"
+    folder.mkdir()
+    for number in range(3):
+        rows = np.arange(100) + 100 * number
+        maybe = pa.array([None if row % 4 == 0 else row for row in rows.tolist()])
+        city = [f"city {row % 3}" for row in rows.tolist()]
+        table = pa.table({"id": rows, "fare": rows / 2, "city": city, "maybe": maybe, "[red]\x1b[31m": rows})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=50)
+    return folder
+
+
+def told(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+# ls ------------------------------------------------------------------------------------------
+
+
+def test_ls_tells_of_each_entry_who_holds_it(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+    folder, converter = cache
+    (entry,) = told(run("ls", folder, "--json"))
+    assert (entry["url"], entry["rows"], entry["is_committed"], entry["is_kept"]) == (
+        converter.url, NUM_ROWS, True, False,
+    )  # fmt: skip
+    assert entry["bytes"] == sum(path.stat().st_size for path in folder.rglob("*.parquet"))
+    (holder,) = entry["holders"]
+    assert (holder["pid"], holder["is_writing"], holder["is_dead"]) == (os.getpid(), False, False)
+    assert abs(holder["since"] - time.time()) < 60
+    (line,) = run("ls", folder).stdout.splitlines()
+    assert f":{os.getpid()} (reads for " in line
+    assert line.split("\t")[:2] == [converter.url, f"{NUM_ROWS:,}"]
+
+
+def test_ls_lists_the_largest_first_and_what_cannot_be_read(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+    folder, converter = cache
+    root = folder / roots.DIRECTORY
+    small = root / ("a" * 16 + "-" + "b" * 16)
+    small.mkdir()
+    (small / "manifest.json").write_text("{")
+    unfinished = root / ("c" * 16 + "-" + "d" * 16)
+    (unfinished / f"data-{'0' * 32}").mkdir(parents=True)
+    first, *others = told(run("ls", folder, "--json"))
+    assert first["url"] == converter.url
+    assert [one["is_committed"] for one in others] == [False, False]
+    assert ["manifest.json" in (one["problem"] or "") for one in others].count(True) == 1
+    assert sum("unfinished" in line for line in run("ls", folder).stdout.splitlines()) == 1
+
+
+def test_ls_of_an_empty_place_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert f"there is no entry in {tmp_path}" in run("ls", tmp_path).stderr
+    assert told(run("ls", tmp_path, "--json")) == []
+    # The directory of the environment is the default.
+    monkeypatch.setenv(roots.ENVIRONMENT_VARIABLE, str(tmp_path / "other"))
+    assert f"there is no entry in {tmp_path}/other" in run("ls").stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_survey_tells_a_dead_holder(cache: tuple[Path, DatasetConverter]) -> None:
+    folder, converter = cache
+    entry = Path(converter.url.removeprefix("file://"))
+    (lease,) = entry.glob("lease-*.json")
+    sign = json.loads(lease.read_text())
+    (entry / f"lease-{'1' * 32}.json").write_text(json.dumps({**sign, "pid": 1 << 22, "process_start": "7"}))
+    root = roots.find_root(str(folder))
+    assert root is not None
+    (found,) = survey(root)
+    assert sorted((holder.pid, holder.is_dead) for holder in found.holders) == [(os.getpid(), False), (1 << 22, True)]
+
+
+# show and head -------------------------------------------------------------------------------
+
+
+def test_show_tells_what_an_entry_is(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+    _, converter = cache
+    shown = told(run("show", converter.url, "--json"))
+    assert shown["kind"] == "cache"
+    assert (shown["rows"], shown["files"], shown["fingerprint"]) == (NUM_ROWS, 2, converter.fingerprint)
+    column, vector = shown["columns"]
+    assert (column["name"], column["dtype"], column["shape"]) == ("id", "int64", [])
+    assert (column["min"], column["max"], column["mean"]) == (0, NUM_ROWS - 1, (NUM_ROWS - 1) / 2)
+    assert vector["shape"] == list(converter.schema[vector["name"]].shape or ())
+    lines = run("show", converter.url).stdout.splitlines()
+    assert "rows         1,000" in lines
+
+
+def test_show_tells_what_parquet_files_and_versions_of_a_table_are(run: Run, rides: Path, tmp_path: Path) -> None:
+    shown = told(run("show", rides, "--json"))
+    assert (shown["kind"], shown["rows"], shown["row_groups"]) == ("parquet", 300, 6)
+    # Signs that steer a terminal are spelled out.
+    assert "\x1b" not in run("show", rides).stdout
+    table = pq.read_table(rides, columns=["id"])
+    for _ in range(2):
+        write_deltalake(tmp_path / "table", table, mode="append")
+    for options, version, num_rows in ((["--version", 0], 0, 300), ([], 1, 600)):
+        shown = told(run("show", tmp_path / "table", "--json", *options))
+        assert (shown["kind"], shown["version"], shown["rows"]) == ("delta", version, num_rows)
+
+
+def test_head_shows_the_rows_and_columns_that_are_wanted(run: Run, rides: Path) -> None:
+    options = ["-n", 3, "--columns", "id, maybe,city", "--filter", "fare >= 24", "--filter", "city != city 1"]
+    expected = [{"id": row, "maybe": None if row % 4 == 0 else row, "city": f"city {row % 3}"} for row in (48, 50, 51)]
+    assert told(run("head", rides, "--json", *options)) == expected
+    lines = run("head", rides, *options).stdout.splitlines()
+    assert lines == ["48\tnull\tcity 0", "50\t50\tcity 2", "51\t51\tcity 0"]
+    assert len(told(run("head", rides, "-n", 5000, "--json"))) == 300
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--columns", "fair"], "fare"),
+        (["--filter", "fare"], "'fare' is no condition. Write a column, one of"),
+        (["--filter", "fair > 2"], "fair"),
+        (["--filter", "fare > 1000"], "no row"),
+        (["--version", "3"], "is no Delta table"),
+    ],
+)
+def test_head_names_what_is_wrong(run: Run, rides: Path, options: list[str], message: str) -> None:
+    result = run("head", rides, *options, status=1)
+    assert message.lower() in str(result.exception).lower()
+
+
+# verify --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("thorough", [[], ["--rows"]])
+def test_verify_finds_nothing_wrong_where_nothing_is(
+    run: Run, cache: tuple[Path, DatasetConverter], rides: Path, thorough: list[str]
+) -> None:
+    _, converter = cache
+    for url, num_rows in ((converter.url, NUM_ROWS), (rides, 300)):
+        found = told(run("verify", url, "--json", *thorough))
+        assert (found["rows"], found["damage"], found["checked_rows"]) == (num_rows, [], bool(thorough))
+        assert "no damage" in run("verify", url, *thorough).stdout
+
+
+def test_verify_names_each_file_that_was_replaced(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+    folder, converter = cache
+    files = sorted(folder.rglob("*.parquet"))
+    for file in files:
+        content = bytearray(file.read_bytes())
+        content[-20] ^= 1  # In the footer.
+        file.write_bytes(content)
+    result = run("verify", converter.url, status=3)
+    assert all(file.name in result.stderr for file in files)
+    assert f"{len(files)} problems" in result.stdout
+    assert len(told(run("verify", converter.url, "--json", status=3))["damage"]) == len(files)
+
+
+def test_verify_finds_a_flipped_bit_of_a_page_only_by_reading_it(
+    run: Run, cache: tuple[Path, DatasetConverter]
+) -> None:
+    folder, converter = cache
+    file = max(folder.rglob("*.parquet"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+    assert told(run("verify", converter.url, "--json"))["damage"] == []
+    (damage,) = told(run("verify", converter.url, "--rows", "--json", status=3))["damage"]
+    assert file.name in damage
+
+
+def test_verify_of_an_entry_with_a_missing_file_is_an_error(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+    folder, converter = cache
+    file = next(folder.rglob("*.parquet"))
+    file.unlink()
+    result = run("verify", converter.url, status=1)
+    assert file.name in str(result.exception)
+
+
+# plan, sweep, delete -------------------------------------------------------------------------
+
+
+def test_plan_tells_what_a_rank_reads(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+    _, converter = cache
+    found = told(run("plan", converter.url, "--batch-size", 100, "--ranks", 3, "--json"))
+    assert (found["steps_per_epoch"], found["num_rows"], found["dropped_rows"]) == (4, 333, 1)
+    whole = told(run("plan", converter.url, "--batch-size", 100, "--no-shuffle", "--json"))
+    assert (whole["steps_per_epoch"], whole["dropped_rows"]) == (10, 0)
+    assert "steps per epoch   4 of 100 rows" in run("plan", converter.url, "--batch-size", 100, "--ranks", 3).stdout
+
+
+def test_sweep_removes_what_nobody_holds_and_asks_before(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+    folder, converter = cache
+    assert told(run("sweep", folder, "--yes", "--json"))["num_entries"] == 0  # This process holds it.
+    open_converter(converter.url).__exit__(None, None, None)
+    converter.__exit__(None, None, None)
+    assert "would remove 1 entries" in run("sweep", folder, "--dry-run").stdout
+    assert "removed 0" not in run("sweep", folder, answers="n\n", status=1).stdout
+    assert list(folder.rglob("*.parquet"))
+    assert "removed 0 entries" in run("sweep", folder, "--older-than", "2h").stdout
+    assert "removed 1 entries" in run("sweep", folder, answers="y\n").stdout
+    assert not list(folder.rglob("*.parquet"))
+    result = run("sweep", folder, "--older-than", "soon", status=1)
+    assert "--older-than must be a time such as 90, 30min, 12h or 7d" in str(result.exception)
+
+
+def test_delete_deletes_an_entry_and_nothing_else(run: Run, cache: tuple[Path, DatasetConverter], rides: Path) -> None:
+    folder, converter = cache
+    converter.__exit__(None, None, None)
+    run("delete", converter.url, answers="n\n", status=1)
+    assert list(folder.rglob("*.parquet"))
+    assert f"deleted {converter.url}" in run("delete", converter.url, "--yes").stdout
+    assert not list(folder.rglob("*.parquet"))
+    result = run("delete", rides, "--yes", status=1)
+    assert "is not a cache entry, and only those can be deleted" in str(result.exception)
+    assert len(list(rides.glob("*.parquet"))) == 3
+
+
+# Options of stores ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["no JSON: secret", '["secret"]'])
+def test_wrong_options_of_stores_are_refused_and_not_shown(
+    run: Run, rides: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("CONVERTER_STORAGE_OPTIONS", text)
+    result = run("show", rides, status=1)
+    assert "CONVERTER_STORAGE_OPTIONS in the environment must be a JSON object" in str(result.exception)
+    assert "secret" not in str(result.exception)
