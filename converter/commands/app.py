@@ -16,7 +16,9 @@ import typer
 from converter import __version__
 from converter.cache.roots import ENVIRONMENT_VARIABLE, find_root
 from converter.cache.survey import Holder, survey
+from converter.commands.doctor import examine
 from converter.commands.filters import parse_filter
+from converter.commands.measuring import measure, measure_all
 from converter.commands.opening import TIMEOUT_SECONDS, kind_of, open_rows, storage_options
 from converter.commands.showing import (
     as_age,
@@ -29,6 +31,7 @@ from converter.commands.showing import (
 )
 from converter.errors import CacheNotOwnedError, ConverterError
 from converter.make import sweep
+from converter.reading.ahead import default_workers_count
 
 app = typer.Typer(
     name="converter",
@@ -192,6 +195,7 @@ def plan(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch of one rank.")] = 1024,
     ranks: Annotated[int, typer.Option(min=1, help="How many processes train together.")] = 1,
     shuffle: Annotated[bool, typer.Option(help="In random order, or in the order of the files.")] = True,
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long the speed is measured.")] = 1.0,
     version: Version = None,
     cache_key: CacheKey = None,
     as_json: AsJson = False,
@@ -201,10 +205,71 @@ def plan(
         told = rows.plan(
             batch_size=batch_size, shuffle=shuffle, cur_shard=0, shard_count=ranks, nulls="mask", ragged="nested"
         )
+        speed = measure(rows, batch_size=batch_size, workers_count=None, shuffle=shuffle, seconds=seconds)
+    epoch_seconds = (told.num_rows or 0) / speed.rows_per_second
     if as_json:
-        show_json(dataclasses.asdict(told))
+        show_json({**dataclasses.asdict(told), "rows_per_second": speed.rows_per_second, "seconds": epoch_seconds})
+        return
+    print(told)
+    print(
+        f"An epoch of this rank takes {epoch_seconds:,.1f} s to read at {speed.rows_per_second:,.0f} rows/s, measured"
+    )
+    print(f"here for {speed.seconds:.1f} s; ranks that share this machine or a line share that speed.")
+
+
+@app.command()
+def bench(
+    url: Url,
+    threads: Annotated[str, typer.Option(help="Numbers of reader threads, with commas.")] = "1,2,4",
+    batch_sizes: Annotated[str, typer.Option(help="Rows of a batch, with commas.")] = "64,1024,16384",
+    shuffle: Annotated[bool, typer.Option(help="In random order, or in the order of the files.")] = True,
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long each is measured.")] = 1.0,
+    version: Version = None,
+    cache_key: CacheKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how many rows a second this machine reads, for numbers of threads and batch sizes."""
+    counts, sizes = (_numbers_of(name, text) for name, text in (("threads", threads), ("batch-sizes", batch_sizes)))
+    with open_rows(url, version=version, cache_key=cache_key) as rows:
+        found = measure_all(rows, threads=counts, batch_sizes=sizes, shuffle=shuffle, seconds=seconds)
+    best = {size: max((one for one in found if one.batch_size == size), key=lambda one: one.rows) for size in sizes}
+    if as_json:
+        show_json([{**dataclasses.asdict(one), "rows_per_second": one.rows_per_second} for one in found])
+        return
+    table = [
+        (
+            one.workers_count,
+            f"{one.batch_size:,}",
+            f"{one.rows_per_second:,.0f}",
+            "best" if one in best.values() else "",
+        )
+        for one in found
+    ]
+    show_table(("threads", "batch size", "rows/s", ""), table, right=(0, 1, 2))
+    default = f"By default a reader has {default_workers_count()} threads here; workers_count= changes that."
+    print(default, file=sys.stderr)
+
+
+@app.command()
+def doctor(
+    cache_dir: CacheDir = None,
+    spark: Annotated[bool, typer.Option("--spark", help="Start a local Spark, whose executors write a row.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look at what is installed, which credentials there are, and whether the cache can be written."""
+    findings = list(examine(_cache_dir(cache_dir), asks_spark=spark))
+    if as_json:
+        show_json([dataclasses.asdict(finding) for finding in findings])
     else:
-        print(told)
+        show_table(
+            ("", "what", "found", "remedy"),
+            [
+                ({"good": "ok", "absent": "-", "wrong": "!!"}[one.state], one.what, one.told, one.remedy)
+                for one in findings
+            ],
+        )
+    if any(finding.state == "wrong" for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command("sweep")
@@ -269,6 +334,13 @@ def _seconds_of(text: str) -> float:
     if found is None:
         raise ValueError(f"--older-than must be a time such as 90, 30min, 12h or 7d, got {text!r}.")
     return float(found[1]) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]]
+
+
+def _numbers_of(name: str, text: str) -> list[int]:
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if min(numbers) < 1:
+        raise ValueError(f"--{name} must be whole numbers above 0 with commas between them, got {text!r}.")
+    return numbers
 
 
 def _life_of(one: Any) -> str:

@@ -88,9 +88,20 @@ def on_terminal(columns: int, *arguments: object, **variables: str) -> str:
 def test_the_script_and_the_module_are_the_same_command() -> None:
     shown = subprocess.run([SCRIPT, "--help"], env=environment(), capture_output=True, text=True, check=True).stdout
     assert shown == run("--help").stdout.replace("python -m converter", "converter")
-    for name in ("ls", "show", "head", "verify", "plan", "sweep", "delete", "Exit status: 0 if all is well, 1 after"):
+    for name in (
+        "ls",
+        "show",
+        "head",
+        "verify",
+        "plan",
+        "bench",
+        "sweep",
+        "delete",
+        "doctor",
+        "Exit status: 0 if all is well, 1 after",
+    ):
         assert name in shown
-    for name in ("ls", "show", "head", "verify", "plan", "sweep", "delete"):
+    for name in ("ls", "show", "head", "verify", "plan", "bench", "sweep", "delete", "doctor"):
         assert "Usage: " in run(name, "--help").stdout
 
 
@@ -138,6 +149,13 @@ def test_without_its_packages_the_command_names_the_extra(tmp_path: Path) -> Non
     assert done.stderr == (
         "converter: typer is not installed, which the command needs: pip install 'spark-tensor-converter[cli]'\n"
     )
+
+
+def test_doctor_lets_executors_write(tmp_path: Path) -> None:
+    found = {one["what"]: one for one in json.loads(run("doctor", tmp_path, "--spark", "--json").stdout)}
+    assert found["executors"]["state"] == "good", found["executors"]
+    assert "has written a row" in found["executors"]["told"]
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_ctrl_c_ends_a_command_at_once(cache: DatasetConverter) -> None:

@@ -20,6 +20,7 @@ from converter import DatasetConverter, open_converter
 from converter.cache import roots
 from converter.cache.survey import survey
 from converter.commands import app as commands
+from converter.commands import doctor
 from tests.columns import ID, TENSORS
 from tests.entries import write_converter
 
@@ -265,6 +266,52 @@ def test_delete_deletes_an_entry_and_nothing_else(run: Run, cache: tuple[Path, D
     result = run("delete", rides, "--yes", status=1)
     assert "is not a cache entry, and only those can be deleted" in str(result.exception)
     assert len(list(rides.glob("*.parquet"))) == 3
+
+
+def test_plan_and_bench_measure_how_fast_rows_are_read(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+    _, converter = cache
+    found = told(run("plan", converter.url, "--seconds", 0.05, "--json"))
+    assert found["rows_per_second"] > 0
+    assert found["seconds"] == pytest.approx(NUM_ROWS / found["rows_per_second"])
+    options = ["--threads", "1,3", "--batch-sizes", "10,5000", "--seconds", 0.05]
+    measured = told(run("bench", converter.url, *options, "--json"))
+    assert [(one["workers_count"], one["batch_size"]) for one in measured] == [(1, 10), (1, 5000), (3, 10), (3, 5000)]
+    for one in measured:
+        assert one["rows"] > 0
+        assert one["rows_per_second"] == pytest.approx(one["rows"] / one["seconds"])
+    lines = run("bench", converter.url, *options).stdout.splitlines()
+    assert sum(line.endswith("best") for line in lines) == 2
+    for name, value in (("--threads", "0"), ("--threads", "1;2"), ("--batch-sizes", "many")):
+        result = run("bench", converter.url, name, value, status=1)
+        assert f"{name} must be whole numbers above 0" in str(result.exception)
+
+
+# doctor --------------------------------------------------------------------------------------
+
+
+def test_doctor_tells_what_is_there_and_no_secret(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "hush")
+    result = run("doctor", tmp_path / "cache", "--json")
+    found = {one["what"]: one for one in told(result)}
+    assert found["pyarrow"]["told"] == pa.__version__
+    assert found["torch"]["state"] == "good"
+    assert "AZURE_CLIENT_SECRET" in found["credentials"]["told"]
+    assert "hush" not in result.output
+    assert "can be written" in found["cache"]["told"]
+    assert [path.name for path in (tmp_path / "cache" / roots.DIRECTORY).iterdir()] == [roots.OWNER_FILE]
+
+
+def test_doctor_names_what_is_wrong_and_the_remedy(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(doctor, "_EXTRAS", {"no-such-package": "delta"})
+    found = {one["what"]: one for one in told(run("doctor", tmp_path / "file", "--json", status=1))}
+    assert (found["cache"]["state"], found["rank"]["state"]) == ("wrong", "wrong")
+    assert "is a file" in found["cache"]["told"]
+    assert "Pass cur_shard and shard_count" in found["rank"]["told"]
+    assert found["no-such-package"]["remedy"] == "pip install 'spark-tensor-converter[delta]'"
+    assert any(line.startswith("!!\tcache") for line in run("doctor", tmp_path / "file", status=1).stdout.splitlines())
 
 
 # Options of stores ---------------------------------------------------------------------------
