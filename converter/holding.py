@@ -146,6 +146,9 @@ def _close_all(*, is_remote: bool = False) -> None:
         entry = holding.entry
         if is_remote and (entry is None or entry.root.is_local):
             continue
+        if holding.pid != os.getpid():
+            # A forked child: the parent's clients would wait for threads that only the parent has, if they ended here.
+            continue
         try:
             # After a failure, do not wait as long again.
             with (

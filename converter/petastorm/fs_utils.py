@@ -14,6 +14,7 @@ from urllib.parse import ParseResult, urlparse
 
 import fsspec
 
+from converter.memory import keep_garbage_of_parents
 from converter.petastorm import places
 from converter.portable.filesystems import open_filesystem
 from converter.storage.databricks import python_path_of
@@ -71,6 +72,7 @@ class FilesystemResolver:
             )
         options = dict(storage_options or {})
         if parsed.scheme == "hdfs":
+            keep_garbage_of_parents()
             parsed = _with_default_cluster(parsed, hadoop_configuration)
             if user is not None:
                 options.setdefault("user", user)

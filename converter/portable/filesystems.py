@@ -46,6 +46,11 @@ def open_filesystem(store: StoreSpec | None, *, retries_itself: bool = True) -> 
     return filesystem
 
 
+_shared_hdfs: dict[str, Any] = {}
+"""The clients of HDFS that this process shares. fsspec empties its own cache of them in a forked child, and there a
+client of hdfs-native waits, before it ends, for threads that only the parent has."""
+
+
 def _open_hdfs(protocol: str, options: dict[str, Any]) -> Any:
     # fsspec's own class of this name needs libhdfs.
     import hdfs_native.fsspec as hdfs
@@ -53,8 +58,15 @@ def _open_hdfs(protocol: str, options: dict[str, Any]) -> Any:
     user = options.pop("user", None)
     if user is not None:
         _name_hadoop_user(str(user))
-    filesystem = (hdfs.HdfsFileSystem if protocol == "hdfs" else hdfs.ViewfsFileSystem)(**options)
-    _keep_whole_paths(filesystem)
+    is_shared = not options.get("skip_instance_cache")
+    key = repr((protocol, os.getpid(), sorted(options.items())))
+    filesystem = _shared_hdfs.get(key) if is_shared else None
+    if filesystem is None:
+        kind = hdfs.HdfsFileSystem if protocol == "hdfs" else hdfs.ViewfsFileSystem
+        filesystem = kind(**{**options, "skip_instance_cache": True})
+        _keep_whole_paths(filesystem)
+        if is_shared:
+            _shared_hdfs[key] = filesystem
     return filesystem
 
 

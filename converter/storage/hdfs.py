@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import socket
 import threading
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
+from converter.memory import keep_garbage_of_parents
 from converter.portable.filesystems import close_whole
 from converter.storage.ranges import Data
 from converter.storage.store import TIMEOUT_SECONDS, NotOpenedError, Store
@@ -73,8 +73,7 @@ class HdfsStore(Store):
                 "hdfs-native does not work in a process that was forked from one that used it. Start processes anew, "
                 "e.g. with multiprocessing_context='spawn'"
             )
-        if HdfsStore._used_by is None:
-            _keep_garbage_of_parents()
+        keep_garbage_of_parents()
         HdfsStore._used_by = os.getpid()
         try:
             return super()._open()
@@ -170,15 +169,6 @@ class HdfsStore(Store):
     def renew(self, path: str, given_up: threading.Event | None = None) -> None:
         """Append nothing, so that the NameNode sets its own time."""
         self.ask(lambda filesystem: filesystem.client.append(path).close(), path=path, given_up=given_up)
-
-
-def _keep_garbage_of_parents() -> None:
-    """Let forked children never collect the garbage of this process: a reader of hdfs-native in it would hang.
-
-    Reaches into: gc.freeze, in each child from now on (CPython 3.11, hdfs-native 0.14).
-    Without it: a forked child may hang when it collects garbage.
-    """
-    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def _with_mtime(info: dict[str, Any]) -> dict[str, Any]:

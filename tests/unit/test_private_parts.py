@@ -24,7 +24,6 @@ PACKAGE = Path(converter.__file__).parent
 REACHES = {
     "deltatorch.loader._end_workers": "torch",
     "frameworks.tensorflow.dataset.TFDataset._inputs": "TensorFlow",
-    "frameworks.tensorflow.dataset._freeze_parents_garbage": "CPython",
     "frameworks.tensorflow.iterator.EagerIterator": "TensorFlow",
     "frameworks.tensorflow.iterator._find_eager_tensor": "TensorFlow",
     "frameworks.tensorflow.iterator._find_owned_iterator": "TensorFlow",
@@ -35,6 +34,7 @@ REACHES = {
     "holding.is_in_thread_pool": "CPython",
     "holding.register_before_thread_pools": "CPython",
     "loading.agreement._store_of_ranks": "torch",
+    "memory.keep_garbage_of_parents": "CPython",
     "petastorm.etl.dataset_metadata.hadoop_configuration": "pyspark",
     "petastorm.etl.petastorm_generate_metadata._write_summary_of_row_groups": "pyspark",
     "portable.filesystems._keep_whole_paths": "hdfs-native",
@@ -54,7 +54,6 @@ REACHES = {
     "sources.spark.session.java_packages": "pyspark",
     "sources.spark.session.travels_by_value": "pyspark",
     "storage.azure._default_place_of_spark": "pyspark",
-    "storage.hdfs._keep_garbage_of_parents": "CPython",
 }
 """Every function and class that reaches into another library, and which one. A new reach is entered here."""
 

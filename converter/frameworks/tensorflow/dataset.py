@@ -11,7 +11,6 @@ iteration that stops early starts over, and counting costs nothing per step.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import sys
@@ -36,6 +35,7 @@ from converter.frameworks.tensorflow.iterator import CountedIterator, EagerItera
 from converter.loading.batches import Batch
 from converter.loading.epochs import Epochs, Iteration
 from converter.loading.names import Names
+from converter.memory import keep_garbage_of_parents
 from converter.reading.source import BatchSource
 from converter.shards import look_for_shard
 
@@ -44,16 +44,8 @@ logger = logging.getLogger(__name__)
 _CLOSE_SECONDS = 60.0
 
 
-def _freeze_parents_garbage() -> None:
-    """Keep a forked child from collecting its parent's objects.
-
-    Reaches into: gc.freeze, for the whole process (CPython 3.10 to 3.13).
-    Without it: a child that collects an iterator of tf.data hangs: it waits for threads that only its parent has.
-    """
-    gc.freeze()
-
-
-os.register_at_fork(after_in_child=_freeze_parents_garbage)
+# A child that collects an iterator of tf.data waits for threads that only its parent has.
+keep_garbage_of_parents()
 
 
 def _warn_of_cluster(source: BatchSource) -> None:
