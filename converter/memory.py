@@ -139,11 +139,7 @@ _collected_before: list[bool] = []
 
 @functools.cache
 def keep_garbage_of_parents() -> None:
-    """Let forked children never collect the garbage of this process: some clients wait for threads that it alone has.
-
-    Reaches into: gc.freeze, in each child from now on (CPython 3.10 to 3.13).
-    Without it: a child that collects a parent's reader of hdfs-native, or iterator of tf.data, hangs.
-    """
+    """Let forked children never collect the garbage of this process: some clients wait for threads that it alone has."""
     if hasattr(os, "register_at_fork"):
         # Off from before the fork: the hooks of other libraries run in the child before ours.
         os.register_at_fork(
@@ -162,6 +158,11 @@ def _collect_again() -> None:
 
 
 def _freeze_and_collect_again() -> None:
+    """Keep what the parent has left, in a child.
+
+    Reaches into: gc.freeze, for the whole process (CPython 3.10 to 3.13).
+    Without it: a child that collects a parent's reader of hdfs-native, or iterator of tf.data, hangs.
+    """
     gc.freeze()
     _collect_again()
 
