@@ -139,7 +139,7 @@ _collected_before: list[bool] = []
 
 @functools.cache
 def keep_garbage_of_parents() -> None:
-    """Let forked children never collect the garbage of this process: some clients wait for threads that it alone has."""
+    """Let forked children never collect this process's garbage: some clients wait for threads that it alone has."""
     if hasattr(os, "register_at_fork"):
         # Off from before the fork: the hooks of other libraries run in the child before ours.
         os.register_at_fork(
