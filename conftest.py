@@ -183,6 +183,13 @@ def cache_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def user_of_hdfs_is_nobody_else_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that once wrote to HDFS as a user goes on as that user, and so would the next test."""
+    monkeypatch.setenv("HADOOP_USER_NAME", "")
+    monkeypatch.delenv("HADOOP_USER_NAME")
+
+
+@pytest.fixture(autouse=True)
 def no_reader_thread_is_left() -> Iterator[None]:
     """Reader threads end with the iteration that started them, the heartbeat with the last converter."""
     from converter.portable.deadlines import CLOSING_THREAD, REQUEST_THREAD, TOKEN_THREAD

@@ -987,11 +987,8 @@ def folder_of_anybody(hdfs: Hdfs, path: str) -> Storage:
 
 @pytest.mark.parametrize("is_option", [True, False], ids=["option", "url"])
 def test_sparks_writer_is_refused_another_user_before_anything_is_written(
-    spark: SparkSession, hdfs: Hdfs, is_option: bool, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, hdfs: Hdfs, is_option: bool
 ) -> None:
-    # So that it is unset again afterwards, whoever sets it.
-    monkeypatch.setenv("HADOOP_USER_NAME", OWN_USER)
-    monkeypatch.delenv("HADOOP_USER_NAME")
     storage = folder_of_anybody(hdfs, f"/of-nobody-{is_option}")
     url = storage.url if is_option else storage.url.replace("://", "://alice@")
     options = {"user": "alice"} if is_option else {}
