@@ -214,6 +214,14 @@ class Room:
         with self._lock:
             self._coming.pop(threading.get_ident(), None)
 
+    @property
+    def grown_bytes(self) -> int | None:
+        """By how much the process has grown since the reader was made, mapped files left out; None if unknown."""
+        if self._before is None:
+            return None
+        with self._lock:
+            return self._grown_bytes()
+
     def _grown_bytes(self) -> int:
         now = anonymous_bytes() or 0
         self._before = min(self._before or 0, now)

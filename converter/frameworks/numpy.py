@@ -8,6 +8,8 @@ from typing import Any
 
 from converter.loading.batches import Batch, numpy_batches
 from converter.loading.epochs import Epochs
+from converter.loading.progress import follow
+from converter.loading.stats import LoaderStats, stats_of
 from converter.plan import EpochPlan
 from converter.reading.source import BatchSource
 
@@ -59,6 +61,25 @@ class BatchReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._epochs.close()
+
+    def stats(self) -> LoaderStats:
+        """What the reader did in the iteration that was begun last: printed, it says what limits the loop.
+
+        Call it in the thread of the loop, while it runs or after it has ended.
+        """
+        return stats_of(self._epochs)
+
+    def progress(self, description: str | None = None, *, shown: bool | None = None) -> Iterator[Batch]:
+        """One iteration with a bar: rows a second, the time left, and which part of its time the loop waited for data.
+
+        Args:
+            description: what stands before the bar; the number of the epoch by default.
+            shown: whether the bar is shown; by default in a terminal and in a notebook, if tqdm is installed.
+
+        Raises:
+            MissingDependencyError: `shown=True` and tqdm is not installed.
+        """
+        return follow(self, self._epochs, self.stats, description, shown)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration begin with this epoch, counted from 0.

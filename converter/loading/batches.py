@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-from collections.abc import Generator, Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from converter.loading.epochs import as_generator
 from converter.plan import EpochPlan
 from converter.reading.ahead import read_ahead
 from converter.reading.data_files import DataFiles
+from converter.reading.meter import Every, Meter
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import Run
 from converter.reading.source import BatchSource, Transform
@@ -43,9 +45,29 @@ def numpy_batches(
         numbered = ((run, number) for run in runs for number in range(-(-run.num_rows // run.batch_size)))
         threads = source.workers_count
         ahead = source.prefetch_batches or 2 * threads
-        transformed = read_ahead(transform, numbered, workers_count=threads, ahead=ahead)
+        timed = _timed(transform, files.meter)
+        transformed = read_ahead(
+            timed, numbered, workers_count=threads, ahead=ahead, meter=files.meter, pool="transform"
+        )
         with contextlib.closing(as_generator(transformed)) as transformed_batches:
             yield from transformed_batches
+
+
+def _timed(transform: _Transform, meter: Meter) -> Callable[[tuple[Run, int]], Batch]:
+    """The same function, with its calls timed: each one, or one in sixteen if they are quick."""
+    every = Every()
+
+    def timed(numbered: tuple[Run, int]) -> Batch:
+        if not every.is_next():
+            return transform(numbered)
+        began, cpu_began = time.perf_counter(), time.thread_time()
+        batch = transform(numbered)
+        cpu_seconds, ended = time.thread_time() - cpu_began, time.perf_counter()
+        meter.add("transform", began, ended, cpu_seconds=cpu_seconds, weight=every.weight)
+        every.took(ended - began)
+        return batch
+
+    return timed
 
 
 def first_batch(source: BatchSource, files: DataFiles | None = None) -> Batch:

@@ -18,9 +18,11 @@ from converter.arguments import check_integer
 from converter.errors import ConverterError
 from converter.loading.agreement import check_agreement
 from converter.loading.forecast import check_steps, log_uneven_shards
+from converter.loading.steps import Steps
 from converter.plan import EpochPlan
 from converter.positions import remaining_positions
 from converter.reading.data_files import DataFiles
+from converter.reading.meter import Meter
 from converter.reading.source import BatchSource
 from converter.reading.windows import open_files
 from converter.shards import find_shard, look_for_shard
@@ -62,6 +64,9 @@ class Epochs:
 
         self._running: weakref.WeakSet[Iteration] = weakref.WeakSet()
         self._files: tuple[int, DataFiles] | None = None
+        self.meter = Meter()
+        self.steps = Steps(self.meter)
+        """Of the iteration that was begun last."""
 
     @property
     def files(self) -> DataFiles:
@@ -70,8 +75,16 @@ class Epochs:
         pid = os.getpid()
         # After a fork, their lock may be held by a thread that exists only in the parent.
         if self._files is None or self._files[0] != pid:
-            self._files = (pid, open_files(self.source))
+            files = open_files(self.source)
+            for part in (files, *files.parts):
+                part.meter = self.meter
+            self._files = (pid, files)
         return self._files[1]
+
+    @property
+    def grown_bytes(self) -> int | None:
+        """By how much the process has grown since the files were opened; None if unknown."""
+        return None if self._files is None else self._files[1].room.grown_bytes
 
     def __len__(self) -> int:
         if self.num_epochs is None:
@@ -89,11 +102,13 @@ class Epochs:
     def iterate(self, batches_of: BatchesOf) -> Iteration:
         """Begin one iteration. When it runs to its end, the next one takes the next epoch."""
         self.check_open()
-        iteration = Iteration(self, self._iterate(batches_of))
+        steps = Steps(self.meter)
+        iteration = Iteration(self, self._iterate(batches_of, steps), steps)
         self._running.add(iteration)
         return iteration
 
-    def _iterate(self, batches_of: BatchesOf) -> Generator[Any, None, None]:
+    def _iterate(self, batches_of: BatchesOf, steps: Steps) -> Generator[Any, None, None]:
+        self.steps = steps
         self.look_for_shard()
         self.settle_shard()
         # Read at the first batch: Lightning makes the iterator before it calls `set_epoch`.
@@ -101,10 +116,16 @@ class Epochs:
         self._check_ranks(begin)
         for at, plan in self.plans(begin):
             progress = self._progress = replace(at)
-            with contextlib.closing(as_generator(batches_of(plan))) as batches:
-                for batch in batches:
-                    progress.num_batches += 1
-                    yield batch
+            steps.count(plan, progress)
+            try:
+                with contextlib.closing(as_generator(batches_of(plan))) as batches:
+                    for batch in batches:
+                        progress.num_batches += 1
+                        yield batch
+            except GeneratorExit:
+                steps.end()
+                raise
+        steps.end()
         if self.next is begin:
             self.move_on()
 
@@ -260,6 +281,8 @@ class Epochs:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._running = weakref.WeakSet()
+        self.meter = Meter()
+        self.steps = Steps(self.meter)
 
     def close(self) -> None:
         """End every running iteration and its threads, and refuse new ones."""
@@ -279,9 +302,10 @@ def as_generator(batches: Iterator[Any]) -> Generator[Any, None, None]:
 class Iteration:
     """One pass over a loader. If the loader is closed meanwhile, it raises: stopping would look like a short epoch."""
 
-    def __init__(self, epochs: Epochs, generator: Generator[Any, None, Any]) -> None:
+    def __init__(self, epochs: Epochs, generator: Generator[Any, None, Any], steps: Steps | None = None) -> None:
         self._epochs = epochs
         self._generator = generator
+        self._steps = steps
         self._pid = os.getpid()
 
     def __iter__(self) -> Iteration:
@@ -291,11 +315,17 @@ class Iteration:
         if self._pid != os.getpid():
             # Its reader threads are not in this process, so it would wait for ever.
             raise ConverterError("This iteration was begun in another process. Iterate the loader again in this one.")
+        steps = self._steps
         try:
-            return next(self._generator)
+            if steps is None or not steps.every.is_next():
+                return next(self._generator)
+            asked = steps.ask()
+            batch = next(self._generator)
         except StopIteration:
             self._epochs.check_open()
             raise
+        steps.receive(asked)
+        return batch
 
     def close(self) -> None:
         """End it and its threads."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from converter.reading.meter import Meter
 from converter.storage.at_once import result_of
 
 Item = TypeVar("Item")
@@ -28,21 +29,30 @@ def read_ahead(
     ahead: int,
     given_up: Iterable[threading.Event] = (),
     waited: Callable[[float], None] | None = None,
+    meter: Meter | None = None,
+    pool: str = "",
 ) -> Generator[Output, None, None]:
     """Yield `function` of each item in order, computed by threads; at most `ahead` of them wait.
 
     When it ends, for any reason, the events `given_up` are set. While the consumer waits, `waited` is told for how many
-    seconds.
+    seconds, and the meter notes that it waits for this pool of threads.
     """
-    with ThreadPoolExecutor(workers_count, thread_name_prefix="converter-read") as pool:
+
+    def result(future: Future[Output]) -> Output:
+        if meter is None or future.done():
+            return result_of(future, waited)
+        with meter.blocking(pool):
+            return result_of(future, waited)
+
+    with ThreadPoolExecutor(workers_count, thread_name_prefix="converter-read") as threads:
         pending: deque[Future[Output]] = deque()
         try:
             for item in items:
-                pending.append(pool.submit(function, item))
+                pending.append(threads.submit(function, item))
                 if len(pending) >= ahead:
-                    yield result_of(pending.popleft(), waited)
+                    yield result(pending.popleft())
             while pending:
-                yield result_of(pending.popleft(), waited)
+                yield result(pending.popleft())
         finally:
             # Also when the consumer breaks, raises or drops the generator: what has not begun never will.
             for future in pending:

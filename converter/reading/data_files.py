@@ -16,6 +16,7 @@ from converter.manifest import Manifest
 from converter.memory import Room, give_back_idle
 from converter.reading.checks import DataFile
 from converter.reading.local_cache import LocalCache, piece_name
+from converter.reading.meter import Meter, WindowWork
 from converter.reading.nulls import Nulls, check_fill
 from converter.reading.open_file import OpenFile
 from converter.reading.row_groups import MAX_KEPT_CHUNKS, FetchedGroup, RowGroup
@@ -57,6 +58,7 @@ class DataFiles:
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._opening: dict[int, futures.Future[OpenFile]] = {}
         self.room = Room()
+        self.meter = Meter()
         self.has_said_waiting = False
         """Whether a long wait for them was logged."""
 
@@ -70,15 +72,21 @@ class DataFiles:
         """The file of a row group."""
         return DataFile(self.storage, self.manifest, int(self.manifest.row_group_file[number]))
 
-    def row_groups(self, numbers: Sequence[int], fetched: Mapping[int, FetchedGroup] | None = None) -> list[RowGroup]:
-        """Row groups by their numbers in the dataset; remote ones are decoded from `fetched`.
+    def row_groups(
+        self,
+        numbers: Sequence[int],
+        fetched: Mapping[int, FetchedGroup] | None = None,
+        work: WindowWork | None = None,
+    ) -> list[RowGroup]:
+        """Row groups by their numbers in the dataset; remote ones are decoded from `fetched`. `work` is timed.
 
         Raises:
             NullValueError: a column has nulls that no policy covers.
             SourceChangedError: a file is not what the manifest says.
             ReadError: a row group cannot be decoded.
         """
-        return [self._row_group(number, None if fetched is None else fetched[number]) for number in numbers]
+        timed = WindowWork(self.meter) if work is None else work
+        return [self._row_group(number, None if fetched is None else fetched[number], timed) for number in numbers]
 
     def check_mapped(self, groups: Sequence[RowGroup]) -> None:
         """Raise SourceChangedError if a mapped file was written into before the rows of these groups were copied."""
@@ -90,16 +98,20 @@ class DataFiles:
                 if self.storage.identity(opened.file.name) != opened.identity:
                     raise opened.file.written_again()
 
-    def _row_group(self, number: int, fetched: FetchedGroup | None) -> RowGroup:
+    def _row_group(self, number: int, fetched: FetchedGroup | None, work: WindowWork) -> RowGroup:
         file = self.file_of(number)
         with file.named_errors(number):
             if fetched is None:
-                return RowGroup(self, number, self.open(file), None)
-            fetched.opened.check_heads(number, fetched.parts)
-            row_group = RowGroup(self, number, fetched.opened, fetched.parts)
-            if fetched.is_copy:
-                # Later, when strings are made of a damaged text, it is too late to fetch it again.
-                row_group.validate()
+                with work.of("open"):
+                    opened = self.open(file)
+                with work.of("decode"):
+                    return RowGroup(self, number, opened, None)
+            with work.of("decode"):
+                fetched.opened.check_heads(number, fetched.parts)
+                row_group = RowGroup(self, number, fetched.opened, fetched.parts)
+                if fetched.is_copy:
+                    # Later, when strings are made of a damaged text, it is too late to fetch it again.
+                    row_group.validate()
             return row_group
 
     def fetch(

@@ -20,6 +20,7 @@ from converter.manifest import Manifest
 from converter.reading.ahead import read_ahead
 from converter.reading.checks import place_of_row
 from converter.reading.gather import Array, new_array
+from converter.reading.meter import Meter
 from converter.reading.nulls import check_fill
 from converter.reading.ragged import RaggedRows
 from converter.reading.runs import Columns, Run
@@ -74,7 +75,7 @@ def _chunks_ahead(source: BatchSource) -> int:
     return max(2 * source.workers_count, math.ceil(batches * source.batch_size / _chunk_rows(source)))
 
 
-def decode_runs(source: BatchSource, runs: Iterator[Run]) -> Generator[Run, None, None]:
+def decode_runs(source: BatchSource, runs: Iterator[Run], meter: Meter) -> Generator[Run, None, None]:
     """Yield the runs with their columns of bytes decoded, cut into runs of a few batches.
 
     Raises:
@@ -91,11 +92,19 @@ def decode_runs(source: BatchSource, runs: Iterator[Run]) -> Generator[Run, None
 
     def decode(chunk: tuple[_Piece, int, int]) -> _Piece | None:
         piece, first, stop = chunk
-        piece.decode(first, stop)
+        with meter.timed("decode bytes"):
+            piece.decode(first, stop)
         return piece if stop == piece.num_rows else None
 
     # In order: when a piece's last chunk arrives, the others have.
-    decoded = read_ahead(decode, chunks(), workers_count=source.workers_count, ahead=_chunks_ahead(source))
+    decoded = read_ahead(
+        decode,
+        chunks(),
+        workers_count=source.workers_count,
+        ahead=_chunks_ahead(source),
+        meter=meter,
+        pool="decode bytes",
+    )
     with contextlib.closing(decoded):
         for piece in decoded:
             if piece is not None:

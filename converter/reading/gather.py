@@ -56,6 +56,11 @@ class WindowRows:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the wanted rows."""
+        return len(self.rows) * self.parts[0].itemsize * math.prod(self.parts[0].shape[1:])
+
     def __getitem__(self, part: slice) -> WindowRows:
         return WindowRows(parts=self.parts, rows=self.rows[part], check=self.check)
 

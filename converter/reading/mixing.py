@@ -74,7 +74,15 @@ def mixed_runs(
         workers_count = source.workers_count if is_copied_here else max(1, source.workers_count // 2)
         # Set before the threads are waited for: they may wait for a store.
         ends = [over, *(stream.given_up for stream in streams)]
-        runs = read_ahead(run_of, jobs(), workers_count=workers_count, ahead=workers_count + 1, given_up=ends)
+        runs = read_ahead(
+            run_of,
+            jobs(),
+            workers_count=workers_count,
+            ahead=workers_count + 1,
+            given_up=ends,
+            meter=files.meter,
+            pool="read",
+        )
         with contextlib.closing(runs):
             for run in runs:
                 yield mark_padding(run, plan) if source.uneven == "pad" else run

@@ -13,6 +13,7 @@ import pyarrow as pa
 from converter.plan import EpochPlan
 from converter.reading.ahead import read_ahead
 from converter.reading.gather import Array
+from converter.reading.meter import Meter
 from converter.reading.sequences import SequencedRows, cut_columns
 
 VALID_SUFFIX = "__valid"
@@ -84,7 +85,9 @@ def _num_rows(columns: Columns) -> int:
     return len(next(iter(columns.values())))
 
 
-def cut_sequences(runs: Iterator[Run], *, batches_at_once: int, workers_count: int) -> Generator[Run, None, None]:
+def cut_sequences(
+    runs: Iterator[Run], *, batches_at_once: int, workers_count: int, meter: Meter, is_part: bool
+) -> Generator[Run, None, None]:
     """Yield the runs in parts of some batches, whose sequences threads cut ahead of use."""
 
     def parts() -> Iterator[Run]:
@@ -97,9 +100,18 @@ def cut_sequences(runs: Iterator[Run], *, batches_at_once: int, workers_count: i
                 yield replace(run, columns=columns, num_rows=stop - start, first_batch=first_batch)
 
     def cut(run: Run) -> Run:
-        return replace(run, columns=cut_columns(run.columns))
+        with meter.timed("gather"):
+            return replace(run, columns=cut_columns(run.columns))
 
-    with contextlib.closing(read_ahead(cut, parts(), workers_count=workers_count, ahead=2 * workers_count)) as cut_runs:
+    cut_ahead = read_ahead(
+        cut,
+        parts(),
+        workers_count=workers_count,
+        ahead=2 * workers_count,
+        meter=None if is_part else meter,
+        pool="read",
+    )
+    with contextlib.closing(cut_ahead) as cut_runs:
         yield from cut_runs
 
 

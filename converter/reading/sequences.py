@@ -187,6 +187,11 @@ class SequencedRows:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows."""
+        return int(self.values.nbytes)
+
     def __getitem__(self, rows: slice) -> SequencedRows:
         lengths = None if self.lengths is None else self.lengths[rows]
         return replace(self, offsets=self.offsets[rows], lengths=lengths)

@@ -15,6 +15,7 @@ import itertools
 import logging
 import math
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -42,6 +43,7 @@ from converter.reading.gather import (
     take_columns,
 )
 from converter.reading.local_cache import open_local_cache
+from converter.reading.meter import WindowWork
 from converter.reading.mixing import mixed_runs
 from converter.reading.row_groups import FetchedGroup, RowGroup
 from converter.reading.runs import VALID_SUFFIX, Columns, Run, cut_run, cut_sequences, mark_padding
@@ -74,7 +76,7 @@ def open_files(source: BatchSource, processes_count: int = 1) -> DataFiles:
         )
         for part_files in parts:
             # What one of them takes is no reason for another one to release its memory.
-            part_files.room = parts[0].room
+            part_files.room, part_files.meter = parts[0].room, parts[0].meter
         parts[0].parts = parts
         return parts[0]
     source.storage.share_line((count_processes_of_host() or source.shard.count) * processes_count)
@@ -163,13 +165,22 @@ def _read_pieces(
             ahead=source.windows_ahead,
             given_up=[reader.given_up],
             waited=reader.say_waiting,
+            # The loop's own thread waits for a mixture, whose parts have threads that wait for these.
+            meter=None if source.is_part else reader.meter,
+            pool="read",
         )
         runs = cut_run(windows, plan.batch_size, num_rows, first_batch=first_batch)
         if source.uneven == "pad":
             runs = (mark_padding(run, plan) for run in runs)
         if source.sequences is not None:
             most = max(1, CUT_BYTES // max(1, element_bytes(source) * plan.batch_size))
-            cut = cut_sequences(runs, batches_at_once=most, workers_count=source.workers_count)
+            cut = cut_sequences(
+                runs,
+                batches_at_once=most,
+                workers_count=source.workers_count,
+                meter=reader.meter,
+                is_part=source.is_part,
+            )
             with contextlib.closing(windows), contextlib.closing(cut):
                 yield from cut
             return
@@ -177,7 +188,7 @@ def _read_pieces(
             yield from runs
             return
         # Closed here: the traceback of an error in a decoder keeps `windows`, and so its threads.
-        with contextlib.closing(windows), contextlib.closing(decode_runs(source, runs)) as decoded:
+        with contextlib.closing(windows), contextlib.closing(decode_runs(source, runs, reader.meter)) as decoded:
             yield from decoded
 
 
@@ -189,6 +200,7 @@ class _WindowReader:
         self.given_up = given_up
         """Set when the fetched bytes are no longer wanted."""
 
+        self.meter = files.meter
         self._cut_order: Array | None = None
         self._cut_lock = threading.Lock()
         self._scales = source.scales
@@ -213,12 +225,17 @@ class _WindowReader:
 
     def fetch(self, piece: Piece, turn: Turn, pool: ThreadPoolExecutor) -> Mapping[int, FetchedGroup]:
         """The bytes of a piece's remote row groups, by their numbers."""
+        began = time.perf_counter()
         try:
             layout = self._layout_of(piece)
             numbers = piece.row_groups.tolist() if layout is None else layout.row_groups
-            return self._files.fetch(numbers, self.given_up, turn, pool)
+            fetched = self._files.fetch(numbers, self.given_up, turn, pool)
         finally:
             turn.end()
+        sizes = [(group.is_copy, group.parts.num_bytes) for group in fetched.values()]
+        copied = sum(num_bytes for is_copy, num_bytes in sizes if is_copy)
+        self.meter.add_fetched(began, sum(num_bytes for _, num_bytes in sizes) - copied, copied)
+        return fetched
 
     def read(self, item: tuple[Piece, Future[Mapping[int, FetchedGroup]] | None]) -> Columns:
         """The piece's rows, in order, in memory of their own."""
@@ -226,7 +243,9 @@ class _WindowReader:
         if fetching is None:
             return self._read(piece, None)
         # A failed fetch does not mean that this host's copies are damaged.
+        began = time.perf_counter()
         fetched = result_of(fetching)
+        self.meter.add_waited("fetch", time.perf_counter() - began)
         try:
             return self._read(piece, fetched)
         except (ReadError, SourceError) as error:
@@ -251,24 +270,26 @@ class _WindowReader:
             return None
 
     def _read(self, piece: Piece, fetched: Mapping[int, FetchedGroup] | None) -> Columns:
+        work = WindowWork(self.meter)
         try:
             layout = self._layout_of(piece)
             numbers = piece.row_groups.tolist() if layout is None else layout.row_groups
-            groups = self._files.row_groups(numbers, fetched)
+            groups = self._files.row_groups(numbers, fetched, work)
             try:
                 if layout is None:
-                    columns = self._gather(numbers, groups, self._rows_of(piece, groups))
+                    columns = self._gather(numbers, groups, self._rows_of(piece, groups), work)
                 else:
-                    columns = self._in_sequences(self._gather(numbers, groups, layout.rows), layout)
+                    columns = self._in_sequences(self._gather(numbers, groups, layout.rows, work), layout, work)
             except pa.ArrowException:
                 # For example damaged offsets of texts: this names their row group.
                 for group in groups:
                     group.validate()
                 raise
             self._files.check_mapped(groups)
-            return columns
         finally:
             self._files.room.done()
+        work.done(sum(column.nbytes for column in columns.values()))
+        return columns
 
     def _layout_of(self, piece: Piece) -> Layout | None:
         """Which rows are read for the sequences of a piece; None if its elements are rows."""
@@ -276,7 +297,7 @@ class _WindowReader:
             return None
         return lay_out(self.source.manifest, piece.row_groups, self._places_of(piece), self._live_starts, piece.epoch)
 
-    def _in_sequences(self, columns: Columns, layout: Layout) -> Columns:
+    def _in_sequences(self, columns: Columns, layout: Layout, work: WindowWork) -> Columns:
         """Columns of the rows of a layout as columns of its sequences."""
         source, sequences = self.source, self.source.sequences
         assert sequences is not None
@@ -298,12 +319,13 @@ class _WindowReader:
         for name in source.decoders:
             found[name], rows = found[name].needed(layout.rows)
             views, numbers = gather_views([columns[name]], rows), columns[row_index or ROW_NUMBERS][rows]
-            found[name] = replace(found[name], values=decode_column(source, name, views, numbers, self.given_up))
+            with work.of("decode bytes"):
+                found[name] = replace(found[name], values=decode_column(source, name, views, numbers, self.given_up))
         if layout.lengths is not None:
             found[SEQUENCE_LENGTH] = layout.lengths
         return found
 
-    def _gather(self, numbers: Sequence[int], groups: Sequence[RowGroup], rows: Any) -> Columns:
+    def _gather(self, numbers: Sequence[int], groups: Sequence[RowGroup], rows: Any, work: WindowWork) -> Columns:
         source = self.source
         stacks = {stack.name: stack for stack in source.stacks}
         columns: Columns = {}
@@ -320,13 +342,14 @@ class _WindowReader:
             has_mask = source.has_mask(members)
             if name in stacks:
                 num_rows = sum(group.num_rows for group in groups)
-                blocks = (self._stacked(group, members, has_mask) for group in groups)
+                blocks = (self._stacked(group, members, has_mask, work) for group in groups)
                 columns[name] = gather_stack(blocks, num_rows, rows, len(members), stacks[name].dtype)
                 if has_mask:
                     masks = ([group.mask(member) for member in members] for group in groups)
                     columns[name + VALID_SUFFIX] = gather_stack(masks, num_rows, rows, len(members), "bool")
                 continue
-            parts = [part for group in groups for part in group.parts(name)]
+            with work.of("decode"):
+                parts = [part for group in groups for part in group.parts(name)]
             if source.is_part and self._is_plain(name, parts, rows):
                 if parts[0].itemsize * math.prod(parts[0].shape[1:]) >= WIDE_BYTES:
                     check = functools.partial(self._files.check_mapped, groups)
@@ -370,9 +393,10 @@ class _WindowReader:
             self._files.room.look(sum(sizes) + max(sizes) + _LOOK_BYTES)
         return {**take_columns(columns, rows)}
 
-    def _stacked(self, group: RowGroup, names: Sequence[str], has_mask: bool) -> list[Array]:
+    def _stacked(self, group: RowGroup, names: Sequence[str], has_mask: bool, work: WindowWork) -> list[Array]:
         """Columns of a row group on their way into a stack: standardised while they are in the processor's cache."""
-        columns = group.columns(names)
+        with work.of("decode"):
+            columns = group.columns(names)
         for place, name in enumerate(names) if self._scales else ():
             if name in self._scales:
                 # What is read may be the mapped file's memory.

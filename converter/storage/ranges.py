@@ -69,6 +69,11 @@ class Fetched:
         self._starts = [start for start, _ in parts]
         self._buffers = [data if isinstance(data, pa.Buffer) else pa.py_buffer(data) for _, data in parts]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(buffer.size for buffer in self._buffers)
+
     def slice(self, start: int, end: int) -> pa.Buffer:
         """These bytes of the file; without a copy if one request brought them.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from converter import CacheError, DatasetConverter, NullValueError, make_parquet_converter
+from converter import (
+    CacheError,
+    DatasetConverter,
+    MissingDependencyError,
+    NullValueError,
+    make_parquet_converter,
+)
 from tests.contracts.sources import NUM_ROWS, TABLE
 
 ROWS: dict[str, Any] = {"batch_size": 64, "columns": ["id"], "cur_shard": 0, "shard_count": 1}
@@ -106,6 +114,59 @@ class FrameworkContract:
         with self.make(converter, **options) as loader:
             loader.load_state_dict(state)
             assert self.batches(loader) == self.expected(converter, shuffle=True)[done:]
+
+    @pytest.mark.parametrize("options", [{}, {"num_epochs": 3}, {"drop_last": True}, {"batch_size": 7}], ids=str)
+    def test_the_record_counts_what_the_loop_received(
+        self, converter: DatasetConverter, options: dict[str, Any]
+    ) -> None:
+        with self.make(converter, **ROWS | options) as loader:
+            assert loader.stats().batches == loader.stats().rows == 0
+            for _ in range(2):
+                received = self.batches(loader)
+                stats = loader.stats()
+                assert (stats.batches, stats.rows) == (len(received), sum(map(len, received)))
+                assert 0 < stats.first_batch_seconds <= stats.waited_seconds <= stats.seconds
+                assert stats.bytes_decoded >= 8 * stats.rows
+                assert {"decode", "gather"} <= stats.stages.keys()
+                assert all(done.cpu_seconds >= 0 for done in stats.stages.values())
+                assert stats.steps[0, 0] == 0
+                assert (np.diff(stats.steps.ravel()) >= 0).all()
+                assert stats.steps.max() <= stats.seconds
+                assert str(stats).startswith(stats.verdict)
+                assert len(stats.verdict) < 240
+
+    def test_a_loop_that_takes_its_time_is_told_that_it_does(self, converter: DatasetConverter) -> None:
+        with self.make(converter, **ROWS | {"batch_size": 32}) as loader:
+            for batch in loader:
+                time.sleep(0.01 if len(batch) else 0)
+            stats = loader.stats()
+        # An iterator of TensorFlow takes all batches at once, and whoever takes them from it is not seen.
+        assert stats.limit in ("model", "start")
+        assert "%" in stats.verdict or "too few" in stats.verdict
+
+    def test_a_bar_follows_the_loop_and_is_closed_with_it(
+        self, converter: DatasetConverter, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with self.make(converter, **ROWS) as loader:
+            for batch, wanted in zip(loader.progress("train", shown=True), self.expected(converter), strict=True):
+                assert self.array(batch["id"]).tolist() == wanted
+            bar = capsys.readouterr().err.split("\r")[-1]
+            assert bar.startswith("train: 100%")
+            assert "16/16" in bar
+            assert f"(limit: {loader.stats().limit})" in bar
+            for _ in loader.progress(shown=True):
+                break
+            assert capsys.readouterr().err.split("\r")[-1].startswith("epoch 1:   ")
+            # Nobody looks: the captured output is no terminal.
+            assert len(list(loader.progress())) == 16
+            assert capsys.readouterr().err == ""
+
+    def test_a_bar_needs_tqdm(self, converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        with self.make(converter, **ROWS) as loader:
+            with pytest.raises(MissingDependencyError, match=r"shown=True needs tqdm.*\[torch\]"):
+                loader.progress(shown=True)
+            assert len(list(loader.progress())) == 16
 
     def test_a_transform_gets_whole_batches(self, converter: DatasetConverter) -> None:
         def add_row(batch: dict[str, Any]) -> dict[str, Any]:

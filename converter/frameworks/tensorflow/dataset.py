@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -35,6 +36,9 @@ from converter.frameworks.tensorflow.iterator import CountedIterator, EagerItera
 from converter.loading.batches import Batch
 from converter.loading.epochs import Epochs, Iteration
 from converter.loading.names import Names
+from converter.loading.progress import follow
+from converter.loading.stats import LoaderStats, stats_of
+from converter.loading.steps import Steps
 from converter.memory import keep_garbage_of_parents
 from converter.reading.source import BatchSource
 from converter.shards import look_for_shard
@@ -292,6 +296,11 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self._has_just_ended = False
         self._iterators.add(iterator)
 
+    def new_steps(self) -> Steps:
+        """The steps of a loop over this dataset itself, which begins now."""
+        self._epochs.steps = Steps(self._epochs.meter)
+        return self._epochs.steps
+
     @contextlib.contextmanager
     def first_use(self) -> Iterator[None]:
         """Around the first batch of a loop over this dataset itself: the loop counts the iteration that begins now."""
@@ -352,6 +361,30 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self._running.add(generator)
         return UntilError(generator, self._end_next)
 
+    def stats(self) -> LoaderStats:
+        """What the dataset did in the iteration that was begun last: printed, it says what limits the loop.
+
+        In a loop over the dataset itself the loop's waits are counted. If TensorFlow takes the batches (in `fit`, in a
+        `tf.function`, in a dataset made from this one), those of TensorFlow's own thread, which reads ahead, are.
+        """
+        return stats_of(self._epochs)
+
+    def progress(self, description: str | None = None, *, shown: bool | None = None) -> Iterator[Any]:
+        """One iteration with a bar: rows a second, the time left, and which part of its time the loop waited for data.
+
+        Keras' `fit` has a bar of its own.
+
+        Args:
+            description: what stands before the bar; the number of the epoch by default.
+            shown: whether the bar is shown; by default in a terminal and in a notebook, if tqdm is installed.
+
+        Raises:
+            MissingDependencyError: `shown=True` and tqdm is not installed.
+        """
+        # An iteration that TensorFlow has ended is settled by this.
+        self.next_begin()
+        return follow(self, self._epochs, self.stats, description, shown)
+
     def stretches(self) -> Iterator[tuple[Batch, int]]:
         """One iteration for an eager loop: stretches of batches, each with its number of batches."""
         generator = self._elements()
@@ -368,10 +401,15 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             self._has_just_ended = False
             return
         with self._noted_errors(), contextlib.closing(self._elements()) as elements:
+            steps = Steps(self._epochs.meter)
             while True:
+                asked = steps.ask()
+                self._epochs.steps = steps
                 try:
                     batches, _ = next(elements)
+                    steps.receive(asked)
                 except StopIteration as end:
+                    steps.end()
                     if end.value:
                         self._end_next()
                     return
@@ -404,11 +442,14 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         """
         begin, num_steps = self._begin()
         step = 0
-        for _, plan in self._epochs.plans(begin):
+        for at, plan in self._epochs.plans(begin):
+            progress = replace(at)
+            self._epochs.steps.count(plan, progress)
             with contextlib.closing(stretches_in(self._source, plan, self._epochs.files, self._specs)) as stretches:
                 for batches, num_batches in stretches:
                     self._epochs.check_open()
                     step += num_batches
+                    progress.num_batches += num_batches
                     if step != num_steps:
                         yield batches, num_batches
                         continue

@@ -18,6 +18,7 @@ import tensorflow as tf
 from converter.errors import ConverterError
 from converter.frameworks.tensorflow.elements import pack_flat
 from converter.loading.batches import Batch
+from converter.loading.steps import Steps
 
 if TYPE_CHECKING:
     from converter.frameworks.tensorflow.dataset import TFDataset
@@ -152,6 +153,7 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
         self._num_batches = self._num_given = 0
         """Batches of the stretch, and how many of them were given."""
 
+        self._steps: Steps | None = None
         self._ready: Iterator[Any] = iter(())
         self._pack = pack_flat(dataset.pack({name: number for number, name in enumerate(dataset.names)}))
         if dataset.is_prefetched:
@@ -214,12 +216,27 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
             return super().get_next()
         with self._in_turn:
             if self.used:
-                batch = self._given()
+                batch = self._timed()
             else:
+                if not self._is_handed_over:
+                    self._steps = self._of.new_steps()
                 with self._of.first_use():
-                    batch = self._given()
+                    batch = self._timed()
             _count(self, self._of)
             return batch
+
+    def _timed(self) -> Any:
+        steps = self._steps
+        if steps is None or not steps.every.is_next():
+            return self._given()
+        asked = steps.ask()
+        try:
+            batch = self._given()
+        except tf.errors.OutOfRangeError:
+            steps.end()
+            raise
+        steps.receive(asked)
+        return batch
 
     def _given(self) -> Any:
         if self._has_ended:

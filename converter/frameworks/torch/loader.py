@@ -31,9 +31,12 @@ from converter.frameworks.torch.tensors import (
 from converter.frameworks.torch.workers import end_with_parent
 from converter.loading.batches import numpy_batches
 from converter.loading.epochs import BatchesOf, Epochs, as_generator
+from converter.loading.progress import follow
+from converter.loading.stats import LoaderStats, stats_of
 from converter.plan import EpochPlan
 from converter.reading.data_files import DataFiles
 from converter.reading.decoding import parts_of_run
+from converter.reading.meter import Work
 from converter.reading.source import BatchSource
 from converter.reading.windows import open_files, read_runs
 from converter.state import Past
@@ -179,6 +182,31 @@ class TorchDataLoader(DataLoader[Batch]):
         self._epochs.close()
         self._end_workers()
 
+    def stats(self) -> LoaderStats:
+        """What the loader did in the iteration that was begun last: printed, it says what limits the loop.
+
+        Call it in the thread of the loop, while it runs or after it has ended.
+        """
+        return stats_of(self._epochs, num_workers=self.num_workers, has_processes=True)
+
+    def progress(self, description: str | None = None, *, shown: bool | None = None) -> Iterator[Batch]:
+        """One iteration with a bar: rows a second, the time left, and which part of its time the loop waited for data.
+
+        ```python
+        with converter.make_torch_dataloader(batch_size=2) as loader:
+            for batch in loader.progress("train"):
+                ...
+        ```
+
+        Args:
+            description: what stands before the bar; the number of the epoch by default.
+            shown: whether the bar is shown; by default in a terminal and in a notebook, if tqdm is installed.
+
+        Raises:
+            MissingDependencyError: `shown=True` and tqdm is not installed.
+        """
+        return follow(self, self._epochs, self.stats, description, shown)
+
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration begin with this epoch, counted from 0.
 
@@ -213,9 +241,10 @@ class TorchDataLoader(DataLoader[Batch]):
         self._epochs.load_state_dict(state_dict)
 
     def _batches(self, plan: EpochPlan) -> Iterator[Batch]:
-        source, files = self._epochs.source, self._epochs.files
+        source, files, meter = self._epochs.source, self._epochs.files, self._epochs.meter
         if source.transform is not None:
-            yield from self._placement.place(make_tensors(batch) for batch in numpy_batches(source, plan, files))
+            tensors = (make_tensors(batch) for batch in numpy_batches(source, plan, files))
+            yield from self._placement.place(tensors, meter)
             return
         with contextlib.closing(as_generator(read_runs(source, plan, files))) as runs:
             if not self._placement.is_needed:
@@ -224,11 +253,11 @@ class TorchDataLoader(DataLoader[Batch]):
                 return
             # Runs of fixed shapes are copied as a whole, one copy per column; others batch by batch.
             if all(not source.is_variable(name) for name in source.names):
-                placed = self._placement.place((whole_run(run), run) for run in runs)
+                placed = self._placement.place(((whole_run(run), run) for run in runs), meter)
                 for columns, run in placed:
                     yield from split_run(columns, run)
                 return
-            yield from self._placement.place(batch for run in runs for batch in torch_batches(source, run))
+            yield from self._placement.place((batch for run in runs for batch in torch_batches(source, run)), meter)
 
     def _batches_of_workers(self) -> BatchesOf:
         items: Any = None
@@ -247,7 +276,9 @@ class TorchDataLoader(DataLoader[Batch]):
                             "Another iteration of this loader has taken its persistent workers. Make one loader for "
                             "each iteration, or pass persistent_workers=False."
                         )
-                    batches = next(items)
+                    with self._epochs.meter.blocking("workers"):
+                        batches, worker, work = next(items)
+                    self._epochs.meter.report(worker, work)
                     left -= len(batches)
                     yield from batches
             except BaseException as error:
@@ -258,7 +289,7 @@ class TorchDataLoader(DataLoader[Batch]):
                 items = None
                 raise
 
-        return lambda plan: self._placement.place(batches_of(plan))
+        return lambda plan: self._placement.place(batches_of(plan), self._epochs.meter)
 
     def _start_workers(self) -> Any:
         begin = self._epochs.next
@@ -304,7 +335,11 @@ class _EpochSampler(Sampler[None]):
             self._epochs.set_next(epoch)
 
 
-class _Runs(IterableDataset[list[Batch]]):
+_Item = tuple[list[Batch], int, dict[str, Work]]
+"""A run of batches, the number of the process that read it, and what that process has done until then."""
+
+
+class _Runs(IterableDataset[_Item]):
     """The dataset that worker processes iterate: each yields every `num_workers`-th run of batches, as a list."""
 
     def __init__(self, epochs: Epochs, *, is_shared: bool) -> None:
@@ -349,7 +384,7 @@ class _Runs(IterableDataset[list[Batch]]):
         self._begin[0], self._begin[1] = epoch, epochs_done
         return has_other_past
 
-    def __iter__(self) -> Iterator[list[Batch]]:
+    def __iter__(self) -> Iterator[_Item]:
         if not self.is_own:
             raise ConverterError(
                 "Iterate the loader of make_torch_dataloader itself: another DataLoader around its dataset would batch "
@@ -369,7 +404,8 @@ class _Runs(IterableDataset[list[Batch]]):
             for run in plan.batch_runs():
                 for batches in parts_of_run(self.source, run):
                     if item % count == index:
-                        yield list(_batches_in(self.source, plan, files, batches))
+                        read = list(_batches_in(self.source, plan, files, batches))
+                        yield read, index, files.meter.work
                     item += 1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from converter.errors import SourceError
 from converter.loading.batches import times_as_integers
 from converter.loading.epochs import as_generator
+from converter.reading.meter import Meter
 from converter.reading.objects import as_lists
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import LENGTH_SUFFIX, Run
@@ -49,7 +51,7 @@ class Placement:
         """Whether batches must be touched at all."""
         return self.pins or (self.device is not None and self.device.type != "cpu")
 
-    def place(self, items: Iterator[Any]) -> Iterator[Any]:
+    def place(self, items: Iterator[Any], meter: Meter) -> Iterator[Any]:
         """Yield the items with their tensors in place. The next item is copied while one is used."""
         if not self.is_needed:
             yield from items
@@ -57,7 +59,9 @@ class Placement:
         ahead: tuple[Any, Any] | None = None
         with contextlib.closing(as_generator(items)) as source:
             for item in source:
+                began = time.perf_counter()
                 begun = self._begin(item)
+                meter.add("copy", began, time.perf_counter())
                 if ahead is not None:
                     yield self._finish(*ahead)
                 ahead = begun

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import importlib.util
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from converter.errors import MissingDependencyError
+from converter.bars import NotebookOutput, check_bar, is_in_notebook, is_seen
 
 _SHOW_SECONDS = 0.5
 """How often the tasks are counted: a terminal and a notebook both keep up with that."""
@@ -26,10 +25,7 @@ def stages_of(tracker: Any, group: str) -> list[Any]:
 
 def check_progress(progress: bool | None) -> None:
     """Raise MissingDependencyError if a bar is asked for and tqdm is not installed."""
-    if progress and importlib.util.find_spec("tqdm") is None:
-        raise MissingDependencyError(
-            "progress=True needs tqdm, which is not installed: pip install tqdm, or 'spark-tensor-converter[spark]'."
-        )
+    check_bar(progress, "progress", "spark")
 
 
 @contextlib.contextmanager
@@ -38,12 +34,12 @@ def progress_bar(session: Any, is_connect: bool, name: str, wanted: bool | None)
 
     With `wanted=None` this happens only in a terminal or a notebook. It needs tqdm.
     """
-    is_notebook = is_in_notebook()
-    is_shown = (is_notebook or sys.stderr.isatty()) if wanted is None else wanted
-    if not is_shown or importlib.util.find_spec("tqdm") is None:
+    if not is_seen(wanted):
         yield
         return
     from tqdm import tqdm
+
+    is_notebook = is_in_notebook()
 
     ended, started = threading.Event(), time.monotonic()
 
@@ -97,23 +93,17 @@ class _TextLine:
 
 
 class _NotebookLine:
-    """One output of a cell, changed in place: tqdm without ipywidgets would add an output for each change."""
+    """An output of a cell that is changed in place, and stays."""
 
     def __init__(self) -> None:
-        self._handle: Any = None
+        self._output = NotebookOutput()
 
     def __call__(self, text: str) -> None:
-        from IPython import display as untyped_display
-
-        display: Any = untyped_display
-        if self._handle is None:
-            self._handle = display.display({"text/plain": text}, raw=True, display_id=True)
-        else:
-            self._handle.update({"text/plain": text}, raw=True)
+        self._output.write(text)
 
     def end(self, text: str) -> None:
         """Show the end, if anything was shown before."""
-        if self._handle is not None:
+        if self._output.is_begun:
             self(text)
 
     def __enter__(self) -> _NotebookLine:
@@ -160,9 +150,3 @@ def _counted_tasks(session: Any, is_connect: bool, name: str) -> Iterator[Callab
         yield lambda: (sum(done for done, _ in [*counts.values()]), sum(tasks for _, tasks in [*counts.values()]))
     finally:
         session.removeProgressHandler(note)
-
-
-def is_in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
