@@ -20,6 +20,7 @@ PAGES = {
     "converter.decoders": ("Decoder",),
     "converter.statistics": ("ColumnStatistics",),
     "converter.loading.forecast": ("LoaderPlan",),
+    "converter.loading.stats": ("LoaderStats", "StageStats"),
     "converter.frameworks.numpy": ("BatchReader",),
     "converter.frameworks.torch": ("TorchDataLoader",),
     "converter.frameworks.tensorflow": ("DatasetState", "DatasetStateCallback", "TFDataset"),

@@ -662,7 +662,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        module="sources/spark/progress.py",
+        module="bars.py",
         claim="a bar is shown in log files",
         old=" if wanted is None else wanted",
         new=" or True if wanted is None else wanted",

@@ -30,6 +30,9 @@ class BatchReader:
             break
         reader.load_state_dict(saved)
         print(reader.remaining, "of", len(reader))
+        for batch in reader.progress("predict"):
+            ...
+        print(reader.stats())  # what limits the loop
     ```
     """
 

@@ -28,7 +28,11 @@ _STAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStats:
-    """What one stage of reading did; seconds are summed over the threads that did it."""
+    """What one stage of reading did; seconds are summed over the threads that did it.
+
+    >>> StageStats(seconds=0.5, cpu_seconds=0.25, num_bytes=0, count=4).seconds
+    0.5
+    """
 
     seconds: float
     cpu_seconds: float
@@ -53,7 +57,7 @@ class LoaderStats:
             ...
         stats = loader.stats()
     print(stats)
-    print(stats.limit, stats.waited_share, stats.stages["decode"].seconds)
+    print(stats.limit, stats.verdict, stats.waited_share, stats.rows_per_second, stats.stages["decode"].seconds)
     ```
     """
 
@@ -111,7 +115,7 @@ class LoaderStats:
 
     @property
     def limit(self) -> str:
-        """What limits the loop, as one of the words of the guide's table: "model", "store", "transform" and so on."""
+        """What limits the loop, in one or two words: "model", "store", "transform" and so on."""
         return self._verdict.limit
 
     @property

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from converter.errors import NullValueError, ReadError, SourceError
+from converter.manifest import Manifest
 from converter.plan import EpochPlan, Piece, Shuffle
 from converter.reading.ahead import read_ahead
 from converter.reading.bounds import CUT_BYTES, element_bytes, memory_bound
@@ -454,7 +455,7 @@ class _WindowReader:
             return order
 
     def _positions_of(self, piece: Piece, groups: Sequence[RowGroup]) -> Any:
-        elements = self._elements_of(piece)
+        elements = _elements_of(self.source.manifest, piece)
         if self.source.bucket_by is None:
             places = self._places_of(piece)
         else:
@@ -464,32 +465,32 @@ class _WindowReader:
             places = self._places_of(piece, lengths if elements is None else lengths[elements])
         return places if elements is None else elements[places]
 
-    def _elements_of(self, piece: Piece) -> Array | None:
-        """The live rows of a window, as numbers within its whole row groups; None if all are live, each once."""
-        manifest = self.source.manifest
-        if manifest.draws is not None:
-            return self._drawn(piece)
-        sizes = manifest.row_group_rows[piece.row_groups]
-        if manifest.selection is None or int(sizes.sum()) == piece.window_rows:
-            return None
-        live = []
-        for row_group, start in zip(piece.row_groups.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True):
-            rows_left = manifest.selection.live_rows(row_group)
-            live.append(start + (np.arange(manifest.row_group_rows[row_group]) if rows_left is None else rows_left))
-        return np.concatenate(live)
-
-    def _drawn(self, piece: Piece) -> Array:
-        """The live rows of a window as often as they come, as numbers within its whole row groups."""
-        manifest = self.source.manifest
-        assert manifest.draws is not None
-        drawn, start = [], 0
-        for row_group in piece.row_groups.tolist():
-            live = None if manifest.selection is None else manifest.selection.live_rows(row_group)
-            rows = np.arange(manifest.row_group_rows[row_group]) if live is None else live
-            drawn.append(start + np.repeat(rows, manifest.draws.repeats(row_group, piece.epoch)))
-            start += int(manifest.row_group_rows[row_group])
-        return np.concatenate(drawn)
-
     def _row_numbers(self, row_group: int) -> Array:
         start = int(self._first_rows[row_group])
         return np.arange(start, start + int(self.source.manifest.row_group_rows[row_group]))
+
+
+def _elements_of(manifest: Manifest, piece: Piece) -> Array | None:
+    """The live rows of a window, as numbers within its whole row groups; None if all are live, each once."""
+    if manifest.draws is not None:
+        return _drawn(manifest, piece)
+    sizes = manifest.row_group_rows[piece.row_groups]
+    if manifest.selection is None or int(sizes.sum()) == piece.window_rows:
+        return None
+    live = []
+    for row_group, start in zip(piece.row_groups.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True):
+        rows_left = manifest.selection.live_rows(row_group)
+        live.append(start + (np.arange(manifest.row_group_rows[row_group]) if rows_left is None else rows_left))
+    return np.concatenate(live)
+
+
+def _drawn(manifest: Manifest, piece: Piece) -> Array:
+    """The live rows of a window as often as they come, as numbers within its whole row groups."""
+    assert manifest.draws is not None
+    drawn, start = [], 0
+    for row_group in piece.row_groups.tolist():
+        live = None if manifest.selection is None else manifest.selection.live_rows(row_group)
+        rows = np.arange(manifest.row_group_rows[row_group]) if live is None else live
+        drawn.append(start + np.repeat(rows, manifest.draws.repeats(row_group, piece.epoch)))
+        start += int(manifest.row_group_rows[row_group])
+    return np.concatenate(drawn)

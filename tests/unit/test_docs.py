@@ -1,7 +1,7 @@
 """The reference renders without a warning, and every public name is explained, with an example that runs.
 
     python -m pdoc --docformat google -o site converter converter.schema converter.decoders converter.statistics \
-        converter.loading.forecast converter.frameworks
+        converter.loading.forecast converter.loading.stats converter.frameworks
 
 renders it into `site/`. The examples run as doctests, or in tests/integration/test_documented_code.py.
 """
@@ -34,7 +34,7 @@ FOR_ITERATORS = {
     f"TFDataset.{name}"
     for name in (
         "generate", "stretches", "packed_rest", "sliced", "start_anew", "first_use", "note_use", "next_begin",
-        "state_after",
+        "state_after", "new_steps",
     )
 }  # fmt: skip
 """What the iterators and the callback of a dataset call, and users do not."""

@@ -113,6 +113,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         saved = dataset.state_dict()  # JSON
         break
     dataset.load_state_dict(saved)
+    for features, labels in dataset.progress("train"):
+        ...
+    print(dataset.stats())  # what limits the loop
     print(dataset.remaining, "of", len(dataset), dataset.element_spec, dataset.names)
     dataset.close()  # or a `with` block
     ```

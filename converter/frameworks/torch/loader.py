@@ -55,6 +55,7 @@ class TorchDataLoader(DataLoader[Batch]):
     for batch in loader:
         saved = loader.state_dict()  # JSON or torch.save
         break
+    print(loader.stats())  # what limits the loop
     loader.load_state_dict(saved)
     print(loader.remaining, "of", len(loader), "batches of", loader.batch_size, loader.drop_last, loader.pin_memory)
     loader.close()  # or a `with` block

@@ -10,7 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from converter.bars import NotebookOutput, check_bar, is_in_notebook, is_seen
+from converter.storage.directory import Storage
+
+_LOOK_SECONDS = 2.0
+"""How often the written files are listed: a request to a store each time."""
 
 _SHOW_SECONDS = 0.5
 """How often the tasks are counted: a terminal and a notebook both keep up with that."""
@@ -28,11 +34,52 @@ def check_progress(progress: bool | None) -> None:
     check_bar(progress, "progress", "spark")
 
 
+class Written:
+    """How much the tasks have written, from the files in the entry's directory: Spark tells the driver only at the end.
+
+    A footer of one file tells how many rows that is, about.
+    """
+
+    def __init__(self, directory: Storage) -> None:
+        self._directory = directory
+        self._begun = time.monotonic()
+        self._looked = -_LOOK_SECONDS
+        self._rows_per_byte = 0.0
+        self._said = ""
+
+    def __call__(self) -> str:
+        """What to show; listed anew every two seconds."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_SECONDS:
+            # A store that fails for a moment fails for the tasks, too, which say so.
+            with contextlib.suppress(Exception):
+                self._said = self._look(now)
+            self._looked = now
+        return self._said
+
+    def _look(self, now: float) -> str:
+        files = [info for info in self._directory.list() if info.name.endswith(".parquet") and info.num_bytes]
+        num_bytes = sum(info.num_bytes for info in files)
+        if not num_bytes:
+            return ""
+        if not self._rows_per_byte:
+            # The largest is the likeliest to be whole; others have no footer yet.
+            largest = max(files, key=lambda info: info.num_bytes)
+            with contextlib.suppress(Exception), self._directory.open_parquet(largest.name) as file:
+                self._rows_per_byte = pq.read_metadata(file).num_rows / largest.num_bytes
+        rate = num_bytes / max(1e-3, now - self._begun)
+        rows = f", about {num_bytes * self._rows_per_byte:,.0f} rows" if self._rows_per_byte else ""
+        return f", {num_bytes / 1e6:,.0f} MB ({rate / 1e6:,.0f} MB/s){rows}"
+
+
 @contextlib.contextmanager
-def progress_bar(session: Any, is_connect: bool, name: str, wanted: bool | None) -> Iterator[None]:
+def progress_bar(
+    session: Any, is_connect: bool, name: str, wanted: bool | None, written: Callable[[], str] = lambda: ""
+) -> Iterator[None]:
     """Show how many tasks of `write_job` are done: a line on stderr, or in a notebook one output that is updated.
 
-    With `wanted=None` this happens only in a terminal or a notebook. It needs tqdm.
+    With `wanted=None` this happens only in a terminal or a notebook. It needs tqdm. `written` says what the tasks have
+    written, once one of them is done.
     """
     if not is_seen(wanted):
         yield
@@ -54,7 +101,7 @@ def progress_bar(session: Any, is_connect: bool, name: str, wanted: bool | None)
             if is_notebook or sys.stderr.isatty() or shown != (num_done, num_tasks):
                 shown = num_done, num_tasks
                 tasks = f"{num_done:,} of {num_tasks:,} tasks" if num_tasks else "planning"
-                show(text(f"Writing the cache: {tasks}"))
+                show(text(f"Writing the cache: {tasks}{written() if num_done else ''}"))
 
     with _counted_tasks(session, is_connect, name) as count, _NotebookLine() if is_notebook else _TextLine() as show:
         # In the context of this thread, which tells a notebook the cell that an output belongs to.

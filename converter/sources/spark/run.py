@@ -13,7 +13,7 @@ from converter.portable import moments
 from converter.portable.tasks import REPORT_SCHEMA, add_moments, fold_reports, make_write_partition
 from converter.sources.spark.choose import choose_writer, has_python, place_of, probed
 from converter.sources.spark.jobs import finding_in, short_cause, write_job
-from converter.sources.spark.progress import progress_bar
+from converter.sources.spark.progress import Written, progress_bar
 from converter.sources.spark.reports import error_of
 from converter.sources.spark.schema import SparkColumn
 from converter.sources.spark.session import (
@@ -65,7 +65,7 @@ def run_write(
             travels_by_value(),
             changed_confs(session, confs),
             write_job(session, is_connect, name),
-            progress_bar(session, is_connect, name, progress),
+            progress_bar(session, is_connect, name, progress, Written(directory)),
         ):
             chosen = choose_writer(writer, directory=directory, session=session, is_connect=is_connect)
             if chosen == "executors":

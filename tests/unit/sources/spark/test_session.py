@@ -6,9 +6,13 @@ import io
 import re
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pyspark.cloudpickle
 import pyspark.util
 import pytest
@@ -168,6 +172,22 @@ def test_the_bar_says_planning_until_it_knows_the_tasks(
     # Erased at the end.
     assert not text.split("\r")[-2].strip()
     assert text.endswith("\r")
+
+
+def test_what_is_written_is_told_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = progress.Written(open_storage(f"{tmp_path}"))
+    monkeypatch.setattr(progress, "_LOOK_SECONDS", 0.0)
+    assert written() == ""
+    (tmp_path / "half.parquet").write_bytes(b"PAR1")
+    assert re.fullmatch(r", 0 MB \(0 MB/s\)", written())
+    pq.write_table(pa.table({"x": np.random.default_rng(0).random(500_000)}), tmp_path / "whole.parquet")
+    # Two seconds later the files are listed anew; here at once.
+    told = re.fullmatch(r", (\d+) MB \(\d+ MB/s\), about (500,\d\d\d) rows", written())
+    assert told is not None
+    assert int(told[1]) == round((tmp_path / "whole.parquet").stat().st_size / 1e6)
+    monkeypatch.setattr(progress, "_LOOK_SECONDS", 1e6)
+    (tmp_path / "whole.parquet").unlink()
+    assert written().endswith("rows")
 
 
 @pytest.mark.parametrize(("stderr", "wanted"), [(io.StringIO(), None), (io.StringIO(), False), (Terminal(), False)])
