@@ -23,7 +23,9 @@ from converter.commands.opening import TIMEOUT_SECONDS, kind_of, open_rows, stor
 from converter.commands.showing import (
     as_age,
     as_size,
+    as_text,
     complain,
+    is_terminal,
     show_facts,
     show_json,
     show_table,
@@ -101,11 +103,14 @@ def ls(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
         complain(f"there is no entry in {where}")
         return
     rows = []
+    if is_terminal():
+        # Whole URLs leave no room for the other columns.
+        print(f"entries of {as_text(found[0].url.rpartition('/')[0])}")
     for one in found:
         manifest = one.manifest
         rows.append(
             (
-                one.url,
+                one.url.rpartition("/")[2] if is_terminal() else one.url,
                 "" if manifest is None else f"{manifest.num_rows:,}",
                 as_size(one.num_bytes),
                 as_age(one.idle_seconds),
@@ -115,6 +120,10 @@ def ls(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
             )
         )
     show_table(("entry", "rows", "size", "idle", "life", "held by", "cache_key"), rows, right=(1, 2, 3))
+
+
+def _short(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 @app.command()
@@ -131,7 +140,7 @@ def show(url: Url, version: Version = None, cache_key: CacheKey = None, as_json:
     show_facts([(name.replace("_", " "), value) for name, value in shown.items() if value is not None])
     print()
     names = ("name", "dtype", "shape", "nulls", "min", "max", "mean", "categories")
-    table = [["" if column.get(name) is None else column[name] for name in names] for column in columns]
+    table = [["" if column.get(name) is None else _short(column[name]) for name in names] for column in columns]
     show_table(names, table, right=(4, 5, 6, 7))
 
 

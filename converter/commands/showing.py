@@ -51,6 +51,11 @@ def as_age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def is_terminal() -> bool:
+    """Whether tables are shown, not lines for another program."""
+    return Console().is_terminal
+
+
 def show_json(value: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(value, indent=2, default=str))

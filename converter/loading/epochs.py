@@ -64,7 +64,7 @@ class Epochs:
 
         self._running: weakref.WeakSet[Iteration] = weakref.WeakSet()
         self._files: tuple[int, DataFiles] | None = None
-        self.meter = Meter()
+        self._meter = (os.getpid(), Meter())
         self.steps = Steps(self.meter)
         """Of the iteration that was begun last."""
 
@@ -80,6 +80,15 @@ class Epochs:
                 part.meter = self.meter
             self._files = (pid, files)
         return self._files[1]
+
+    @property
+    def meter(self) -> Meter:
+        """What this process's readers did in the iteration that was begun last."""
+        pid = os.getpid()
+        # As with the files: its lock may be held by a thread of the parent.
+        if self._meter[0] != pid:
+            self._meter = (pid, Meter())
+        return self._meter[1]
 
     @property
     def grown_bytes(self) -> int | None:
@@ -281,7 +290,7 @@ class Epochs:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._running = weakref.WeakSet()
-        self.meter = Meter()
+        self._meter = (os.getpid(), Meter())
         self.steps = Steps(self.meter)
 
     def close(self) -> None:

@@ -121,6 +121,15 @@ def test_a_pipe_that_is_closed_is_no_error(cache: DatasetConverter, strange: Pat
         assert done.stderr == b""
 
 
+def test_a_terminal_shows_names_of_entries_and_a_pipe_their_urls(cache: DatasetConverter) -> None:
+    root, _, name = cache.url.rpartition("/")
+    folder = root.removesuffix("/converter-v1")
+    shown = on_terminal(160, "ls", folder, NO_COLOR="1")
+    assert f"entries of {root}" in shown
+    assert re.search(rf"│ {name} +│ +100 │", shown)
+    assert run("ls", folder).stdout.startswith(f"{cache.url}\t100\t")
+
+
 @pytest.mark.parametrize("columns", [40, 200])
 def test_tables_fit_the_terminal_and_keep_strange_names_harmless(strange: Path, columns: int) -> None:
     shown = on_terminal(columns, "show", strange, NO_COLOR="1")
