@@ -6,7 +6,6 @@ Long, because four methods repeat the arguments of a loader for `help()` and edi
 from __future__ import annotations
 
 import datetime as dt
-import html
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from converter.loading.forecast import LoaderPlan, check_steps, describe_plan, l
 from converter.loading.options import LoaderOptions, all_rows
 from converter.loading.verification import find_damage
 from converter.manifest import Manifest
+from converter.page import lifetime_of, page_of
 from converter.pickled import Stamp
 from converter.reading.gather import Array
 from converter.reading.nulls import Nulls
@@ -270,9 +270,9 @@ class DatasetConverter:
         return f"DatasetConverter({self._manifest.summary}, {self.url}{version}{f', {state}' if state else ''})"
 
     def _repr_html_(self) -> str:
-        origin = self._manifest.origin
-        written = "" if origin is None else f"<p>{html.escape(origin.summary)}</p>"
-        return f"<p>{html.escape(repr(self))}</p>{written}{self.schema._repr_html_()}"
+        state = self._state or self._holding.state
+        lifetime = state or lifetime_of(self._manifest, self._holding, is_owner=self._is_owner)
+        return page_of(repr(self), self._storage, self._manifest, self.schema, lifetime=lifetime, has_files=not state)
 
     def __enter__(self) -> DatasetConverter:
         return self

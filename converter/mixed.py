@@ -17,7 +17,9 @@ from converter.holding import Holding
 from converter.loading.forecast import log_uneven_shards
 from converter.loading.options import LoaderOptions
 from converter.manifest import Manifest
+from converter.markup import facts, text
 from converter.mixing import BLOCK_ROWS, Mixing, rows_until
+from converter.page import columns_of
 from converter.plan import Shuffle
 from converter.reading.runs import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX
 from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
@@ -159,6 +161,10 @@ class MixedConverter(DatasetConverter):
     def __repr__(self) -> str:
         parts = ", ".join(f"{name}: {len(part):,}" for name, part in self._converters.items())
         return f"MixedConverter({len(self):,} rows of {parts}; {len(self.columns)} columns)"
+
+    def _repr_html_(self) -> str:
+        parts = facts((name, f"{len(part):,} rows of {part.url}") for name, part in self._converters.items())
+        return f"<p>{text(repr(self))}</p>{parts}{columns_of(self.schema, {})}"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError("This is a mixture: call that on the converters before you mix them.")

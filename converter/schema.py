@@ -8,7 +8,6 @@ NumPy's time types are free views of them.
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from converter.errors import UnsupportedTypeError
+from converter.markup import MAX_NAME_SIGNS, shortened, table, text
 
 Kind = TypeVar("Kind")
 
@@ -60,7 +60,8 @@ _MAX_NDIM = 31
 _MAX_SHOWN = 40
 """Columns that a schema's `repr` lists."""
 
-_HEADINGS = ("name", "dtype", "shape", "nulls")
+HEADINGS = ("name", "dtype", "shape", "nulls")
+"""What a table of columns says of each."""
 
 
 def dtype_of(arrow_type: pa.DataType) -> str | None:
@@ -217,6 +218,11 @@ class Field:
         return self.dtype + (f" ({note})" if note else "")
 
     @property
+    def cells(self) -> tuple[str, str, str]:
+        """What a table says of the column beside its name: dtype, shape, and whether there are nulls."""
+        return self.shown_dtype, self.shown_shape, "yes" if self.has_nulls else "no"
+
+    @property
     def is_object(self) -> bool:
         """Whether values are Python objects (text or bytes), not numbers."""
         return self.dtype in OBJECT_DTYPES
@@ -289,30 +295,17 @@ class Schema:
         object.__setattr__(self, "_by_name", {field.name: field for field in reversed(self.fields)})
 
     def __repr__(self) -> str:
-        rows = [_HEADINGS, *self._cells()]
+        shown = self.fields[:_MAX_SHOWN]
+        names = [field.name if field.name.isprintable() else repr(field.name) for field in shown]
+        rows = [HEADINGS, *((name, *field.cells) for name, field in zip(names, shown, strict=True))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([f"Schema({_count_columns(len(self))})", *lines, *self._more()])
 
     def _repr_html_(self) -> str:
-        head, *rows = (
-            "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
-            for tag, row in [("th", _HEADINGS), *(("td", row) for row in self._cells())]
-        )
-        more = "".join(f"<p>{line}</p>" for line in self._more())
-        return f"<table>{head}{''.join(rows)}</table>{more}"
-
-    def _cells(self) -> list[tuple[str, ...]]:
-        """The table that `repr` shows, without headings."""
-        return [
-            (
-                field.name if field.name.isprintable() else repr(field.name),
-                field.shown_dtype,
-                field.shown_shape,
-                "yes" if field.has_nulls else "no",
-            )
-            for field in self.fields[:_MAX_SHOWN]
-        ]
+        cells = ((shortened(field.name, MAX_NAME_SIGNS), *field.cells) for field in self.fields[:_MAX_SHOWN])
+        rows = (tuple(map(text, row)) for row in cells)
+        return table(HEADINGS, rows) + "".join(f"<p>{line}</p>" for line in self._more())
 
     def _more(self) -> list[str]:
         hidden = len(self) - _MAX_SHOWN

@@ -54,6 +54,9 @@ class BatchReader:
     def __repr__(self) -> str:
         return self._epochs.describe("BatchReader")
 
+    def _repr_html_(self) -> str:
+        return self._epochs.describe_in_html("BatchReader")
+
     def __iter__(self) -> Iterator[Batch]:
         return self._epochs.iterate(self._batches)
 

@@ -19,6 +19,7 @@ from converter.errors import ConverterError
 from converter.loading.agreement import check_agreement
 from converter.loading.forecast import check_steps, log_uneven_shards
 from converter.loading.steps import Steps
+from converter.markup import facts
 from converter.plan import EpochPlan
 from converter.positions import remaining_positions
 from converter.reading.data_files import DataFiles
@@ -266,20 +267,35 @@ class Epochs:
 
     def describe(self, kind: str, names: Sequence[str] | None = None) -> str:
         """A loader's repr: one line, also after it was closed."""
+        told = self._told(names)
+        epochs = "" if self.num_epochs == 1 else f" × {told['epochs']} epochs"
+        part = f"shard {told['shard']}, " if told["shard"] else ""
+        closed = ", closed" if self._closed else ""
+        return (
+            f"{kind}({told['rows']} rows in {told['batches']}{epochs}, columns {told['columns']}, "
+            f"{part}{told['order']}, epoch {self.next.epoch}{closed})"
+        )
+
+    def describe_in_html(self, kind: str, names: Sequence[str] | None = None) -> str:
+        """The same as a table."""
+        state = "closed" if self._closed else f"begins with epoch {self.next.epoch}"
+        return f"<p>{kind}</p>{facts([*self._told(names).items(), ('next iteration', state)])}"
+
+    def _told(self, names: Sequence[str] | None) -> dict[str, str | None]:
+        """What a loader says of itself, by name."""
         source, shard = self.source, self.source.shard
         shown = list(source.names if names is None else names)
-        columns = ", ".join(shown[:_MAX_SHOWN]) + (f" and {len(shown) - _MAX_SHOWN} more" * (len(shown) > _MAX_SHOWN))
-        epochs = "" if self.num_epochs == 1 else f" × {'∞' if self.num_epochs is None else self.num_epochs} epochs"
-        order = (
-            f"shuffled in windows of {source.window_rows:,} rows, seed {source.seed}" if source.shuffle else "in order"
-        )
-        part = f"shard {shard.index} of {shard.count}, " if shard.count > 1 else ""
-        closed = ", closed" if self._closed else ""
+        more = f" and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
         plan = source.plan(self.next.epoch)
-        return (
-            f"{kind}({plan.num_rows:,} rows in {plan.num_batches:,} batches of {source.batch_size:,}{epochs}, "
-            f"columns {columns}, {part}{order}, epoch {self.next.epoch}{closed})"
-        )
+        order = f"shuffled in windows of {source.window_rows:,} rows, seed {source.seed}"
+        return {
+            "rows": f"{plan.num_rows:,}",
+            "batches": f"{plan.num_batches:,} batches of {source.batch_size:,}",
+            "epochs": "∞" if self.num_epochs is None else f"{self.num_epochs}",
+            "columns": ", ".join(shown[:_MAX_SHOWN]) + more,
+            "shard": f"{shard.index} of {shard.count}" if shard.count > 1 else None,
+            "order": order if source.shuffle else "in order",
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no running iteration.

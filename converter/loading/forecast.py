@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from converter.markup import facts
 from converter.reading.bounds import bytes_decoded, memory_bound
 from converter.reading.source import BatchSource
 
@@ -136,6 +137,15 @@ class LoaderPlan:
     """What is counted: rows, or sequences of rows."""
 
     def __repr__(self) -> str:
+        (_, epochs), *others = self._facts()
+        return "\n".join([f"LoaderPlan(epochs {epochs}", *(f"  {name:18}{value}" for name, value in others)]) + ")"
+
+    def _repr_html_(self) -> str:
+        return f"<p>LoaderPlan</p>{facts(self._facts())}"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """What it says, by name."""
+
         def shown(value: int | None) -> str:
             return "unknown (filters)" if value is None else f"{value:,}"
 
@@ -145,16 +155,14 @@ class LoaderPlan:
         counts = f"{shown(self.num_rows)}, dropped {shown(self.dropped_rows)}, padded {shown(self.padded_rows)}"
         shard = f", shard {self.cur_shard} of {self.shard_count}" if self.shard_count > 1 else ""
         epochs = "endless" if self.num_epochs is None else f"{self.num_epochs}"
-        return "\n".join(
-            (
-                f"LoaderPlan(epochs {epochs}{shard}",
-                f"  steps per epoch   {shown(self.steps_per_epoch)} of {self.batch_size:,} {self.elements}",
-                f"  {self.elements + ' per epoch':18}{counts}",
-                f"  window            {self.window_rows:,} {self.elements}, {shown(self.num_windows)} windows",
-                f"  bytes per epoch   {size(self.bytes_per_epoch)}",
-                f"  peak memory       {size(self.peak_memory_bytes)})",
-            )
-        )
+        return [
+            ("epochs", f"{epochs}{shard}"),
+            ("steps per epoch", f"{shown(self.steps_per_epoch)} of {self.batch_size:,} {self.elements}"),
+            (f"{self.elements} per epoch", counts),
+            ("window", f"{self.window_rows:,} {self.elements}, {shown(self.num_windows)} windows"),
+            ("bytes per epoch", size(self.bytes_per_epoch)),
+            ("peak memory", size(self.peak_memory_bytes)),
+        ]
 
 
 def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: bool) -> LoaderPlan:

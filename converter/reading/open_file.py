@@ -133,8 +133,10 @@ class OpenFile:
         part = fetched.slice(chunk.start, chunk.end)
         return self.plain[name].values(part, in_memory, verify_checksums=self.verify_checksums)
 
-    def read(self, indices: Sequence[int], places: Sequence[Place], fetched: Fetched | None) -> list[pa.ChunkedArray]:
-        """These columns of row groups, decoded by Arrow."""
+    def read(
+        self, indices: Sequence[int], places: Sequence[Place], fetched: Fetched | None, most_rows: int | None = None
+    ) -> list[pa.ChunkedArray]:
+        """These columns of row groups, decoded by Arrow; with `most_rows` of no more than the first rows."""
         parquet = pq.ParquetFile(
             pa.BufferReader(self.buffer) if fetched is None else self.file.open_partial(fetched),
             metadata=self.metadata,
@@ -142,4 +144,4 @@ class OpenFile:
             page_checksum_verification=self.verify_checksums,
             coerce_int96_timestamp_unit="us",
         )
-        return read_places(parquet, indices, places)
+        return read_places(parquet, indices, places, most_rows)

@@ -25,11 +25,13 @@ def find_places(manifest: Manifest, names: Sequence[str], schema: pa.Schema) -> 
     return {name: Place(numbers[name], numbers[name], (), schema.field(numbers[name])) for name in names}
 
 
-def read_places(parquet: pq.ParquetFile, indices: Sequence[int], places: Sequence[Place]) -> list[pa.ChunkedArray]:
-    """Columns of row groups of an open file."""
+def read_places(
+    parquet: pq.ParquetFile, indices: Sequence[int], places: Sequence[Place], most_rows: int | None = None
+) -> list[pa.ChunkedArray]:
+    """Columns of row groups of an open file; with `most_rows` of no more than the first rows."""
     if not places:
         return []
-    tops = _read_tops(parquet, indices, places)
+    tops = _read_tops(parquet, indices, places, most_rows)
     columns = []
     for place in places:
         column = tops[place.top]
@@ -53,7 +55,9 @@ def read_places(parquet: pq.ParquetFile, indices: Sequence[int], places: Sequenc
     return columns
 
 
-def _read_tops(parquet: pq.ParquetFile, indices: Sequence[int], places: Sequence[Place]) -> dict[int, pa.ChunkedArray]:
+def _read_tops(
+    parquet: pq.ParquetFile, indices: Sequence[int], places: Sequence[Place], most_rows: int | None
+) -> dict[int, pa.ChunkedArray]:
     """The top-level columns of places, by their numbers in the file; names may be ambiguous, numbers are not.
 
     Reaches into: pyarrow.parquet.ParquetFile.reader (pyarrow 26).
@@ -62,10 +66,15 @@ def _read_tops(parquet: pq.ParquetFile, indices: Sequence[int], places: Sequence
     numbers = list(dict.fromkeys(place.top for place in places))
     reader = getattr(parquet, "reader", None)
     if reader is None:
-        table = parquet.read_row_groups(indices, use_threads=False)
+        table = parquet.read_row_groups(indices, use_threads=False).slice(0, most_rows)
         return {number: table.column(number) for number in numbers}
     leaves = list(dict.fromkeys(leaf for place in places for leaf in place.leaves))
-    table = reader.read_row_groups(indices, column_indices=leaves, use_threads=False)
+    if most_rows is None:
+        table = reader.read_row_groups(indices, column_indices=leaves, use_threads=False)
+    else:
+        # Decodes no page behind these rows.
+        batches = reader.iter_batches(most_rows, row_groups=indices, column_indices=leaves, use_threads=False)
+        table = pa.Table.from_batches([next(batches)])
     # Columns come in the order in which a leaf of theirs is first asked for.
     return dict(zip(numbers, table.columns, strict=True))
 

@@ -19,8 +19,12 @@ def read_live_columns(files: DataFiles, row_group: int, given_up: threading.Even
     return table if selection is None else table.filter(pa.array(selection.mask(row_group, table.num_rows)))
 
 
-def read_columns(files: DataFiles, row_group: int, given_up: threading.Event | None = None) -> pa.Table:
+def read_columns(
+    files: DataFiles, row_group: int, given_up: threading.Event | None = None, most_rows: int | None = None
+) -> pa.Table:
     """The columns `files.fields` of a row group, in the types that the dataset gives them; codes as their values.
+
+    With `most_rows` of no more than its first rows.
 
     Raises:
         SourceChangedError: the file is gone, or is not what the manifest says.
@@ -35,11 +39,14 @@ def read_columns(files: DataFiles, row_group: int, given_up: threading.Event | N
             opened.check_heads(row_group, parts)
         stored = {name: place for name, place in opened.places.items() if place is not None}
         columns = dict(
-            zip(stored, opened.read(opened.row_groups(row_group), list(stored.values()), parts), strict=True)
+            zip(stored, opened.read(opened.row_groups(row_group), list(stored.values()), parts, most_rows), strict=True)
         )
+        num_rows = int(manifest.row_group_rows[row_group])
+        if most_rows is not None:
+            num_rows = min([most_rows, num_rows, *map(len, columns.values())])
         for name in files.fields:
             if name not in columns:
-                columns[name] = constant_column(file, name, int(manifest.row_group_rows[row_group]))
+                columns[name] = constant_column(file, name, num_rows)
             categories = manifest.categories.get(name)
             if categories is not None and categories.are_coded:
                 columns[name] = categories.values_of(columns[name], file.number)

@@ -84,7 +84,7 @@ def histogram_of(source: BatchSource, name: str, bins: int) -> tuple[npt.NDArray
 
     bounds = [(values.min(), values.max()) for values in finite() if len(values)]
     least, most = (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else (0, 1)
-    least, most = _with_room(least, most, bins)
+    least, most = with_room(least, most, bins)
     counts, edges = np.histogram([], bins, (least, most))
     whole = counts.astype(np.int64)
     for values in finite():
@@ -93,7 +93,7 @@ def histogram_of(source: BatchSource, name: str, bins: int) -> tuple[npt.NDArray
     return whole, edges.astype(np.int64).astype(dtype) if dtype.startswith("datetime64") else edges
 
 
-def _with_room(least: Any, most: Any, bins: int) -> tuple[Any, Any]:
+def with_room(least: Any, most: Any, bins: int) -> tuple[Any, Any]:
     """The bounds, further apart if there are not enough doubles between them for the edges of all bins."""
     spacing = float(np.spacing(max(abs(float(least)), abs(float(most)))))
     width = float(most) - float(least)

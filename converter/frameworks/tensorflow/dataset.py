@@ -214,6 +214,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def __repr__(self) -> str:
         return self._epochs.describe("TFDataset", self.names)
 
+    def _repr_html_(self) -> str:
+        return self._epochs.describe_in_html("TFDataset", self.names)
+
     def __enter__(self) -> TFDataset:
         return self
 

@@ -161,6 +161,9 @@ class TorchDataLoader(DataLoader[Batch]):
     def __repr__(self) -> str:
         return self._epochs.describe("TorchDataLoader")
 
+    def _repr_html_(self) -> str:
+        return self._epochs.describe_in_html("TorchDataLoader")
+
     def _look_for_shard(self) -> None:
         self._epochs.look_for_shard()
         self.source = self._runs.source = self._epochs.source
