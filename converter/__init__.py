@@ -15,6 +15,7 @@ they are fetched, a framework says as what they arrive. Importing this loads no 
 
 from importlib import metadata as _metadata
 
+from converter import plot as plot
 from converter.dataset import DatasetConverter
 from converter.decoders import Image, NumPy
 from converter.errors import (
@@ -74,4 +75,4 @@ __all__ = [
 
 def __dir__() -> list[str]:
     """What users need. The other modules are internal: they stay importable and are not listed."""
-    return sorted([*__all__, "frameworks"])
+    return sorted([*__all__, "frameworks", "plot"])

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Sequence
 MAX_NAME_SIGNS = 80
 """Signs of a column's name that are shown."""
 
+MAX_TEXT_SIGNS = 1000
+"""Signs of any other text."""
+
 _WIDTH, _HEIGHT = 96, 18
 """Pixels of a chart."""
 
@@ -71,7 +74,11 @@ def facts(rows: Iterable[tuple[str, object]]) -> str:
     >>> facts([("rows", 5), ("epochs", None)])
     '<table><tr><th>rows</th><td>5</td></tr></table>'
     """
-    cells = [(text(name), text(value)) for name, value in rows if value is not None]
+    cells = [
+        (text(shortened(name, MAX_NAME_SIGNS)), text(shortened(value, MAX_TEXT_SIGNS)))
+        for name, value in rows
+        if value is not None
+    ]
     return f"<table>{''.join(f'<tr><th>{name}</th><td>{value}</td></tr>' for name, value in cells)}</table>"
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from converter.holding import Holding
 from converter.manifest import Manifest
-from converter.markup import MAX_NAME_SIGNS, bars, facts, shortened, table, text
+from converter.markup import MAX_NAME_SIGNS, MAX_TEXT_SIGNS, bars, facts, shortened, table, text
 from converter.scans.samples import Deadline, SampledColumn, take_sample
 from converter.schema import HEADINGS, Field, Schema
 from converter.storage.directory import Storage
@@ -31,7 +31,7 @@ _SAMPLE_SECONDS = 2.0
 """How long a store is waited for."""
 
 _MAX_BARS = 16
-_MAX_URL_SIGNS, _MAX_VALUE_SIGNS = 1000, 24
+_MAX_VALUE_SIGNS = 24
 
 
 def page_of(
@@ -44,10 +44,10 @@ def page_of(
     told = [
         ("rows", f"{manifest.num_live_rows:,}"),
         ("size", f"{manifest.num_bytes / 1e6:,.1f} MB in {manifest.num_row_groups:,} row groups"),
-        ("where", shortened(storage.url, _MAX_URL_SIGNS)),
+        ("where", storage.url),
         ("lifetime", lifetime),
     ]
-    title = f"<p>{text(shortened(shown, 2 * _MAX_URL_SIGNS))}</p>"
+    title = f"<p>{text(shortened(shown, MAX_TEXT_SIGNS))}</p>"
     return "".join((title, origin, facts(told), columns_of(schema, sample), _note(num_rows, manifest)))
 
 

@@ -25,6 +25,7 @@ PAGES = {
     "converter.frameworks.torch": ("TorchDataLoader",),
     "converter.frameworks.tensorflow": ("DatasetState", "DatasetStateCallback", "TFDataset"),
     "converter.frameworks.transformers": ("train",),
+    "converter.plot": ("columns", "layout", "shuffle", "timeline"),
 }
 """The pages of the reference, and the names on them beside `converter.__all__`: what public methods return."""
 

@@ -24,6 +24,7 @@ _CORE = ("numpy", "pyarrow", "fsspec")
 _EXTRAS = {
     "pyspark": "spark", "torch": "torch", "tensorflow": "tf", "deltalake": "delta", "adlfs": "azure",
     "hdfs-native": "hdfs", "s3fs": "s3", "simplejpeg": "images", "pillow": "images", "tqdm": "torch",
+    "matplotlib": "plot",
 }  # fmt: skip
 """Packages, and the extra that brings each."""
 

@@ -120,6 +120,9 @@ def take_sample(
         return {}
     places = np.linspace(0, len(live) - 1, min(most_row_groups, len(live))).round().astype(np.int64)
     wanted = live[places].tolist()
+    # Of small data all rows, also if its row groups differ in size.
+    sizes = manifest.live_rows[wanted]
+    rows_of_each = int(sizes.max()) if sizes.sum() <= num_rows else num_rows // len(wanted)
     fields = [manifest.schema[name] for name in names]
     if not storage.is_local:
         row_bytes = np.cumsum([_row_bytes(field) for field in fields])
@@ -132,7 +135,7 @@ def take_sample(
     for row_group in wanted:
         if given_up is not None and given_up.is_set():
             break
-        tables.append(_first_live_rows(files, row_group, num_rows // len(wanted), given_up))
+        tables.append(_first_live_rows(files, row_group, rows_of_each, given_up))
     if not tables:
         return {}
     return {field.name: _sampled(field, [table[field.name] for table in tables], manifest) for field in fields}

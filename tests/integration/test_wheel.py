@@ -167,7 +167,7 @@ print(json.dumps(fields | {"description": found.json["description"]}))
     always = {re.split(r"[><=!~; \[]", line)[0] for line in found["Requires-Dist"] if "extra ==" not in line}
     assert always == {"fsspec", "numpy", "platformdirs", "pyarrow"}
     # An extra for each engine and store, none for what does not exist.
-    extras = {"spark", "torch", "tf", "delta", "azure", "hdfs", "s3", "images", "petastorm", "local", "all"}
+    extras = {"spark", "torch", "tf", "delta", "azure", "hdfs", "s3", "images", "petastorm", "plot", "local", "all"}
     extras |= {"cli", "test", "docs", "dev"}
     assert set(found["Provides-Extra"]) == extras
     for extra in ("spark", "torch"):

@@ -50,7 +50,7 @@ def test_the_public_names_are_sorted_and_named_once() -> None:
 
 
 def test_the_namespace_shows_what_users_need_and_no_internals() -> None:
-    assert dir(converter) == sorted([*converter.__all__, "frameworks"])
+    assert dir(converter) == sorted([*converter.__all__, "frameworks", "plot"])
     assert not {"PackageNotFoundError", "version"} & set(vars(converter))
     # Still importable, for tests and readers of the code.
     assert converter.dataset.DatasetConverter is converter.DatasetConverter
@@ -73,5 +73,5 @@ import json
 print(json.dumps(list(shown.values())))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    wanted = sorted([*(name for name in converter.__all__ if not name.startswith("_")), "frameworks"])
+    wanted = sorted([*(name for name in converter.__all__ if not name.startswith("_")), "frameworks", "plot"])
     assert json.loads(done.stdout.splitlines()[-1]) == [wanted, wanted]

@@ -321,6 +321,11 @@ def test_a_fact_without_a_value_is_left_out() -> None:
     assert text("\ud800") == r"\ud800"
 
 
+def test_long_names_and_values_are_cut() -> None:
+    page = facts([("n" * 10**6, "v" * 10**6)])
+    assert page == f"<table><tr><th>{'n' * 79}…</th><td>{'v' * 999}…</td></tr></table>"
+
+
 def test_a_dataset_without_rows_has_a_page(tmp_path: Path) -> None:
     made = convert(tmp_path, pa.table({"x": [1.0]}))
     none = np.empty(0, np.int64)

@@ -694,6 +694,7 @@ def test_a_loader_says_in_one_line_what_it_is(converter: DatasetConverter, frame
             assert one in said
         assert "\n" not in said
         assert " at 0x" not in said
+        assert "<tr><th>shard</th><td>1 of 2</td></tr>" in loader._repr_html_()
         loader.set_epoch(2)
         assert "epoch 2" in repr(loader)
     assert repr(loader).endswith(", closed)")

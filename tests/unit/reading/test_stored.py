@@ -34,3 +34,10 @@ def test_columns_are_read_by_their_places(wrap: Any) -> None:
     assert texts.to_pylist() == ["x", "y", "z"]
     assert members.to_pylist() == [None, None, 4]
     assert numbers.to_pylist() == [7, 8, 9]
+    for most_rows in (1, 2, 5):
+        first = read_places(wrap(parquet), [0], places, most_rows)
+        assert [column.to_pylist() for column in first] == [
+            ["x", "y"][:most_rows],
+            [None] * min(most_rows, 2),
+            [7, 8][:most_rows],
+        ]
