@@ -27,6 +27,9 @@ Places = npt.NDArray[np.int64]
 _MAX_BATCHES = 256
 """Batches that are measured, spread over the epoch: the spread of their means is then known to 4 %."""
 
+_MAX_PLACES = 1 << 24
+"""Rows that are measured: 128 MB of memory."""
+
 _MAX_DOTS = 64
 """Rows of a batch that are drawn."""
 
@@ -69,7 +72,8 @@ def shuffle(loader: Any, *, ax: Axes | None = None) -> Axes:
     plan = source.plan(epoch)
     axes = axes_of(ax, 8, 4)
     num_elements = int(source.manifest.elements_of(epoch).sum())
-    numbers = np.linspace(0, plan.num_batches - 1, min(plan.num_batches, _MAX_BATCHES)).round().astype(np.int64)
+    most = min(plan.num_batches, _MAX_BATCHES, max(2, _MAX_PLACES // source.batch_size))
+    numbers = np.linspace(0, plan.num_batches - 1, most).round().astype(np.int64)
     batches = list(places_of_batches(source, plan, numbers.tolist()))
     if not batches:
         say_instead(axes, "an epoch has no batch")

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from converter import DatasetConverter, make_parquet_converter, mix, plot
+from converter.plot import shuffles
 from converter.plot.shuffles import places_of_batches, quality_of
 
 NUM_ROWS = 4000
@@ -128,13 +129,15 @@ def test_the_picture_shows_rows_and_means_and_says_the_figures(converter: Datase
     assert (axes.get_xlabel(), later.get_xlabel()) == ("batch of epoch 0", "batch of epoch 1")
 
 
-def test_of_many_large_batches_some_are_drawn(converter: DatasetConverter) -> None:
+def test_of_many_large_batches_some_are_drawn(converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch) -> None:
     with converter.make_batch_reader(batch_size=3, shuffle=True) as reader:
         axes = plot.shuffle(reader, ax=plt.figure().add_subplot())
         assert len(axes.lines[1].get_xdata()) == 256
         assert axes.lines[1].get_xdata()[-1] == len(reader) - 1
     with converter.make_batch_reader(batch_size=1000) as reader:
         assert len(plot.shuffle(reader).lines[0].get_xdata()) == 4 * 63
+        monkeypatch.setattr(shuffles, "_MAX_PLACES", 3999)
+        assert plot.shuffle(reader).lines[1].get_xdata().tolist() == [0, 2, 3]
 
 
 def test_a_single_row_and_an_epoch_without_batches_are_drawn(tmp_path: Path) -> None:
