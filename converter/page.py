@@ -27,6 +27,9 @@ _MAX_BYTES = 80_000
 """Of the table of columns: notebooks keep the page of each cell."""
 
 _SAMPLE_ROWS, _SAMPLE_ROW_GROUPS = 65_536, 4
+_LOCAL_PIECES, _LOCAL_ROW_GROUPS = 256, 32
+"""On a local disk more row groups of a table with few columns are read: a sorted column would have gaps otherwise."""
+
 _SAMPLE_SECONDS = 2.0
 """How long a store is waited for."""
 
@@ -86,12 +89,15 @@ def _sample_of(storage: Storage, manifest: Manifest, schema: Schema) -> Mapping[
     rows = manifest.of_rows
     try:
         names = [field.name for field in schema.fields[:_MAX_COLUMNS] if _is_narrow(rows.schema[field.name], rows)]
+        most_row_groups = _SAMPLE_ROW_GROUPS
+        if storage.is_local and names:
+            most_row_groups = max(_SAMPLE_ROW_GROUPS, min(_LOCAL_PIECES // len(names), _LOCAL_ROW_GROUPS))
         return take_sample(
             storage,
             rows,
             names,
             num_rows=_SAMPLE_ROWS,
-            most_row_groups=_SAMPLE_ROW_GROUPS,
+            most_row_groups=most_row_groups,
             given_up=Deadline(_SAMPLE_SECONDS),
         )
     except Exception as error:  # noqa: BLE001 (a picture is worth no error, whatever is wrong with the files)
@@ -128,7 +134,8 @@ def _shown_number(number: Any, dtype: str) -> str:
         return str(number.astype(np.int64).astype(dtype))[:19]
     if isinstance(number, np.bool_):
         return str(number)
-    return f"{number:,}" if isinstance(number, np.integer) and abs(int(number)) < 10**9 else f"{number:.4g}"
+    is_rounded = abs(float(number)) >= 1e9 or (abs(float(number)) < 1000 and not isinstance(number, np.integer))
+    return f"{number:.4g}" if is_rounded else f"{number:,.0f}"
 
 
 def _note(num_rows: int, manifest: Manifest) -> str:

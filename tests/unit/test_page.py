@@ -139,7 +139,9 @@ def test_a_sample_is_the_first_rows_of_four_row_groups(tmp_path: Path) -> None:
     starts = [0, 120_000, 240_000, 360_000]
     np.testing.assert_array_equal(sample.values, np.concatenate([start + np.arange(16_384) for start in starts]))
     page = converter._repr_html_()
-    assert "<p>Charts show a sample: 65,536 of 400,000 rows.</p>" in page
+    # On a local disk all ten row groups.
+    assert "<p>Charts show a sample: 65,530 of 400,000 rows.</p>" in page
+    assert _Page(page).row("x")[4::2] == ["0", "366,552"]
     part = converter.where([("x", ">=", 39_000), ("x", "<", 41_000)])
     live = take_sample(part._storage, part._manifest, ["x"], num_rows=1000, most_row_groups=4)["x"].values
     np.testing.assert_array_equal(live, np.r_[39_000:39_500, 40_000:40_500])
