@@ -34,6 +34,7 @@ from converter.commands.showing import (
 from converter.errors import CacheNotOwnedError, ConverterError
 from converter.make import sweep
 from converter.reading.ahead import default_workers_count
+from converter.schema import Field
 
 app = typer.Typer(
     name="converter",
@@ -164,7 +165,8 @@ def head(
         with chosen.make_batch_reader(batch_size=min(n, len(chosen)), columns=wanted, **options) as reader:
             batch = next(iter(reader))
     names = [name for name in batch if not (name.endswith("__valid") and name.removesuffix("__valid") in batch)]
-    table = [[_value(batch, name, row) for name in names] for row in range(len(batch[names[0]]))]
+    fields = {name: chosen.schema.get(name) for name in names}
+    table = [[_value(batch, name, row, fields[name]) for name in names] for row in range(len(batch[names[0]]))]
     if as_json:
         show_json([dict(zip(names, row, strict=True)) for row in table])
         return
@@ -192,7 +194,7 @@ def verify(
         for problem in damage:
             complain(problem)
         checked = "every row" if thorough else "sizes and footers"
-        state = f"{len(damage)} problems" if damage else "no damage"
+        state = f"{len(damage)} problem{'s' * (len(damage) > 1)}" if damage else "no damage"
         print(f"{told['files']:,} files, {told['rows']:,} rows: {state} ({checked}, {time.monotonic() - begin:.1f} s)")
     if damage:
         raise typer.Exit(3)
@@ -329,6 +331,12 @@ def delete(
             typer.confirm(f"Delete {rows.url} with {len(rows):,} rows?", abort=True, err=True)
         rows.delete()
     print(f"deleted {rows.url}")
+    root = find_root(rows.url.rsplit("/", 2)[0], storage_options(), TIMEOUT_SECONDS)
+    left = [one for one in survey(root) if one.url == rows.url] if root is not None else []
+    if left and left[0].holders:
+        complain(
+            f"its files are still read, and are removed when that ends: {'; '.join(map(_describe, left[0].holders))}"
+        )
 
 
 # What is shown -------------------------------------------------------------------------------
@@ -356,7 +364,7 @@ def _life_of(one: Any) -> str:
     if one.problem:
         return f"cannot be read: {one.problem}"
     if one.manifest is None:
-        return "unfinished"
+        return "written or deleted now" if one.holders else "unfinished"
     return "kept" if one.manifest.is_kept else "until its converter ends"
 
 
@@ -381,10 +389,16 @@ def _as_json(one: Any) -> dict[str, Any]:
     }
 
 
-def _value(batch: dict[str, Any], name: str, row: int) -> Any:
-    """A row's value as JSON can hold it; None for a null."""
+def _value(batch: dict[str, Any], name: str, row: int, field: Field | None) -> Any:
+    """A row's value as JSON can hold it, a category as its value; None for a null."""
     is_valid = batch.get(f"{name}__valid")
     if is_valid is not None and not np.all(is_valid[row]):
         return None
     value = batch[name][row]
+    if field is not None and field.categories is not None and np.ndim(value) == 0:
+        # A value that is none of them has the code -1.
+        return field.categories[value] if value >= 0 else None
+    if isinstance(value, np.floating):
+        # As short as it is exact: a float32 has seven digits, not seventeen.
+        return float(str(value))
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value

@@ -79,7 +79,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, right:
     used = [number for number in range(len(headings)) if any(row[number] != "" for row in rows)]
     headings, right = [headings[number] for number in used], [used.index(number) for number in right if number in used]
     rows = [[row[number] for number in used] for row in rows]
-    table = Table(header_style="bold")
+    table = Table(header_style="" if console.no_color else "bold")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number in right else "left", overflow="fold")
     for row in rows:

@@ -14,7 +14,7 @@ The rules, so that a second run stores the same text:
 
 Stored as they are, and not compared:
 - results of a training: numbers with a decimal point after "loss", "accuracy", "recall" or "precision";
-- sizes in MB: another version of Arrow writes other files;
+- sizes in MB: another version of Arrow writes other files; percentages; the width of tables;
 - pictures: only that there is one is compared.
 """
 
@@ -38,7 +38,7 @@ from tests.notebooks.workspaces import NOTEBOOKS
 
 PICTURE = "image/png"
 COLOURS = 64
-PROGRESS = "Wrote the cache"
+PROGRESS = re.compile(r"Wrote the cache|.*\d%\|")
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 HEXADECIMAL = rf"\b({UUID}|(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{{8,64}})\b|(?<=fingerprint )[0-9a-f]{{8,64}}"
 COMMON_DIGITS = 8
@@ -50,12 +50,16 @@ REPLACED = (
     (re.compile(r"\b0x[0-9a-f]{6,}"), "0x…"),
     (re.compile(r"(?<![\d.])(\d+)\.\d+\.\d+\b(?!\.)"), r"\1.x"),
     (re.compile(r"\bwritten .+? of (.+?) by .+? \([^)]*\)"), r"written … of \1 by you (…)"),
+    (re.compile(r"\b[\w.-]+:\d+ \((?=reads|writes)"), "this-machine:… ("),
     (re.compile(r"\b[\d.,]+ (?:ns|µs|ms|s|seconds|rows/s|MB/s)(?![\w/])"), "…"),
 )
 OF_RANKS = re.compile(r"(?:^(?:Reading shard|Each epoch drops) .*\n){2,}", re.MULTILINE)
 NOT_COMPARED = (
     (re.compile(r"(\b(?:loss|accuracy|recall|precision)\b[^\n.]*?)\d+\.\d+"), r"\1…"),
     (re.compile(r"\b[\d.,]+ MB\b"), "… MB"),
+    (re.compile(r"\b[\d.,]+%"), "…%"),
+    # A table is as wide as its numbers.
+    (re.compile(r"[ ─━┏┓┳┃│└┘┴┌┐┬├┤┼╇┡┩]+"), " "),
 )
 
 
@@ -92,7 +96,7 @@ def stored_outputs(outputs: Sequence[Any], names: Names) -> list[Any]:
                 kept[-1].text += output.text
             else:
                 kept.append(nbformat.v4.new_output("stream", name="stdout", text=output.text))
-        elif not output.data.get("text/plain", "").startswith(PROGRESS):
+        elif not PROGRESS.match(output.data.get("text/plain", "")):
             kept.append(nbformat.v4.new_output(output.output_type, data=dict(output.data)))
     for output in kept:
         if output.output_type == "stream":
