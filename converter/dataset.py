@@ -18,6 +18,7 @@ from converter.cache import leases
 from converter.errors import CacheError
 from converter.frameworks.numpy import BatchReader
 from converter.holding import Holding, holdings
+from converter.lineage.tracking import make_mlflow_dataset
 from converter.loading.batches import first_batch
 from converter.loading.forecast import LoaderPlan, check_steps, describe_plan, log_uneven_shards, suggest_mixing
 from converter.loading.options import LoaderOptions, all_rows
@@ -170,6 +171,36 @@ class DatasetConverter:
             "fingerprint": self.fingerprint,
             "columns": [describe_column(field, statistics.get(field.name)) for field in self.schema],
         }
+
+    def mlflow_dataset(self, *, name: str | None = None) -> Any:
+        """The rows as an MLflow dataset, by which a run says what it was trained on, and leads back to it.
+
+        ```python
+        mlflow.log_input(converter.mlflow_dataset(), context="training")
+        # In another process, on another day:
+        source = mlflow.data.get_source(mlflow.get_run(run_id).inputs.dataset_inputs[0])
+        converter = source.load()  # the same rows; a SourceChangedError if the data have changed
+        ```
+
+        The source says which rows they are: a cache entry, Parquet files or a version of a Delta table; the options
+        that change what arrives; and views such as `where` and `split`. It never holds a secret: `load` takes
+        `storage_options`. It also takes `decode=` with decoders of your own, whose code is not stored. A cache entry
+        that was written without `delete_on_exit=False` cannot be loaded once it is deleted. Filters that are
+        expressions of pyarrow, and lists of more than 100,000 values, are not stored: `load` then raises an error.
+
+        The digest is the `fingerprint` and four signs of the source. The profile has rows, bytes, and what `load` does.
+
+        Args:
+            name: what MLflow shows; None for the `cache_key`, the table and its version, or the folder.
+
+        Returns:
+            An `mlflow.data.Dataset`.
+
+        Raises:
+            MissingDependencyError: MLflow is not installed.
+            ValueError, TypeError: MLflow cannot keep the name.
+        """
+        return make_mlflow_dataset(self.describe(), self.schema, self._manifest.recipe, name=name)
 
     def verify(self, *, every_row: bool = False) -> list[str]:
         """Look for damage in the files: a line for each damaged one, no line if there is none.
@@ -876,6 +907,10 @@ class DatasetConverter:
         return DatasetConverter(storage=self._storage, manifest=manifest, holding=self._holding, is_owner=False)
 
     @staticmethod
+    def _owner_of(view: DatasetConverter) -> DatasetConverter:
+        return DatasetConverter(storage=view._storage, manifest=view._manifest, holding=view._holding, is_owner=True)
+
+    @staticmethod
     def _files_of(converter: DatasetConverter) -> tuple[Storage, Manifest]:
         """What an open converter reads, for one that is made of several."""
         return converter._opened_files()
@@ -906,6 +941,15 @@ class DatasetConverter:
 def _unpickled(stamp: Stamp, storage: Storage, manifest: Manifest, host: str) -> DatasetConverter:  # noqa: ARG001
     """The copy of a pickled converter; the version was checked when `stamp` was read, before the rest."""
     return borrow_files(storage, manifest, host)
+
+
+class Owner(DatasetConverter):
+    """Makes converters that end a view's use of a cache entry: for views whose first converter nothing else holds."""
+
+    @classmethod
+    def of(cls, view: DatasetConverter) -> DatasetConverter:
+        """The rows of a view; its end releases the entry."""
+        return cls._owner_of(view)
 
 
 def borrow_files(storage: Storage, manifest: Manifest, host: str | None = None) -> DatasetConverter:

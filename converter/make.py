@@ -19,10 +19,12 @@ from converter.cache import entries, finding, roots, sweeps
 from converter.cache.entries import HeldEntry
 from converter.cache.removal import SweepReport
 from converter.categories import CategoriesOption, Unseen
-from converter.dataset import DatasetConverter
+from converter.dataset import DatasetConverter, Owner
 from converter.decoders.decoder import Decoder, check_decode
 from converter.errors import CacheError, CacheNotOwnedError, SourceError
 from converter.holding import Holding
+from converter.lineage import remaking
+from converter.lineage.recipe import with_entrys_recipe, with_recipe
 from converter.loading.options import all_rows
 from converter.manifest import Manifest
 from converter.reading.local_cache import find_local_root, remove_unheld
@@ -42,7 +44,7 @@ from converter.sources.spark.write import write_dataframe
 from converter.storage.directory import Storage, StorageOptions
 from converter.storage.opening import open_storage
 from converter.storage.store import TIMEOUT_SECONDS, check_timeout
-from converter.storage.urls import shown_url
+from converter.storage.urls import shown_url, stored_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -264,7 +266,7 @@ def hold_entry(
     """The converter of a committed entry that this process uses."""
     holding = Holding(entry=entry, delete_on_exit=delete_on_exit)
     try:
-        manifest = _settled(entry.folder, entry.manifest, decode)
+        manifest = with_entrys_recipe(_settled(entry.folder, entry.manifest, decode), entry.folder.url, decode)
     except BaseException:
         holding.close(delete=delete_on_exit)
         raise
@@ -373,6 +375,8 @@ def make_parquet_converter(
             timeout_seconds=check_timeout(timeout_seconds),
         )
         manifest = _settled(storage, manifest, decode, categories, unseen=unseen, standardize=standardize)
+    options = _options_of(columns, float_dtype, shapes, unseen)
+    manifest = with_recipe(manifest, "parquet", {"urls": list(map(stored_url, names))}, options)
     return DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=True)
 
 
@@ -438,8 +442,9 @@ def make_delta_converter(
     _check_source_options(columns, shapes, float_dtype)
     values = None if filters is None else list_values(filters)
     with _named_store_errors(name):
+        location = name if spark is None else find_location(spark, name)
         storage, manifest = read_snapshot(
-            name if spark is None else find_location(spark, name),
+            location,
             version=None if version is None else check_integer("version", version, least=0),
             timestamp=check_timestamp(timestamp),
             columns=columns,
@@ -453,7 +458,18 @@ def make_delta_converter(
         if values is not None:
             manifest = select_rows(storage, manifest, values)
         manifest = _settled(storage, manifest, decode, categories, unseen=unseen, standardize=standardize)
+    options = _options_of(columns, float_dtype, shapes, unseen) | {"filters": values}
+    manifest = with_recipe(manifest, "delta", {"url": stored_url(location), "version": manifest.version}, options)
     return DatasetConverter(storage=storage, manifest=manifest, holding=Holding(), is_owner=True)
+
+
+# What remakes converters stands below these functions, and calls them.
+remaking.openers |= {
+    "cache": open_converter,
+    "parquet": make_parquet_converter,
+    "delta": make_delta_converter,
+    "view": Owner.of,
+}
 
 
 @contextlib.contextmanager
@@ -464,6 +480,12 @@ def _named_store_errors(url: str, kind: type[SourceError | CacheError] = SourceE
     except OSError as error:
         shown = shown_url(url)
         raise kind(f"{shown} cannot be read: {error}.", path=shown) from error
+
+
+def _options_of(columns: Any, float_dtype: Any, shapes: Any, unseen: Any) -> dict[str, Any]:
+    """The options of files as a recipe keeps them, without those that the manifest has."""
+    listed = None if columns is None else list(columns)
+    return {"columns": listed, "float_dtype": float_dtype, "shapes": shapes, "unseen": unseen}
 
 
 def _check_source_options(columns: Any, shapes: Any, float_dtype: Any) -> None:

@@ -27,6 +27,7 @@ from converter.declared import check_declared, schema_of_batches, schema_of_valu
 from converter.decoders.decoder import Decoder
 from converter.draws import Draws
 from converter.errors import CacheCorruptError, CacheError
+from converter.lineage.recipe import Recipe
 from converter.places import SourceColumn
 from converter.schema import Scale, Schema, checked, checked_count
 from converter.selection import Selection
@@ -180,6 +181,9 @@ class Manifest:
 
     draws: Draws | None = None
     """How often each live element comes, if not once. Never stored."""
+
+    recipe: Recipe | None = None
+    """How the converter was made; None for what no function of `make` made. Never stored."""
 
     @property
     def batch_schema(self) -> Schema:

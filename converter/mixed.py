@@ -14,6 +14,8 @@ import numpy as np
 from converter.arguments import check_integer, check_shard
 from converter.dataset import DatasetConverter
 from converter.holding import Holding
+from converter.lineage import remaking
+from converter.lineage.recipe import recipe_of_mixture
 from converter.loading.forecast import log_uneven_shards
 from converter.loading.options import LoaderOptions
 from converter.manifest import Manifest
@@ -93,6 +95,9 @@ def mix(
     return MixedConverter(dict(converters), mixing, source)
 
 
+remaking.openers["mix"] = mix
+
+
 def _check_weights(weights: Any, names: tuple[str, ...]) -> tuple[float, ...]:
     """The weight of each source, in order."""
     if not isinstance(weights, Mapping):
@@ -129,7 +134,10 @@ class MixedConverter(DatasetConverter):
             raise ValueError(f"source must be a name that no column has, got {source!r}.")
         super().__init__(
             storage=next(iter(opened.values()))[0],
-            manifest=_manifest_of(list(manifests.values()), self._columns, mixing),
+            manifest=replace(
+                _manifest_of(list(manifests.values()), self._columns, mixing),
+                recipe=recipe_of_mixture(manifests, mixing, source),
+            ),
             holding=Holding(),
             is_owner=False,
         )

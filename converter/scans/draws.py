@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from converter.arguments import check_flag, check_integer
 from converter.draws import Classes, Draws, Expected, Numbers
 from converter.errors import NullValueError, SourceError
+from converter.lineage.recipe import Recipe, viewed
 from converter.manifest import Manifest
 from converter.mixing import share
 from converter.reading.ahead import map_row_groups
@@ -47,7 +48,8 @@ def balance(
     total = _check(manifest, num_rows, seed)
     values, codes = _classes_of(storage, manifest, by)
     shares = np.ones(len(values)) if weights is None else _weights_of(values, weights, by)
-    return _with_draws(manifest, _in_classes(codes, shares, total), total, seed)
+    recipe = viewed(manifest.recipe, "balance", by=by, weights=weights, num_rows=num_rows, seed=seed)
+    return _with_draws(manifest, _in_classes(codes, shares, total), total, seed, recipe)
 
 
 def sample(
@@ -68,6 +70,9 @@ def sample(
     """
     total = _check(manifest, num_rows, seed)
     check_flag("replacement", replacement)
+    recipe = viewed(
+        manifest.recipe, "sample", weights=weights, by=by, num_rows=num_rows, replacement=replacement, seed=seed
+    )
     if isinstance(weights, Mapping):
         if by is None:
             raise ValueError("sample: weights of values need by=, the column that has the values.")
@@ -75,7 +80,7 @@ def sample(
         of_class = _weights_of(values, weights, by)
         if replacement:
             sizes = np.bincount(codes, minlength=len(values))
-            return _with_draws(manifest, _in_classes(codes, of_class * sizes, total), total, seed)
+            return _with_draws(manifest, _in_classes(codes, of_class * sizes, total), total, seed, recipe)
         numbers = of_class[codes]
     elif not isinstance(weights, str) or by is not None:
         raise TypeError(f"sample: weights must be a column's name, or a dict of values with by=…, got {weights!r}.")
@@ -84,7 +89,7 @@ def sample(
     if not numbers.sum() > 0:
         raise ValueError("sample: the weights sum to 0, so no row would come.")
     expected = numbers * (total / numbers.sum()) if replacement else _at_most_once(numbers, total)
-    return _with_draws(manifest, Expected(numbers=expected, total=total), total, seed)
+    return _with_draws(manifest, Expected(numbers=expected, total=total), total, seed, recipe)
 
 
 def _check(manifest: Manifest, num_rows: Any, seed: Any) -> int:
@@ -103,9 +108,9 @@ def check_no_draws(manifest: Manifest) -> None:
         )
 
 
-def _with_draws(manifest: Manifest, kind: Classes | Expected, total: int, seed: int) -> Manifest:
+def _with_draws(manifest: Manifest, kind: Classes | Expected, total: int, seed: int, recipe: Recipe | None) -> Manifest:
     starts = np.concatenate(([0], np.cumsum(manifest.live_rows)))
-    return replace(manifest, draws=Draws(kind=kind, num_rows=total, starts=starts, seed=seed))
+    return replace(manifest, draws=Draws(kind=kind, num_rows=total, starts=starts, seed=seed), recipe=recipe)
 
 
 def _in_classes(codes: npt.NDArray[Any], shares: npt.NDArray[np.float64], total: int) -> Classes:

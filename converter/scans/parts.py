@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from converter.arguments import check_fractions, check_integer
 from converter.errors import SourceError
+from converter.lineage.recipe import viewed
 from converter.manifest import Manifest
 from converter.scans.draws import check_no_draws
-from converter.scans.filters import Filters, say_filters
+from converter.scans.filters import Filters, list_values, say_filters
 from converter.scans.passes import resolve_filters, split
 from converter.storage.directory import Storage
 
@@ -22,10 +23,12 @@ def select_rows(storage: Storage, manifest: Manifest, filters: Filters) -> Manif
         ValueError, TypeError: the filters are not understood, or do not fit the columns.
     """
     check_no_draws(manifest)
-    selection = resolve_filters(storage, manifest, filters)
+    # Iterators are read once.
+    values = list_values(filters)
+    selection = resolve_filters(storage, manifest, values)
     if not selection.num_rows:
         raise SourceError(f"No row of {storage.url} passes the filters {say_filters(filters)}.")
-    return replace(manifest, selection=selection)
+    return replace(manifest, selection=selection, recipe=viewed(manifest.recipe, "where", filters=values))
 
 
 def split_rows(
@@ -46,4 +49,7 @@ def split_rows(
             raise SourceError(
                 f"The part {name!r} of {manifest.num_live_rows} rows would be empty. Give it a larger fraction."
             )
-    return {name: replace(manifest, selection=selection) for name, selection in parts.items()}
+    recipes = {
+        name: viewed(manifest.recipe, "split", fractions=fractions, by=by, seed=seed, part=name) for name in fractions
+    }
+    return {name: replace(manifest, selection=part, recipe=recipes[name]) for name, part in parts.items()}

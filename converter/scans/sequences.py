@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from converter.arguments import check_integer
 from converter.errors import NullValueError, SourceError
+from converter.lineage.recipe import viewed
 from converter.manifest import Manifest
 from converter.reading.ahead import map_row_groups
 from converter.reading.checks import place_of_row
@@ -92,7 +93,18 @@ def select_sequences(
         chains = _join_stretches(storage, manifest, request, stretches, live_starts)
     else:
         chains = _single(np.zeros(1, np.int64))
-    return _select(manifest, request, chains, live_starts)
+    recipe = viewed(
+        manifest.recipe,
+        "sequences",
+        length=request.length,
+        by=list(request.by) or None,
+        order_by=request.order_by,
+        stride=request.stride,
+        max_gap=request.max_gap,
+        partial=partial,
+        steps=request.steps or None,
+    )
+    return replace(_select(manifest, request, chains, live_starts), recipe=recipe)
 
 
 def _checked(request: _Request, manifest: Manifest) -> _Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 HTTP_SCHEMES = ("http", "https")
@@ -33,6 +34,21 @@ def shown_url(url: str) -> str:
     # Before the @ is a container in Azure's URLs; in others a user, maybe with a password.
     place = netloc if scheme in AZURE_SCHEMES else netloc.rpartition("@")[2]
     return f"{scheme}://{place}{path}"
+
+
+def stored_url(url: str | os.PathLike[str]) -> str:
+    """A URL, path or pattern as another process can use it: absolute, without a user's name or secret.
+
+    >>> stored_url("s3://key:secret@bucket/day=?/x=1")
+    's3://bucket/day=[!/]/x=1'
+    """
+    text = os.fspath(url)
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        return os.path.abspath(os.path.expanduser(text))
+    if not text.lower().startswith(tuple(f"{scheme}://" for scheme in HTTP_SCHEMES)):
+        # A wildcard, which would be taken for the beginning of a query.
+        text = text.replace("?", "[!/]")
+    return shown_url(text)
 
 
 def check_names(path: str, shown: str) -> None:

@@ -27,8 +27,9 @@ from converter import (
     statistics,
 )
 from converter.cache import leases
+from converter.lineage import recipe
 
-_SHAPES = {1: "0fe81c7394"}
+_SHAPES = {2: "60c2ea102f"}
 """What the classes of a pickled converter look like, by format."""
 
 
@@ -61,7 +62,7 @@ def test_the_same_versions_is_read(converter: DatasetConverter) -> None:
 
 
 def test_the_format_counts_up_with_the_classes() -> None:
-    modules = (manifest, schema, selection, sequences, statistics, draws)
+    modules = (manifest, schema, selection, sequences, statistics, draws, recipe)
     fields = [
         (module.__name__, name, tuple(field.name for field in dataclasses.fields(kind)))
         for module in modules
