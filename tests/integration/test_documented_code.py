@@ -30,7 +30,7 @@ from tests.repository import REPOSITORY
 
 pytestmark = pytest.mark.short
 
-RUN_ELSEWHERE = ("start_local_spark(", "converter.frameworks.transformers")
+RUN_ELSEWHERE = ("start_local_spark(", "converter.frameworks.transformers", "mlflow", "dataset.digest")
 """Blocks that other tests run: in a process of their own, or with what is not installed here."""
 
 DOORS = ("make_spark_converter", "make_parquet_converter", "make_delta_converter", "open_converter")
