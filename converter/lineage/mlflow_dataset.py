@@ -77,7 +77,8 @@ class ConverterSource(DatasetSource):  # type: ignore[misc]
     ) -> "DatasetConverter":
         """The converter of the same rows again, in any process.
 
-        Its rows are compared with those of the run by their fingerprint, before any is handed out.
+        Its rows are compared with those of the run by their fingerprint, before any is handed out. The end of a `with`
+        block removes nothing.
 
         Args:
             decode: decoders of your own, by column, whose code is not stored.
@@ -88,7 +89,7 @@ class ConverterSource(DatasetSource):  # type: ignore[misc]
             CacheError: the cache entry was deleted, or cannot be read.
             SourceChangedError: the data have changed since the run.
             SourceError: the data are gone, or the run's arguments cannot be stored; the message says which.
-            ValueError, TypeError: a decoder of your own is missing, or an option is none.
+            ValueError, TypeError: a decoder of your own is missing or another one, or an option is none.
         """
         return remake(self.recipe, fingerprint=self.fingerprint, decode=decode, storage_options=storage_options)
 

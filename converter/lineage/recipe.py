@@ -42,6 +42,9 @@ VIEWS: Mapping[str, frozenset[str]] = {
 }
 """The methods that return a converter of some of the rows, and their arguments; `part` is a split's result."""
 
+_MAX_SHOWN = 3
+"""URLs that errors list."""
+
 MAX_BYTES = 1 << 20
 """Bytes of a recipe as text; a larger one is not kept in every pickled copy of a converter."""
 
@@ -73,8 +76,12 @@ class Recipe:
         """What it reads, for people."""
         if self.kind == "mix":
             return ", ".join(f"{name}: {part.shown_places}" for name, part in self.place["parts"].items())
-        shown = ", ".join(self.place["urls"]) if "urls" in self.place else str(self.place["url"])
-        return shown if self.place.get("version") is None else f"{shown}, version {self.place['version']}"
+        if self.kind == "parquet":
+            urls = self.place["urls"]
+            more = f" and {len(urls) - _MAX_SHOWN:,} more" if len(urls) > _MAX_SHOWN else ""
+            return ", ".join(urls[:_MAX_SHOWN]) + more
+        version = f", version {self.place['version']}" if self.kind == "delta" else ""
+        return f"{self.place['url']}{version}"
 
     @property
     def is_kept(self) -> bool:
@@ -82,11 +89,11 @@ class Recipe:
         parts = self.place.get("parts", {}).values()
         return bool(self.place.get("kept", True)) and all(part.is_kept for part in parts)
 
-    def named_decoders(self) -> Iterator[str]:
-        """The columns that need decoders of a user's own, whose code is not written down."""
+    def named_decoders(self) -> Iterator[tuple[str, Decoder]]:
+        """The columns that need decoders of a user's own, and what is known of those: all but their code."""
         for name, decoder in from_json(self.options.get("decode", {"dict": []})).items():
             if not decoder["kind"]:
-                yield name
+                yield name, decoders.from_json(decoder)
         for part in self.place.get("parts", {}).values():
             yield from part.named_decoders()
 
@@ -115,8 +122,9 @@ class Recipe:
             _check_names("parts of a view", checked(view, dict), frozenset({"name", "arguments"}))
             name = checked(view["name"], str)
             _check_names(f"arguments of {name}", checked(view["arguments"], dict), VIEWS[name])
-            for value in view["arguments"].values():
-                from_json(value)
+            arguments = {key: from_json(value) for key, value in view["arguments"].items()}
+            if name == "split" and arguments["part"] not in checked(arguments["fractions"], dict):
+                raise ValueError(f"a split has no part {arguments['part']!r:.80}")
         recipe = cls(
             kind=kind,
             place=_place_from(kind, document),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from converter import decoders
 from converter.decoders.decoder import Decoder
-from converter.errors import SourceChangedError, SourceError
+from converter.errors import ConverterError, SourceChangedError, SourceError
 from converter.lineage.recipe import Recipe
 from converter.lineage.values import from_json
 
@@ -27,29 +28,50 @@ def remake(
         CacheError: the cache entry is gone, or cannot be read.
         SourceChangedError: the data have other rows, or other files, than then.
         SourceError: the recipe is not complete, or the data are gone.
-        ValueError, TypeError: a decoder of the user's own is needed, or an option is none.
+        ValueError, TypeError: a decoder of the user's own is missing or another one, or an option is none.
     """
     if recipe.missing:
         raise SourceError(
             f"These rows of {recipe.shown_places} cannot be found again by themselves: {recipe.missing}. Make the "
             f"converter as the run did, and compare converter.fingerprint with {fingerprint!r}."
         )
-    needed = [name for name in recipe.named_decoders() if name not in (decode or {})]
-    if needed:
-        raise ValueError(
-            f"Column {needed[0]!r} was read with a decoder of your own, whose code is not stored. Pass it again: "
-            f"load(decode={{{needed[0]!r}: …}})."
-        )
-    converter = _remade(recipe, dict(decode or {}), storage_options)
-    if converter.fingerprint != fingerprint:
-        raise _changed(recipe, fingerprint, converter.fingerprint)
+    own = dict(decode or {})
+    _check_own(own, dict(recipe.named_decoders()))
+    # After an error, cache entries that were opened are released.
+    with contextlib.ExitStack() as opened:
+        converter = _remade(recipe, own, storage_options, opened)
+        if converter.fingerprint != fingerprint:
+            raise _changed(recipe, fingerprint, converter.fingerprint)
+        opened.pop_all()
     return converter
 
 
-def _remade(recipe: Recipe, decode: Mapping[str, Decoder], storage_options: Any) -> DatasetConverter:
-    converter = (
-        _mixed(recipe, decode, storage_options) if recipe.kind == "mix" else _opened(recipe, decode, storage_options)
-    )
+def _check_own(own: Mapping[str, Decoder], needed: Mapping[str, Decoder]) -> None:
+    """Raise ValueError unless these are the decoders whose code was not written down."""
+    for name, then in needed.items():
+        if name not in own:
+            raise ValueError(
+                f"Column {name!r} was read with a decoder of your own, whose code is not stored. Pass it again: "
+                f"load(decode={{{name!r}: …}})."
+            )
+        now = own[name]
+        if (now.dtype, now.shape) != (then.dtype, then.shape):
+            raise ValueError(
+                f"decode: column {name!r} was decoded to {then.dtype} of shape {then.shape}, and {now!r} gives "
+                f"{now.dtype} of shape {now.shape}. Pass the decoder of that time."
+            )
+    if unknown := sorted(set(own) - set(needed)):
+        raise ValueError(
+            f"decode names the column {unknown[0]!r}, which was not read with a decoder of your own. Leave it out: "
+            "other decoders are known."
+        )
+
+
+def _remade(
+    recipe: Recipe, own: Mapping[str, Decoder], storage_options: Any, opened: contextlib.ExitStack
+) -> DatasetConverter:
+    make = _mixed if recipe.kind == "mix" else _opened
+    converter = make(recipe, own, storage_options, opened)
     for view in recipe.views:
         arguments = {name: from_json(value) for name, value in view["arguments"].items()}
         part = arguments.pop("part", None)
@@ -62,34 +84,39 @@ def _remade(recipe: Recipe, decode: Mapping[str, Decoder], storage_options: Any)
     return owner
 
 
-def _opened(recipe: Recipe, decode: Mapping[str, Decoder], storage_options: Any) -> DatasetConverter:
+def _opened(
+    recipe: Recipe, own: Mapping[str, Decoder], storage_options: Any, opened: contextlib.ExitStack
+) -> DatasetConverter:
     """A converter of files, before views are taken of it."""
     options = {name: from_json(value) for name, value in recipe.options.items()}
-    stored = {name: decoders.from_json(decoder) for name, decoder in options.pop("decode", {}).items()}
-    own = {name: decoder for name, decoder in decode.items() if name in stored}
+    decode = {name: decoders.from_json(decoder) for name, decoder in options.pop("decode", {}).items()}
+    decode |= {name: decoder for name, decoder in own.items() if name in decode}
     place = recipe.place["urls"] if recipe.kind == "parquet" else recipe.place["url"]
     if recipe.kind == "delta":
         options["version"] = recipe.place["version"]
     try:
         converter: DatasetConverter = openers[recipe.kind](
-            place, **options, decode={**stored, **own} or None, storage_options=storage_options
+            place, **options, decode=decode or None, storage_options=storage_options
         )
     except ValueError as error:
-        if isinstance(error, SourceError):
+        if isinstance(error, ConverterError):
             raise
-        # Such as a column that is there no more.
-        raise SourceChangedError(
+        # Such as a column that is there no more, or an option that the store does not know.
+        raise SourceError(
             f"{recipe.shown_places} cannot be read as it was: {error}", path=recipe.shown_places
         ) from error
+    opened.enter_context(converter)
     if converter.fingerprint != recipe.fingerprint:
         raise _changed(recipe, recipe.fingerprint, converter.fingerprint)
     return converter
 
 
-def _mixed(recipe: Recipe, decode: Mapping[str, Decoder], storage_options: Any) -> DatasetConverter:
+def _mixed(
+    recipe: Recipe, own: Mapping[str, Decoder], storage_options: Any, opened: contextlib.ExitStack
+) -> DatasetConverter:
     options = {name: from_json(value) for name, value in recipe.options.items()}
     later = options.pop("later_weights", [])
-    parts = {name: _remade(part, decode, storage_options) for name, part in recipe.place["parts"].items()}
+    parts = {name: _remade(part, own, storage_options, opened) for name, part in recipe.place["parts"].items()}
     mixture = openers["mix"](parts, **options)
     for epoch, weights in later:
         mixture = mixture.with_weights(weights, from_epoch=epoch)

@@ -183,7 +183,7 @@ def _say_load(recipe: Recipe) -> str:
     """What `load()` of the source will do."""
     if recipe.missing:
         return f"raises an error: {recipe.missing}"
-    if columns := list(recipe.named_decoders()):
+    if columns := dict(recipe.named_decoders()):
         return f"needs decode= with your own decoders of {', '.join(columns)}"
     if not recipe.is_kept:
         return "only until the cache entry is removed: it was written with delete_on_exit=True"

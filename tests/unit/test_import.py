@@ -27,7 +27,18 @@ print(json.dumps([sorted(sys.modules), sorted(set(sys.modules) - core)]))
     assert {name.partition(".")[0] for name in added} <= expected
     assert len({name for name in added if not name.startswith("converter")}) < 40
     assert "pyarrow" in loaded
-    assert not loaded & {"tensorflow", "pyspark", "py4j", "torch", "pandas", "tqdm", "matplotlib", "adlfs", "aiohttp"}
+    assert not loaded & {
+        "tensorflow",
+        "pyspark",
+        "py4j",
+        "torch",
+        "pandas",
+        "tqdm",
+        "matplotlib",
+        "mlflow",
+        "adlfs",
+        "aiohttp",
+    }
 
 
 def test_the_types_are_for_users_too() -> None:

@@ -144,6 +144,8 @@ def test_a_source_that_was_changed_is_refused_or_says_what_it_reads(kind: str, d
         {"views": [{"name": "delete", "arguments": {}}]},
         {"views": [{"name": "__init__", "arguments": {}}]},
         {"views": [{"name": "where", "arguments": {"_manifest": 1}}]},
+        {"views": [{"name": "split", "arguments": {"fractions": {"dict": [["a", 0.5]]}, "part": "b"}}]},
+        {"views": [{"name": "split", "arguments": {"fractions": {"dict": [["a", 0.5]]}}}]},
         {"zlib": "!"},
         {"zlib": base64.b64encode(zlib.compress(b" " * (17 << 20))).decode()},
         {"zlib": base64.b64encode(zlib.compress(b"[" * 100_000)).decode()},
