@@ -1,4 +1,4 @@
-"""The errors that `converter` raises on purpose, as one tree.
+"""The errors that `converter` raises on purpose, as one tree, and its warnings.
 
     ConverterError
     ├── SourceError                    the input cannot be converted as given
@@ -15,6 +15,7 @@
     └── MissingDependencyError         (also ImportError): names the extra to install
 
 Bad argument values stay plain `ValueError` and `TypeError`.
+Every warning is a `ConverterWarning`.
 
 Every class can be built from its message alone, because worker processes
 (torch, Spark) rebuild an exception from its text and drop its attributes.
@@ -94,3 +95,14 @@ class StateMismatchError(ConverterError, ValueError):
 
 class MissingDependencyError(ConverterError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
+
+
+class ConverterWarning(UserWarning):
+    """A call works, but can be mended now: the message says how. Every warning of this package is one.
+
+    What depends on the rows, the machine or other processes is logged instead, so that a program that runs without
+    warnings once runs without them everywhere.
+
+    >>> import warnings
+    >>> warnings.filterwarnings("error", category=ConverterWarning)  # in a test, or "ignore"
+    """

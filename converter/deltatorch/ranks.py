@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from converter.arguments import check_integer
-from converter.errors import EmptyShardError
+from converter.deltatorch.warning import level_of_caller
+from converter.errors import ConverterWarning, EmptyShardError
 from converter.manifest import Manifest
 from converter.selection import Mask, select_some
-
-logger = logging.getLogger(__name__)
 
 
 def find_rank(*, use_fixed_rank: bool, rank: Any, num_ranks: Any) -> tuple[int, int]:
@@ -34,7 +33,11 @@ def find_rank(*, use_fixed_rank: bool, rank: Any, num_ranks: Any) -> tuple[int, 
             raise ValueError(f"rank must be below num_ranks, got rank={index} and num_ranks={count}.")
         return index, count
     if rank is not None or num_ranks is not None:
-        logger.warning("rank=%s and num_ranks=%s are not used without use_fixed_rank=True.", rank, num_ranks)
+        warnings.warn(
+            f"rank={rank} and num_ranks={num_ranks} are not used without use_fixed_rank=True. Pass it too, or neither.",
+            ConverterWarning,
+            stacklevel=level_of_caller(),
+        )
     # Not imported means not initialised.
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import warnings
@@ -9,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from converter.deltatorch.fields import FieldSpec, shape_of
+from converter.errors import ConverterWarning
 
 
-class MovedWarning(DeprecationWarning):
+class MovedWarning(ConverterWarning, DeprecationWarning):
     """DeltaTorch's interface was used. It works; the message has the native line that does the same."""
 
 
@@ -33,6 +35,15 @@ def warn_once(
         MovedWarning,
         stacklevel=stacklevel + 1,
     )
+
+
+def level_of_caller() -> int:
+    """The `stacklevel` that blames the line outside of this package, for a warning in the function that calls this."""
+    frame = inspect.currentframe()
+    level = -1
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("converter."):
+        frame, level = frame.f_back, level + 1
+    return level + 1
 
 
 def native_line(path: Any, fields: Sequence[FieldSpec], options: Mapping[str, Any]) -> str:

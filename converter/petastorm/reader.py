@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from converter.errors import ConverterWarning
 from converter.petastorm import places
 from converter.petastorm.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
 from converter.petastorm.elements import NOTHING, Elements, batches, rows, windows
@@ -381,6 +382,7 @@ def make_reader(
         warnings.warn(
             "pyarrow_serializer was deprecated and will be removed in future versions. The argument no longer has any "
             "effect.",
+            ConverterWarning,
             stacklevel=2,
         )
     options = _options_of(locals(), shard_seed)
@@ -391,6 +393,7 @@ def make_reader(
             warnings.warn(
                 "Currently make_reader supports reading only Petastorm datasets. To read from a non-Petastorm Parquet "
                 "store use make_batch_reader",
+                ConverterWarning,
                 stacklevel=2,
             )
         reader = Reader(store, options, is_batched=False)
@@ -457,6 +460,7 @@ def make_batch_reader(
                 "Please use make_reader (instead of 'make_batch_dataset' function to read this dataset. You may get "
                 "unexpected results. Currently make_batch_reader supports reading only Parquet stores that contain "
                 "standard Parquet data types and do not require petastorm decoding.",
+                ConverterWarning,
                 stacklevel=2,
             )
     reader = Reader(store, options, is_batched=True)
@@ -473,6 +477,7 @@ def _options_of(arguments: Mapping[str, Any], shard_seed: int | None) -> ReaderO
         warnings.warn(
             "shard_seed was deprecated and will be removed in future versions. Use seed to apply randomization effects "
             "on sharding row groups.",
+            ConverterWarning,
             stacklevel=3,
         )
     cache_dir = None

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from converter.errors import ConverterWarning
 from converter.petastorm import stored_schema
 from converter.petastorm.errors import NoDataAvailableError
 from converter.petastorm.predicates import PredicateBase
@@ -113,6 +114,7 @@ def choose(
     if not chosen:
         warnings.warn(
             "No matching data is available for loading after rowgroup selector were applied and the data was sharded.",
+            ConverterWarning,
             stacklevel=4,
         )
     return Choice(row_groups=tuple(row_groups[number] for number in chosen), predicate=predicate)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from converter.errors import MissingDependencyError
+from converter.errors import ConverterWarning, MissingDependencyError
 from converter.petastorm.ngram import NGram
 from converter.petastorm.reader_impl.batch_runs import blocks_of, native_runs, runs_in_order, shuffled_runs
 from converter.petastorm.reader_impl.column_pool import ColumnPool
@@ -273,7 +273,7 @@ def _dataset_of_rows(reader: Any, leaves: Sequence[Leaf], pack: Callable[..., An
 
 def _reset_if_consumed(reader: Any) -> None:
     if getattr(reader, "last_row_consumed", False):
-        warnings.warn(_RESET_READER_WARN, UserWarning, stacklevel=2)
+        warnings.warn(_RESET_READER_WARN, ConverterWarning, stacklevel=2)
         reader.reset()
 
 

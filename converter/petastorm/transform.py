@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from converter.errors import ConverterWarning
 from converter.petastorm.unischema import Unischema, UnischemaField
 
 EditedField = tuple[str, Any, tuple[int | None, ...], bool | None] | UnischemaField
@@ -89,5 +90,6 @@ def _warn_of_unknown(names: Sequence[str], fields: Any, argument: str) -> None:
         warnings.warn(
             f"{argument} specified some field names that are not part of the schema. These field names will be ignored "
             f'"{", ".join(unknown)}".',
+            ConverterWarning,
             stacklevel=3,
         )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from converter.errors import ConverterWarning
 from converter.petastorm.columns import convert_column, in_one_array, scalar_type, stored_values, to_column
 from converter.petastorm.errors import DecodeFieldError
 
@@ -100,6 +101,7 @@ class Unischema:
                 warnings.warn(
                     f"Can not create dynamic property {field.name} because it conflicts with an existing property of "
                     "Unischema",
+                    ConverterWarning,
                     stacklevel=2,
                 )
             else:
@@ -324,6 +326,7 @@ def match_unischema_fields(schema: Unischema, field_regex: Sequence[str] | None)
         warnings.warn(
             "schema_fields behavior has changed. Now, regular expression pattern must match the entire field name. The "
             f"change in the behavior affects the following fields: {names}",
+            ConverterWarning,
             stacklevel=2,
         )
     return [schema.fields[name] for name in matched]
@@ -389,7 +392,7 @@ def _field_spark_dtype(field: UnischemaField) -> Any:
 
 
 def _warn_of_omission(text: str) -> None:
-    warnings.warn(text, stacklevel=4)
+    warnings.warn(text, ConverterWarning, stacklevel=4)
 
 
 def _partition_dtype(name: str, kind: pa.DataType) -> Any:

@@ -6,8 +6,10 @@ import threading
 import warnings
 from collections.abc import Callable
 
+from converter.errors import ConverterWarning
 
-class PetastormDeprecationWarning(DeprecationWarning):
+
+class PetastormDeprecationWarning(ConverterWarning, DeprecationWarning):
     """Petastorm's interface was used. It works; the message has the native line that does the same."""
 
 

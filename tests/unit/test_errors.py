@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
+from pathlib import Path
 
 import pytest
 
 import converter
 from converter import errors
+from converter.deltatorch import MovedWarning
+from converter.petastorm import PetastormDeprecationWarning
 
 CLASSES = [
     value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.ConverterError)
@@ -74,3 +78,28 @@ def test_every_error_pickles_with_its_attributes(kind: type[errors.ConverterErro
     assert type(error) is kind
     assert str(error) == "what happened"
     assert {name: getattr(error, name) for name in values} == values
+
+
+def test_the_warnings_of_old_interfaces_are_ours_and_answer_to_old_filters() -> None:
+    assert issubclass(errors.ConverterWarning, UserWarning)
+    assert converter.ConverterWarning is errors.ConverterWarning
+    for kind in (PetastormDeprecationWarning, MovedWarning):
+        assert issubclass(kind, errors.ConverterWarning)
+        assert issubclass(kind, DeprecationWarning)
+
+
+WARNINGS = [
+    (path, call)
+    for path in sorted(Path(converter.__file__).parent.rglob("*.py"))
+    for call in ast.walk(ast.parse(path.read_text()))
+    if isinstance(call, ast.Call) and ast.unparse(call.func) == "warnings.warn"
+]
+
+
+@pytest.mark.parametrize(("path", "call"), WARNINGS, ids=lambda part: getattr(part, "name", ""))
+def test_every_warning_names_its_class(path: Path, call: ast.Call) -> None:
+    """The class is a subclass of ConverterWarning that is defined in the package, so one filter holds for all."""
+    category = ast.unparse(call.args[1])
+    ours = {"ConverterWarning", "PetastormDeprecationWarning", "MovedWarning", "TextAsBytesWarning"}
+    assert category in ours
+    assert any(keyword.arg == "stacklevel" for keyword in call.keywords)

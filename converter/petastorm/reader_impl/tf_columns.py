@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from converter.errors import ConverterWarning
 from converter.petastorm.columns import scalar_type
 from converter.petastorm.unischema import UnischemaField
 
@@ -40,6 +41,10 @@ _NANOSECONDS = np.dtype("datetime64[ns]")
 _SECOND = 1_000_000_000
 
 
+class TextAsBytesWarning(ConverterWarning, UnicodeWarning):
+    """TensorFlow has no text: a column of text comes as bytes."""
+
+
 def tf_type_of(numpy_dtype: Any) -> Any:
     """The TensorFlow type of a field's values. Warns that TensorFlow has no text, only bytes.
 
@@ -50,7 +55,7 @@ def tf_type_of(numpy_dtype: Any) -> Any:
     if kind is np.str_:
         warnings.warn(
             "Tensorflow will convert all unicode strings back to bytes type. You may need to decode values.",
-            UnicodeWarning,
+            TextAsBytesWarning,
             stacklevel=3,
         )
     try:

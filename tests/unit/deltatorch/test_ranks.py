@@ -16,7 +16,7 @@ from converter.deltatorch.ranks import (
     rows_between,
     rows_of_rank,
 )
-from converter.errors import EmptyShardError
+from converter.errors import ConverterWarning, EmptyShardError
 from converter.manifest import Manifest
 from converter.schema import Field, Schema
 from converter.selection import select
@@ -142,6 +142,9 @@ def test_wrong_pairs_of_ranks_are_errors(rank: int | None, num_ranks: int | None
         find_rank(use_fixed_rank=True, rank=rank, num_ranks=num_ranks)
 
 
-def test_ranks_without_use_fixed_rank_are_logged_and_not_used(caplog: pytest.LogCaptureFixture) -> None:
-    assert find_rank(use_fixed_rank=False, rank=1, num_ranks=2) == (0, 1)
-    assert "rank=1 and num_ranks=2 are not used without use_fixed_rank=True" in caplog.text
+def test_ranks_without_use_fixed_rank_warn_and_are_not_used() -> None:
+    with pytest.warns(
+        ConverterWarning, match="rank=1 and num_ranks=2 are not used without use_fixed_rank=True"
+    ) as caught:
+        assert find_rank(use_fixed_rank=False, rank=1, num_ranks=2) == (0, 1)
+    assert caught[0].filename == __file__
