@@ -361,7 +361,10 @@ def make_parquet_converter(
     urls = [url_or_urls] if isinstance(url_or_urls, (str, os.PathLike)) else url_or_urls
     are_urls = isinstance(urls, Sequence) and all(isinstance(url, (str, os.PathLike)) for url in urls)
     if not are_urls or not urls:
-        raise TypeError(f"make_parquet_converter needs a path or URL, or a list of them, got {url_or_urls!r}.")
+        # Of a list only the part that is wrong, because the other URLs may hold secrets.
+        parts = urls if isinstance(urls, (list, tuple)) else ()
+        wrong = next((url for url in parts if not isinstance(url, (str, os.PathLike))), urls)
+        raise TypeError(f"make_parquet_converter needs a path or URL, or a list of them, got {wrong!r:.80}.")
     _check_source_options(columns, shapes, float_dtype)
     names = [os.fspath(url) for url in urls]
     with _named_store_errors(names[0]):

@@ -11,6 +11,7 @@ from typing import Any
 
 from converter.deltatorch.fields import FieldSpec, shape_of
 from converter.errors import ConverterWarning
+from converter.storage.urls import shown_url
 
 
 class MovedWarning(ConverterWarning, DeprecationWarning):
@@ -57,7 +58,7 @@ def native_line(path: Any, fields: Sequence[FieldSpec], options: Mapping[str, An
     pictures = [f"{spec.name!r}: Image()" for spec in fields if spec.load_image_using_pil]
     has_functions = any(spec.transform or spec.full_record_transform or spec.target_name for spec in fields)
     table = [
-        repr(os.fspath(path)) if isinstance(path, (str, os.PathLike)) else repr(path),
+        repr(shown_url(os.fspath(path))) if isinstance(path, (str, os.PathLike)) else repr(path),
         *_given(version=options.get("version")),
         f"columns={list(dict.fromkeys(spec.name for spec in fields))!r}",
         *_given(filters=options.get("partition_filter") or None, shapes=shapes or None),

@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from converter.reading.local_cache import LocalCache, open_local_cache, remove_unheld
 from converter.storage.directory import Storage
+from converter.storage.urls import shown_url
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +35,10 @@ def checked_urls(url_or_urls: Any) -> list[str]:
     """
     is_list = isinstance(url_or_urls, Sequence) and not isinstance(url_or_urls, (str, bytes))
     urls = list(url_or_urls) if is_list else [url_or_urls]
-    if not urls or not all(isinstance(url, str) and url for url in urls):
-        raise ValueError(f"dataset_url must be a URL, or a list of URLs that is not empty, got {url_or_urls!r}")
+    # Not the others, which may hold secrets.
+    wrong = [url for url in urls if not isinstance(url, str) or not url]
+    if wrong or not urls:
+        raise ValueError(f"dataset_url must be a URL, or a list of URLs that is not empty, got {wrong!r:.80}.")
     for url in urls:
         if ":" not in url.partition("/")[0]:
             raise ValueError(
@@ -45,7 +48,8 @@ def checked_urls(url_or_urls: Any) -> list[str]:
     places = {(url.partition("://")[0], url.partition("://")[2].partition("/")[0]) for url in urls}
     if len(places) > 1:
         raise ValueError(
-            "The dataset url list must contain url with the same scheme and netloc, got " + ", ".join(urls[:3])
+            "The dataset url list must contain url with the same scheme and netloc, got "
+            f"{', '.join(map(shown_url, urls[:3]))}."
         )
     return urls
 

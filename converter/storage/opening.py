@@ -66,7 +66,7 @@ def open_storage(
     elif text.startswith("file:"):
         path = unquote(re.sub(r"^file:(//[^/]*)?", "", text))
         if not path:
-            raise ValueError(f"{text!r} names no folder: write file:///…, or a path.")
+            raise ValueError(f"{shown_url(text)!r} names no folder: write file:///…, or a path.")
     elif re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         store, root, shown = open_store(text, dict(storage_options or {}), timeout_seconds)
         return RemoteStorage(store, root, shown)

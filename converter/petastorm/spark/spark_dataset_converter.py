@@ -21,6 +21,7 @@ from converter.petastorm.warning import call, warn_once
 from converter.storage.at_once import at_once
 from converter.storage.databricks import is_on_databricks
 from converter.storage.opening import open_storage
+from converter.storage.urls import shown_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -301,9 +302,10 @@ def make_spark_converter(
     is_ours = not isinstance(df, str)
     converter = _converter_at(url, is_ours=is_ours)
     if is_ours:
-        native = call("make_spark_converter(df", cache_dir=parent_url, float_dtype=dtype).replace("(df(", "(df, ", 1)
+        native = call("make_spark_converter(df", cache_dir=shown_url(parent_url), float_dtype=dtype)
+        native = native.replace("(df(", "(df, ", 1)
     else:
-        native = call("make_parquet_converter", url)
+        native = call("make_parquet_converter", shown_url(url))
     warn_once("make_spark_converter", lambda: f"with {native} as converter: ...", stacklevel=2)
     return converter
 

@@ -173,9 +173,8 @@ def _environment_for_launch() -> Iterator[None]:
         changed["SPARK_HOME"] = str(package)
     arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     if not arguments.rstrip().endswith("pyspark-shell"):
-        logger.warning(
-            "PYSPARK_SUBMIT_ARGS=%r does not end with pyspark-shell, so Spark could not start: left out.", arguments
-        )
+        # Without its value: confs in it may be secrets.
+        logger.warning("PYSPARK_SUBMIT_ARGS is ignored: it must end with pyspark-shell, or Spark cannot start.")
         changed["PYSPARK_SUBMIT_ARGS"] = None
     before = {name: os.environ.get(name) for name in changed}
     _set_environment(changed)
