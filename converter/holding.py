@@ -158,7 +158,8 @@ def _close_all(*, is_remote: bool = False) -> None:
             ):
                 holding.close(delete=holding.delete_on_exit)
         except (OSError, CacheError) as error:
-            logger.warning("Could not close %s at exit: %s", "" if entry is None else entry.folder.url, error)
+            closed = "a converter" if entry is None else entry.folder.url
+            logger.warning("Could not close %s at exit: %s", closed, error)
         finally:
             # Tried once at the end: next time the clients of remote stores are gone.
             holdings.discard(holding)

@@ -78,8 +78,8 @@ def warn_of_other_shard(given: Shard) -> None:
     if 1 < found.count == given.count and found.index != given.index and _warned_of_other_in != os.getpid():
         _warned_of_other_in = os.getpid()
         logger.warning(
-            "Reading shard %d of %d, as passed, but this process is %d of %d by %s. Unless another one reads shard %d, "
-            "its rows are read by nobody. Without cur_shard and shard_count each process reads its own.",
+            "Reading shard %d of %d, as passed, but this process is %d of %d by %s. Unless another process reads "
+            "shard %d, its rows are not read. Without cur_shard and shard_count each process reads its own.",
             given.index, given.count, found.index, found.count, source, found.index,
         )  # fmt: skip
 

@@ -164,7 +164,7 @@ def _written_before(store: Store) -> tuple[pa.Schema, dict[bytes, bytes]]:
         if (found := summary.read_summary(store.storage)) is not None:
             return summary.columns_of(store.storage, found[0]), found[1]
     except PetastormMetadataError as error:
-        logger.warning("What stood there is replaced: %s", error)
+        logger.warning("The metadata that cannot be read are replaced: %s", error)
     return store.arrow_schema, dict(store.arrow_schema.metadata or {})
 
 

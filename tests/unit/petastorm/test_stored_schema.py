@@ -356,7 +356,7 @@ def test_a_schema_that_cannot_be_understood_is_no_missing_one(rides: Path, caplo
     with pytest.raises(PetastormMetadataError, match="no Parquet footer"):
         get_schema(pq.ParquetDataset(str(rides)))
     write_metadata(rides.as_uri(), RIDES)
-    assert "What stood there is replaced" in caplog.text
+    assert "The metadata that cannot be read are replaced" in caplog.text
     assert same(get_schema_from_dataset_url(rides.as_uri()), RIDES)
 
 
