@@ -482,7 +482,7 @@ def _named_store_errors(url: str, kind: type[SourceError | CacheError] = SourceE
         yield
     except OSError as error:
         shown = shown_url(url)
-        raise kind(f"{shown} cannot be read: {error}.", path=shown) from error
+        raise kind(f"{shown} cannot be read: {str(error).rstrip('.')}.", path=shown) from error
 
 
 def _options_of(columns: Any, float_dtype: Any, shapes: Any, unseen: Any) -> dict[str, Any]:

@@ -303,7 +303,11 @@ def load_manifest(root: Storage, key: str) -> Manifest | None:
         raise CacheError(f"{path} is not a file ({error}). Remove it.", path=path) from error
     manifest = Manifest.from_json(data, path=path)
     if len(_directories(manifest)) != 1:
-        raise CacheCorruptError(f"{path} lists files of several attempts; one was committed.", path=path)
+        raise CacheCorruptError(
+            f"{path} lists files of several attempts, and one write commits those of one. Delete the entry and convert "
+            "again.",
+            path=path,
+        )
     return manifest
 
 

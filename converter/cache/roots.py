@@ -55,7 +55,9 @@ def naming_errors(root: Storage, step: str) -> Iterator[None]:
         yield
     except OSError as error:
         left = "" if step in _READING_STEPS else " A later sweep removes what is left there."
-        raise CacheError(f"The cache at {root.url} failed to {step}: {error}.{left}", path=root.url) from error
+        raise CacheError(
+            f"The cache at {root.url} failed to {step}: {str(error).rstrip('.')}.{left}", path=root.url
+        ) from error
 
 
 def named_errors(
@@ -157,7 +159,10 @@ def find_root(
         return root
     if root.is_at_a_file:
         shown = shown_url(cache_dir)
-        raise CacheError(f"{shown} is a file, where a directory was expected.", path=shown)
+        raise CacheError(
+            f"{shown} is a file, where a directory was expected. Choose another cache_dir, or remove the file.",
+            path=shown,
+        )
     _check_owned(root)
     return None
 

@@ -70,7 +70,11 @@ def sweep_root(
             # An entry that cannot be read, perhaps another user's, must not stop the sweep of the others.
             first_error = first_error or error
     if first_error is not None:
-        raise CacheError(f"An entry below {root.url} could not be swept: {first_error}", path=root.url) from first_error
+        raise CacheError(
+            f"An entry below {root.url} could not be swept, the others were ({str(first_error).rstrip('.')}). Sweep "
+            "again later, or as the user who wrote it.",
+            path=root.url,
+        ) from first_error
     return replace(report, urls=tuple(sorted(report.urls)))
 
 

@@ -324,7 +324,9 @@ def delete(
 ) -> None:
     """Delete one entry of a cache. Files that are not the cache's own are never deleted."""
     if kind_of(url, None, cache_key) != "cache":
-        raise CacheNotOwnedError(f"{url} is not a cache entry, and only those can be deleted.", path=url)
+        raise CacheNotOwnedError(
+            f"{url} is not a cache entry, and only those can be deleted. `converter ls` shows them.", path=url
+        )
     rows = open_rows(url, cache_key=cache_key)
     with rows:
         if not yes:

@@ -95,7 +95,7 @@ class AzureStore(Store):
         if isinstance(named, PermissionError) and (by_connection or "sas_token" in self.options):
             return PermissionError(
                 f"{str(named).rstrip('.')}. A signature for a cache must allow to read, create, write, delete and list "
-                "(sp=rcwdl); to read files that are there, to read and list (sp=rl)"
+                "(sp=rcwdl); to read files that are there, to read and list (sp=rl)."
             )
         return named
 

@@ -240,10 +240,13 @@ class Storage(ABC):
         try:
             self._filesystem.makedirs(self._root, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
-            raise CacheError(f"{self.url} is a file, where a directory was expected.", path=self.url) from error
+            raise CacheError(
+                f"{self.url} is a file, where a directory was expected. Choose another cache_dir, or remove the file.",
+                path=self.url,
+            ) from error
         except NotOpenedError as error:
             # The error itself says what to do.
-            raise CacheError(f"{self.url} cannot be written: {error}.", path=self.url) from error
+            raise CacheError(f"{self.url} cannot be written: {str(error).rstrip('.')}.", path=self.url) from error
 
     def list(self) -> list[FileInfo]:
         """The files and folders of this directory, by name; empty if it does not exist."""

@@ -98,14 +98,15 @@ def run_write(
 def _write_error(error: Exception, directory: Storage, local_path: str, session: Any, writer: str) -> CacheError:
     """Why Spark failed to write; if it was the second choice, also why the executors could not, and the remedy."""
     path = local_path if directory.is_local else directory.url
-    message = f"Spark could not write the cache into {path}: {directory.without_secrets(short_cause(error))}"
+    cause = directory.without_secrets(short_cause(error)).rstrip(".")
+    message = f"Spark could not write the cache into {path}: {cause}."
     _, reason = probed.get(place_of(directory, session), ("", "")) if writer == "auto" else ("", "")
     if reason:
         # The suggested remedy is the one for the executors, because it needs no administrator.
         package = {"abfs": "adlfs", "hdfs": "hdfs-native"}.get(directory.store["protocol"] if directory.store else "")
         is_missing = package is not None and any(name in reason for name in ("ImportError", "ModuleNotFoundError"))
         remedy = f"Install {package} there" if is_missing else "Pass storage_options= that may write there"
-        message += f". Spark's own writer was used because {reason}. {remedy}: executors get storage_options."
+        message += f" Spark's own writer was used because {reason}. {remedy}: executors get storage_options."
     return CacheError(message, path=path)
 
 

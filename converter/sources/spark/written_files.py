@@ -129,7 +129,11 @@ def _footer(directory: Storage, given_up: threading.Event, info: FileInfo) -> tu
             footer = parse_end(end)
             sums = _sum_footer(footer, pq.ParquetFile(opened)) if not footer.is_encrypted else {}
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise CacheError(f"Spark wrote {path}, but the driver cannot read its footer: {error}", path=path) from error
+        raise CacheError(
+            f"Spark wrote {path}, but the driver cannot read its footer ({str(error).rstrip('.')}). Choose a cache_dir "
+            "that the driver and every executor share, or convert again.",
+            path=path,
+        ) from error
     if footer.is_encrypted:
         raise CacheError(
             f"Spark encrypted columns of {path}, which cannot be read without its keys. Unset "
