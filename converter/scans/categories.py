@@ -79,5 +79,8 @@ def _find_values(storage: Storage, manifest: Manifest, kinds: dict[str, str]) ->
             values[name] = check_values(name, sorted_values([values[name], unique[name]], kind))
     for name, found in values.items():
         if not len(found):
-            raise SourceError(f"Column {name!r} has no value but null, so it has no categories.", column=name)
+            raise SourceError(
+                f"Column {name!r} has no value but null, so it has no categories. Take it out of categories=.",
+                column=name,
+            )
     return {name: Categories(values=found) for name, found in values.items()}

@@ -573,7 +573,7 @@ def test_a_container_that_is_not_there_is_no_empty_folder(azurite: Azurite) -> N
         with pytest.raises(ConverterError, match=r"no-such-container@.*there is no container 'no-such-container'"):
             ask()
     container = azurite.url(azurite.new_container())
-    with pytest.raises(SourceError, match=r"/folder does not exist\.$"):
+    with pytest.raises(SourceError, match=r"/folder does not exist\. Check the path"):
         make_parquet_converter(f"{container}/folder", storage_options=options)
     with pytest.raises(SourceError, match="holds no Parquet files"):
         make_parquet_converter(container, storage_options=options)

@@ -40,21 +40,20 @@ def deleted_rows(
             return {}
         if "not found" in str(error).lower() and not storage.is_local and quote(storage.path()) != storage.path():
             raise SourceError(
-                f"Which rows are deleted in {described} (deletion vectors) cannot be read: deltalake encodes special "
-                "characters of the path twice when it opens deletion vectors. Rename the folder, "
-                f"or convert a DataFrame of it: {copy_of(storage.url, version)}.",
+                f"The deletion vectors of {described} cannot be read: deltalake encodes special characters of the path "
+                f"twice when it opens them. Rename the folder, or convert a DataFrame of it: "
+                f"{copy_of(storage.url, version)}.",
                 path=storage.url,
             ) from storage.harmless(error)
         if "not found" in str(error).lower():
             # VACUUM removes old vectors, even if newer versions still use their data file.
             raise SourceChangedError(
-                f"Which rows are deleted in {described} (deletion vectors) cannot be read: {cause_of(storage, error)}. "
-                f"{remedy}",
+                f"The deletion vectors of {described} cannot be read: {cause_of(storage, error)}. {remedy}",
                 path=storage.url,
             ) from storage.harmless(error)
         raise SourceError(
-            f"Which rows are deleted in {described} (deletion vectors) cannot be read: {cause_of(storage, error)}. "
-            f"Convert a DataFrame of it: {copy_of(storage.url, version)}.",
+            f"The deletion vectors of {described} cannot be read: {cause_of(storage, error)}. Convert a DataFrame of "
+            f"it: {copy_of(storage.url, version)}.",
             path=storage.url,
         ) from storage.harmless(error)
     _check_deleted(sum(int(np.count_nonzero(~kept)) for kept in left.values()), storage, log, described, version)
@@ -70,8 +69,8 @@ def _check_deleted(count: int, storage: Storage, log: Mapping[str, FileInfo], de
             expected = json.loads(storage.below(LOG_FOLDER).read(name)).get("numDeletedRecordsOpt")
     if isinstance(expected, int) and expected != count:
         raise SourceError(
-            f"{count:,} rows are deleted in {described} by its deletion vectors, and {expected:,} by "
-            f"{LOG_FOLDER}/{name}: a file was replaced. Restore the table from a copy.",
+            f"The deletion vectors of {described} delete {count:,} rows, expected {expected:,} by {LOG_FOLDER}/{name}: "
+            "a file was replaced. Restore the table from a copy.",
             path=storage.url,
         )
 

@@ -62,7 +62,9 @@ def read_log_folder(storage: Storage) -> Mapping[str, FileInfo]:
         )
     if not any(info.name == LOG_FOLDER and storage.leads_to_folder(info) for info in storage.list()):
         if not storage.exists:
-            raise SourceError(f"{storage.url} does not exist.", path=storage.url)
+            raise SourceError(
+                f"{storage.url} does not exist. Check the path, and that this machine can see it.", path=storage.url
+            )
         raise SourceError(
             f"{storage.url} is no Delta table: it holds no folder {LOG_FOLDER}. For Parquet files call "
             "make_parquet_converter(…).",
@@ -129,7 +131,8 @@ def open_table(
     except SourceError:
         raise
     except TimeoutError as error:
-        raise SourceError(f"The Delta table {storage.url} cannot be opened: {error}.", path=storage.url) from error
+        text = str(error).rstrip(".")
+        raise SourceError(f"The Delta table {storage.url} cannot be opened: {text}.", path=storage.url) from error
     except Exception as error:  # noqa: BLE001 (deltalake has errors of several kinds for one cause)
         at_version = "" if wanted is None else f" at version {wanted}"
         latest_hint = ""
@@ -139,8 +142,8 @@ def open_table(
                 latest_hint = f" Its latest version is {latest}; the log of old ones may have been cleaned up."
         raise SourceError(
             f"The Delta table {storage.url} cannot be opened{at_version}: {cause_of(storage, error)}."
-            f"{_damaged_in(storage, log, wanted)}{_checkpoint_hint(error)}{latest_hint} What deltalake "
-            "cannot open Spark may: convert a DataFrame of it with make_spark_converter.",
+            f"{_damaged_in(storage, log, wanted)}{_checkpoint_hint(error)}{latest_hint} Spark may be "
+            "able to open it: convert a DataFrame of it with make_spark_converter.",
             path=storage.url,
         ) from storage.harmless(error)
 

@@ -74,7 +74,8 @@ def read_snapshot(
     check_features(table, described, storage.url, number)
     actions = read_actions(table, described, storage, log)
     no_rows = SourceError(
-        f"{described[0].upper()}{described[1:]} has no rows, so there is nothing to train on.", path=storage.url
+        f"{described[0].upper()}{described[1:]} has no rows, so there is nothing to train on. Check the version.",
+        path=storage.url,
     )
     if not actions.num_rows:
         raise no_rows
@@ -140,4 +141,7 @@ def find_location(spark: Any, name: str) -> str:
         return str(spark.sql(f"DESCRIBE DETAIL {quoted}").select("location").first()["location"])
     except Exception as error:
         cause = str(error).strip().splitlines() or [type(error).__name__]
-        raise SourceError(f"Spark's catalog does not say where {name!r} is: {cause[0][:300]}") from error
+        raise SourceError(
+            f"Spark's catalog does not say where {name!r} is ({cause[0][:300].rstrip('.')}). Pass the path of the "
+            "table."
+        ) from error

@@ -149,7 +149,7 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
     except FileNotFoundError as error:
         raise SourceError(f"{path} is not there.", path=path) from error
     except OSError as error:
-        raise SourceError(f"{path} cannot be read: {str(error).rstrip()}.", path=path) from error
+        raise SourceError(f"{path} cannot be read: {str(error).rstrip('. ')}.", path=path) from error
     except (pa.ArrowException, ValueError) as error:
         cause = str(error).rstrip(". \n")
         raise SourceError(f"{path} is no Parquet file that can be read: {cause}.", path=path) from error

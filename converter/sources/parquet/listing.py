@@ -50,9 +50,15 @@ def find_files(
         if not any(listing.names for listing in listed):
             folder, is_glob = listed[0].folder, _GLOB.search(url)
             if not is_glob and not folder.exists:
-                raise SourceError(f"{folder.url} does not exist.", path=folder.url)
+                raise SourceError(
+                    f"{folder.url} does not exist. Check the path, and that this machine can see it.", path=folder.url
+                )
             subject = f"{shown_url(url)} matches" if is_glob else f"{folder.url} holds"
-            raise SourceError(f"{subject} no Parquet files (names that end with .parquet).", path=folder.url)
+            raise SourceError(
+                f"{subject} no Parquet files (names that end with .parquet). Check the path, or name all files in a "
+                "list.",
+                path=folder.url,
+            )
         listings += [listing for listing in listed if listing.names]
     first = listings[0].folder
     for folder, _, _ in listings:

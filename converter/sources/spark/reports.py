@@ -133,7 +133,11 @@ def manifest_from(
     num_rows = sum(map(sum, rows))
     if not num_rows and skipped:
         names = ", ".join(map(repr, skipped))
-        raise SourceError(f"No row of {names} can be decoded, so there is nothing to train on.", column=skipped[0])
+        raise SourceError(
+            f"No row of {names} can be decoded, so there is nothing to train on. Check the bytes, or pass another "
+            "decoder.",
+            column=skipped[0],
+        )
     if not num_rows:
         raise SourceError(
             "The DataFrame has no rows, so there is nothing to train on. Check its filters and its source."
@@ -225,7 +229,9 @@ def _categories_of(
     seen = [array_of(report["seen"][name], spec["kind"]) for _, report in reports if name in report.get("seen", {})]
     values = sorted_values([*seen, *local.values()], spec["kind"]) if given is None else given
     if not len(values):
-        raise SourceError(f"Column {name!r} has no value but null, so it has no categories.", column=name)
+        raise SourceError(
+            f"Column {name!r} has no value but null, so it has no categories. Take it out of categories=.", column=name
+        )
     tables: dict[int, Codes] | None = None
     if seen:
         # Spark's own writer wrote the values.
