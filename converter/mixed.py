@@ -103,8 +103,9 @@ def _check_weights(weights: Any, names: tuple[str, ...]) -> tuple[float, ...]:
     if not isinstance(weights, Mapping):
         raise TypeError(f"weights must be a dict of name to number, got {weights!r}.")
     if set(weights) != set(names):
-        odd = sorted(map(repr, set(weights) ^ set(names)))
-        raise ValueError(f"weights must name each converter once; {odd[0]} is in one of the two only.")
+        odd = min(set(weights) ^ set(names), key=repr)
+        place = "weights" if odd in weights else "converters"
+        raise ValueError(f"weights must name each converter once; {odd!r} is only among the {place}.")
     for name, weight in weights.items():
         is_number = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)
         if not is_number or not 0 <= weight < math.inf:
@@ -175,7 +176,10 @@ class MixedConverter(DatasetConverter):
         return f"<p>{text(repr(self))}</p>{parts}{columns_of(self.schema, {})}"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ValueError("This is a mixture: call that on the converters before you mix them.")
+        raise ValueError(
+            "This is a mixture, which has no statistics and is not filtered, split or sampled: call that on the "
+            "converters before you mix them."
+        )
 
     where = split = sequences = balance = sample = quantiles = histogram = to_spark = _refuse
 
@@ -207,7 +211,9 @@ class MixedConverter(DatasetConverter):
     def _source(self, options: LoaderOptions, *, runs_filters: bool = True) -> BatchSource:  # noqa: ARG002
         self._check_open()
         if options.bucket_by is not None:
-            raise ValueError("bucket_by: rows of a mixture come in its proportions, so not by their lengths.")
+            raise ValueError(
+                "bucket_by: rows of a mixture come in its proportions, so not by their lengths. Leave it out."
+            )
         if options.filters is not None:
             raise ValueError("filters: choose rows with where() before you mix.")
         # None if the number of the source is not wanted.

@@ -63,13 +63,14 @@ def remaining_positions(num_rows: int, past: Past, *, epoch: int, uneven: Uneven
         if count > num_rows:
             raise StateMismatchError(
                 f"The state has {shown_value(count)} shards of {num_rows} rows: no loader has more shards than "
-                "rows. It is damaged, or of other rows."
+                "rows. It is damaged, or of other rows. Take another checkpoint, or start from the beginning."
             )
         num_cuts += _STRETCH_CUTS + count + len(starts)
         if num_cuts > _MAX_CUTS:
             raise StateMismatchError(
-                f"The state cuts the epoch into more than {_MAX_CUTS} pieces: it has {len(past)} stretches, of up to "
-                f"{shown_value(max(count for count, _ in past))} shards. Restart the epoch with set_epoch()."
+                f"The state cuts the epoch into more than {_MAX_CUTS} pieces: it was read with {len(past)} values of "
+                f"shard_count, of up to {shown_value(max(count for count, _ in past))}. Restart the epoch with "
+                "set_epoch()."
             )
         num_left = int((stops - starts).sum())
         first, stop = _undone(num_left, count, rows_done, epoch=epoch, uneven=uneven)

@@ -125,7 +125,7 @@ def _of_environment() -> tuple[Shard, str] | None:
         # One launcher may start another, for example Slurm a torchrun on each machine: the counts then differ.
         if found is not None and shard.count == found[0].count and shard.index != found[0].index:
             raise ValueError(
-                f"The environment says two ranks of {shard.count}: {found[0].index} by {found[1]}, and {shard.index} "
+                f"The environment names two ranks of {shard.count}: {found[0].index} by {found[1]}, and {shard.index} "
                 f"by {source}. Remove the wrong variables, or pass cur_shard and shard_count."
             )
         found = found or (shard, source)

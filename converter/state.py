@@ -64,11 +64,12 @@ class State:
             bucket_by = value.get("bucket_by", "")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise StateMismatchError(
-                f"This is no state of a loader of this package ({type(error).__name__}: {error})."
+                f"This is no state of a loader ({type(error).__name__}: {error}). Pass what its state_dict() returned."
             ) from error
         if type(version) is not int or version != STATE_VERSION:
             raise StateMismatchError(
-                f"The state has version {shown_value(version)}, and this package reads version {STATE_VERSION}."
+                f"The state has version {shown_value(version)}, and this package reads version {STATE_VERSION}. "
+                "Install the release that saved it, or start from the beginning."
             )
         wrong = {name: fields[name] for name, kind in _STATE_TYPES.items() if type(fields[name]) is not kind}
         wrong |= {
@@ -83,7 +84,10 @@ class State:
                 wrong.setdefault("past", stretch)
         if wrong:
             shown = ", ".join(f"{name}={shown_value(wrong_value)}" for name, wrong_value in wrong.items())
-            raise StateMismatchError(f"The state holds values that no loader wrote: {shown}.")
+            raise StateMismatchError(
+                f"The state holds values that no loader wrote: {shown}. Take another checkpoint, or start from the "
+                "beginning."
+            )
         return cls(**fields, past=tuple(past), bucket_by=bucket_by)
 
     def check(self, current: State) -> None:

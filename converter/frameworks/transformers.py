@@ -114,7 +114,9 @@ class _Batches:
         self._loader = loader
         self._of_epoch = len(loader)
         if not self._of_epoch:
-            raise ValueError("The loader has no batch, so there is nothing to train on.")
+            raise ValueError(
+                "The loader has no batch, so there is nothing to train on. Choose a smaller batch_size, or more rows."
+            )
         self._first = (epochs_done + 1) * self._of_epoch - loader.remaining
         self._handed = 0
 
@@ -217,7 +219,10 @@ def _load_position(checkpoint: str, loader: TorchDataLoader) -> tuple[int, int]:
         with open(path, encoding="utf-8") as file:
             state = json.load(file)
     except FileNotFoundError as error:
-        raise ValueError(f"resume_from_checkpoint: there is no checkpoint of a Trainer: {path} is missing.") from error
+        raise ValueError(
+            f"resume_from_checkpoint: {path} is missing, so this is no checkpoint of a Trainer. Pass a folder such as "
+            "checkpoint-500."
+        ) from error
     except ValueError as error:
         raise StateMismatchError(f"{path} is damaged ({error}). Take an earlier checkpoint.") from error
     try:

@@ -167,7 +167,8 @@ def _check_transformed(returned: Any, num_rows: int) -> Batch:
             array = np.asarray(column)
         except ValueError as error:
             raise ValueError(
-                f"transform returned column {name!r} as rows of different shapes, which make no array: {error}"
+                f"transform returned column {name!r} as rows of different shapes, which make no array ({error}). Pad "
+                "or cut them to one shape."
             ) from error
         if array.ndim == 0 or len(array) != num_rows:
             rows = "a single value" if array.ndim == 0 else f"{len(array)} rows"

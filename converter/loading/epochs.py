@@ -98,7 +98,9 @@ class Epochs:
 
     def __len__(self) -> int:
         if self.num_epochs is None:
-            raise TypeError("With num_epochs=None there is no last batch, so there is no length.")
+            raise TypeError(
+                "With num_epochs=None there is no last batch, so there is no length. Pass num_epochs=1 or more for one."
+            )
         self.look_for_shard()
         return self.source.num_batches() * self.num_epochs
 

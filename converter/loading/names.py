@@ -171,7 +171,7 @@ def _check_bucket(source: BatchSource) -> None:
     """Raise ValueError if rows cannot come together by the lengths of a column."""
     field = next((field for field in source.fields if field.name == source.bucket_by), None)
     if field is None:
-        raise ValueError(f"bucket_by: {source.bucket_by!r} is none of the columns that are read.")
+        raise ValueError(f"bucket_by: {source.bucket_by!r} is none of the columns that are read. Add it to columns=….")
     has_length = field.shape is None or field.is_object or field.dtype.startswith(("int", "uint"))
     if not has_length or (field.shape is not None and field.shape != ()) or field.decoder or field.scale:
         raise ValueError(
@@ -179,7 +179,7 @@ def _check_bucket(source: BatchSource) -> None:
             "different lengths, texts, or whole numbers as they are in the files."
         )
     if source.sequences is not None:
-        raise ValueError("bucket_by: sequences all have one length.")
+        raise ValueError("bucket_by: sequences all have one length, so there is nothing to sort by. Leave it out.")
 
 
 def _check_sequences(source: BatchSource) -> None:

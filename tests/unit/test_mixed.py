@@ -278,7 +278,7 @@ def test_mixtures_of_any_size_and_weights(sources: dict[str, DatasetConverter]) 
         (lambda a, b: mix({"a": 1}), "mix needs a dict of name to converter, got 'a': int"),
         (
             lambda a, b: mix({"a": a, "b": b}, {"a": 1}),
-            "weights must name each converter once; 'b' is in one of the two",
+            "weights must name each converter once; 'b' is only among the converters",
         ),
         (lambda a, b: mix({"a": a, "b": b}, {"a": 1, "b": -1}), "'b' has the weight -1"),
         (lambda a, b: mix({"a": a, "b": b}, {"a": 0, "b": 0}), "they sum to 0"),

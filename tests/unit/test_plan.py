@@ -588,7 +588,7 @@ def test_what_is_left_is_what_no_shard_has_done(num_rows: int, past: Any, epoch:
         (((1 << 31, 14),), "2147483648 shards of 1000 rows: no loader has more shards than rows"),
         (((1, 1), (1 << 62, 7)), "4611686018427387904 shards of 1000 rows"),
         (((10**5000, 1),), "an integer of 16610 bits shards of 1000 rows"),
-        (((1, 1), (2, 1)) * 20_000, "cuts the epoch into more than 524288 pieces: it has 40000 stretches"),
+        (((1, 1), (2, 1)) * 20_000, "cuts the epoch into more than 524288 pieces: it was read with 40000 values"),
     ],
     ids=["many", "more", "most", "often"],
 )  # fmt: skip
@@ -603,9 +603,7 @@ def test_a_past_that_would_take_for_ever_is_refused(past: Any, said: str) -> Non
 
 def test_a_past_of_many_shards_of_many_rows_is_refused_or_bounded() -> None:
     num_rows = 10**12
-    with pytest.raises(
-        StateMismatchError, match=r"more than 524288 pieces: it has 1 stretches, of up to 10{12} shards"
-    ):
+    with pytest.raises(StateMismatchError, match=r"more than 524288 pieces: .* of shard_count, of up to 10{12}\."):
         remaining_positions(num_rows, ((num_rows, 1),), epoch=0, uneven="keep")
     left = remaining_positions(num_rows, ((10_000, 3), (9_999, 5)), epoch=0, uneven="keep")
     assert sum(map(len, left)) == num_rows - 30_000 - 49_995

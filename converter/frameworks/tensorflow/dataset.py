@@ -208,7 +208,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         """
         num_steps = self.next_begin()[1]
         if num_steps is None:
-            raise TypeError("With num_epochs=None there is no last batch.")
+            raise TypeError(
+                "With num_epochs=None there is no last batch, so none is counted. Pass num_epochs=1 or more."
+            )
         return num_steps
 
     def __repr__(self) -> str:

@@ -56,7 +56,9 @@ class Packer:
         else:
             self._features = [name for name in names if name not in taken]
             if not self._features:
-                raise ValueError("labels and weights leave no column for the features.")
+                raise ValueError(
+                    "labels and weights leave no column for the features. Name fewer labels, or more columns=…."
+                )
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         """What the model gets of a batch."""
@@ -128,7 +130,8 @@ def dtype_of(name: str, column: np.ndarray[Any, Any]) -> Any:
         return tf.as_dtype(column.dtype if column.dtype != object else "?")
     except (TypeError, pa.ArrowException) as error:
         raise TypeError(
-            f"transform returned column {name!r} as {column.dtype}, which has no TensorFlow type."
+            f"transform returned column {name!r} as {column.dtype}, which has no TensorFlow type. Return numbers, "
+            "booleans or text."
         ) from error
 
 

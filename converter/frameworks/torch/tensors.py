@@ -95,9 +95,12 @@ def _device(device: Any) -> torch.device:
     try:
         parsed = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device must be a torch device, e.g. 'cuda' or 'cpu', got {device!r}: {error}") from error
+        cause = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(f"device must be a torch device, e.g. 'cuda' or 'cpu', got {device!r} ({cause}).") from error
     if parsed.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r}: this machine has no CUDA device that torch can use.")
+        raise ValueError(
+            f"device={device!r}: this machine has no CUDA device that torch can use. Leave it out, or pass 'cpu'."
+        )
     return parsed
 
 
