@@ -89,7 +89,9 @@ def _of_values(name: str, kind: str, values: Any, unseen: Unseen) -> Categories:
     try:
         array = pa.array(values, _KINDS[kind])
     except OverflowError as error:
-        raise ValueError(f"categories: a value of column {name!r} is too large for 64 bits.") from error
+        raise ValueError(
+            f"categories: a value of column {name!r} is too large for 64 bits. Leave it out of the list."
+        ) from error
     return Categories(values=check_values(name, array), unseen=unseen, are_given=True)
 
 

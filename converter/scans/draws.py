@@ -87,7 +87,7 @@ def sample(
     else:
         numbers = _numbers_of(storage, manifest, weights)
     if not numbers.sum() > 0:
-        raise ValueError("sample: the weights sum to 0, so no row would come.")
+        raise ValueError("sample: the weights sum to 0, so no row would come. Give some rows a weight above 0.")
     expected = numbers * (total / numbers.sum()) if replacement else _at_most_once(numbers, total)
     return _with_draws(manifest, Expected(numbers=expected, total=total), total, seed, recipe)
 
@@ -104,7 +104,7 @@ def check_no_draws(manifest: Manifest) -> None:
     if manifest.draws is not None:
         raise ValueError(
             "The rows of this converter are balanced or sampled. Choose rows before, e.g. "
-            "converter.where(…).balance(…); split(), sequences() and filters= as well."
+            "converter.where(…).balance(…), and also call split() and sequences() before."
         )
 
 
@@ -188,7 +188,11 @@ def _classes_of(storage: Storage, manifest: Manifest, by: Any) -> tuple[pa.Array
         new = encoded.dictionary.filter(pc.invert(pc.is_in(encoded.dictionary, known)))
         values = pa.concat_arrays([known, new])
         if len(values) > MAX_CLASSES:
-            raise SourceError(f"Column {by!r} has more than {MAX_CLASSES:,} values. Is it a key?", column=by)
+            raise SourceError(
+                f"Column {by!r} has more than {MAX_CLASSES:,} different values, too many for classes. Is it a key? "
+                "Pass by= another column.",
+                column=by,
+            )
         local = np.asarray(pc.index_in(encoded.dictionary, values))
         parts.append(local[np.asarray(encoded.indices)])
     assert values is not None

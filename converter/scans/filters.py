@@ -43,6 +43,9 @@ _OF_LISTS = (*_MEMBERSHIP, "contains any")
 _MAX_LISTED = 100
 """Bounds are not compared with the values of a longer `in`."""
 
+_MAX_SHOWN = 200
+"""Signs of filters in a message."""
+
 LEAST, MOST, _MASK = "least", "most", "mask"
 
 
@@ -66,7 +69,12 @@ def list_values(filters: Filters) -> Filters:
 
 
 def say_filters(filters: Any) -> str:
-    """Filters as messages show them."""
+    """Filters as messages show them: in one line, which is cut if it is long."""
+    text = _text_of(filters)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+
+
+def _text_of(filters: Any) -> str:
     try:
         return str(filters)
     except (UnicodeDecodeError, OverflowError):
@@ -94,7 +102,7 @@ def comparisons_of(filters: Any, manifest: Manifest, arrow_schema: pa.Schema) ->
     """The filters as checked comparisons: all of an inner list must pass, and any list. Empty for an expression."""
     schema = manifest.value_schema
     if isinstance(filters, pc.Expression):
-        if "FieldPath(" in say_filters(filters) and not any("FieldPath(" in name for name in schema.names):
+        if "FieldPath(" in _text_of(filters) and not any("FieldPath(" in name for name in schema.names):
             raise ValueError(f"filters: {filters} names a column by its position; use its name.")
         return []
     what = "filters must be tuples (column, operator, value) in a list, lists of them, or a pyarrow.compute expression"
@@ -219,7 +227,7 @@ def _compare(name: str, sign: str, value: Any, arrow_schema: pa.Schema) -> Compa
         # Arrow says which of its functions it has not.
         reason = _values_of(kind) if isinstance(error, pa.ArrowException) else str(error).splitlines()[0]
         raise ValueError(
-            f"filters: column {name!r} ({kind}) cannot be compared with {sign} {value!r}: {reason}"
+            f"filters: column {name!r} ({kind}) cannot be compared with {sign} {value!r}: {reason.rstrip('.')}."
         ) from error
     return Comparison(name, comparison, may_keep)
 
@@ -348,7 +356,7 @@ def named_columns(
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
         missing = re.search(r"No match for FieldRef\.Name\((.*?)\) in", str(error))
         why = schema.explain_missing(missing[1]) if missing else str(error).splitlines()[0]
-        raise ValueError(f"filters: {why}") from error
+        raise ValueError(f"filters: {why.rstrip('.')}.") from error
     if result != pa.bool_():
         raise TypeError(f"filters must give true or false for each row; {say_filters(expression)} gives {result}.")
     names = list(schema.names)

@@ -27,7 +27,10 @@ def select_rows(storage: Storage, manifest: Manifest, filters: Filters) -> Manif
     values = list_values(filters)
     selection = resolve_filters(storage, manifest, values)
     if not selection.num_rows:
-        raise SourceError(f"No row of {storage.url} passes the filters {say_filters(filters)}.")
+        raise SourceError(
+            f"No row of {storage.url} passes the filters {say_filters(filters)}. Compare them with "
+            "converter.describe()."
+        )
     return replace(manifest, selection=selection, recipe=viewed(manifest.recipe, "where", filters=values))
 
 

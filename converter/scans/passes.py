@@ -78,7 +78,8 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
         try:
             mask = evaluate(expression, with_flags(table, comparisons, manifest.schema, arrow_schema))
         except pa.ArrowException as error:
-            raise ValueError(f"filters: {say_filters(expression)} fails on row group {row_group}: {error}") from error
+            cause = str(error).rstrip(".")
+            raise ValueError(f"filters: {say_filters(expression)} fails on row group {row_group}: {cause}.") from error
         return mask if manifest.selection is None else mask & manifest.selection.mask(row_group, num_rows)
 
     wanted = np.flatnonzero(may_pass & (manifest.live_rows > 0)).tolist()

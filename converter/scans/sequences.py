@@ -112,7 +112,7 @@ def _checked(request: _Request, manifest: Manifest) -> _Request:
     length = check_integer("length", request.length, least=1)
     check_no_draws(manifest)
     if manifest.sequences is not None:
-        raise ValueError("sequences: the elements of this converter are sequences already.")
+        raise ValueError("sequences: the elements of this converter are sequences already. Call it once, on its rows.")
     by: Any = request.by
     if by is not None and not isinstance(by, (str, list, tuple)):
         raise TypeError(f"by must be a column's name or a list of them, got {by!r}.")

@@ -131,7 +131,10 @@ def _without_undecodable(storage: Storage, manifest: Manifest, names: list[str])
 
 def _nothing_left(names: list[str]) -> SourceError:
     shown = ", ".join(map(repr, names))
-    return SourceError(f"No row of {shown} can be decoded, so there is nothing to train on.", column=names[0])
+    return SourceError(
+        f"No row of {shown} can be decoded, so there is nothing to train on. Check the bytes, or pass another decoder.",
+        column=names[0],
+    )
 
 
 def _row(found: tuple[int, Exception]) -> int:
