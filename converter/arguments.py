@@ -44,7 +44,7 @@ def check_window(window_rows: Any, manifest: Manifest) -> int:
     elif window_rows == "all":
         num_rows = manifest.num_live_rows
     elif isinstance(window_rows, str):
-        raise ValueError(f"shuffle_window_rows must be a number of rows, 'all' or None, got {window_rows!r}.")
+        raise ValueError(f"shuffle_window_rows must be a number of rows, 'all' or None, got {window_rows!r:.80}.")
     else:
         num_rows = check_integer("shuffle_window_rows", window_rows, least=1)
     return max(1, min(num_rows, manifest.num_live_rows))
@@ -56,16 +56,16 @@ def check_fractions(fractions: Any) -> list[float]:
         "fractions must be a dict of name to a number above 0, together at most 1, e.g. {'train': 0.9, 'val': 0.1}"
     )
     if not isinstance(fractions, Mapping) or not fractions:
-        raise TypeError(f"{expected}; got {fractions!r}.")
+        raise TypeError(f"{expected}; got {fractions!r:.80}.")
     values = list(fractions.values())
     if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
-        raise TypeError(f"{expected}; got {fractions!r}.")
+        raise TypeError(f"{expected}; got {fractions!r:.80}.")
     if not all(value > 0 for value in values):
-        raise ValueError(f"{expected}; got {fractions!r}.")
+        raise ValueError(f"{expected}; got {fractions!r:.80}.")
     # Without rounding errors: three thirds are 1.
     bounds = [math.fsum(values[: count + 1]) for count in range(len(values))]
     if bounds[-1] > 1 + 1e-9:
-        raise ValueError(f"{expected}; got {fractions!r}, together {bounds[-1]}.")
+        raise ValueError(f"{expected}; got {fractions!r:.80}, together {bounds[-1]}.")
     return [1.0 if abs(bound - 1) < 1e-9 else bound for bound in bounds]
 
 
@@ -74,15 +74,15 @@ def check_cache_key(cache_key: Any) -> None:
     if cache_key is None:
         return
     if not isinstance(cache_key, str):
-        raise TypeError(f"cache_key must be a str, e.g. 'flights-2026-11-20', got {cache_key!r}.")
+        raise TypeError(f"cache_key must be a str, e.g. 'flights-2026-11-20', got {cache_key!r:.80}.")
     if not cache_key.strip():
-        raise ValueError(f"cache_key must name the rows, e.g. 'flights-2026-11-20', got {cache_key!r}.")
+        raise ValueError(f"cache_key must name the rows, e.g. 'flights-2026-11-20', got {cache_key!r:.80}.")
 
 
 def check_flag(name: str, flag: Any) -> None:
     """Raise TypeError unless an option is True or False."""
     if not isinstance(flag, bool):
-        raise TypeError(f"{name} must be True or False, got {flag!r}.")
+        raise TypeError(f"{name} must be True or False, got {flag!r:.80}.")
 
 
 def check_epochs(num_epochs: int | None) -> int | None:
@@ -93,7 +93,7 @@ def check_epochs(num_epochs: int | None) -> int | None:
 def check_integer(name: str, value: Any, *, least: int) -> int:
     """The value of an argument that must be an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, got {value!r}.")
+        raise TypeError(f"{name} must be an integer, got {value!r:.80}.")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
     return int(value)
@@ -110,7 +110,11 @@ def check_timestamp(timestamp: Any) -> dt.datetime | None:
             # Python 3.10 does not parse a Z.
             parsed = dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", timestamp))
         except ValueError as error:
-            raise ValueError(f"timestamp must have a form such as '2026-11-21T12:00:00', got {timestamp!r}.") from error
+            raise ValueError(
+                f"timestamp must have a form such as '2026-11-21T12:00:00', got {timestamp!r:.80}."
+            ) from error
     else:
-        raise TypeError(f"timestamp must be a datetime, or a string such as '2026-11-21T12:00:00', got {timestamp!r}.")
+        raise TypeError(
+            f"timestamp must be a datetime, or a string such as '2026-11-21T12:00:00', got {timestamp!r:.80}."
+        )
     return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=dt.timezone.utc)

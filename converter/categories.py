@@ -61,7 +61,7 @@ def check_categories(categories: Any, dtypes: Mapping[str, str], unseen: Any) ->
         ValueError: a column does not exist, cannot have categories, or its values are no categories of it.
     """
     if unseen not in ("raise", "null"):
-        raise ValueError(f"unseen must be 'raise' or 'null', got {unseen!r}.")
+        raise ValueError(f"unseen must be 'raise' or 'null', got {unseen!r:.80}.")
     given = by_column("categories", categories, "values")
     checked_ones: dict[str, Categories | None] = {}
     for name, values in given.items():

@@ -156,7 +156,7 @@ def make_spark_converter(
         float_dtype=float_dtype, row_group_bytes=row_group_bytes, compression=compression, writer=writer, shapes=shapes
     )
     if decode_at not in ("read", "write"):
-        raise ValueError(f"decode_at must be 'read' or 'write', got {decode_at!r}.")
+        raise ValueError(f"decode_at must be 'read' or 'write', got {decode_at!r:.80}.")
     check_flag("delete_on_exit", delete_on_exit)
     if progress is not None:
         check_flag("progress", progress)
@@ -438,7 +438,7 @@ def make_delta_converter(
         ValueError, TypeError: an option has a wrong value or type.
     """
     if not isinstance(table, (str, os.PathLike)) or not os.fspath(table).strip():
-        raise TypeError(f"make_delta_converter needs a path, a URL or the name of a table, got {table!r}.")
+        raise TypeError(f"make_delta_converter needs a path, a URL or the name of a table, got {table!r:.80}.")
     name = os.fspath(table)
     if version is not None and timestamp is not None:
         raise ValueError("version and timestamp both choose the version; pass only one of them.")
@@ -498,7 +498,7 @@ def _check_source_options(columns: Any, shapes: Any, float_dtype: Any) -> None:
     )  # fmt: skip
     is_list = isinstance(columns, Sequence) and not isinstance(columns, str) and len(columns) > 0
     if columns is not None and not (is_list and all(isinstance(name, str) for name in columns)):
-        raise TypeError(f"columns must be a list of names, got {columns!r}.")
+        raise TypeError(f"columns must be a list of names, got {columns!r:.80}.")
 
 
 def sweep(
@@ -538,7 +538,7 @@ def sweep(
         ValueError, TypeError: an option has a wrong value or type.
     """
     if isinstance(older_than, bool) or not isinstance(older_than, (int, float, dt.timedelta)):
-        raise TypeError(f"older_than must be seconds or a datetime.timedelta, got {older_than!r}.")
+        raise TypeError(f"older_than must be seconds or a datetime.timedelta, got {older_than!r:.80}.")
     seconds = older_than.total_seconds() if isinstance(older_than, dt.timedelta) else float(older_than)
     if not seconds >= 0:
         raise ValueError(f"older_than must be at least 0 seconds, got {older_than}.")

@@ -71,17 +71,17 @@ def mix(
         TypeError, ValueError: an argument is wrong, or a column is not the same in all; the message names it.
     """
     if not isinstance(converters, Mapping) or not converters:
-        raise TypeError(f"mix needs a dict of name to converter, got {converters!r}.")
+        raise TypeError(f"mix needs a dict of name to converter, got {converters!r:.80}.")
     for name, part in converters.items():
         if not isinstance(name, str) or not isinstance(part, DatasetConverter) or isinstance(part, MixedConverter):
-            raise TypeError(f"mix needs a dict of name to converter, got {name!r}: {type(part).__name__}.")
+            raise TypeError(f"mix needs a dict of name to converter, got {name!r:.80}: {type(part).__name__}.")
     if len(converters) > _MAX_SOURCES:
         raise ValueError(f"mix takes up to {_MAX_SOURCES} converters, got {len(converters)}.")
     names, sizes = tuple(converters), tuple(map(len, converters.values()))
     shares = tuple(map(float, sizes)) if weights is None else _check_weights(weights, names)
     if isinstance(stop, str):
         if stop not in ("first", "all"):
-            raise ValueError(f"stop must be 'first', 'all' or a number of rows, got {stop!r}.")
+            raise ValueError(f"stop must be 'first', 'all' or a number of rows, got {stop!r:.80}.")
         num_rows = rows_until(sizes, shares, is_first=stop == "first")
     else:
         num_rows = check_integer("stop", stop, least=1)
@@ -101,7 +101,7 @@ remaking.openers["mix"] = mix
 def _check_weights(weights: Any, names: tuple[str, ...]) -> tuple[float, ...]:
     """The weight of each source, in order."""
     if not isinstance(weights, Mapping):
-        raise TypeError(f"weights must be a dict of name to number, got {weights!r}.")
+        raise TypeError(f"weights must be a dict of name to number, got {weights!r:.80}.")
     if set(weights) != set(names):
         odd = min(set(weights) ^ set(names), key=repr)
         place = "weights" if odd in weights else "converters"
@@ -132,7 +132,7 @@ class MixedConverter(DatasetConverter):
         manifests = {name: manifest for name, (_, manifest) in opened.items()}
         self._columns = _common_columns(manifests)
         if source is not None and (not isinstance(source, str) or source in self._columns or not source):
-            raise ValueError(f"source must be a name that no column has, got {source!r}.")
+            raise ValueError(f"source must be a name that no column has, got {source!r:.80}.")
         super().__init__(
             storage=next(iter(opened.values()))[0],
             manifest=replace(
@@ -196,7 +196,7 @@ class MixedConverter(DatasetConverter):
             return [*(name for name in self._columns if name not in stacked), *(options.stack or {})]
         wanted = [name for name in options.columns if name != self._source_name]
         if len(wanted) < len(options.columns) - 1:
-            raise ValueError(f"columns must name each column once; got {list(options.columns)}.")
+            raise ValueError(f"columns must name each column once; got {list(options.columns)!r:.80}.")
         if not wanted and options.columns:
             raise ValueError(f"columns: name a column of the sources, too, not {self._source_name!r} alone.")
         return wanted

@@ -53,11 +53,11 @@ def _check_scale(name: Any, scale: Any, schema: Schema) -> Scale | None:
             raise TypeError("no numbers")
         mean, std = float(mean), float(std)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"standardize: {name!r} needs (mean, std) or None, got {scale!r}.") from error
+        raise ValueError(f"standardize: {name!r} needs (mean, std) or None, got {scale!r:.80}.") from error
     largest = 1e300 if field.dtype == "float64" else 3e38  # Of float32.
     if not (abs(mean) < largest and 1 / largest < std < largest):
         kind = "float64" if field.dtype == "float64" else "float32"
         raise ValueError(
-            f"standardize: {name!r} needs a finite mean and a std above 0 that {kind} holds, got {scale!r}."
+            f"standardize: {name!r} needs a finite mean and a std above 0 that {kind} holds, got {scale!r:.80}."
         )
     return Scale(mean, std)

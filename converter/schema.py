@@ -90,7 +90,7 @@ def split_declared(name: str, declared: DeclaredShape) -> tuple[str | None, Sequ
     if declared is None:
         return None, None
     if not isinstance(declared, (list, tuple)):
-        raise TypeError(f"shapes: {name!r} needs a shape such as (8, 8), or ('float32', (512,)), got {declared!r}.")
+        raise TypeError(f"shapes: {name!r} needs a shape such as (8, 8), or ('float32', (512,)), got {declared!r:.80}.")
     parts: Any = declared
     if len(parts) != 2 or not isinstance(parts[1], (list, tuple)):
         return None, parts
@@ -113,7 +113,7 @@ def by_column(option: str, given: Any, values: str) -> dict[str, Any]:
     if given is None:
         return {}
     if not (is_list or isinstance(given, Mapping)) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f"{option} must be a list of names, or a dict of name to {values}, got {given!r}.")
+        raise TypeError(f"{option} must be a list of names, or a dict of name to {values}, got {given!r:.80}.")
     return dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)
 
 

@@ -69,7 +69,7 @@ def rows_in_spark(
     stored = replace(manifest, decoders={}, scales={}, float_dtype="float64")
     names, _ = resolve_names(stored, columns, None)
     if with_row_index is not None and (not isinstance(with_row_index, str) or with_row_index in names):
-        raise ValueError(f"with_row_index must be a name that no column has, got {with_row_index!r}.")
+        raise ValueError(f"with_row_index must be a name that no column has, got {with_row_index!r:.80}.")
     types = {name: _spark_type(manifest, manifest.schema[name]) for name in names}
     if with_row_index is not None:
         types[with_row_index] = pa.int64()

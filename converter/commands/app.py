@@ -351,14 +351,14 @@ def _cache_dir(given: str | None) -> str:
 def _seconds_of(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|)", text.strip())
     if found is None:
-        raise ValueError(f"--older-than must be a time such as 90, 30min, 12h or 7d, got {text!r}.")
+        raise ValueError(f"--older-than must be a time such as 90, 30min, 12h or 7d, got {text!r:.80}.")
     return float(found[1]) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]]
 
 
 def _numbers_of(name: str, text: str) -> list[int]:
     numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
     if min(numbers) < 1:
-        raise ValueError(f"--{name} must be whole numbers above 0 with commas between them, got {text!r}.")
+        raise ValueError(f"--{name} must be whole numbers above 0 with commas between them, got {text!r:.80}.")
     return numbers
 
 

@@ -138,7 +138,9 @@ def check_decode(decode: Any, dtypes: Mapping[str, str]) -> Mapping[str, Decoder
     if decode is None:
         return {}
     if not isinstance(decode, Mapping) or not all(isinstance(name, str) for name in decode):
-        raise TypeError(f"decode must be a dict of column name to decoder, e.g. {{'image': Image()}}, got {decode!r}.")
+        raise TypeError(
+            f"decode must be a dict of column name to decoder, e.g. {{'image': Image()}}, got {decode!r:.80}."
+        )
     for name, decoder in decode.items():
         if name not in dtypes:
             names = ", ".join(map(repr, list(dtypes)[:20]))

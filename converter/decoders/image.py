@@ -69,17 +69,17 @@ class Image:
     def __post_init__(self) -> None:
         for name, allowed in (("mode", tuple(_CHANNELS)), ("fit", ("crop", "stretch")), ("layout", ("HWC", "CHW"))):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"Image: {name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
+                raise ValueError(f"Image: {name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r:.80}.")
         size: Any = self.size
         is_size = (
             isinstance(size, (tuple, list)) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
         )
         if size is not None and not is_size:
-            raise ValueError(f"Image: size must be (height, width), e.g. (224, 224), or None, got {size!r}.")
+            raise ValueError(f"Image: size must be (height, width), e.g. (224, 224), or None, got {size!r:.80}.")
         if size is not None:
             object.__setattr__(self, "size", tuple(size))
         if type(self.max_pixels) is not int or self.max_pixels < 1:
-            raise ValueError(f"Image: max_pixels must be a whole number of at least 1, got {self.max_pixels!r}.")
+            raise ValueError(f"Image: max_pixels must be a whole number of at least 1, got {self.max_pixels!r:.80}.")
 
     @property
     def dtype(self) -> str:

@@ -45,16 +45,16 @@ class FieldSpec:
 def check_fields(fields: Any) -> tuple[FieldSpec, ...]:
     """The fields of a loader, checked; the message names the one that is wrong."""
     if isinstance(fields, (str, bytes, Mapping, FieldSpec)) or not isinstance(fields, Sequence) or not fields:
-        raise TypeError(f"fields must be a list of FieldSpec, e.g. [FieldSpec('image')], got {fields!r}.")
+        raise TypeError(f"fields must be a list of FieldSpec, e.g. [FieldSpec('image')], got {fields!r:.80}.")
     for spec in fields:
         if not isinstance(spec, FieldSpec):
             raise TypeError(f"fields must be a list of converter.deltatorch.FieldSpec; one is {spec!r}.")
         if not isinstance(spec.name, str) or not spec.name:
-            raise TypeError(f"FieldSpec needs the name of a column, got {spec.name!r}.")
+            raise TypeError(f"FieldSpec needs the name of a column, got {spec.name!r:.80}.")
         for option in ("transform", "full_record_transform"):
             function = getattr(spec, option)
             if function is not None and not callable(function):
-                raise TypeError(f"FieldSpec({spec.name!r}): {option} must be a function, got {function!r}.")
+                raise TypeError(f"FieldSpec({spec.name!r}): {option} must be a function, got {function!r:.80}.")
         if spec.load_image_using_pil and spec.load_using_io:
             raise ValueError(
                 f"FieldSpec({spec.name!r}): load_image_using_pil and load_using_io exclude each other: pass one."
@@ -77,7 +77,7 @@ def shape_of(spec: FieldSpec) -> tuple[int, ...] | None:
     if not is_shape or sum(size == -1 for size in sizes) > 1:
         raise ValueError(
             f"FieldSpec({spec.name!r}): decode_numpy_and_apply_shape must be a shape such as (28, 28), in which one "
-            f"size may be -1, got {declared!r}."
+            f"size may be -1, got {declared!r:.80}."
         )
     return tuple(int(size) for size in sizes)
 

@@ -85,7 +85,8 @@ def _check_filter(partition_filter: Any) -> list[tuple[str, str, Any]]:
     is_list = isinstance(partition_filter, Sequence) and not isinstance(partition_filter, str)
     if not is_list or not all(isinstance(part, (tuple, list)) and len(part) == 3 for part in partition_filter):
         raise TypeError(
-            f"partition_filter must be a list of tuples such as ('day', '=', '2026-11-25'), got {partition_filter!r}."
+            "partition_filter must be a list of tuples such as ('day', '=', '2026-11-25'), got "
+            f"{partition_filter!r:.80}."
         )
     return [tuple(part) for part in partition_filter]
 

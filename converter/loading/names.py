@@ -63,7 +63,7 @@ def resolve_names(
         ValueError: a column does not exist, or cannot be stacked.
     """
     if stack is not None and not isinstance(stack, Mapping):
-        raise TypeError(f"stack must be a dict of name to column names, got {stack!r}.")
+        raise TypeError(f"stack must be a dict of name to column names, got {stack!r:.80}.")
     schema = manifest.batch_schema
     stacks = tuple(_resolve_stack(manifest, name, members) for name, members in (stack or {}).items())
     stack_names = tuple(stack.name for stack in stacks)
@@ -72,26 +72,26 @@ def resolve_names(
         return (*(name for name in schema.names if name not in stacked), *stack_names), stacks
     is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
     if not is_list or not all(isinstance(name, str) for name in columns):
-        raise TypeError(f"columns must be a list of names, got {columns!r}.")
+        raise TypeError(f"columns must be a list of names, got {columns!r:.80}.")
     for name in columns:
         if name not in stack_names and name not in schema:
             raise ValueError(f"columns: {schema.explain_missing(name)}")
     if len(set(columns)) != len(columns) or not columns:
-        raise ValueError(f"columns must name at least one column, and each once; got {list(columns)}.")
+        raise ValueError(f"columns must name at least one column, and each once; got {list(columns)!r:.80}.")
     return (*columns, *(name for name in stack_names if name not in columns)), stacks
 
 
 def _resolve_stack(manifest: Manifest, name: str, members: Sequence[str]) -> Stack:
     schema, float_dtype = manifest.batch_schema, manifest.float_dtype
     if not isinstance(name, str) or not name:
-        raise TypeError(f"stack: a stack needs a name, got {name!r}.")
+        raise TypeError(f"stack: a stack needs a name, got {name!r:.80}.")
     if name in schema:
         raise ValueError(f"stack: {name!r} is a column already; choose another name for the stack.")
     if isinstance(members, str) or not isinstance(members, Sequence) or not members:
-        raise ValueError(f"stack: {name!r} needs a list of column names, got {members!r}.")
+        raise ValueError(f"stack: {name!r} needs a list of column names, got {members!r:.80}.")
     for member in members:
         if not isinstance(member, str):
-            raise TypeError(f"stack: {name!r} needs a list of column names, got {members!r}.")
+            raise TypeError(f"stack: {name!r} needs a list of column names, got {members!r:.80}.")
         if member not in schema:
             raise ValueError(f"stack: {schema.explain_missing(member)}")
         if not schema[member].is_scalar_number:
@@ -135,16 +135,16 @@ def check_policies(source: BatchSource, *, is_filtered: bool) -> None:
     """
     if isinstance(source.nulls, str):
         if source.nulls not in ("raise", "mask"):
-            raise ValueError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
+            raise ValueError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r:.80}.")
     elif not isinstance(source.nulls, Mapping):
-        raise TypeError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r}.")
+        raise TypeError(f"nulls must be 'raise', 'mask' or a dict of fill values, got {source.nulls!r:.80}.")
     else:
         for name, value in source.nulls.items():
             if name not in source.schema:
                 raise ValueError(f"nulls: {source.schema.explain_missing(name)}")
             check_fill(source.schema[name], value)
     if source.ragged not in ("raise", "pad", "nested"):
-        raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r}.")
+        raise ValueError(f"ragged must be 'raise', 'pad' or 'nested', got {source.ragged!r:.80}.")
     _check_added_names(source)
     if source.bucket_by is not None:
         _check_bucket(source)

@@ -65,15 +65,15 @@ class LoaderOptions:
         check_integer("batch_size", self.batch_size, least=1)
         check_integer("seed", self.seed, least=0)
         if self.uneven is not None and self.uneven not in UNEVEN:
-            raise ValueError(f"uneven must be 'drop', 'pad', 'keep' or None, got {self.uneven!r}.")
+            raise ValueError(f"uneven must be 'drop', 'pad', 'keep' or None, got {self.uneven!r:.80}.")
         for name in ("prefetch_batches", "local_cache_bytes", "workers_count"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), least=1)
         if self.with_row_index is not None and (not isinstance(self.with_row_index, str) or not self.with_row_index):
-            raise TypeError(f"with_row_index must be the name of a column to add, got {self.with_row_index!r}.")
+            raise TypeError(f"with_row_index must be the name of a column to add, got {self.with_row_index!r:.80}.")
         if self.transform is not None:
             if not callable(self.transform):
-                raise TypeError(f"transform must be a function of a batch, got {self.transform!r}.")
+                raise TypeError(f"transform must be a function of a batch, got {self.transform!r:.80}.")
             takes_generator(self.transform)
         # A Python integer, because states keep it as JSON.
         object.__setattr__(self, "num_epochs", check_epochs(self.num_epochs))

@@ -259,7 +259,7 @@ def open_local_root(directory: str) -> str:
     """Our own subdirectory of a user's directory, made and marked if it is missing."""
     path = _plain_path(directory)
     if not path or "://" in path:
-        raise ValueError(f"local_cache_dir must be a folder of this machine, got {directory!r}.")
+        raise ValueError(f"local_cache_dir must be a folder of this machine, got {directory!r:.80}.")
     root = os.path.join(os.path.abspath(os.path.expanduser(path)), DIRECTORY)
     owner = os.path.join(root, _OWNER)
     try:

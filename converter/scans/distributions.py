@@ -52,7 +52,7 @@ def quantiles_of(source: BatchSource, name: str, levels: Sequence[float]) -> Arr
     """
     wanted = np.asarray(levels, np.float64)
     if wanted.ndim != 1 or not ((wanted >= 0) & (wanted <= 1)).all():
-        raise ValueError(f"levels must be a list of numbers from 0 to 1, got {levels!r}.")
+        raise ValueError(f"levels must be a list of numbers from 0 to 1, got {levels!r:.80}.")
     rows = source.manifest.num_live_rows
     chosen = None
     if rows > SAMPLE_ROWS:

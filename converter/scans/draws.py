@@ -83,7 +83,7 @@ def sample(
             return _with_draws(manifest, _in_classes(codes, of_class * sizes, total), total, seed, recipe)
         numbers = of_class[codes]
     elif not isinstance(weights, str) or by is not None:
-        raise TypeError(f"sample: weights must be a column's name, or a dict of values with by=…, got {weights!r}.")
+        raise TypeError(f"sample: weights must be a column's name, or a dict of values with by=…, got {weights!r:.80}.")
     else:
         numbers = _numbers_of(storage, manifest, weights)
     if not numbers.sum() > 0:
@@ -151,7 +151,7 @@ def _weights_of(values: pa.Array, weights: Any, by: str) -> npt.NDArray[np.float
         TypeError, ValueError: a weight is no number of at least 0, or of no value; a value has none; or all are 0.
     """
     if not isinstance(weights, Mapping):
-        raise TypeError(f"weights must be a dict of the values of {by!r} to numbers, got {weights!r}.")
+        raise TypeError(f"weights must be a dict of the values of {by!r} to numbers, got {weights!r:.80}.")
     known = values.to_pylist()
     for value, weight in weights.items():
         is_number = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)

@@ -107,25 +107,25 @@ def comparisons_of(filters: Any, manifest: Manifest, arrow_schema: pa.Schema) ->
         return []
     what = "filters must be tuples (column, operator, value) in a list, lists of them, or a pyarrow.compute expression"
     if isinstance(filters, (str, Mapping)) or not isinstance(filters, Sequence) or not filters:
-        raise TypeError(f"{what}; got {filters!r}.")
+        raise TypeError(f"{what}; got {filters!r:.80}.")
     groups = [filters] if all(isinstance(item, tuple) for item in filters) else list(filters)
     comparisons: list[list[Comparison]] = []
     for group in groups:
         if isinstance(group, (str, tuple)) or not isinstance(group, Sequence) or not group:
-            raise TypeError(f"{what}; got {filters!r}.")
+            raise TypeError(f"{what}; got {filters!r:.80}.")
         checked: list[Comparison] = []
         for item in group:
             if not isinstance(item, tuple) or len(item) != 3 or not isinstance(item[0], str):
-                raise TypeError(f"{what}; got {item!r}.")
+                raise TypeError(f"{what}; got {item!r:.80}.")
             name, sign, value = item
             if name not in schema:
                 raise ValueError(f"filters: {schema.explain_missing(name)}")
             if sign not in _OPERATORS:
                 raise ValueError(f"filters: {sign!r} is no operator; use one of {', '.join(_OPERATORS)}.")
             if sign in _OF_LISTS and not is_many(value):
-                raise TypeError(f"filters: {name!r} {sign} needs a list of values, got {value!r}.")
+                raise TypeError(f"filters: {name!r} {sign} needs a list of values, got {value!r:.80}.")
             if sign == "contains" and is_many(value):
-                raise TypeError(f"filters: {name!r} contains needs one value, got {value!r}; use 'contains any'.")
+                raise TypeError(f"filters: {name!r} contains needs one value, got {value!r:.80}; use 'contains any'.")
             if (schema[name].shape != ()) != (sign in _CONTAINS):
                 raise _wrong_operator(name, is_list=schema[name].shape != ())
         # NaN that fails one comparison fails the whole group: then bounds also decide the column's other comparisons.

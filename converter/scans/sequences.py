@@ -82,7 +82,7 @@ def select_sequences(
         ValueError, TypeError: an argument is wrong; the message names it.
     """
     if partial not in ("drop", "pad"):
-        raise ValueError(f"partial must be 'drop' or 'pad', got {partial!r}.")
+        raise ValueError(f"partial must be 'drop' or 'pad', got {partial!r:.80}.")
     given: dict[str, Any] = {
         "length": length, "by": by, "order_by": order_by, "stride": stride, "max_gap": max_gap, "steps": steps or {},
     }  # fmt: skip
@@ -115,7 +115,7 @@ def _checked(request: _Request, manifest: Manifest) -> _Request:
         raise ValueError("sequences: the elements of this converter are sequences already. Call it once, on its rows.")
     by: Any = request.by
     if by is not None and not isinstance(by, (str, list, tuple)):
-        raise TypeError(f"by must be a column's name or a list of them, got {by!r}.")
+        raise TypeError(f"by must be a column's name or a list of them, got {by!r:.80}.")
     keys = (by,) if isinstance(by, str) else tuple(by or ())
     for option, value in (("length", length), ("stride", request.stride)):
         if isinstance(value, int) and value > _MOST_ROWS:
@@ -156,15 +156,15 @@ def _check_gap(max_gap: Any, column: Field) -> None:
     is_number = isinstance(max_gap, (int, float, np.number)) and not isinstance(max_gap, (bool, np.timedelta64))
     if not (isinstance(max_gap, dt.timedelta) if is_time else is_number):
         kind = "a datetime.timedelta" if is_time else "a number"
-        raise TypeError(f"max_gap must be {kind}, as order_by={column.name!r} is {column.dtype}, got {max_gap!r}.")
+        raise TypeError(f"max_gap must be {kind}, as order_by={column.name!r} is {column.dtype}, got {max_gap!r:.80}.")
     if not max_gap >= type(max_gap)(0):
-        raise ValueError(f"max_gap must be at least 0, got {max_gap!r}.")
+        raise ValueError(f"max_gap must be at least 0, got {max_gap!r:.80}.")
 
 
 def _check_steps(manifest: Manifest, steps: Any, length: int) -> dict[str, tuple[int, ...] | int]:
     if not isinstance(steps, Mapping):
         raise TypeError(
-            f"steps must be a dict of column name to numbers of rows, e.g. {{'x': range(12)}}, got {steps!r}."
+            f"steps must be a dict of column name to numbers of rows, e.g. {{'x': range(12)}}, got {steps!r:.80}."
         )
     checked: dict[str, tuple[int, ...] | int] = {}
     for name, numbers in steps.items():
@@ -174,7 +174,7 @@ def _check_steps(manifest: Manifest, steps: Any, length: int) -> dict[str, tuple
         listed = list(numbers) if isinstance(numbers, (Sequence, range, np.ndarray)) else [numbers] * is_single
         are_rows = all(isinstance(row, (int, np.integer)) and 0 <= row < length for row in listed)
         if not listed or not are_rows or isinstance(numbers, str):
-            raise ValueError(f"steps: {name!r} needs a list of numbers from 0 to {length - 1}, got {numbers!r}.")
+            raise ValueError(f"steps: {name!r} needs a list of numbers from 0 to {length - 1}, got {numbers!r:.80}.")
         checked[str(name)] = int(numbers) if is_single else tuple(map(int, listed))
     return checked
 

@@ -51,7 +51,7 @@ def open_storage(
     """
     text = os.fspath(url)
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"A storage URL must be a non-empty str or path, got {url!r}.")
+        raise ValueError(f"A storage URL must be a non-empty str or path, got {url!r:.80}.")
     if storage_options is not None and not isinstance(storage_options, Mapping):
         # The type alone: the content may be a secret.
         raise TypeError(f"storage_options must be a dict of keyword arguments, got a {type(storage_options).__name__}.")

@@ -408,7 +408,7 @@ def _create_exclusively(filesystem: Any, path: str, data: bytes) -> None:
 def check_timeout(timeout_seconds: Any) -> float:
     """The seconds as a number above 0."""
     if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, (int, float)):
-        raise TypeError(f"timeout_seconds must be a number of seconds, got {timeout_seconds!r}.")
+        raise TypeError(f"timeout_seconds must be a number of seconds, got {timeout_seconds!r:.80}.")
     if not 0 < timeout_seconds < float("inf"):
         raise ValueError(f"timeout_seconds must be above 0, got {timeout_seconds}.")
     return float(timeout_seconds)

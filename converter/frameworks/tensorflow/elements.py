@@ -48,7 +48,7 @@ class Packer:
             raise ValueError(f"weights={weights!r} needs labels: TensorFlow takes (features, labels, weights).")
         taken: dict[str, str] = {}
         if not isinstance(weights, (str, type(None))):
-            raise TypeError(f"weights must be the name of one column, got {weights!r}.")
+            raise TypeError(f"weights must be the name of one column, got {weights!r:.80}.")
         self._weights = None if weights is None else _check_names("weights", weights, names, taken)
         self._labels = None if labels is None else _check_names("labels", labels, names, taken)
         if features is not None:
@@ -78,7 +78,7 @@ def _check_names(argument: str, given: Any, names: Sequence[str], taken: dict[st
     is_single = isinstance(given, str)
     listed = [given] if is_single else given
     if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(name, str) for name in listed):
-        raise TypeError(f"{argument} must be a column's name or a list of them, got {given!r}.")
+        raise TypeError(f"{argument} must be a column's name or a list of them, got {given!r:.80}.")
     for name in listed:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)

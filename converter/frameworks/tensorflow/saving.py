@@ -91,7 +91,7 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, dataset: TFDataset, filepath: str | os.PathLike[str], *, save_freq: str | int = "epoch") -> None:
         super().__init__()
         if save_freq != "epoch" and (isinstance(save_freq, (str, bool)) or save_freq < 1):
-            raise ValueError(f"save_freq must be 'epoch' or a number of batches above 0, got {save_freq!r}.")
+            raise ValueError(f"save_freq must be 'epoch' or a number of batches above 0, got {save_freq!r:.80}.")
         self._dataset, self._filepath, self._save_freq = dataset, os.fspath(filepath), save_freq
         self._begin: Any = None
         # Kept from one `fit` to the next, as in ModelCheckpoint.

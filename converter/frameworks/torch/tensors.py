@@ -96,7 +96,9 @@ def _device(device: Any) -> torch.device:
         parsed = torch.device(device)
     except (RuntimeError, TypeError) as error:
         cause = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"device must be a torch device, e.g. 'cuda' or 'cpu', got {device!r} ({cause}).") from error
+        raise ValueError(
+            f"device must be a torch device, e.g. 'cuda' or 'cpu', got {device!r:.80} ({cause})."
+        ) from error
     if parsed.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device={device!r}: this machine has no CUDA device that torch can use. Leave it out, or pass 'cpu'."

@@ -58,7 +58,7 @@ def check_write_options(
     """Refuse option values before any work is done, naming the option. `may_differ`: a shape may be None."""
     if shapes is not None and not isinstance(shapes, Mapping):
         raise TypeError(
-            f"shapes must be a dict of column name to shape, e.g. {{'image': (3, 32, 32)}}, got {shapes!r}."
+            f"shapes must be a dict of column name to shape, e.g. {{'image': (3, 32, 32)}}, got {shapes!r:.80}."
         )
     for name, declared in (shapes or {}).items():
         # What is no shape is refused below.
@@ -68,14 +68,14 @@ def check_write_options(
             continue
         is_shape = isinstance(shape, Sequence) and not isinstance(shape, str) and len(shape) > 0
         if not is_shape or not all(type(size) is int and size > 0 for size in shape):
-            raise ValueError(f"shapes[{name!r}] must be a tuple of sizes above 0, e.g. (3, 32, 32), got {shape!r}.")
+            raise ValueError(f"shapes[{name!r}] must be a tuple of sizes above 0, e.g. (3, 32, 32), got {shape!r:.80}.")
     if float_dtype not in ("float32", "float64", None):
-        raise ValueError(f"float_dtype must be 'float32', 'float64' or None, got {float_dtype!r}.")
+        raise ValueError(f"float_dtype must be 'float32', 'float64' or None, got {float_dtype!r:.80}.")
     if compression not in COMPRESSIONS:
-        raise ValueError(f"compression must be one of {', '.join(COMPRESSIONS)}, got {compression!r}.")
+        raise ValueError(f"compression must be one of {', '.join(COMPRESSIONS)}, got {compression!r:.80}.")
     if writer not in WRITERS:
-        raise ValueError(f"writer must be one of {', '.join(WRITERS)}, got {writer!r}.")
+        raise ValueError(f"writer must be one of {', '.join(WRITERS)}, got {writer!r:.80}.")
     if isinstance(row_group_bytes, bool) or not isinstance(row_group_bytes, int):
-        raise TypeError(f"row_group_bytes must be an integer, got {row_group_bytes!r}.")
+        raise TypeError(f"row_group_bytes must be an integer, got {row_group_bytes!r:.80}.")
     if row_group_bytes < 1024:
         raise ValueError(f"row_group_bytes must be at least 1024, got {row_group_bytes}.")
