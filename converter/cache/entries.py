@@ -304,8 +304,7 @@ def load_manifest(root: Storage, key: str) -> Manifest | None:
     manifest = Manifest.from_json(data, path=path)
     if len(_directories(manifest)) != 1:
         raise CacheCorruptError(
-            f"{path} lists files of several attempts, and one write commits those of one. Delete the entry and convert "
-            "again.",
+            f"{path} lists files of several writes, expected those of one. Delete the entry and convert again.",
             path=path,
         )
     return manifest

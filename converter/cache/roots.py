@@ -110,7 +110,7 @@ def open_parent(
         if not cache_dir.strip():
             raise
         shown = shown_url(cache_dir)
-        raise CacheError(f"cache_dir={shown!r} cannot be used: {error}", path=shown) from error
+        raise CacheError(f"cache_dir={shown!r} cannot be used: {str(error).rstrip('.')}.", path=shown) from error
     if parent.url.startswith("memory:"):
         raise CacheError(
             f"cache_dir={parent.url!r} is in this process's memory, which no executor sees. Give a path or a URL that "

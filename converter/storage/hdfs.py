@@ -71,7 +71,7 @@ class HdfsStore(Store):
         if HdfsStore._used_by not in (None, os.getpid()):
             raise OSError(
                 "hdfs-native does not work in a process that was forked from one that used it. Start processes anew, "
-                "e.g. with multiprocessing_context='spawn'"
+                "e.g. with multiprocessing_context='spawn'."
             )
         keep_garbage_of_parents()
         HdfsStore._used_by = os.getpid()

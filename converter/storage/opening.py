@@ -114,9 +114,13 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        raise MissingDependencyError(f"{shown} needs a filesystem that is not installed: {error}") from error
+        raise MissingDependencyError(
+            f"{shown} needs a filesystem that is not installed: {str(error).rstrip('.')}."
+        ) from error
     except ValueError as error:
-        raise ValueError(f"{shown} names no filesystem that fsspec knows: {error}") from error
+        raise ValueError(
+            f"{shown} names no filesystem that fsspec knows ({error}). Check the part before ://."
+        ) from error
     if scheme in HTTP_SCHEMES and "@" in netloc:
         raise ValueError(
             f"{shown} has a user's name or password in it, which errors would show. Give them as "

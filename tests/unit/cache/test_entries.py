@@ -86,7 +86,7 @@ def test_a_manifest_of_several_attempts_is_corrupt(root: Storage, ours: Path) ->
     document = json.loads(path.read_bytes())
     document["files"]["name"][1] = f"data-{'0' * 32}/part-00001-0000000b-0000.parquet"
     path.write_text(json.dumps(document))
-    with pytest.raises(CacheCorruptError, match="lists files of several attempts"):
+    with pytest.raises(CacheCorruptError, match="lists files of several writes"):
         entries.load(root, KEY)
 
 
