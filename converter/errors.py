@@ -15,7 +15,7 @@
     └── MissingDependencyError         (also ImportError): names the extra to install
 
 Bad argument values stay plain `ValueError` and `TypeError`.
-Every warning is a `ConverterWarning`.
+Every warning is a `ConverterWarning`. `converter.messages` lists all texts.
 
 Every class can be built from its message alone, because worker processes
 (torch, Spark) rebuild an exception from its text and drop its attributes.

@@ -21,6 +21,7 @@ PAGES = {
     "converter.statistics": ("ColumnStatistics",),
     "converter.loading.forecast": ("LoaderPlan",),
     "converter.loading.stats": ("LoaderStats", "StageStats"),
+    "converter.messages": (),
     "converter.frameworks.numpy": ("BatchReader",),
     "converter.frameworks.torch": ("TorchDataLoader",),
     "converter.frameworks.tensorflow": ("DatasetState", "DatasetStateCallback", "TFDataset"),

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE_FILES = {
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "converter").rglob("*")
-    if path.suffix == ".py" or path.name == "py.typed"
+    if path.suffix in {".py", ".md"} or path.name == "py.typed"
 }
 NUM_ROWS = 1000
 

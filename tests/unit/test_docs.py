@@ -1,7 +1,7 @@
 """The reference renders without a warning, and every public name is explained, with an example that runs.
 
     python -m pdoc --docformat google -o site converter converter.schema converter.decoders converter.statistics \
-        converter.loading.forecast converter.loading.stats converter.frameworks converter.plot
+        converter.loading.forecast converter.loading.stats converter.messages converter.frameworks converter.plot
 
 renders it into `site/`. The examples run as doctests, or in tests/integration/test_documented_code.py.
 """

@@ -139,11 +139,11 @@ def open_table(
         if wanted is not None:
             with contextlib.suppress(Exception):
                 latest = storage.wait_for(lambda: load(None).version())
-                latest_hint = f" Its latest version is {latest}; the log of old ones may have been cleaned up."
+                latest_hint = f" Its latest version is {latest}; older logs may be gone."
         raise SourceError(
             f"The Delta table {storage.url} cannot be opened{at_version}: {cause_of(storage, error)}."
-            f"{_damaged_in(storage, log, wanted)}{_checkpoint_hint(error)}{latest_hint} Spark may be "
-            "able to open it: convert a DataFrame of it with make_spark_converter.",
+            f"{_damaged_in(storage, log, wanted)}{_checkpoint_hint(error)}{latest_hint} Spark may be able to open it: "
+            "pass a DataFrame of it to make_spark_converter.",
             path=storage.url,
         ) from storage.harmless(error)
 
