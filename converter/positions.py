@@ -40,7 +40,9 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
-            raise ValueError(f"A shard needs 0 <= cur_shard < shard_count, got {self.index} of {self.count}.")
+            raise ValueError(
+                f"A shard needs 0 <= cur_shard < shard_count, got cur_shard={self.index} and shard_count={self.count}."
+            )
 
     def rows(self, num_rows: int) -> range:
         """The positions of this part; sizes differ by at most one."""

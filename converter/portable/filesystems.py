@@ -78,8 +78,8 @@ def _name_hadoop_user(user: str) -> None:
     """
     if os.environ.setdefault("HADOOP_USER_NAME", user) != user:
         raise ValueError(
-            f"the user {user} is not the one of HADOOP_USER_NAME, and a process can have one of them. "
-            "Unset the variable, or start another process."
+            f"storage_options or the URL name the user {user}, and HADOOP_USER_NAME another one. A process can have "
+            "only one: unset the variable, or start another process."
         )
 
 

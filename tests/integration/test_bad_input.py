@@ -320,7 +320,7 @@ def test_bad_options_of_the_conversion_are_named(
         ({"shuffle_window_rows": 0}, ValueError, "shuffle_window_rows must be at least 1"),
         ({"workers_count": 0}, ValueError, "workers_count must be at least 1"),
         ({"cur_shard": 0}, ValueError, "cur_shard and shard_count go together, got cur_shard=0 and shard_count=None"),
-        ({"cur_shard": 3, "shard_count": 3}, ValueError, "0 <= cur_shard < shard_count, got 3 of 3"),
+        ({"cur_shard": 3, "shard_count": 3}, ValueError, "0 <= cur_shard < shard_count, got cur_shard=3"),
         ({"cur_shard": 0, "shard_count": 101}, EmptyShardError, "100 rows cannot be divided among 101 shards"),
         ({"uneven": "all"}, ValueError, "uneven must be 'drop', 'pad', 'keep' or None, got 'all'"),
         ({"nulls": "drop"}, ValueError, "nulls must be 'raise', 'mask' or a dict of fill values, got 'drop'"),

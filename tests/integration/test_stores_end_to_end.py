@@ -1034,7 +1034,7 @@ def test_auto_takes_nobody_who_writes_as_another_user(hdfs: Hdfs, tmp_path: Path
     kind, said = run_python(convert_as_alice, storage.url, str(python))
     assert kind == "CacheError"
     assert f"Neither writer can write to {storage.url}" in said
-    assert "the user alice is not the one of HADOOP_USER_NAME" in said
+    assert "name the user alice, and HADOOP_USER_NAME another one" in said
     assert f"Spark's own writer writes as '{OWN_USER}'" in said
     assert said.endswith("HADOOP_USER_NAME=alice before Spark starts, or let the executors write.")
     assert [info.name for info in storage.below("converter-v1").list()] == [".owner"]

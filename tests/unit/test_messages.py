@@ -1,7 +1,7 @@
 """Every error and warning is on the page of the reference, and is a message that its reader can act on.
 
-The rules hold for the package's own texts. `converter.petastorm` and `converter.deltatorch` say what the libraries that
-they replace said, because programs may look for it.
+The rules hold for the package's own texts. `converter.petastorm` says what Petastorm said, because programs may look
+for it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pytest
 
 from converter import messages as reference
 from tests.call_graph import PACKAGE
-from tests.documented_errors import OLD_INTERFACES, PAGE, messages, page
+from tests.documented_errors import PAGE, messages, page
 
-OWN = [message for message in messages() if not message.function.startswith(OLD_INTERFACES)]
+OWN = [message for message in messages() if not message.module.startswith("converter.petastorm")]
 WHOLE = [message for message in OWN if not message.is_part]
 
-ENDS_AS_A_SENTENCE = re.compile(r"(?:\.|‹(?:remedy|explain missing|lines|damaged in)›)[)›]*$")
+ENDS_AS_A_SENTENCE = re.compile(r"(?:\.|‹(?:damaged in|explain missing|lines|native line|remedy)›)[)›]*$")
 """A full stop, or one of the values that are sentences themselves."""
 
 MOST_SIGNS = 3 * 120

@@ -59,7 +59,7 @@ def test_shards_cover_every_row_exactly_once(num_rows: int, count: int) -> None:
 
 @pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (-1, 2), (2, 2), (0, -1)])
 def test_a_shard_outside_its_count_is_refused(index: int, count: int) -> None:
-    with pytest.raises(ValueError, match=rf"0 <= cur_shard < shard_count, got {index} of {count}"):
+    with pytest.raises(ValueError, match=rf"0 <= cur_shard < shard_count, got cur_shard={index} and"):
         Shard(index=index, count=count)
 
 

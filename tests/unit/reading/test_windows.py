@@ -345,7 +345,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"shuffle_window_rows": 0}, ValueError, "shuffle_window_rows must be at least 1"),
     ({"cur_shard": 0}, ValueError, "cur_shard and shard_count go together"),
     ({"shard_count": 2}, ValueError, "cur_shard and shard_count go together"),
-    ({"cur_shard": 2, "shard_count": 2}, ValueError, "0 <= cur_shard < shard_count, got 2 of 2"),
+    ({"cur_shard": 2, "shard_count": 2}, ValueError, "0 <= cur_shard < shard_count, got cur_shard=2 and shard_count=2"),
     ({"cur_shard": -1, "shard_count": 2}, ValueError, "cur_shard must be at least 0"),
     ({"cur_shard": 0, "shard_count": 0}, ValueError, "shard_count must be at least 1"),
     ({"cur_shard": 0, "shard_count": 2000}, EmptyShardError, "1003 rows cannot be divided among 2000 shards"),
