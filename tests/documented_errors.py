@@ -23,10 +23,11 @@ from tests.call_graph import PACKAGE, CallGraph, Module, functions_of, modules
 PAGE = PACKAGE / "messages.md"
 
 NOT_SHOWN = {
+    "converter.portable.packing._packed",
     "AttributeError", "CancelledError", "EOFError", "Exit", "GivenUpError", "NoAnswerError", "OutOfRangeError",
     "StopIteration", "UntilError",
 }  # fmt: skip
-"""Errors that tell another part of the package, Python or a framework something, and are caught there."""
+"""Errors, and functions with one, that are caught by another part of the package, by Python or by a framework."""
 
 PARTS = {
     "converter.parsed_footer", "converter.thrift", "converter.manifest", "converter.statistics", "converter.declared",
@@ -185,7 +186,8 @@ def _made_in(module: Module, function: str, node: ast.AST, kinds: set[str]) -> I
                 continue
         given = [text for argument in call.args if (text := texts.of(argument)) is not None]
         # Two words at least: all else is a name or an error's number.
-        if kind not in NOT_SHOWN and given and " " in given[-1].strip("‹›"):
+        is_shown = kind not in NOT_SHOWN and function not in NOT_SHOWN
+        if is_shown and given and " " in given[-1].strip("‹›"):
             text = re.sub(r"\s+", " ", given[-1]).strip()
             yield Message(kind=kind, text=text, function=function, module=module.name)
 
@@ -198,6 +200,10 @@ class Texts:
         for node in [*module.tree.body, *ast.walk(function)]:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 self._values[node.targets[0].id].append(node.value)
+        for name, dotted in module.imports.items():
+            # A constant of another module.
+            if name.strip("_").isupper() and dotted in _constants():
+                self._values[name].append(_constants()[dotted])
 
     def of(self, node: ast.expr) -> str | None:
         """A text as it is shown; None for what is no text."""
@@ -230,8 +236,28 @@ class Texts:
     def _piece(self, node: ast.expr) -> str:
         if not isinstance(node, ast.FormattedValue):
             return self.of(node) or ""
+        number = self._number(node.value)
+        if number is not None:
+            return format(number, "" if node.format_spec is None else self.of(node.format_spec) or "")
         text = self.of(node.value)
         return f"‹{_name_of(node.value)}›" if text is None else text
+
+    def _number(self, node: ast.expr) -> int | float | None:
+        """The value of a constant that is a number."""
+        values = self._values.get(node.id, []) if isinstance(node, ast.Name) else []
+        value = values[0].value if len(values) == 1 and isinstance(values[0], ast.Constant) else None
+        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+@cache
+def _constants() -> Mapping[str, ast.expr]:
+    """The values of constants, by their names with dots."""
+    return {
+        f"{module.name}.{node.targets[0].id}": node.value
+        for module in modules()
+        for node in module.tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper()
+    }
 
 
 def _name_of(node: ast.expr) -> str:
@@ -242,6 +268,8 @@ def _name_of(node: ast.expr) -> str:
         return node.id.strip("_").replace("_", " ")
     if isinstance(node, ast.Call):
         return _name_of_call(node)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        return node.slice.value.replace("_", " ")
     inner = {
         ast.Subscript: "value", ast.GeneratorExp: "elt", ast.ListComp: "elt", ast.IfExp: "body", ast.BinOp: "left",
         ast.Starred: "value", ast.UnaryOp: "operand", ast.JoinedStr: "", ast.NamedExpr: "value",

@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ AS_PETASTORM = {"petastorm/pytorch.py"}
 """Where the text and the level are Petastorm's, which logs an error before it raises it."""
 
 
+@cache
 def calls_in(path: Path) -> list[ast.Call]:
     return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
 
