@@ -34,7 +34,7 @@ from converter.deltatorch import (
     MovedWarning,
     create_pytorch_dataloader,
 )
-from converter.errors import EmptyShardError, NullValueError, SourceError, UnsupportedTypeError
+from converter.errors import ConverterWarning, EmptyShardError, NullValueError, SourceError, UnsupportedTypeError
 from tests.unit.sources.delta.known_delta import with_vector
 
 pytestmark = pytest.mark.filterwarnings("ignore::converter.deltatorch.MovedWarning")
@@ -662,6 +662,20 @@ def test_the_first_use_warns_with_the_native_line(path: str, use: Callable[[str]
     line = f"make_delta_converter({path!r}, columns=['image'], shapes={{'image': (2, 2)}}, float_dtype=None)"
     assert f"{line}.make_torch_dataloader(batch_size=32, shuffle=True)" in str(warning.message)
     assert warning.filename == __file__
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda path: create_pytorch_dataloader(path, "id", [FieldSpec("id")], rank=1, num_ranks=2),
+        lambda path: IDBasedDeltaDataset(path, "id", [FieldSpec("id")], rank=1, num_ranks=2),
+        lambda path: DeltaIterableDataset(path, [FieldSpec("id")], rank=1, num_ranks=2),
+    ],
+)
+def test_ranks_that_are_not_used_warn_at_the_line_of_the_program(path: str, use: Callable[[str], Any]) -> None:
+    with pytest.warns(ConverterWarning, match="are not used without use_fixed_rank=True") as caught:
+        use(path)
+    assert [warning.filename for warning in caught if warning.category is ConverterWarning] == [__file__]
 
 
 def test_the_native_line_gives_the_same_rows(path: str) -> None:
