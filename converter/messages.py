@@ -27,8 +27,9 @@ level `WARNING` to stderr, because rows must not be left out silently.
 `logging.getLogger("converter").setLevel("ERROR")` hides them. No line holds a secret. What runs on Spark's executors
 logs nothing: it reports to the driver, which logs it.
 
-Records have plain text and no attributes of their own, so OpenTelemetry's handler takes them as they are:
-`logging.getLogger("converter").addHandler(LoggingHandler(logger_provider=provider))`. Each record's scope is its
+Records have plain text and no attributes of their own, so OpenTelemetry takes them as they are, by the
+`LoggingHandler` of `opentelemetry-instrumentation-logging`:
+`logging.getLogger("converter").addHandler(LoggingHandler(logger_provider=provider))`. The scope of each record is its
 module.
 
 ## Every error and warning
