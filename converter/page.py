@@ -22,6 +22,9 @@ from converter.storage.directory import Storage
 
 logger = logging.getLogger(__name__)
 
+Chart = tuple[str, str, str]
+"""As HTML: a column's least value, its bars, its greatest value."""
+
 _MAX_COLUMNS = 100
 _MAX_BYTES = 80_000
 """Of the table of columns: notebooks keep the page of each cell."""
@@ -41,8 +44,7 @@ def page_of(
     shown: str, storage: Storage, manifest: Manifest, schema: Schema, *, lifetime: str, has_files: bool = True
 ) -> str:
     """The page of a converter; `shown` is its `repr`. Without files to read it has no charts."""
-    sample = _sample_of(storage, manifest, schema) if has_files else {}
-    num_rows = max((column.num_rows for column in sample.values()), default=0)
+    charts, num_rows = _charts_of(storage, manifest, schema) if has_files else ({}, 0)
     origin = "" if manifest.origin is None else f"<p>{text(manifest.origin.summary)}</p>"
     told = [
         ("rows", f"{manifest.num_live_rows:,}"),
@@ -51,18 +53,17 @@ def page_of(
         ("lifetime", lifetime),
     ]
     title = f"<p>{text(shortened(shown, MAX_TEXT_SIGNS))}</p>"
-    return "".join((title, origin, facts(told), columns_of(schema, sample), _note(num_rows, manifest)))
+    return "".join((title, origin, facts(told), columns_of(schema, charts), _note(num_rows, manifest)))
 
 
-def columns_of(schema: Schema, sample: Mapping[str, SampledColumn]) -> str:
-    """The table of columns, with charts of those that were sampled."""
-    headings = (*HEADINGS, "least", "values", "greatest") if sample else HEADINGS
+def columns_of(schema: Schema, charts: Mapping[str, Chart]) -> str:
+    """The table of columns, with the charts that there are."""
+    headings = (*HEADINGS, "least", "values", "greatest") if charts else HEADINGS
     rows, num_bytes = [], 0
     for field in schema.fields[:_MAX_COLUMNS]:
         cells = [text(shortened(cell, MAX_NAME_SIGNS)) for cell in (field.name, *field.cells)]
-        if sample:
-            column = sample.get(field.name)
-            cells += ("", "", "") if column is None else _chart(field, column)
+        if charts:
+            cells += charts.get(field.name, ("", "", ""))
         num_bytes += sum(len(cell.encode()) for cell in cells)
         if num_bytes > _MAX_BYTES:
             break
@@ -84,15 +85,15 @@ def lifetime_of(manifest: Manifest, holding: Holding, *, is_owner: bool) -> str:
     return "until delete(), or a sweep with kept=True" if manifest.is_kept else "until its owner deletes it"
 
 
-def _sample_of(storage: Storage, manifest: Manifest, schema: Schema) -> Mapping[str, SampledColumn]:
-    """Some rows of the columns that are shown and have single values; none if they cannot be had at once."""
+def _charts_of(storage: Storage, manifest: Manifest, schema: Schema) -> tuple[Mapping[str, Chart], int]:
+    """Charts of the columns that are shown and have single values, and of how many rows; none if they cannot be had."""
     rows = manifest.of_rows
     try:
         names = [field.name for field in schema.fields[:_MAX_COLUMNS] if _is_narrow(rows.schema[field.name], rows)]
         most_row_groups = _SAMPLE_ROW_GROUPS
         if storage.is_local and names:
             most_row_groups = max(_SAMPLE_ROW_GROUPS, min(_LOCAL_PIECES // len(names), _LOCAL_ROW_GROUPS))
-        return take_sample(
+        sample = take_sample(
             storage,
             rows,
             names,
@@ -100,16 +101,18 @@ def _sample_of(storage: Storage, manifest: Manifest, schema: Schema) -> Mapping[
             most_row_groups=most_row_groups,
             given_up=Deadline(_SAMPLE_SECONDS),
         )
+        charts = {name: _chart(schema[name], column) for name, column in sample.items()}
     except Exception as error:  # noqa: BLE001 (a picture is worth no error, whatever is wrong with the files)
         logger.debug("No charts of %s: %s", storage.url, error)
-        return {}
+        return {}, 0
+    return charts, max((column.num_rows for column in sample.values()), default=0)
 
 
 def _is_narrow(stored: Field, manifest: Manifest) -> bool:
     return stored.shape == () and (not stored.is_object or stored.name in manifest.categories)
 
 
-def _chart(field: Field, column: SampledColumn) -> tuple[str, str, str]:
+def _chart(field: Field, column: SampledColumn) -> Chart:
     """A column's least value, its chart, and its greatest value; of categories the most frequent one."""
     if not len(column.values):
         return "", "nulls only" if column.num_rows else "", ""

@@ -172,6 +172,10 @@ def test_categories_come_by_their_frequency(tmp_path: Path) -> None:
         (pa.array([1.7e308, -1.7e308]), ["-1.7e+308", "", "1.7e+308"]),
         (pa.array([2**62, -(2**62)]), ["-4.612e+18", "from -4.612e+18 to 4.612e+18 (2 in the sample)", "4.612e+18"]),
         (pa.array([5e-324, 5e-324]), ["4.941e-324", "from 4.941e-324 to 4.941e-324 (2 in the sample)", "4.941e-324"]),
+        (
+            pa.array([-719_163, 2_932_897], pa.int32()).cast(pa.date32()),
+            ["0000-12-31", "from 0000-12-31 to 10000-01-01 (2 in the sample)", "10000-01-01"],
+        ),
         (pa.array(["a", "b"]), ["", "", ""]),
         (pa.array([[1, 2], [3]]), ["", "", ""]),
     ],
@@ -202,8 +206,7 @@ def test_names_and_values_never_become_markup(tmp_path: Path) -> None:
 def test_a_page_of_five_thousand_columns_is_small(tmp_path: Path) -> None:
     names = [f"{number} " + "'" * 10_000 for number in range(5000)]
     schema = Schema(tuple(Field(name=name, dtype="float32") for name in names))
-    column = samples.SampledColumn(field=schema.fields[0], values=np.arange(16.0), num_rows=16)
-    page = columns_of(schema, dict.fromkeys(names, column))
+    page = columns_of(schema, dict.fromkeys(names, ("-1.234e-05", bars(range(16), "x" * 60), "1.234e-05")))
     assert len(page.encode()) < 90_000
     shown = page.count("<svg")
     assert f"<p>… and {5000 - shown:,} more columns</p>" in page
