@@ -33,7 +33,7 @@ PARTS = {
     "converter.parsed_footer", "converter.thrift", "converter.manifest", "converter.statistics", "converter.declared",
     "converter.categories", "converter.schema", "converter.portable", "converter.storage", "converter.decoders",
     "converter.reading", "converter.cache", "converter.sources", "converter.scaling", "converter.petastorm",
-    "converter.frameworks.tensorflow",
+    "converter.frameworks.tensorflow", "converter.lineage",
 }  # fmt: skip
 """Modules with texts that come only as a part of another message: those that do not end with a full stop."""
 
@@ -54,7 +54,7 @@ _CALLS = {
         name: (f"{_CONVERTER}{name}",)
         for name in (
             "where", "split", "sequences", "balance", "sample", "to_spark", "head", "verify", "quantiles", "histogram",
-            "describe", "statistics", "plan", "delete", "make_torch_dataloader", "make_tf_dataset", "make_batch_reader",
+            "describe", "statistics", "plan", "delete", "mlflow_dataset", "make_torch_dataloader", "make_tf_dataset", "make_batch_reader",
         )
     },
     "a loader's batches": tuple(

@@ -52,7 +52,7 @@ def make_mlflow_dataset(
         ValueError, TypeError: the name is none.
     """
     if name is not None and not isinstance(name, str):
-        raise TypeError(f"name must be a str, e.g. 'rides', got {name!r}.")
+        raise TypeError(f"name must be a str, e.g. 'rides', got {name!r:.100}.")
     if name is not None and not 0 < len(name) <= _MAX_NAME:
         raise ValueError(f"name must have 1 to {_MAX_NAME} characters, as MLflow keeps them; got {len(name):,}.")
     if recipe is None:

@@ -109,7 +109,7 @@ def columns(
 
 def _wanted(schema: Schema, names: Sequence[str] | None) -> list[Field]:
     if names is not None and (isinstance(names, str) or not isinstance(names, Sequence) or not names):
-        raise TypeError(f"columns must be a list of names, or None for all, got {names!r}.")
+        raise TypeError(f"columns must be a list of names, or None for all, got {names!r:.100}.")
     wanted = list(dict.fromkeys(schema.names if names is None else names))
     missing = [name for name in wanted if name not in schema]
     if missing:
