@@ -54,7 +54,8 @@ _CALLS = {
         name: (f"{_CONVERTER}{name}",)
         for name in (
             "where", "split", "sequences", "balance", "sample", "to_spark", "head", "verify", "quantiles", "histogram",
-            "describe", "statistics", "plan", "delete", "mlflow_dataset", "make_torch_dataloader", "make_tf_dataset", "make_batch_reader",
+            "describe", "statistics", "plan", "delete", "mlflow_dataset",
+            "make_torch_dataloader", "make_tf_dataset", "make_batch_reader",
         )
     },
     "a loader's batches": tuple(
