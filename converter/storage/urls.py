@@ -31,24 +31,28 @@ def shown_url(url: str) -> str:
     scheme, netloc, path = split_url(url)
     if scheme not in ("hdfs", "viewfs"):
         path = re.sub(r"(?s)\?.*=.*", "", path)
-    # Before the @ is a container in Azure's URLs; in others a user, maybe with a password.
-    place = netloc if scheme in AZURE_SCHEMES else netloc.rpartition("@")[2]
-    return f"{scheme}://{place}{path}"
+    return f"{scheme}://{_place_of(scheme, netloc)}{path}"
 
 
 def stored_url(url: str | os.PathLike[str]) -> str:
     """A URL, path or pattern as another process can use it: absolute, without a user's name or secret.
 
-    >>> stored_url("s3://key:secret@bucket/day=?/x=1")
-    's3://bucket/day=[!/]/x=1'
+    >>> stored_url("s3://key:secret@bucket/day=?/x=1"), stored_url("https://host/c?sig=secret")
+    ('s3://bucket/day=?/x=1', 'https://host/c')
     """
     text = os.fspath(url)
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         return os.path.abspath(os.path.expanduser(text))
-    if not text.lower().startswith(tuple(f"{scheme}://" for scheme in HTTP_SCHEMES)):
-        # A wildcard, which would be taken for the beginning of a query.
-        text = text.replace("?", "[!/]")
-    return shown_url(text)
+    scheme, netloc, path = split_url(text)
+    if "://" not in text or scheme in HTTP_SCHEMES:
+        return shown_url(text)
+    # Elsewhere a question mark is a wildcard and begins no query.
+    return f"{scheme}://{_place_of(scheme, netloc)}{path}"
+
+
+def _place_of(scheme: str, netloc: str) -> str:
+    """Host or bucket; before the @ is a container in Azure's URLs, in others a user, maybe with a password."""
+    return netloc if scheme in AZURE_SCHEMES else netloc.rpartition("@")[2]
 
 
 def check_names(path: str, shown: str) -> None:
