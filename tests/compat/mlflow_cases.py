@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -24,10 +25,11 @@ from mlflow.data.schema import TensorDatasetSchema
 from mlflow.entities import Dataset, Run
 from mlflow.types.schema import Schema
 
-from converter import CacheError, SourceChangedError, SourceError, make_parquet_converter
-from converter.lineage.mlflow_dataset import ConverterSource
+from converter import CacheError, DatasetConverter, SourceChangedError, SourceError, make_parquet_converter
+from converter.lineage.mlflow_dataset import ConverterDataset, ConverterSource, from_converter
 from tests.compat.launchers import start
 from tests.compat.mlflow_runs import NUM_WIDE, SECRET, rows_of
+from tests.documented import python_blocks
 from tests.integration.test_jobs import clean_environment
 from tests.servers.process import free_port
 
@@ -189,6 +191,17 @@ def test_what_others_wrote_into_a_store_is_refused(source: str) -> None:
     entity = Dataset(name="rides", digest="0", source_type="converter", source=source)
     with pytest.raises(SourceError, match="The source of this dataset in the tracking store"):
         mlflow.data.get_source(entity)
+
+
+def test_the_documented_examples_run(folder: Path) -> None:
+    mlflow.set_tracking_uri(uri_of(folder, "database"))
+    explained = (DatasetConverter.mlflow_dataset, ConverterDataset, from_converter, ConverterSource)
+    blocks = [block for name in explained for block in python_blocks(inspect.getdoc(name) or "")]
+    assert len(blocks) == len(explained)
+    with mlflow.start_run() as run:
+        for block in blocks:
+            names = {"mlflow": mlflow, "converter": make_parquet_converter(folder / "kept"), "run_id": run.info.run_id}
+            exec(block, names)
 
 
 def test_a_server_shows_the_rows_of_a_run(folder: Path, tmp_path: Path) -> None:
