@@ -67,8 +67,8 @@ def make_mlflow_dataset(
         from converter.lineage.mlflow_dataset import ConverterDataset, ConverterSource
     except ImportError as error:
         raise MissingDependencyError(
-            "mlflow_dataset needs MLflow: pip install 'spark-tensor-converter[mlflow]', which logs to a server, or "
-            f"mlflow, which also keeps runs on this machine ({error})."
+            "mlflow_dataset needs MLflow, which is not installed: pip install 'spark-tensor-converter[mlflow]' to log "
+            "to a server, or mlflow, which also keeps runs on this machine."
         ) from error
     source = ConverterSource(recipe, described["fingerprint"])
     return ConverterDataset(

@@ -1,4 +1,4 @@
-"""Runs that MLflow tracks, in an environment that has it: a minute and a half, most of it installing and importing."""
+"""Runs that MLflow tracks, in an environment that has it: two minutes, most of it installing and importing."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ print(json.dumps(fields | {"description": found.json["description"]}))
     assert always == {"fsspec", "numpy", "platformdirs", "pyarrow"}
     # An extra for each engine and store, none for what does not exist.
     extras = {"spark", "torch", "tf", "delta", "azure", "hdfs", "s3", "images", "petastorm", "plot", "local", "all"}
-    extras |= {"cli", "test", "docs", "dev"}
+    extras |= {"cli", "mlflow", "test", "docs", "dev"}
     assert set(found["Provides-Extra"]) == extras
     for extra in ("spark", "torch"):
         assert any(re.match(rf"tqdm>=.*extra == '{extra}'", line) for line in found["Requires-Dist"])
@@ -213,6 +213,11 @@ def test_core_dependencies_are_enough_to_read(installed: Environment, pickled: P
             "import pickle, sys\nconverter = pickle.load(open(sys.argv[1], 'rb'))\nconverter.make_torch_dataloader()",
             "PyTorch",
             "torch",
+        ),
+        (
+            "import pickle, sys\nconverter = pickle.load(open(sys.argv[1], 'rb'))\nconverter.mlflow_dataset()",
+            "MLflow",
+            "mlflow",
         ),
     ],
 )

@@ -165,7 +165,7 @@ def test_what_is_no_document_is_refused(document: Any) -> None:
 
 def test_without_mlflow_the_extra_is_named(converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'spark-tensor-converter\[mlflow\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'spark-tensor-converter\[mlflow\]' to log"):
         converter.mlflow_dataset()
 
 
