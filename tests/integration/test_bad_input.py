@@ -415,10 +415,10 @@ def test_a_copy_where_the_files_are_not_says_so(spark: SparkSession, tmp_path: P
 @pytest.mark.parametrize(
     ("code", "match"),
     [
-        ("raise ValueError(f'city {x} is unknown')", r"ValueError: city 7 is unknown$"),
-        ("return {}['Atlantis']", r"KeyError: 'Atlantis'$"),
-        ("return 1 // (x - 7)", r"ZeroDivisionError: integer division or modulo by zero$"),
-        ("raise type('NoSuchCity', (Exception,), {})('Atlantis')", r"cities\.NoSuchCity: Atlantis$"),
+        ("raise ValueError(f'city {x} is unknown')", r"ValueError: city 7 is unknown\.$"),
+        ("return {}['Atlantis']", r"KeyError: 'Atlantis'\.$"),
+        ("return 1 // (x - 7)", r"ZeroDivisionError: integer division or modulo by zero\.$"),
+        ("raise type('NoSuchCity', (Exception,), {})('Atlantis')", r"cities\.NoSuchCity: Atlantis\.$"),
         ("raise ValueError('first line\\nlast line')", r"ValueError: first line"),
     ],
 )
