@@ -36,12 +36,12 @@ def timeline(stats: Stats, *, ax: Axes | None = None) -> Axes:
     In a lane darker parts are those of several threads. If the loop waits, the busiest lane says for what.
 
     ```python
-    from types import SimpleNamespace
-
     from converter import plot
 
-    stats = SimpleNamespace(steps=np.array([[0.0, 0.4], [0.5, 0.6]]), spans=(("decode", 0.0, 0.3),))
-    ax = plot.timeline(stats)
+    with converter.make_torch_dataloader(batch_size=2) as loader:
+        for batch in loader:
+            ...
+    ax = plot.timeline(loader.stats())
     ```
 
     Args:
