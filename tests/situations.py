@@ -124,7 +124,7 @@ def images(folder: Path) -> LoaderStats:
 
     buffer = io.BytesIO()
     Picture.fromarray(_rng.integers(0, 255, (224, 224, 3), np.uint8)).save(buffer, "JPEG")
-    (folder / "rows").mkdir()
+    (folder / "rows").mkdir(parents=True)
     pq.write_table(pa.table({"image": pa.array([buffer.getvalue()] * 2_000, pa.binary())}), folder / "rows/0.parquet")
     made = make_parquet_converter((folder / "rows").as_uri(), decode={"image": Image(size=(224, 224))})
     with made.make_torch_dataloader(batch_size=32) as loader:
