@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from converter.cache.entries import load_manifest
@@ -60,7 +61,11 @@ def survey(root: Storage) -> list[Surveyed]:
     entries = list_entries(root)
     if not entries:
         return []
-    now = root.now()
+    try:
+        now = root.now()
+    except OSError:
+        # Who may not write here has the clock of this machine.
+        now = time.time()
     found = [_look_at(root, info, now) for info in entries]
     return sorted((one for one in found if one is not None), key=lambda one: -one.num_bytes)
 

@@ -14,7 +14,7 @@ import platformdirs
 import typer
 
 from converter import __version__
-from converter.cache.roots import ENVIRONMENT_VARIABLE, find_root
+from converter.cache.roots import DIRECTORY, ENVIRONMENT_VARIABLE, find_root
 from converter.cache.survey import Holder, survey
 from converter.commands.doctor import examine
 from converter.commands.filters import parse_filter
@@ -31,7 +31,7 @@ from converter.commands.showing import (
     show_table,
     survive_other_encodings,
 )
-from converter.errors import CacheNotOwnedError, ConverterError
+from converter.errors import CacheCorruptError, CacheNotOwnedError, ConverterError
 from converter.make import sweep
 from converter.reading.ahead import default_workers_count
 from converter.schema import Field
@@ -177,25 +177,34 @@ def head(
 def verify(
     url: Url,
     thorough: Annotated[
-        bool, typer.Option("--rows", help="Read every row too: all pages are decoded, their checksums compared.")
+        bool,
+        typer.Option("--rows", help="Read every row too: decode all pages, compare checksums where there are any."),
     ] = False,
     version: Version = None,
     cache_key: CacheKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the files of a data set: sizes and footers, or all their rows. Exit status 3 if one is damaged."""
+    """Check the files of a data set: sizes and footers, or all their rows. Exit status 3 if one is damaged or gone."""
     begin = time.monotonic()
-    with open_rows(url, version=version, cache_key=cache_key) as rows:
-        damage, num_files = rows.verify(every_row=thorough), rows.describe()["files"]
-        told = {"url": rows.url, "rows": len(rows), "files": num_files, "checked_rows": thorough, "damage": damage}
+    told: dict[str, Any] = {"url": url, "rows": 0, "files": 0, "checked_rows": False}
+    try:
+        with open_rows(url, version=version, cache_key=cache_key) as rows:
+            damage, num_files = rows.verify(every_row=thorough), rows.describe()["files"]
+            told = {"url": rows.url, "rows": len(rows), "files": num_files, "checked_rows": thorough}
+    except CacheCorruptError as error:
+        # Files are missing or too short: then nothing is opened.
+        damage = [str(error)]
+    told["damage"] = damage
     if as_json:
         show_json(told)
     else:
         for problem in damage:
             complain(problem)
-        checked = "every row" if thorough else "sizes and footers"
+        checked = "every row" if thorough else "sizes and footers; --rows reads the rows"
         state = f"{len(damage)} problem{'s' * (len(damage) > 1)}" if damage else "no damage"
-        print(f"{told['files']:,} files, {told['rows']:,} rows: {state} ({checked}, {time.monotonic() - begin:.1f} s)")
+        files = f"{told['files']:,} file{'s' * (told['files'] != 1)}, {told['rows']:,} rows"
+        shown = files if told["files"] else as_text(url)
+        print(f"{shown}: {state} ({checked}, {time.monotonic() - begin:.1f} s)")
     if damage:
         raise typer.Exit(3)
 
@@ -345,7 +354,11 @@ def delete(
 
 
 def _cache_dir(given: str | None) -> str:
-    return given or os.environ.get(ENVIRONMENT_VARIABLE) or platformdirs.user_cache_dir("spark-tensor-converter")
+    if given is not None and not given.strip():
+        raise ValueError("CACHE_DIR is empty, as of a variable that is not set. Leave it out for the default cache.")
+    chosen = given or os.environ.get(ENVIRONMENT_VARIABLE) or platformdirs.user_cache_dir("spark-tensor-converter")
+    # What `ls` shows as the folder of the entries.
+    return chosen.rstrip("/").removesuffix(f"/{DIRECTORY}")
 
 
 def _seconds_of(text: str) -> float:

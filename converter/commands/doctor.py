@@ -24,11 +24,15 @@ _CORE = ("numpy", "pyarrow", "fsspec")
 _EXTRAS = {
     "pyspark": "spark", "torch": "torch", "tensorflow": "tf", "deltalake": "delta", "adlfs": "azure",
     "hdfs-native": "hdfs", "s3fs": "s3", "simplejpeg": "images", "pillow": "images", "tqdm": "torch",
-    "matplotlib": "plot",
+    "matplotlib": "plot", "typer": "cli", "rich": "cli", "mlflow-skinny": "mlflow",
 }  # fmt: skip
 """Packages, and the extra that brings each."""
 
-_OTHER_NAMES = {"tensorflow": ("tensorflow-cpu",), "pyspark": ("pyspark-client", "databricks-connect")}
+_OTHER_NAMES = {
+    "tensorflow": ("tensorflow-cpu",),
+    "mlflow-skinny": ("mlflow",),
+    "pyspark": ("pyspark-client", "databricks-connect"),
+}
 
 _CREDENTIALS = (
     "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_CLIENT_ID",

@@ -22,8 +22,11 @@ def follow(
 
     Raises:
         MissingDependencyError: a bar is asked for and tqdm is not installed.
+        TypeError: the description is no text.
     """
     check_bar(shown, "shown", "torch")
+    if not isinstance(description, str | None):
+        raise TypeError(f"description must be a str, got {description!r:.80}.")
     return _followed(batches, epochs, stats, description) if is_seen(shown) else iter(batches)
 
 
@@ -32,27 +35,42 @@ def _followed(
 ) -> Iterator[Any]:
     from tqdm import tqdm
 
+    total = None if epochs.num_epochs is None else epochs.remaining
     bar = tqdm(
-        total=None if epochs.num_epochs is None else epochs.remaining,
-        desc=f"epoch {epochs.next.epoch}" if description is None else description,
-        unit=" batches",
+        total=total,
+        desc=f"epoch {epochs.next.epoch}" if description is None else _one_line(description),
+        # What the loop waits for comes first: a narrow terminal cuts the end.
+        bar_format="{desc}{postfix} " + (_ENDLESS if total is None else _BAR),
+        postfix="",
         file=NotebookOutput() if is_in_notebook() else sys.stderr,
         dynamic_ncols=not is_in_notebook(),
     )
-    steps = epochs.steps
     with bar:
-        for batch in batches:
-            steps = epochs.steps
-            yield batch
-            # True about ten times a second, when the bar was drawn; what is said here stands in the next one.
-            if bar.update():
-                bar.set_postfix_str(_said(steps.rows, steps.seconds, steps.waited_seconds), refresh=False)
-        record = stats()
-        text = _said(record.rows, record.seconds, record.waited_seconds)
-        bar.set_postfix_str(f"{text} (limit: {record.limit})")
+        try:
+            for batch in batches:
+                yield batch
+                # True about ten times a second, when the bar was drawn; what is said here stands in the next one.
+                if bar.update():
+                    steps = epochs.steps
+                    bar.set_postfix_str(_said(steps.rows, steps.seconds, steps.waited_seconds), refresh=False)
+        finally:
+            # After `break` and errors, too.
+            record = stats()
+            bar.set_postfix_str(f"{_said(record.rows, record.seconds, record.waited_seconds)}, limit: {record.limit}")
+
+
+_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
+_ENDLESS = "{n_fmt} batches [{elapsed}]"
+_MAX_DESCRIPTION = 40
+
+
+def _one_line(description: str) -> str:
+    """A description without signs that would break the line."""
+    text = "".join(sign if sign.isprintable() else " " for sign in description)
+    return text if len(text) <= _MAX_DESCRIPTION else f"{text[: _MAX_DESCRIPTION - 1]}…"
 
 
 def _said(rows: int, seconds: float, waited: float) -> str:
     if not seconds:
-        return ""
-    return f"{rows / seconds:,.0f} rows/s, waited {waited / seconds:.0%}"
+        return "no batch yet"
+    return f"waited {waited / seconds:.0%}, {rows / seconds:,.0f} rows/s"

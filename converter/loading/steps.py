@@ -24,8 +24,11 @@ class Progress(Protocol):
 class Steps:
     """Counts the steps of one iteration. Quick ones are timed now and then, so that counting costs next to nothing."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, *, is_coarse: bool = False) -> None:
         self._meter = meter
+        self.is_coarse = is_coarse
+        """Whether the loop takes many batches at once, so that its steps are not seen."""
+
         self.every = Every()
         """Which steps are timed."""
 
@@ -56,7 +59,7 @@ class Steps:
         asked = time.perf_counter()
         if self.begun is None:
             self._meter.restart()
-            self.begun = self._asked_before = asked
+            self.begun = self._asked_before = self.last = asked
             self._owner, self._cpu_begun, self._process_begun = (
                 threading.get_ident(),
                 time.thread_time(),
@@ -82,6 +85,11 @@ class Steps:
         """Note that the loop has ended."""
         if self.begun is not None:
             self.last = time.perf_counter()
+
+    def note_batch(self) -> None:
+        """Count a batch, of a loop whose batches nobody else counts."""
+        if self._progress is not None:
+            self._progress.num_batches += 1
 
     def count(self, plan: EpochPlan, progress: Progress) -> None:
         """Count the batches of another epoch, as `progress` does."""

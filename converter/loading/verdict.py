@@ -19,8 +19,11 @@ _LITTLE_WAITING = 0.1
 """A loop that waits for less than this part of its time is limited by itself."""
 
 _FEW_STEPS = 3
+_LEAST_SECONDS = 0.05
+"""A loop that takes no longer is over before it can be judged: threads and files are opened in some 20 ms."""
+
 _SHORT = 0.2
-"""A loop that takes no longer than this part of its first step is over before it can be judged."""
+"""If what follows the first step takes no longer than this part of it, the first step is judged, too."""
 
 _SMALL_PIECE_BYTES = 256 << 10
 """To begin another row group or window takes as long as to read about so many bytes."""
@@ -76,12 +79,10 @@ def judge(
         has_processes=has_processes,
         num_cores=num_cores,
     )
-    if steps.batches < _FEW_STEPS or case.seconds < _SHORT * steps.first_waited:
-        said = (
-            f"The start: the first batch came after {steps.first_waited:.2g} of {steps.seconds:.2g} s, and "
-            f"{steps.batches:,} batches are too few to tell what limits the others."
-        )
-        return Verdict(limit="start", sentence=said)
+    if not steps.batches and not steps.seconds:
+        return Verdict(limit="start", sentence="The start: no batch was read yet.")
+    if steps.batches < _FEW_STEPS or steps.seconds < _LEAST_SECONDS:
+        return case.start()
     if case.waited < _LITTLE_WAITING * case.seconds:
         return case.model()
     copying = case.of("copy").seconds
@@ -91,7 +92,7 @@ def judge(
         # The largest stage in the processes stands for them.
         stages = {stage: done.seconds for stage, done in work.items()}
         cause = max(stages, key=stages.__getitem__) if stages else "hand over"
-        if sum(stages.values()) < 0.5 * num_workers * case.waited and source.transform is None:
+        if sum(stages.values()) < 0.5 * num_workers * case.waited:
             return case.processes()
     if cause == "transform":
         return case.transform()
@@ -115,16 +116,38 @@ class _Case:
     has_processes: bool
     num_cores: int
 
-    # Not the first step: to open files and to start threads takes a while, whatever limits the others.
+    @property
+    def left_out(self) -> float:
+        """Seconds of the first step: to open files and to start threads takes a while, whatever limits the others.
+
+        Unless nearly everything was done in it: worker processes send a whole window at once.
+        """
+        first = self.steps.first_waited
+        return 0.0 if self.steps.seconds - first < _SHORT * first else first
+
     @property
     def seconds(self) -> float:
         """How long the loop took."""
-        return self.steps.seconds - self.steps.first_waited
+        return self.steps.seconds - self.left_out
 
     @property
     def waited(self) -> float:
         """For how long of that it waited."""
-        return self.steps.waited_seconds - self.steps.first_waited
+        return self.steps.waited_seconds - self.left_out
+
+    def start(self) -> Verdict:
+        """The loop has just begun."""
+        if self.steps.is_coarse:
+            said = (
+                f"The start: of what TensorFlow takes only whole windows are seen, and it has used up "
+                f"{self.steps.batches:,} batches of them so far: too few to tell what limits the loop."
+            )
+            return Verdict(limit="start", sentence=said)
+        said = (
+            f"The start: the first batch came after {self.steps.first_waited:.2g} of {self.steps.seconds:.2g} s, and "
+            f"{_counted(self.steps.batches, 'batch is', 'batches are')} too few to tell what limits the others."
+        )
+        return Verdict(limit="start", sentence=said)
 
     def of(self, stage: str) -> Work:
         """What a stage did."""
@@ -147,7 +170,12 @@ class _Case:
         own = max(1e-9, (self.seconds - self.waited) / max(1, self.steps.batches))
         wanted = min(self.num_cores, max(2, math.ceil(each / own)))
         if done.cpu_seconds < _WAITING * done.seconds and not self.num_workers:
-            advice = f"it waits rather than computes, so workers_count={4 * self.source.workers_count} would help"
+            advice = (
+                f"it waits rather than computes, so workers_count={4 * self.source.workers_count} would help, unless "
+                "all calls wait for one thing"
+            )
+        elif self.num_workers and done.cpu_seconds < _WAITING * done.seconds:
+            advice = "it waits rather than computes, so threads would do: num_workers=0, workers_count=8"
         elif self.num_workers:
             advice = f"num_workers={max(wanted, self.num_workers + 1)} would help if there are cores for them"
         elif self.has_processes:
@@ -180,7 +208,7 @@ class _Case:
         """The way from process to process takes the time."""
         said = (
             f"The way from the {self.num_workers} worker processes: {self._waited()}, while they read for "
-            f"{sum(done.seconds for done in self.work.values()):.2g} s; without a transform num_workers=0 is faster, "
+            f"{sum(done.seconds for done in self.work.values()):.2g} s; num_workers=0 is faster, "
             "as reader threads need no copy between processes."
         )
         return Verdict(limit="processes", sentence=said)
@@ -259,8 +287,9 @@ class _Case:
     def _files(self, seconds: float) -> Verdict:
         manifest = self.source.manifest
         rows = manifest.num_rows // max(1, len(manifest.file_names))
+        files = _counted(len(manifest.file_names), "file", "files")
         said = (
-            f"The files: {self._waited()}, and opening {len(manifest.file_names):,} files of about {rows:,} rows took "
+            f"The files: {self._waited()}, and opening {files} of about {rows:,} rows took "
             f"{seconds:.2g} s; fewer, larger files would help (make_spark_converter, or OPTIMIZE of a Delta table)."
         )
         return Verdict(limit="files", sentence=said)
@@ -314,3 +343,7 @@ class _Case:
             "larger ones would help (make_spark_converter writes them, or set parquet.block.size in Spark)."
         )
         return Verdict(limit="row groups", sentence=said)
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"

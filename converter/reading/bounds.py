@@ -100,7 +100,7 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     in_flight = min(source.windows_ahead, num_windows) + 1
     if is_variable:
         in_work = _VARIABLE_COPIES * window_bytes
-    elif _is_plain(source):
+    elif is_plain(source):
         in_work = _most_gathered(source, window_rows)
     else:
         # The columns as Arrow decodes them (a float32 may be a double in the file), and one row group's pages.
@@ -129,7 +129,7 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     return peak
 
 
-def _is_plain(source: BatchSource) -> bool:
+def is_plain(source: BatchSource) -> bool:
     """Whether the wanted columns are views of mapped files: ours, not compressed, without nulls."""
     manifest = source.manifest
     return (

@@ -208,10 +208,10 @@ class DataFile:
             if isinstance(error, (ConverterError, GivenUpError)):
                 raise
             index = max(self.manifest.row_group_in_file(row_group), 0)
-            is_unreachable = not self.storage.is_local and type(error) in (OSError, PermissionError, TimeoutError)
+            is_unreachable = not self.storage.is_local and type(error) in (OSError, TimeoutError)
             happened = (
                 f"fetched: {error}."
-                if is_unreachable
+                if is_unreachable or isinstance(error, PermissionError)
                 else f"decoded: {error}. The file is damaged. {self.manifest.remedy}"
             )
             message = f"Row group {index} of {self.path} cannot be {happened}"

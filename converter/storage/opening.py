@@ -130,6 +130,11 @@ def open_store(url: str, options: Mapping[str, Any], timeout_seconds: float) -> 
         web = HttpStore(options, host=netloc, protocol=scheme, timeout_seconds=timeout_seconds)
         # Names are appended to this URL as they are.
         return web, named.strip("/"), unquote(shown)
+    if scheme in OBJECT_SCHEMES and "@" in netloc:
+        raise ValueError(
+            f"{shown} has a user's name or key in it, which errors would show. Give them as storage_options, such as "
+            '{"key": …, "secret": …}, or in the environment.'
+        )
     filesystem, root = fsspec.core.url_to_fs(url, **options)
     kind = ObjectStore if scheme in OBJECT_SCHEMES else Store
     store = kind(dict(filesystem.storage_options), protocol=scheme, timeout_seconds=timeout_seconds)

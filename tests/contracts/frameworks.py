@@ -28,6 +28,9 @@ ROWS: dict[str, Any] = {"batch_size": 64, "columns": ["id"], "cur_shard": 0, "sh
 class FrameworkContract:
     """Subclasses define `make`, and where needed `steps`, `array` and `batches`."""
 
+    fails_later = True
+    """Whether a transform is called first when a batch is asked for."""
+
     def make(self, converter: DatasetConverter, **options: Any) -> Any:
         """A loader, which is a context manager."""
         raise NotImplementedError
@@ -151,15 +154,42 @@ class FrameworkContract:
             for batch, wanted in zip(loader.progress("train", shown=True), self.expected(converter), strict=True):
                 assert self.array(batch["id"]).tolist() == wanted
             bar = capsys.readouterr().err.split("\r")[-1]
-            assert bar.startswith("train: 100%")
+            assert bar.startswith("train, waited ")
+            assert "100%" in bar
             assert "16/16" in bar
-            assert f"(limit: {loader.stats().limit})" in bar
+            assert f" rows/s, limit: {loader.stats().limit} " in bar
             for _ in loader.progress(shown=True):
                 break
-            assert capsys.readouterr().err.split("\r")[-1].startswith("epoch 1:   ")
+            bar = capsys.readouterr().err.split("\r")[-1]
+            assert bar.startswith("epoch 1, ")
+            assert "limit: " in bar
             # Nobody looks: the captured output is no terminal.
             assert len(list(loader.progress())) == 16
             assert capsys.readouterr().err == ""
+
+    def test_the_record_of_a_loop_that_failed_or_never_began(self, converter: DatasetConverter) -> None:
+        def fail(batch: dict[str, Any]) -> dict[str, Any]:
+            raise ZeroDivisionError
+
+        with self.make(converter, **ROWS) as loader:
+            assert loader.stats().verdict == "The start: no batch was read yet."
+        if not self.fails_later:
+            return
+        with self.make(converter, **ROWS, transform=fail) as loader:
+            with pytest.raises(ZeroDivisionError):
+                self.batches(loader)
+            stats = loader.stats()
+            assert stats.batches == 0
+            assert 0 <= stats.seconds < 60
+            assert stats.limit == "start"
+
+    def test_a_description_is_one_line(self, converter: DatasetConverter, capsys: pytest.CaptureFixture[str]) -> None:
+        with self.make(converter, **ROWS) as loader:
+            with pytest.raises(TypeError, match="description must be a str, got 5"):
+                next(loader.progress(5))
+            list(loader.progress("a\nb\x1b[31m" + "c" * 100, shown=True))
+        assert "\x1b[31m" not in (shown := capsys.readouterr().err)
+        assert f"a b [31m{'c' * 31}…" in shown
 
     def test_a_bar_needs_tqdm(self, converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

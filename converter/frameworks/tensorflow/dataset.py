@@ -395,7 +395,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
 
     def stretches(self) -> Iterator[tuple[Batch, int]]:
         """One iteration for an eager loop: stretches of batches, each with its number of batches."""
-        generator = self._elements()
+        generator = self._elements(is_counted=False)
         self._running.add(generator)
         return Iteration(self._epochs, generator)
 
@@ -408,8 +408,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             # After a resumed iteration, which is short, or after an error that `ignore_errors` hides.
             self._has_just_ended = False
             return
-        with self._noted_errors(), contextlib.closing(self._elements()) as elements:
-            steps = Steps(self._epochs.meter)
+        with self._noted_errors(), contextlib.closing(self._elements(is_counted=True)) as elements:
+            steps = Steps(self._epochs.meter, is_coarse=True)
             while True:
                 asked = steps.ask()
                 self._epochs.steps = steps
@@ -443,10 +443,11 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             self.read_error = error
             raise
 
-    def _elements(self) -> Generator[tuple[Batch, int], None, bool]:
+    def _elements(self, *, is_counted: bool) -> Generator[tuple[Batch, int], None, bool]:
         """Yield stretches of batches and their number; components have one more dimension in front.
 
-        The last batch comes alone. Returns whether the iteration was shorter than a whole one.
+        The last batch comes alone. Returns whether the iteration was shorter than a whole one. With `is_counted` the
+        batches of a stretch count once the next one is asked for, and the last batch at once.
         """
         begin, num_steps = self._begin()
         step = 0
@@ -457,9 +458,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                 for batches, num_batches in stretches:
                     self._epochs.check_open()
                     step += num_batches
-                    progress.num_batches += num_batches
                     if step != num_steps:
                         yield batches, num_batches
+                        progress.num_batches += num_batches * is_counted
                         continue
                     # Closed before the last batch: a loop that stops there leaves no thread.
                     stretches.close()
@@ -467,6 +468,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                         yield {name: column[:-1] for name, column in batches.items()}, num_batches - 1
                     with self._lock:
                         self._has_given_all = self._has_given_all or self._epochs.next is begin
+                    progress.num_batches += num_batches * is_counted
                     yield {name: column[-1:] for name, column in batches.items()}, 1
         return num_steps is not None and num_steps < len(self._epochs)
 

@@ -223,6 +223,8 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
                 with self._of.first_use():
                     batch = self._timed()
             _count(self, self._of)
+            if self._steps is not None:
+                self._steps.note_batch()
             return batch
 
     def _timed(self) -> Any:

@@ -34,6 +34,7 @@ from converter.loading.epochs import BatchesOf, Epochs, as_generator
 from converter.loading.progress import follow
 from converter.loading.stats import LoaderStats, stats_of
 from converter.plan import EpochPlan
+from converter.reading.bounds import is_plain
 from converter.reading.data_files import DataFiles
 from converter.reading.decoding import parts_of_run
 from converter.reading.meter import Work
@@ -406,17 +407,55 @@ class _Runs(IterableDataset[_Item]):
         item, files = 0, open_files(self.source, count)
         for _, plan in epochs.plans(epochs.next):
             for run in plan.batch_runs():
-                for batches in parts_of_run(self.source, run):
+                for batches in _parts_of_run(self.source, run):
                     if item % count == index:
                         read = list(_batches_in(self.source, plan, files, batches))
-                        yield read, index, files.meter.work
+                        yield read if self.source.transform is None else _joined(read), index, files.meter.work
                     item += 1
+
+
+_PARTS = 8
+"""How often a worker process sends batches of a window."""
+
+
+def _parts_of_run(source: BatchSource, run: range) -> Iterator[range]:
+    """What a worker process reads, and then sends at once.
+
+    A transform may be slow, so the first batches should not wait for those of a whole window: where pages are plain
+    memory, rows are read part by part at the cost of all at once.
+    """
+    for batches in parts_of_run(source, run):
+        step = len(batches)
+        if source.transform is not None and not source.parts and source.sequences is None and is_plain(source):
+            step = -(-step // _PARTS)
+        for start in range(batches.start, batches.stop, step):
+            yield range(start, min(start + step, batches.stop))
 
 
 def _batches_in(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: range) -> Iterator[Batch]:
     if source.transform is not None:
         return (make_tensors(batch) for batch in numpy_batches(source, plan, files, batches))
     return (batch for run in read_runs(source, plan, files, batches) for batch in torch_batches(source, run))
+
+
+def _joined(batches: list[Batch]) -> list[Batch]:
+    """The same batches, with the tensors of each column in one memory.
+
+    A tensor on its way to another process is an open file there and here, and a process may have 1,024 of them; those
+    of a transform have a memory of their own each, while batches that were only cut share that of their window.
+    """
+    joined: list[Batch] = [{} for _ in batches]
+    for name in dict.fromkeys(name for batch in batches for name in batch):
+        owners = [number for number, batch in enumerate(batches) if name in batch]
+        values = [batches[number][name] for number in owners]
+        plain = [value for value in values if isinstance(value, torch.Tensor) and not value.is_nested]
+        if len(plain) == len(values) and len({value.dtype for value in plain}) == 1:
+            sizes = [value.numel() for value in plain]
+            flat = torch.split(torch.cat([value.reshape(-1) for value in plain]), sizes)
+            values = [part.view(value.shape) for part, value in zip(flat, plain, strict=True)]
+        for number, value in zip(owners, values, strict=True):
+            joined[number][name] = value
+    return joined
 
 
 def _is_starting_process() -> bool:

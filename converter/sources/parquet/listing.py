@@ -32,6 +32,9 @@ _DELTA_LOG = "_delta_log"
 
 _MAX_DIGITS = 38
 _ENDINGS = (".parquet", ".parq", ".pq")
+_IN_ENTRY = re.compile(r"(?:.*/)?([0-9a-f]{16}-[0-9a-f]{16})/data-[0-9a-f]{32}/")
+"""A file of a cache entry, below the folder of all entries."""
+
 _GLOB, _BRACES = re.compile(r"[*?\[{]"), re.compile(r"\{([^{}]*)\}")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"NaN|[+-]?(Infinity|([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][+-]?[0-9]+)?)")
@@ -60,6 +63,8 @@ def find_files(
                 path=folder.url,
             )
         listings += [listing for listing in listed if listing.names]
+    for folder, names, _ in listings:
+        _refuse_cache(folder, names)
     first = listings[0].folder
     for folder, _, _ in listings:
         if not folder.is_beside(first):
@@ -84,6 +89,17 @@ def find_files(
             for partition in partitions.values():
                 partition.pop(key, None)
     return first.at(common), partitions
+
+
+def _refuse_cache(folder: Storage, names: Sequence[str]) -> None:
+    """Raise SourceError for a folder of cache entries, which are datasets of their own with other columns each."""
+    entries = {found[1] for name in names if (found := _IN_ENTRY.match(name)) is not None}
+    if entries:
+        raise SourceError(
+            f"{folder.url} is a cache directory with {len(entries):,} entries, which may have nothing in common. Open "
+            "one of them: with open_converter and cache_key=…, or by its own URL.",
+            path=folder.url,
+        )
 
 
 class _Listing(NamedTuple):

@@ -221,12 +221,41 @@ def test_verify_finds_a_flipped_bit_of_a_page_only_by_reading_it(
     assert file.name in damage
 
 
-def test_verify_of_an_entry_with_a_missing_file_is_an_error(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+def test_verify_of_an_entry_with_a_missing_file_finds_damage(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
     folder, converter = cache
     file = next(folder.rglob("*.parquet"))
     file.unlink()
-    result = run("verify", converter.url, status=1)
-    assert file.name in str(result.exception)
+    (damage,) = told(run("verify", converter.url, "--json", status=3))["damage"]
+    assert file.name in damage
+    assert "1 problem" in run("verify", converter.url, status=3).stdout
+
+
+def test_verify_names_each_damaged_file(run: Run, tmp_path: Path) -> None:
+    table = pa.table({"x": np.arange(1000.0)})
+    for number in range(4):
+        pq.write_table(table, tmp_path / f"{number}.parquet", write_page_checksum=True)
+    for number in (1, 3):
+        file = tmp_path / f"{number}.parquet"
+        content = bytearray(file.read_bytes())
+        content[200] ^= 1
+        file.write_bytes(content)
+    found = told(run("verify", tmp_path, "--rows", "--json", status=3))["damage"]
+    assert [f"{number}.parquet" in line for number, line in zip((1, 3), found, strict=True)] == [True, True]
+    assert "--rows reads the rows" in run("verify", tmp_path).stdout
+
+
+def test_a_folder_of_entries_is_no_data_set(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+    folder, _ = cache
+    for shown in (folder, f"{folder}/converter-v1"):
+        result = run("show", shown, status=1)
+        assert "is a cache directory with 1 entries" in str(result.exception)
+        assert "cache_key=" in str(result.exception)
+    assert run("ls", f"{folder}/converter-v1").stdout == run("ls", folder).stdout
+
+
+@pytest.mark.parametrize("command", ["ls", "sweep"])
+def test_an_empty_argument_is_not_the_default_cache(run: Run, command: str) -> None:
+    assert "CACHE_DIR is empty" in str(run(command, "", status=1).exception)
 
 
 # plan, sweep, delete -------------------------------------------------------------------------

@@ -28,6 +28,7 @@ class Loop:
     handing_seconds: float = 0.0
     cpu_seconds: float | None = 0.5
     process_seconds: float = 16.0
+    is_coarse: bool = False
 
 
 @dataclass(kw_only=True)
@@ -60,8 +61,29 @@ def converter(tmp_path_factory: pytest.TempPathFactory) -> DatasetConverter:
 
 
 CASES: dict[str, tuple[Figures, str, str]] = {
-    "nothing read": (Figures(loop=Loop(batches=0, seconds=0.0, first_waited=0.0)), "start", "0 batches are too few"),
-    "over at once": (Figures(loop=Loop(seconds=1.0, first_waited=0.9)), "start", "after 0.9 of 1 s"),
+    "nothing read": (Figures(loop=Loop(batches=0, seconds=0.0, first_waited=0.0)), "start", "no batch was read yet"),
+    "two batches": (
+        Figures(loop=Loop(batches=2, seconds=1.0, first_waited=0.9)),
+        "start", "after 0.9 of 1 s, and 2 batches are too few",
+    ),
+    "over at once": (Figures(loop=Loop(batches=90, seconds=0.04)), "start", "90 batches are too few"),
+    "all at once, after a while": (
+        Figures(
+            loop=Loop(seconds=8.7, first_waited=8.4, waited_seconds=8.5), blocked={"workers": 8.5}, num_workers=2,
+            work={"transform": Work(seconds=16.0, cpu_seconds=15.0, count=600)},
+        ),
+        "transform", "waited 98% of the time, and a call takes 26.7 ms",
+    ),
+    "a transform that waits in processes": (
+        Figures(
+            blocked={"workers": 8.0}, work={"transform": Work(seconds=16.0, cpu_seconds=0.2, count=600)}, num_workers=2,
+        ),
+        "transform", "threads would do: num_workers=0",
+    ),
+    "windows of TensorFlow": (
+        Figures(loop=Loop(batches=2, is_coarse=True)),
+        "start", "only whole windows are seen, and it has used up 2 batches",
+    ),
     "little waiting": (
         Figures(loop=Loop(waited_seconds=0.6)), "model", "waited 5.0% of the time for data (0.5 of 10 s)",
     ),
@@ -97,7 +119,7 @@ CASES: dict[str, tuple[Figures, str, str]] = {
         "store", "10 MB came at 1 MB/s; a local_cache_dir would keep them",
     ),
     "opening": (
-        Figures(work=reading(4.0, 0.9, open=12.0)), "files", "opening 1 files of about 1,000,000 rows took 12 s",
+        Figures(work=reading(4.0, 0.9, open=12.0)), "files", "opening 1 file of about 1,000,000 rows took 12 s",
     ),
     "a transform that computes": (
         Figures(
