@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from converter import DatasetConverter
+from converter import DatasetConverter, make_parquet_converter
 from converter.frameworks.tensorflow import iterator
 from tests.contracts.frameworks import FrameworkContract
+from tests.processes import run_python
 
 pytestmark = pytest.mark.short
 
@@ -29,6 +31,27 @@ class TestTorch(FrameworkContract):
 class TestTorchWithWorkers(FrameworkContract):
     def make(self, converter: DatasetConverter, **options: Any) -> Any:
         return converter.make_torch_dataloader(num_workers=1, multiprocessing_context="fork", **options)
+
+    @pytest.mark.long("it starts a process that starts others")
+    def test_a_transform_does_not_run_out_of_open_files(self, converter: DatasetConverter) -> None:
+        assert run_python(count_with_few_files, converter.url) == [1000, 1000]
+
+
+def count_with_few_files(url: str) -> list[int]:
+    """The batches and rows of one that a transform made of each row, in a process that may open 128 files."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    loader = make_parquet_converter(url).make_torch_dataloader(
+        batch_size=1, columns=["id"], transform=spread, num_workers=2
+    )
+    with loader:
+        batches = list(loader)
+    return [len(batches), sum(len(batch["id"]) for batch in batches)]
+
+
+def spread(batch: dict[str, Any]) -> dict[str, Any]:
+    """Columns of several dtypes, and of a shape that differs from batch to batch."""
+    wide = np.ones((1, int(batch["id"][0]) % 5), np.float32)
+    return {"id": batch["id"], "half": batch["id"].astype(np.float16), "wide": wide, "text": np.array(["x"])}
 
 
 class TestTensorFlow(FrameworkContract):

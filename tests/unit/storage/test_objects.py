@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from converter.storage.objects import ObjectStore
+from converter.storage.opening import open_storage
 
 
 class ClientError(Exception):
@@ -83,3 +84,11 @@ def test_what_google_says_is_known(error: Exception, kind: type[OSError]) -> Non
 )  # fmt: skip
 def test_deltalake_is_told_the_same(protocol: str, options: dict[str, Any], expected: dict[str, str]) -> None:
     assert ObjectStore(options, protocol=protocol).delta_options() == expected
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+def test_a_key_in_a_url_is_refused_and_not_shown(scheme: str) -> None:
+    # botocore's own error has the whole name of the bucket in it.
+    with pytest.raises(ValueError, match="has a user's name or key in it, which errors would show") as caught:
+        open_storage(f"{scheme}://key:hidden-text@bucket/x")
+    assert "hidden" not in str(caught.value)
