@@ -215,7 +215,7 @@ def plan(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch of one rank.")] = 1024,
     ranks: Annotated[int, typer.Option(min=1, help="How many processes train together.")] = 1,
     shuffle: Annotated[bool, typer.Option(help="In random order, or in the order of the files.")] = True,
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long the speed is measured.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.01, max=3600, help="How long the speed is measured.")] = 1.0,
     version: Version = None,
     cache_key: CacheKey = None,
     as_json: AsJson = False,
@@ -230,10 +230,9 @@ def plan(
     if as_json:
         show_json({**dataclasses.asdict(told), "rows_per_second": speed.rows_per_second, "seconds": epoch_seconds})
         return
+    takes = f"{epoch_seconds:,.1f} s" if epoch_seconds >= 0.1 else "less than 0.1 s, beside its start,"
     print(told)
-    print(
-        f"An epoch of this rank takes {epoch_seconds:,.1f} s to read at {speed.rows_per_second:,.0f} rows/s, measured"
-    )
+    print(f"An epoch of this rank takes {takes} to read at {speed.rows_per_second:,.0f} rows/s, measured")
     print(f"here for {speed.seconds:.1f} s; ranks that share this machine or a line share that speed.")
 
 
@@ -243,7 +242,7 @@ def bench(
     threads: Annotated[str, typer.Option(help="Numbers of reader threads, with commas.")] = "1,2,4",
     batch_sizes: Annotated[str, typer.Option(help="Rows of a batch, with commas.")] = "64,1024,16384",
     shuffle: Annotated[bool, typer.Option(help="In random order, or in the order of the files.")] = True,
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long each is measured.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.01, max=3600, help="How long each is measured.")] = 1.0,
     version: Version = None,
     cache_key: CacheKey = None,
     as_json: AsJson = False,
@@ -379,7 +378,7 @@ def _life_of(one: Any) -> str:
     if one.problem:
         return f"cannot be read: {one.problem}"
     if one.manifest is None:
-        return "written or deleted now" if one.holders else "unfinished"
+        return "written or deleted now" if any(not holder.is_dead for holder in one.holders) else "unfinished"
     return "kept" if one.manifest.is_kept else "until its converter ends"
 
 

@@ -51,6 +51,8 @@ def open_rows(url: str, *, version: int | None = None, cache_key: str | None = N
     """The converter of what a URL names; its end removes nothing."""
     options: dict[str, Any] = {"storage_options": storage_options(), "timeout_seconds": TIMEOUT_SECONDS}
     kind = kind_of(url, version, cache_key)
+    if kind == "cache" and version is not None:
+        raise ValueError("--version is for Delta tables, and this is a cache entry. Leave it out.")
     if kind == "cache":
         return open_converter(url, cache_key=cache_key, **options)
     if kind == "delta":

@@ -253,6 +253,10 @@ def test_a_folder_of_entries_is_no_data_set(run: Run, cache: tuple[Path, Dataset
     assert run("ls", f"{folder}/converter-v1").stdout == run("ls", folder).stdout
 
 
+def test_a_version_of_a_cache_entry_is_refused(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+    assert "--version is for Delta tables" in str(run("show", cache[1].url, "--version", 3, status=1).exception)
+
+
 @pytest.mark.parametrize("command", ["ls", "sweep"])
 def test_an_empty_argument_is_not_the_default_cache(run: Run, command: str) -> None:
     assert "CACHE_DIR is empty" in str(run(command, "", status=1).exception)
