@@ -58,6 +58,8 @@ NOT_COMPARED = (
     (re.compile(r"(\b(?:loss|accuracy|recall|precision)\b[^\n.]*?)\d+\.\d+"), r"\1…"),
     (re.compile(r"\b[\d.,]+ MB\b"), "… MB"),
     (re.compile(r"\b[\d.,]+%"), "…%"),
+    # As many as there are cores.
+    (re.compile(r"num_workers=\d+(?= would)"), "num_workers=…"),
     # A table is as wide as its numbers.
     (re.compile(r"[ ─━┏┓┳┃│└┘┴┌┐┬├┤┼╇┡┩]+"), " "),
 )
