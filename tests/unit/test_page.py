@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from converter import DatasetConverter, make_parquet_converter, mix, open_converter
+from converter import page as shown_page
 from converter.dataset import borrow_files
 from converter.markup import bars, facts, text
 from converter.page import columns_of
@@ -138,13 +139,26 @@ def test_a_sample_is_the_first_rows_of_four_row_groups(tmp_path: Path) -> None:
     sample = take_sample(converter._storage, converter._manifest, ["x"], num_rows=65_536, most_row_groups=4)["x"]
     starts = [0, 120_000, 240_000, 360_000]
     np.testing.assert_array_equal(sample.values, np.concatenate([start + np.arange(16_384) for start in starts]))
-    page = converter._repr_html_()
-    # On a local disk all ten row groups.
-    assert "<p>Charts show a sample: 65,530 of 400,000 rows.</p>" in page
-    assert _Page(page).row("x")[4::2] == ["0", "366,552"]
+    # On a local disk up to a million numbers, here all of them.
+    assert "<p>Charts show a sample" not in converter._repr_html_()
+    large = convert(tmp_path / "large", pa.table({"x": np.arange(2_000_000)}), 40_000)
+    page = large._repr_html_()
+    assert "<p>Charts show a sample: 1,048,576 of 2,000,000 rows.</p>" in page
+    assert _Page(page).row("x")[4::2] == ["0", "1,992,767"]
     part = converter.where([("x", ">=", 39_000), ("x", "<", 41_000)])
     live = take_sample(part._storage, part._manifest, ["x"], num_rows=1000, most_row_groups=4)["x"].values
     np.testing.assert_array_equal(live, np.r_[39_000:39_500, 40_000:40_500])
+
+
+def test_the_range_of_a_cache_entry_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_page, "_SAMPLE_ROWS", 40)
+    monkeypatch.setattr(shown_page, "_LOCAL_NUMBERS", 1)
+    with write_converter(tmp_path, (ID,), [[range(1000)]], row_group_bytes=800) as converter:
+        page = converter._repr_html_()
+        assert re.search(r"Charts show a sample: \d\d of 1,000 rows", page)
+        assert _Page(page).row("id")[4::2] == ["0", "999"]
+        # Of fewer rows the range is that of the sample.
+        assert _Page(converter.where([("id", ">", 10)])._repr_html_()).row("id")[4] != "0"
 
 
 def test_categories_come_by_their_frequency(tmp_path: Path) -> None:
