@@ -163,7 +163,7 @@ def _fields(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _assert_is_corrupt(entry: Path) -> None:
-    with pytest.raises(CacheCorruptError, match=r"is not a manifest that this package|several attempts") as caught:
+    with pytest.raises(CacheCorruptError, match=r"is not a manifest that this package|several writes") as caught:
         open_converter(str(entry))
     assert str(caught.value.path).endswith(f"{KEY}/manifest.json")
     _assert_no_lease_is_left(entry)
