@@ -64,6 +64,7 @@ def print_verdicts(folder: Path, only: list[str] | None, *, has_store: bool) -> 
         from tests.servers.azurite import SlowAzurite, start_azurite
         from tests.servers.proxy import Proxy
 
+        (folder / "azurite").mkdir()
         with start_azurite(folder / "azurite") as azurite, Proxy(azurite.port) as proxy:
             slow = SlowAzurite(proxy)
             say("slow store")
