@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from converter.cache.roots import DIRECTORY, ENVIRONMENT_VARIABLE, find_root
 from converter.cache.survey import Holder, survey
 from converter.commands.doctor import examine
 from converter.commands.filters import parse_filter
-from converter.commands.measuring import measure, measure_all
+from converter.commands.measuring import Measured, measure, measure_all
 from converter.commands.opening import TIMEOUT_SECONDS, kind_of, open_rows, storage_options
 from converter.commands.showing import (
     as_age,
@@ -265,8 +266,19 @@ def bench(
         for one in found
     ]
     show_table(("threads", "batch size", "rows/s", ""), table, right=(0, 1, 2))
-    default = f"By default a reader has {default_workers_count()} threads here; workers_count= changes that."
-    print(default, file=sys.stderr)
+    print(f"By default a reader has {_told_default(found, best)}; workers_count= changes that.", file=sys.stderr)
+
+
+def _told_default(found: Sequence[Measured], best: Mapping[int, Measured]) -> str:
+    """How many threads a reader has by default, and how near that comes to the best that was measured."""
+    count = default_workers_count()
+    own = [one for one in found if one.workers_count == count]
+    if not own:
+        return f"{count} threads here, which were not measured"
+    part = min(one.rows_per_second / best[one.batch_size].rows_per_second for one in own)
+    # Two runs differ by some percent.
+    fits = "which is right here" if part > 0.9 else "which is not the best here"
+    return f"{count} threads here, {fits}: at least {part:.0%} of the best at each batch size"
 
 
 @app.command()

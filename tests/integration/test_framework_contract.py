@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,29 @@ class TestTorch(FrameworkContract):
 class TestTorchWithWorkers(FrameworkContract):
     def make(self, converter: DatasetConverter, **options: Any) -> Any:
         return converter.make_torch_dataloader(num_workers=1, multiprocessing_context="fork", **options)
+
+    def test_the_record_has_each_process_and_the_memory(self, converter: DatasetConverter) -> None:
+        options: dict[str, Any] = {"batch_size": 10, "columns": ["id"], "num_epochs": 3, "shuffle_window_rows": 100}
+        with converter.make_torch_dataloader(
+            num_workers=2, multiprocessing_context="fork", shuffle=True, **options
+        ) as loader:
+            assert len(list(loader)) == 300
+            stats = loader.stats()
+        assert len(stats.processes) == 2
+        for stage in ("decode", "gather"):
+            counts = [done[stage].count for done in stats.processes]
+            assert min(counts) > 0
+            assert stats.stages[stage].count == sum(counts)
+        assert stats.room_seconds == 0
+        with converter.make_torch_dataloader(**options) as loader:
+            for _ in loader:
+                time.sleep(0.001)
+            stats = loader.stats()
+        assert stats.processes == ()
+        # Two threads or more, and a loop that sleeps: they wait for room for most of the time.
+        assert 0.5 * stats.seconds < stats.room_seconds
+        assert stats.memory_bytes is not None
+        assert 0 <= stats.memory_bytes < stats.told_memory_bytes == converter.plan(**options).peak_memory_bytes
 
     @pytest.mark.long("it starts a process that starts others")
     def test_a_transform_does_not_run_out_of_open_files(self, converter: DatasetConverter) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from converter.cache import roots
 from converter.cache.survey import survey
 from converter.commands import app as commands
 from converter.commands import doctor
+from converter.commands.measuring import Measured
 from tests.columns import ID, TENSORS
 from tests.entries import write_converter
 
@@ -314,6 +317,19 @@ def test_plan_and_bench_measure_how_fast_rows_are_read(run: Run, cache: tuple[Pa
         assert one["rows_per_second"] == pytest.approx(one["rows"] / one["seconds"])
     lines = run("bench", converter.url, *options).stdout.splitlines()
     assert sum(line.endswith("best") for line in lines) == 2
+    told_default = run("bench", converter.url, *options).stderr
+    count = commands.default_workers_count()
+    if count in (1, 3):
+        assert re.search(
+            rf"{count} threads here, which is (right|not the best) here: at least \d+% of the best", told_default
+        )
+    else:
+        assert f"{count} threads here, which were not measured" in told_default
+    one = Measured(workers_count=count, batch_size=10, rows=95, seconds=1.0)
+    other = Measured(workers_count=count + 1, batch_size=10, rows=100, seconds=1.0)
+    assert "which is right here: at least 95% of the best" in commands._told_default([one, other], {10: other})
+    slow = replace(one, rows=50)
+    assert "which is not the best here: at least 50%" in commands._told_default([slow, other], {10: other})
     for name, value in (("--threads", "0"), ("--threads", "1;2"), ("--batch-sizes", "many")):
         result = run("bench", converter.url, name, value, status=1)
         assert f"{name} must be whole numbers above 0" in str(result.exception)
