@@ -1,0 +1,54 @@
+"""The first cases of each campaign, and what its runner makes of cases that fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaign import known_faults
+from tests.faults.campaign.runner import Result, run_cases
+from tests.repository import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def known() -> Result:
+    # A hang takes seconds each time, so it has a test of its own.
+    numbers = [number for number, kind in enumerate(known_faults.KINDS) if kind != "hang"]
+    return run_cases(known_faults.CAMPAIGN, 5, numbers, num_processes=2)
+
+
+def test_each_way_to_fail_is_told_with_the_line_that_runs_it_again(known: Result) -> None:
+    told = {violation.splitlines()[1]: violation for violation in known.violations}
+
+    assert sorted(told) == [
+        "VIOLATION: MemoryError",
+        "VIOLATION: ZeroDivisionError",
+        "VIOLATION: ends the process (-9)",
+        "VIOLATION: nothing is lost",
+    ]
+    for number, kind in ((1, "nothing is lost"), (2, "ZeroDivisionError"), (4, "ends the process (-9)")):
+        again = f"Again: python -m tests.faults.campaign known_faults --case 5:{number} --steps "
+        assert again in told[f"VIOLATION: {kind}"]
+
+
+def test_a_case_that_fails_is_made_as_small_as_it_can_be(known: Result) -> None:
+    for violation in known.violations:
+        steps = [line for line in violation.splitlines() if line.startswith("  ") and '"value"' in line]
+        assert sorted(int(step.partition('"value": ')[2].rstrip("}")) for step in steps) == [3, 7]
+
+
+def test_what_was_done_is_counted(known: Result) -> None:
+    assert (known.num_cases, known.done["steps"]) == (5, 20)
+
+
+def test_a_case_that_hangs_is_told_with_where_it_stands_and_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.faults.campaign", "known_faults", "--case", "5:3"]
+    child = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100, check=False)
+
+    assert child.returncode == 1, child.stderr
+    assert child.stdout.startswith("hangs\ncase 3:\n")
+    assert "known_faults.py" in child.stdout
+    assert "in _fail" in child.stdout
