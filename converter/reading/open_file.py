@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -127,11 +127,15 @@ class OpenFile:
 
     def plain_values(self, name: str, chunk: Chunk, fetched: Fetched | None) -> list[Array] | None:
         """A plain column's values in a row group; None if Arrow must decode them."""
-        if fetched is None:
-            return self.plain[name].values(self.buffer, chunk, verify_checksums=self.verify_checksums)
-        in_memory = chunk._replace(start=0, end=chunk.end - chunk.start)
-        part = fetched.slice(chunk.start, chunk.end)
-        return self.plain[name].values(part, in_memory, verify_checksums=self.verify_checksums)
+        found = list(self.plain_pages(name, chunk, fetched))
+        return None if found[-1] is None else [rows for rows in found if rows is not None]
+
+    def plain_pages(self, name: str, chunk: Chunk, fetched: Fetched | None) -> Iterator[Array | None]:
+        """The same page by page; None, and no more, if Arrow must decode them."""
+        buffer = self.buffer if fetched is None else fetched.slice(chunk.start, chunk.end)
+        if fetched is not None:
+            chunk = chunk._replace(start=0, end=chunk.end - chunk.start)
+        return self.plain[name].pages(buffer, chunk, verify_checksums=self.verify_checksums)
 
     def read(
         self, indices: Sequence[int], places: Sequence[Place], fetched: Fetched | None, most_rows: int | None = None

@@ -15,6 +15,7 @@ import functools
 import math
 import re
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,7 +92,7 @@ class PlainColumn:
     def find_chunk(self, chunk: ColumnChunk, num_rows: int) -> Chunk | None:
         """Where a row group's values lie; None if the footer shows that they are not plain.
 
-        `values` finds in the pages what the footer cannot tell.
+        `pages` finds in the pages what the footer cannot tell.
         """
         start, num_values = chunk.data_page_offset, chunk.num_values
         if (
@@ -105,54 +106,54 @@ class PlainColumn:
             return None
         return Chunk(start, start + chunk.stored_bytes, num_values, _CODECS[chunk.codec])
 
-    def values(self, buffer: pa.Buffer, chunk: Chunk, *, verify_checksums: bool = False) -> list[Array] | None:
-        """A chunk's values, page by page, in order; None if Arrow must decode them.
+    def pages(self, buffer: pa.Buffer, chunk: Chunk, *, verify_checksums: bool = False) -> Iterator[Array | None]:
+        """A chunk's values, page by page, in order; None, and no more, if Arrow must decode them.
 
-        Uncompressed pages are views of the buffer, which holds the whole file.
+        There is a page at least. Uncompressed pages are views of the buffer, which holds the whole file.
 
         Raises:
             pyarrow.ArrowException, OSError, ValueError: a page is damaged.
         """
         start, end, left, codec = chunk
-        pages: list[Array] = []
-        if end > buffer.size:
-            return None
         decompress = None if codec is None else pa.Codec(codec).decompress
         while left:
-            header = _read_page_header(buffer, start, end)
+            # A file that ends before its chunk has no header there.
+            header = None if end > buffer.size else _read_page_header(buffer, start, end)
             if header is None:
-                return None
+                yield None
+                return
             num_bytes, page_bytes, stored_bytes, num_values, checksum, *encodings = header
             levels = page_bytes - num_values * self.value_bytes
             start += num_bytes
             if start + stored_bytes > end or num_values > left or not 0 <= levels <= num_values * _MAX_LEVEL_BYTES + 8:
-                return None
+                yield None
+                return
             page = buffer.slice(start, stored_bytes)
             if verify_checksums and checksum is not None and zlib.crc32(page) != checksum & 0xFFFFFFFF:
                 raise ValueError("a page's checksum is not that of its bytes")
             if decompress is not None:
                 page = decompress(page, page_bytes)
-            elif stored_bytes != page_bytes:
-                return None
-            if not self._has_all(page, levels, num_values, *encodings):
-                return None
-            if self.has_lengths:
-                rows = self._bytes_of_one_length(page, levels, num_values)
-                if rows is None:
-                    return None
-                pages.append(rows)
-                start += stored_bytes
-                left -= num_values
-                continue
-            rows = np.frombuffer(page, self.file_dtype, offset=levels)
-            if self.file_dtype != self.dtype:
-                # As Arrow narrows: a number beyond float32 becomes infinite.
-                with np.errstate(over="ignore"):
-                    rows = rows.astype(self.dtype)
-            pages.append(rows.reshape(-1, *self.shape) if self.shape else rows)
+            rows = None
+            if page.size == page_bytes and self._has_all(page, levels, num_values, *encodings):
+                rows = self._rows_of(page, levels, num_values)
+            # Only the caller keeps the page: its memory serves the next one.
+            del page
+            yield rows
+            if rows is None:
+                return
+            del rows
             start += stored_bytes
             left -= num_values
-        return pages
+
+    def _rows_of(self, page: pa.Buffer, levels: int, num_values: int) -> Array | None:
+        if self.has_lengths:
+            return self._bytes_of_one_length(page, levels, num_values)
+        rows = np.frombuffer(page, self.file_dtype, offset=levels)
+        if self.file_dtype != self.dtype:
+            # As Arrow narrows: a number beyond float32 becomes infinite.
+            with np.errstate(over="ignore"):
+                rows = rows.astype(self.dtype)
+        return rows.reshape(-1, *self.shape) if self.shape else rows
 
     def _bytes_of_one_length(self, page: pa.Buffer, offset: int, num_values: int) -> Array | None:
         """The rows of a page of bytes, each behind its length; None unless all have the declared length."""

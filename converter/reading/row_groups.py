@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,24 @@ class RowGroup:
             # `gather` relies on it.
             raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows, expected {self.num_rows}")
         return parts
+
+    def pages(self, name: str) -> Iterator[Array | None] | None:
+        """A column's values, page by page as they are decompressed; None, and no more, if Arrow must decode them.
+
+        There are no such pages if the values lie in memory already, or are codes of a file's own.
+        """
+        chunks = [kept for kept in (chunks.get(name) for chunks in self._plain) if isinstance(kept, Chunk)]
+        categories = self._files.manifest.categories.get(name)
+        has_tables = categories is not None and categories.tables is not None
+        is_compressed = len(chunks) == len(self._plain) and all(chunk.codec is not None for chunk in chunks)
+        if name in self._decoded or has_tables or not is_compressed:
+            return None
+        return self._pages(name, chunks)
+
+    def _pages(self, name: str, chunks: Sequence[Chunk]) -> Iterator[Array | None]:
+        with self.opened.file.named_errors(self._number):
+            for chunk in chunks:
+                yield from self.opened.plain_pages(name, chunk, self._fetched)
 
     def _with_codes(self, name: str, parts: list[Array] | None) -> list[Array] | None:
         """The same, with a file's own codes of categories translated."""

@@ -38,6 +38,7 @@ from converter.reading.gather import (
     Array,
     WindowRows,
     gather,
+    gather_pages,
     gather_stack,
     gather_views,
     is_joint,
@@ -350,8 +351,9 @@ class _WindowReader:
                     columns[name + VALID_SUFFIX] = gather_stack(masks, num_rows, rows, len(members), "bool")
                 continue
             with work.of("decode"):
-                parts = [part for group in groups for part in group.parts(name)]
-            if source.is_part and self._is_plain(name, parts, rows):
+                paged = self._gather_pages(name, groups, rows)
+                parts = [] if paged is not None else [part for group in groups for part in group.parts(name)]
+            if paged is None and source.is_part and self._is_plain(name, parts, rows):
                 if parts[0].itemsize * math.prod(parts[0].shape[1:]) >= WIDE_BYTES:
                     check = functools.partial(self._files.check_mapped, groups)
                     columns[name] = WindowRows(parts=parts, rows=rows, check=check)
@@ -360,7 +362,9 @@ class _WindowReader:
                     # Its place; the rows follow.
                     columns[name], together[name] = parts[0], parts
                     continue
-            columns[name] = (gather_views if name in source.decoders else gather)(parts, rows)
+            if paged is None:
+                paged = (gather_views if name in source.decoders else gather)(parts, rows)
+            columns[name] = paged
             if has_mask:
                 columns[name + VALID_SUFFIX] = gather([group.mask(name) for group in groups], rows)
             if name in self._scales:
@@ -377,6 +381,18 @@ class _WindowReader:
         if row_numbers is not None:
             columns[row_numbers] = gather([self._row_numbers(number) for number in numbers], rows)
         return columns
+
+    def _gather_pages(self, name: str, groups: Sequence[RowGroup], rows: Any) -> Array | None:
+        """Wide rows of numbers from compressed pages; None if the column has none."""
+        field = self.source.manifest.schema[name]
+        if self.source.is_part or name in self.source.decoders or field.is_object or not field.shape:
+            return None
+        if field.stored_dtype.itemsize * math.prod(field.shape) < WIDE_BYTES:
+            return None
+        pages = [found for group in groups if (found := group.pages(name)) is not None]
+        if len(pages) < len(groups):
+            return None
+        return gather_pages(itertools.chain.from_iterable(pages), sum(group.num_rows for group in groups), rows)
 
     def _is_plain(self, name: str, parts: Sequence[Any], rows: Any) -> bool:
         """Whether a column is permuted numbers as they are in the files, so that they can be copied later."""

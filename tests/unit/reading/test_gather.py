@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converter.reading.decode import decode
-from converter.reading.gather import gather, gather_stack, take_columns
+from converter.reading.gather import gather, gather_pages, gather_stack, take_columns
 from converter.reading.ragged import ragged_values
 from tests.columns import RAGGED, TENSORS, Column
 from tests.properties import examples
@@ -140,3 +140,51 @@ def test_wide_rows_are_gathered_without_a_view_of_all_memory(monkeypatch: pytest
     expected = np.concatenate(parts)[rows]
     monkeypatch.delattr(np.lib.stride_tricks, "as_strided")
     assert_same(gather(parts, rows), expected)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    shape=st.sampled_from([(70,), (3, 40)]),
+    dtype=st.sampled_from(["float32", "float64"]),
+    gap=st.sampled_from([0, 4]),
+    data=st.data(),
+)
+def test_wide_rows_that_come_page_by_page_are_the_wanted_ones(
+    sizes: list[int], shape: tuple[int, ...], dtype: str, gap: int, data: st.DataObject
+) -> None:
+    generator = np.random.default_rng(0)
+    inner = np.empty(shape, dtype)
+    pages = []
+    for size in sizes:
+        # Before each row there may be its length, after which numbers need not be aligned.
+        raw = generator.integers(0, 256, size * (gap + inner.nbytes), dtype=np.uint8)
+        strides = (gap + inner.nbytes, *inner.strides)
+        pages.append(np.ndarray((size, *shape), dtype, raw.data, gap, strides))
+    whole = np.concatenate(pages)
+    chosen = st.lists(st.integers(0, len(whole) - 1), max_size=60, unique=True)
+    start = data.draw(st.integers(0, len(whole)))
+    for rows in (
+        np.array(data.draw(chosen), data.draw(st.sampled_from([np.int32, np.int64]))),
+        np.array(data.draw(st.permutations(range(len(whole)))), np.int32),
+        slice(start, data.draw(st.integers(start, len(whole)))),
+    ):
+        found = gather_pages(pages, len(whole), rows)
+        assert found is not None
+        assert (found.dtype, found.shape[1:]) == (np.dtype(dtype), shape)
+        assert found.flags.writeable
+        assert found.tobytes() == whole[rows].tobytes()
+
+
+def test_pages_are_left_to_gather_where_one_is_missing_or_a_row_is_wanted_twice() -> None:
+    pages = [np.zeros((2, 100)), np.ones((2, 100))]
+    assert gather_pages([*pages, None], 6, np.arange(4)) is None
+    assert gather_pages([*pages, None], 6, slice(0, 5)) is None
+    assert gather_pages(pages, 4, np.array([3, 0, 3])) is None
+
+
+def test_pages_behind_the_wanted_rows_are_not_asked_for() -> None:
+    pages = iter([np.zeros((2, 100)), np.ones((2, 100)), np.ones((2, 100))])
+    found = gather_pages(pages, 6, slice(1, 3))
+    assert found is not None
+    assert found[:, 0].tolist() == [0, 1]
+    assert len(list(pages)) == 1

@@ -36,8 +36,15 @@ def views(path: Path, field: Field) -> list[Any]:
     buffer = pa.py_buffer(path.read_bytes())
     groups = range(metadata.num_row_groups)
     chunks = [None if column is None else find_chunk(column, path, group) for group in groups]
-    found = [None if chunk is None or column is None else column.values(buffer, chunk) for chunk in chunks]
+    found = [None if chunk is None or column is None else values_of(column, buffer, chunk) for chunk in chunks]
     return [None if pages is None else np.concatenate(pages) for pages in found]
+
+
+def values_of(column: PlainColumn, buffer: pa.Buffer, chunk: Chunk) -> list[np.ndarray[Any, Any]] | None:
+    """A chunk's pages; None if one of them is left to Arrow."""
+    pages = list(column.pages(buffer, chunk))
+    assert all(page is not None for page in pages[:-1])
+    return None if pages[-1] is None else pages
 
 
 def find_chunk(column: PlainColumn, path: Path, row_group: int = 0) -> Chunk | None:
@@ -313,7 +320,7 @@ def test_a_flipped_byte_is_refused_or_left_to_arrow_or_changes_numbers_alone(tmp
         harmed = bytearray(whole)
         harmed[place] ^= 1 << int(RANDOM.integers(8))
         try:
-            found = column.values(pa.py_buffer(bytes(harmed)), described)
+            found = values_of(column, pa.py_buffer(bytes(harmed)), described)
         except (pa.ArrowException, OSError, ValueError):
             continue
         assert found is None or np.concatenate(found).shape == values.shape
@@ -329,9 +336,9 @@ def test_checksums_are_compared_if_asked(tmp_path: Path) -> None:
     assert described is not None
     harmed = bytearray(path.read_bytes())
     harmed[described.end - 1] ^= 1
-    assert column.values(pa.py_buffer(bytes(harmed)), described) is not None
+    assert values_of(column, pa.py_buffer(bytes(harmed)), described) is not None
     with pytest.raises(ValueError, match="a page's checksum is not that of its bytes"):
-        column.values(pa.py_buffer(bytes(harmed)), described, verify_checksums=True)
+        list(column.pages(pa.py_buffer(bytes(harmed)), described, verify_checksums=True))
 
 
 def test_structs_without_end_are_no_header() -> None:
@@ -352,8 +359,8 @@ def test_a_chunk_that_ends_behind_the_file_is_left_to_arrow(tmp_path: Path) -> N
     assert column is not None
     chunk = find_chunk(column, path)
     assert chunk is not None
-    assert column.values(pa.py_buffer(path.read_bytes()), chunk) is not None
-    assert column.values(pa.py_buffer(path.read_bytes()[:4000]), chunk) is None
+    assert values_of(column, pa.py_buffer(path.read_bytes()), chunk) is not None
+    assert values_of(column, pa.py_buffer(path.read_bytes()[:4000]), chunk) is None
 
 
 @pytest.mark.parametrize("options", [{}, {"write_statistics": True}, {"write_page_checksum": True}], ids=str)
