@@ -119,6 +119,7 @@ def gather_pages(
         places, num_wanted = None, rows.stop - rows.start
     else:
         num_wanted = len(rows)
+        # Others go into one row behind the wanted ones, which -1 is: leaving them out would copy a page first.
         places = np.full(num_rows, -1, rows.dtype)
         places[rows] = np.arange(num_wanted, dtype=rows.dtype)
         if np.count_nonzero(places >= 0) != num_wanted:
@@ -129,32 +130,25 @@ def gather_pages(
         if page is None:
             return None
         if wanted is None:
-            wanted = new_array((num_wanted, *page.shape[1:]), page.dtype)
+            wanted = new_array((num_wanted + 1, *page.shape[1:]), page.dtype)
             # Bytes are copied without a look at the numbers, also where those are not aligned.
             row_bytes = wanted.itemsize * math.prod(page.shape[1:])
-            target = wanted.reshape(-1).view(np.uint8).reshape(num_wanted, row_bytes)
+            target = wanted.reshape(-1).view(np.uint8).reshape(num_wanted + 1, row_bytes)
         stop = start + len(page)
         source = page.reshape(len(page), -1).view(np.uint8)
-        if isinstance(rows, slice):
+        if places is not None:
+            to = places[start:stop]
+            if to.max() >= 0:
+                target[to] = source
+        else:
+            assert isinstance(rows, slice)
             first, last = max(rows.start, start), min(rows.stop, stop)
             if first < last:
                 target[first - rows.start : last - rows.start] = source[first - start : last - start]
             if stop >= rows.stop:
                 break
-        else:
-            assert places is not None
-            _scatter(source, places[start:stop], target)
         start = stop
-    return wanted
-
-
-def _scatter(source: Array, places: Array, target: Array) -> None:
-    """Copy rows to their places; those whose place is negative are left out."""
-    chosen = places >= 0
-    if chosen.all():
-        target[places] = source
-    elif chosen.any():
-        target[places[chosen]] = source[chosen]
+    return None if wanted is None else wanted[:num_wanted]
 
 
 def gather_views(parts: Sequence[pa.Array], rows: npt.NDArray[np.integer[Any]] | slice) -> pa.Array:
