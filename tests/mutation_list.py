@@ -1581,4 +1581,25 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="pass",
         tests=("tests/faults/test_loader_lifecycle.py",),
     ),
+    Mutation(
+        module="reading/gather.py",
+        claim="rows of a page land one place too early",
+        old="target[to] = source",
+        new="target[to - 1] = source",
+        tests=("tests/unit/reading/test_gather.py",),
+    ),
+    Mutation(
+        module="reading/gather.py",
+        claim="of a page whose rows are wanted twice they come once",
+        old="if np.count_nonzero(places >= 0) != num_wanted:",
+        new="if False:",
+        tests=("tests/unit/reading/test_gather.py",),
+    ),
+    Mutation(
+        module="reading/pages.py",
+        claim="a page of rows of other lengths is taken as it is",
+        old="            rows = None\n            if page.size",
+        new="            rows = self._rows_of(page, levels, num_values)\n            if page.size",
+        tests=("tests/unit/reading/test_paged_rows.py", "tests/unit/reading/test_pages.py"),
+    ),
 )

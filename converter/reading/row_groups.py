@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from converter.categories import Categories
 from converter.errors import SourceError
 from converter.reading.checks import place_of_row
 from converter.reading.decode import Decoded, decode
-from converter.reading.gather import Array, joined, take
+from converter.reading.gather import WIDE_BYTES, Array, gather_pages, joined, take
 from converter.reading.lists import map_chunks, map_values
 from converter.reading.nulls import fills_elements, has_fill, null_element_error, null_error
 from converter.reading.open_file import OpenFile
@@ -80,6 +82,10 @@ class RowGroup:
             # `gather` relies on it.
             raise pa.ArrowInvalid(f"column {name!r} has {num_rows} rows, expected {self.num_rows}")
         return parts
+
+    def field(self, name: str) -> Field:
+        """A column as it is wanted."""
+        return self._files.fields[name]
 
     def pages(self, name: str) -> Iterator[Array | None] | None:
         """A column's values, page by page as they are decompressed; None, and no more, if Arrow must decode them.
@@ -259,3 +265,14 @@ class RowGroup:
         with_null = None if is_covered else decoded.rows_with_null_elements()
         if with_null is not None and (with_null if live is None else with_null[live]).any():
             raise null_element_error(field, is_masked=is_masked)
+
+
+def gather_wide_pages(groups: Sequence[RowGroup], name: str, rows: Any) -> Array | None:
+    """The wanted rows of a wide column of numbers, from the compressed pages of all groups; None if it has none."""
+    field = groups[0].field(name)
+    if field.is_object or not field.shape or field.stored_dtype.itemsize * math.prod(field.shape) < WIDE_BYTES:
+        return None
+    pages = [found for group in groups if (found := group.pages(name)) is not None]
+    if len(pages) < len(groups):
+        return None
+    return gather_pages(itertools.chain.from_iterable(pages), sum(group.num_rows for group in groups), rows)

@@ -38,7 +38,6 @@ from converter.reading.gather import (
     Array,
     WindowRows,
     gather,
-    gather_pages,
     gather_stack,
     gather_views,
     is_joint,
@@ -47,7 +46,7 @@ from converter.reading.gather import (
 from converter.reading.local_cache import open_local_cache
 from converter.reading.meter import WindowWork
 from converter.reading.mixing import mixed_runs
-from converter.reading.row_groups import FetchedGroup, RowGroup
+from converter.reading.row_groups import FetchedGroup, RowGroup, gather_wide_pages
 from converter.reading.runs import VALID_SUFFIX, Columns, Run, cut_run, cut_sequences, mark_padding
 from converter.reading.scaling import standardized
 from converter.reading.sequences import Layout, SequencedRows, lay_out, live_starts_of
@@ -351,7 +350,7 @@ class _WindowReader:
                     columns[name + VALID_SUFFIX] = gather_stack(masks, num_rows, rows, len(members), "bool")
                 continue
             with work.of("decode"):
-                paged = self._gather_pages(name, groups, rows)
+                paged = None if source.is_part or name in source.decoders else gather_wide_pages(groups, name, rows)
                 parts = [] if paged is not None else [part for group in groups for part in group.parts(name)]
             if paged is None and source.is_part and self._is_plain(name, parts, rows):
                 if parts[0].itemsize * math.prod(parts[0].shape[1:]) >= WIDE_BYTES:
@@ -381,18 +380,6 @@ class _WindowReader:
         if row_numbers is not None:
             columns[row_numbers] = gather([self._row_numbers(number) for number in numbers], rows)
         return columns
-
-    def _gather_pages(self, name: str, groups: Sequence[RowGroup], rows: Any) -> Array | None:
-        """Wide rows of numbers from compressed pages; None if the column has none."""
-        field = self.source.manifest.schema[name]
-        if self.source.is_part or name in self.source.decoders or field.is_object or not field.shape:
-            return None
-        if field.stored_dtype.itemsize * math.prod(field.shape) < WIDE_BYTES:
-            return None
-        pages = [found for group in groups if (found := group.pages(name)) is not None]
-        if len(pages) < len(groups):
-            return None
-        return gather_pages(itertools.chain.from_iterable(pages), sum(group.num_rows for group in groups), rows)
 
     def _is_plain(self, name: str, parts: Sequence[Any], rows: Any) -> bool:
         """Whether a column is permuted numbers as they are in the files, so that they can be copied later."""

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from converter import DatasetConverter, ReadError, SourceError, make_parquet_converter
-from converter.reading import windows
+from converter.reading import row_groups
 
 NUM_ROWS, WIDTH = 900, 100
 VECTORS = np.random.default_rng(3).normal(size=(NUM_ROWS, WIDTH)).astype(np.float32)
@@ -33,14 +33,14 @@ def lists(vectors: np.ndarray[Any, Any]) -> pa.Array:
 def num_paged(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each column that could come page by page did."""
     found: list[bool] = []
-    gather_pages = windows.gather_pages
+    gather_pages = row_groups.gather_pages
 
     def noted(*arguments: Any) -> Any:
         column = gather_pages(*arguments)
         found.append(column is not None)
         return column
 
-    monkeypatch.setattr(windows, "gather_pages", noted)
+    monkeypatch.setattr(row_groups, "gather_pages", noted)
     return found
 
 
