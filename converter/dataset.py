@@ -18,6 +18,7 @@ from converter.cache import leases
 from converter.errors import CacheError
 from converter.frameworks.numpy import BatchReader
 from converter.holding import Holding, holdings
+from converter.layout import layout_of
 from converter.lineage.tracking import make_mlflow_dataset
 from converter.loading.batches import first_batch
 from converter.loading.forecast import LoaderPlan, check_steps, describe_plan, log_uneven_shards, suggest_mixing
@@ -154,9 +155,19 @@ class DatasetConverter:
 
         Returns:
             `url`, `version` (of a Delta table), `rows`, `bytes`, `files` and `row_groups` of the files, `cache_key`,
-            `written` (when and by whom a cache entry was written), `fingerprint`; and for each of the `columns` its
-            `name`, `dtype`, `shape` (None if rows differ) and number of `categories`, and, where statistics were taken
-            while writing, `nulls`, `min`, `max` and `mean`.
+            `written` (when and by whom a cache entry was written), `fingerprint`;
+
+            `layout`, None for a mixture: `least`, `median` and `most` of `file_rows`, `row_group_rows` and
+            `row_group_bytes` (uncompressed, all columns), counting rows that views or a Delta table leave out. Those of
+            row groups are None for a Delta table, most of whose files are not opened. `codecs` and `encodings` are
+            Parquet's names, of the first row groups of the files whose footers were read; None if none was, as of a
+            cache on a local disk;
+
+            `write_options`, of a cache entry the arguments of `make_spark_converter`; `compression` says what `"auto"`
+            became on a local disk. None for other sources, and for entries of versions that did not keep them;
+
+            and for each of the `columns` its `name`, `dtype`, `shape` (None if rows differ) and number of `categories`,
+            and, where statistics were taken while writing, `nulls`, `min`, `max` and `mean`.
         """
         manifest, statistics = self._manifest, self._statistics or StatisticsByColumn({})
         return {
@@ -169,6 +180,8 @@ class DatasetConverter:
             "cache_key": self.cache_key,
             "written": None if manifest.origin is None else manifest.origin.summary,
             "fingerprint": self.fingerprint,
+            "layout": layout_of(manifest),
+            "write_options": None if manifest.origin is None else manifest.origin.options,
             "columns": [describe_column(field, statistics.get(field.name)) for field in self.schema],
         }
 

@@ -28,6 +28,7 @@ from converter.decoders.decoder import Decoder
 from converter.draws import Draws
 from converter.errors import CacheCorruptError, CacheError
 from converter.lineage.recipe import Recipe
+from converter.parsed_footer import Formats
 from converter.places import SourceColumn
 from converter.schema import Scale, Schema, checked, checked_count
 from converter.selection import Selection
@@ -65,6 +66,9 @@ class Origin:
     source: str
     """What was converted: `DataFrame`, or the version of a Delta table."""
 
+    options: Mapping[str, Any] | None = None
+    """What `make_spark_converter` was called with, as JSON; None for entries of versions that did not note it."""
+
     @property
     def summary(self) -> str:
         """One line for people."""
@@ -74,14 +78,18 @@ class Origin:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return asdict(self)
+        document = asdict(self)
+        if self.options is None:
+            del document["options"]
+        return document
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Origin:
         """The inverse of `to_json`; checks every value."""
         key = value["cache_key"]
         texts = {name: checked(value[name], str) for name in ("created", "host", "application_id", "user", "source")}
-        return cls(cache_key=None if key is None else checked(key, str), **texts)
+        options = checked(value["options"], dict) if "options" in value else None
+        return cls(cache_key=None if key is None else checked(key, str), options=options, **texts)
 
 
 class FileEnd(NamedTuple):
@@ -169,6 +177,9 @@ class Manifest:
 
     scales: Mapping[str, Scale | None] = field(default_factory=dict)
     """Columns that arrive standardised; None: by the mean and the standard deviation of the data, once known."""
+
+    formats: Formats | None = None
+    """How the files whose footers were read are stored, by their first row groups; None if none was. Never stored."""
 
     remedy: str = "Convert again."
     """What to do if a file changed, for errors."""

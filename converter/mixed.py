@@ -340,6 +340,7 @@ def _manifest_of(manifests: list[Manifest], columns: tuple[str, ...], mixing: Mi
         selection=None,
         draws=None,
         file_ends=None,
+        formats=None,
         version=None,
         origin=None,
     )

@@ -43,6 +43,10 @@ END_BYTES = 8
 PLAIN, RLE, BIT_PACKED = 0, 3, 4
 _CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+_ENCODINGS = (
+    "PLAIN", "UNKNOWN", "PLAIN_DICTIONARY", "RLE", "BIT_PACKED", "DELTA_BINARY_PACKED", "DELTA_LENGTH_BYTE_ARRAY",
+    "DELTA_BYTE_ARRAY", "RLE_DICTIONARY", "BYTE_STREAM_SPLIT",
+)  # fmt: skip
 _MAX_COUNT = 1 << 46
 """Rows, values or bytes of a file: sums of them stay below 64 bits."""
 
@@ -68,6 +72,14 @@ class ColumnChunk(NamedTuple):
 
     most: bytes | None
     """An upper bound."""
+
+
+class Formats(NamedTuple):
+    """How values are stored, by Parquet's names."""
+
+    codecs: frozenset[str]
+    encodings: frozenset[str]
+    """Also those of levels, which say where nulls and the ends of lists are."""
 
 
 _RawChunk = re.Match[bytes] | dict[int, Any]
@@ -175,6 +187,20 @@ class ParsedFooter:
             chunk = self.chunk(row_group, leaf)
             counts.append((chunk.num_values, chunk.raw_bytes, chunk.null_count))
         return counts
+
+    def formats(self) -> Formats:
+        """How the first row group is stored; costs a tenth of its chunks."""
+        chunks = [self._groups[0][leaf] for leaf in range(len(self.leaf_types))] if self._groups else []
+        usual = {raw.group(2, 3) for raw in chunks if isinstance(raw, re.Match)}
+        known = [(_name_in(_CODECS, codec[0] >> 1), _encodings(encodings)) for encodings, codec in usual]
+        for leaf, raw in enumerate(chunks):
+            if not isinstance(raw, re.Match):
+                chunk = self.chunk(0, leaf)
+                known.append((chunk.codec, chunk.encodings))
+        encodings = frozenset().union(*(numbers for _, numbers in known))
+        return Formats(
+            frozenset(codec for codec, _ in known), frozenset(_name_in(_ENCODINGS, number) for number in encodings)
+        )
 
 
 def _check_counts(*counts: int | None) -> None:

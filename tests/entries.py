@@ -13,6 +13,7 @@ import pyarrow as pa
 from converter import DatasetConverter
 from converter.cache import entries, leases, roots
 from converter.make import hold_entry
+from converter.manifest import Origin
 from converter.portable import tasks
 from converter.sources.spark import reports as spark_reports
 from converter.sources.spark.schema import SparkColumn
@@ -68,12 +69,15 @@ def write_converter(
     shapes: dict[str, tuple[int, ...]] | None = None,
     float_dtype: str = "float32",
     delete_on_exit: bool = True,
+    origin: Origin | None = None,
     **options: Any,
 ) -> DatasetConverter:
     """A committed entry whose partitions are lists of batches of row ids; `options` are those of `make_spec`."""
     batches = [[record_batch(columns, ids) for ids in partition] for partition in partitions]
     plans = [column.plan((shapes or {}).get(column.name)) for column in columns]
-    return write_batches(cache_dir, plans, batches, float_dtype=float_dtype, delete_on_exit=delete_on_exit, **options)
+    return write_batches(
+        cache_dir, plans, batches, float_dtype=float_dtype, delete_on_exit=delete_on_exit, origin=origin, **options
+    )
 
 
 def write_batches(
@@ -84,6 +88,7 @@ def write_batches(
     float_dtype: str = "float32",
     delete_on_exit: bool = True,
     scales: dict[str, Any] | None = None,
+    origin: Origin | None = None,
     **options: Any,
 ) -> DatasetConverter:
     """A committed entry whose partitions are Arrow batches of the columns in `plans`."""
@@ -102,7 +107,7 @@ def write_batches(
         manifest = spark_reports.manifest_from(
             reports, plans, directory=attempt.data_directory, is_kept=False, float_dtype=float_dtype
         )
-        entry = entries.commit(root, attempt, dataclasses.replace(manifest, scales=scales or {}))
+        entry = entries.commit(root, attempt, dataclasses.replace(manifest, scales=scales or {}, origin=origin))
     except BaseException:
         leases.release(attempt.intent)
         raise

@@ -130,16 +130,20 @@ def _short(value: Any) -> Any:
 
 @app.command()
 def show(url: Url, version: Version = None, cache_key: CacheKey = None, as_json: AsJson = False) -> None:
-    """Show what a data set is: where, how large, its columns, and what is known of them."""
+    """Show what a data set is: where, how large, how it lies in files, how it was written, its columns."""
     with open_rows(url, version=version, cache_key=cache_key) as rows:
         told = {"kind": kind_of(url, version, cache_key), **rows.describe()}
     if as_json:
         show_json(told)
         return
-    columns = told.pop("columns")
+    columns, layout, options = told.pop("columns"), told.pop("layout") or {}, told.pop("write_options") or {}
     told["bytes"] = as_size(told["bytes"])
     shown = {name: f"{value:,}" if type(value) is int and name != "version" else value for name, value in told.items()}
-    show_facts([(name.replace("_", " "), value) for name, value in shown.items() if value is not None])
+    shown |= {name: _layout_in_words(name, value) for name, value in layout.items()}
+    # What says nothing, such as shapes={}, is left out.
+    told_options = [f"{name}={value}" for name, value in options.items() if value not in (None, {}, [])]
+    shown["write_options"] = ", ".join(told_options)
+    show_facts([(name.replace("_", " "), value) for name, value in shown.items() if value not in (None, "")])
     print()
     names = ("name", "dtype", "shape", "nulls", "min", "max", "mean", "categories")
     table = [["" if column.get(name) is None else _short(column[name]) for name in names] for column in columns]
@@ -384,6 +388,16 @@ def _numbers_of(name: str, text: str) -> list[int]:
     if min(numbers) < 1:
         raise ValueError(f"--{name} must be whole numbers above 0 with commas between them, got {text!r:.80}.")
     return numbers
+
+
+def _layout_in_words(name: str, value: Any) -> str:
+    """A part of the layout on one line; empty if it is not known."""
+    if not isinstance(value, dict):
+        return ", ".join(value or ())
+    size = as_size if name.endswith("bytes") else "{:,}".format
+    if value["least"] == value["most"]:
+        return f"{size(value['most'])} each"
+    return f"{size(value['median'])} (median), from {size(value['least'])} to {size(value['most'])}"
 
 
 def _life_of(one: Any) -> str:

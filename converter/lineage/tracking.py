@@ -37,6 +37,7 @@ keeps."""
 
 _FORMAT = 1
 _MAX_UNPACKED_BYTES = 16 << 20
+_NOT_IN_PROFILE = ("columns", "layout", "write_options")
 _PACKED = ("urls", "parts", "options", "views")
 """What is compressed if a source is too long."""
 
@@ -171,7 +172,7 @@ def _name_of(described: Mapping[str, Any], recipe: Recipe) -> str:
 
 def _profile_of(described: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """What is known of the rows without reading any; what is not known is left out."""
-    profile = {name: value for name, value in described.items() if value is not None and name != "columns"}
+    profile = {name: value for name, value in described.items() if value is not None and name not in _NOT_IN_PROFILE}
     profile["columns"] = len(described["columns"])
     if recipe.kind == "mix":
         profile["sources"] = {name: part.shown_places for name, part in recipe.place["parts"].items()}

@@ -955,6 +955,8 @@ def test_a_kept_entry_is_opened_and_swept_by_its_name(spark: SparkSession, cache
         origin = named._manifest.origin
         assert (origin.application_id, origin.source) == (spark.sparkContext.applicationId, "DataFrame")
         assert dt.datetime.fromisoformat(origin.created).utcoffset() == dt.timedelta(0)
+        called = named.describe()["write_options"]
+        assert (called["row_group_bytes"], called["compression"], called["delete_on_exit"]) == (8 << 20, "none", False)
     # A converter that deletes at its end uses it, and leaves it.
     with make_spark_converter(spark.range(7), cache_dir=cache_dir, cache_key="flights-2026-11-20") as passing:
         assert passing.url == kept.url

@@ -245,6 +245,11 @@ def test_the_origin_survives_json_and_older_manifests_have_none(cache_key: str |
     origin = Origin.from_json(ORIGIN | {"cache_key": cache_key, "source": "version 3 of the Delta table s3://b/t"})
     known = replace(make_manifest([[1]]), origin=origin)
     assert Manifest.from_json(known.to_json(), path=PATH).origin == origin
+    # Entries say with which options they were written, since they note it.
+    assert "options" not in json.loads(known.to_json())["origin"]
+    with_options = replace(known, origin=replace(origin, options={"writer": "auto", "shapes": {"x": [2]}}))
+    assert Manifest.from_json(with_options.to_json(), path=PATH).origin == with_options.origin
+    assert json.loads(with_options.to_json())["format_version"] == 1
     older = json.loads(known.to_json())
     del older["origin"]
     assert Manifest.from_json(json.dumps(older).encode(), path=PATH).origin is None
@@ -332,6 +337,7 @@ CONTRADICTIONS = {
     "a text with a shape": (_set("schema", 1, "shape", to=[2]), r"of str has the shape \(2,\)"),
     "an origin that is no text": (_set("origin", to=ORIGIN | {"host": 7}), "expected str, found 7"),
     "an origin without a time": (_set("origin", to={"cache_key": None}), "KeyError: 'created'"),
+    "options that are no object": (_set("origin", to=ORIGIN | {"options": []}), r"expected dict, found \[\]"),
     "kept by a text": (_set("is_kept", to="false"), "expected bool, found 'false'"),
     "rows that add up beyond 64 bits": (_set("row_groups", "rows", to=[2**62, 2**62, 2**63 - 1]), "rows do not add up"),
     "one size too many": (_set("files", "bytes", to=[1, 2, 3]), "files do not agree with their sizes"),

@@ -112,6 +112,9 @@ def test_what_a_footer_says_is_what_arrow_reads_in_it(write: Callable[[Path], by
     assert footer.row_group_bytes == tuple(group.total_byte_size for group in groups)
     assert footer.num_rows == metadata.num_rows
     assert not footer.is_encrypted
+    columns = [groups[0].column(leaf) for leaf in range(metadata.num_columns)] if groups else []
+    # The first row group stands for the others, which a writer may have stored in other ways.
+    assert footer.formats() == ({column.compression for column in columns}, {e for c in columns for e in c.encodings})
     for index, group in enumerate(groups):
         for leaf in range(metadata.num_columns):
             found, expected = footer.chunk(index, leaf), group.column(leaf)
@@ -153,6 +156,7 @@ def test_field_by_field_a_footer_says_the_same(
             assert fast.chunk(index, leaf) == slow.chunk(index, leaf)
     for leaf in range(len(fast.leaf_types)):
         assert fast.counts(leaf) == slow.counts(leaf)
+    assert fast.formats() == slow.formats()
 
 
 @pytest.mark.parametrize("name", ["arrow", "arrow, plain", "arrow, indexes", "polars", "duckdb"])

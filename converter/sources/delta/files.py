@@ -15,12 +15,13 @@ import pyarrow as pa
 
 from converter.errors import SourceChangedError, SourceError
 from converter.manifest import Manifest
+from converter.parsed_footer import Formats
 from converter.schema import Field, Schema
 from converter.selection import Mask, Selection, select_some
 from converter.sources.delta.columns import spread_over
 from converter.sources.parquet.columns import Column, count_in, count_kinds
 from converter.sources.parquet.fields import statistics_of
-from converter.sources.parquet.footers import Footer, look_at
+from converter.sources.parquet.footers import Footer, formats_of, look_at
 from converter.storage.directory import Storage
 
 _LARGE_FILE_BYTES = 32 << 20
@@ -69,6 +70,7 @@ class TableFiles:
         self.row_group_rows: npt.NDArray[np.int64]
         self.row_group_bytes: npt.NDArray[np.int64]
         self.row_group_index: npt.NDArray[np.int64]
+        self.formats: Formats | None = None
 
     def leave_closed(self, rules_in: RulesIn, columns: Sequence[Column], fields: Sequence[Field]) -> None:
         """Leave out the files that hold no wanted row, if the log counts their rows."""
@@ -99,6 +101,7 @@ class TableFiles:
         large = files[~self.is_whole]
         footers = dict(zip([*large.tolist(), *samples.tolist()], self._read([*large, *samples]), strict=True))
         self._tell(columns, list(footers.values()))
+        self.formats = formats_of(footers.values())
         # The same sample for any columns, because sizes in memory make the windows of a shuffle.
         sampled = [footers[number] for number in few.tolist()]
         in_files = sum(footer.num_bytes for footer in sampled)

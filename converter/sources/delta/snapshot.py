@@ -127,6 +127,7 @@ def read_snapshot(
         selection=selection,
         version=number,
         remedy=remedy,
+        formats=files.formats,
     )
 
 

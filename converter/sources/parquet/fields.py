@@ -17,7 +17,7 @@ from converter.places import is_bytes_type, is_list
 from converter.portable.tensors import DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA
 from converter.schema import OBJECT_DTYPES, DeclaredShape, Field, Schema, dtype_of, raise_unsupported, split_declared
 from converter.sources.parquet.columns import Column, merge_columns
-from converter.sources.parquet.footers import Footer, look_at
+from converter.sources.parquet.footers import Footer, formats_of, look_at
 from converter.sources.parquet.listing import find_files, partition_columns
 from converter.statistics import ColumnStatistics
 from converter.storage.directory import Storage, StorageOptions
@@ -107,6 +107,7 @@ def manifest_of(
         statistics=statistics_of(wanted, fields),
         source_columns={column.name: column.source for column in wanted},
         remedy=_REMEDY,
+        formats=formats_of(files),
     )
 
 

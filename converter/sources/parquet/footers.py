@@ -7,7 +7,7 @@ import hashlib
 import json
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.errors import SourceError
-from converter.parsed_footer import END_BYTES, ParsedFooter, parse_end
+from converter.parsed_footer import END_BYTES, Formats, ParsedFooter, parse_end
 from converter.places import count_leaves, is_bytes_type, is_list, list_of, refuse_encrypted
 from converter.portable.footers import end_of
 from converter.storage.at_once import at_once
@@ -44,6 +44,9 @@ class Footer:
     list_lengths: dict[int, set[tuple[int, int]]]
     """For each leaf column of lists, values divided by rows in each row group: quotient and remainder."""
 
+    formats: Formats
+    """Of its first row group."""
+
     footer_crc32: int
     stamp: int | None
     """`Storage.look`."""
@@ -54,6 +57,15 @@ class Footer:
     def num_rows(self) -> int:
         """The rows of all row groups."""
         return int(self.row_group_rows.sum())
+
+
+def formats_of(footers: Iterable[Footer]) -> Formats | None:
+    """The formats of all these files together; None if there are none."""
+    formats = {footer.formats for footer in footers}
+    if not formats:
+        return None
+    codecs, encodings = zip(*formats, strict=True)
+    return Formats(frozenset().union(*codecs), frozenset().union(*encodings))
 
 
 def look_at(storage: Storage, names: Sequence[str]) -> list[Footer]:
@@ -142,6 +154,7 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
                 leaf_nulls=nulls,
                 leaf_bytes=sizes,
                 list_lengths=lengths,
+                formats=footer.formats(),
                 footer_crc32=zlib.crc32(end),
                 stamp=stamp,
                 digest=digest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,30 @@ class WriteOptions:
         }
         # Without them, so that entries from before there was such an option are found again.
         return plain | {name: value for name, value in added.items() if value}
+
+    def as_called(self, *, compression: str, is_kept: bool) -> dict[str, Any]:
+        """The arguments of `make_spark_converter`, as JSON; of categories and scales only the columns.
+
+        Their values stand elsewhere in the manifest. `compression` is what `"auto"` became, if that is known.
+        """
+        plain = self.for_key(is_kept=is_kept)
+        unseen = {spec["unseen"] for spec in self.categories.values()}
+        told = {
+            "float_dtype": plain["float_dtype"],
+            "shapes": plain["shapes"],
+            "decode": plain.get("decode", {}),
+            "decode_at": self.decode_at,
+            "categories": list(self.categories),
+            "unseen": min(unseen, default="raise"),
+            "standardize": list(self.scales),
+            "row_group_bytes": self.row_group_bytes,
+            "compression": compression,
+            "shuffle_rows_seed": self.shuffle_rows_seed,
+            "writer": self.writer,
+            "delete_on_exit": not is_kept,
+        }
+        called: dict[str, Any] = json.loads(json.dumps(told))
+        return called
 
 
 def check_write_options(

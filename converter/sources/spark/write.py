@@ -262,7 +262,8 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
     for column in request.columns:
         if column.narrowed_from:
             logger.info("Column %r: %s becomes %s.", column.name, column.narrowed_from, column.dtype)
-    origin = _origin(request, identified)
+    compression = "none" if options.compression == "auto" and root.is_local else options.compression
+    origin = _origin(request, identified, options.as_called(compression=compression, is_kept=request.is_kept))
     attempt = entries.begin(root, key, application_id=request.application_id)
     directory = root.below(key).below(attempt.data_directory)
     spec: WriteSpec = {
@@ -271,7 +272,7 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
         "columns": [column.spec() for column in request.columns],
         "row_group_bytes": options.row_group_bytes,
         "file_bytes": FILE_BYTES,
-        "compression": "none" if options.compression == "auto" and root.is_local else options.compression,
+        "compression": compression,
         # On a local disk a footer costs nothing to read.
         "end_bytes": 0 if root.is_local else MAX_END_BYTES,
     }
@@ -316,7 +317,7 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
     return entry
 
 
-def _origin(request: _Request, identified: _Identity) -> Origin:
+def _origin(request: _Request, identified: _Identity, options: Mapping[str, Any]) -> Origin:
     """Where the rows come from, for people who look at the manifest."""
     version = identified.version
     if request.cache_key is not None:
@@ -330,6 +331,7 @@ def _origin(request: _Request, identified: _Identity) -> Origin:
         application_id=request.application_id,
         user=_own_user(),
         source="DataFrame" if version is None else version.source,
+        options=options,
     )
 
 

@@ -24,6 +24,9 @@ from converter.cache.survey import survey
 from converter.commands import app as commands
 from converter.commands import doctor
 from converter.commands.measuring import Measured
+from converter.decoders import Image
+from converter.manifest import Origin
+from converter.sources.spark.options import WriteOptions
 from tests.columns import ID, TENSORS
 from tests.entries import write_converter
 
@@ -143,13 +146,55 @@ def test_show_tells_what_an_entry_is(run: Run, cache: tuple[Path, DatasetConvert
     assert (column["name"], column["dtype"], column["shape"]) == ("id", "int64", [])
     assert (column["min"], column["max"], column["mean"]) == (0, NUM_ROWS - 1, (NUM_ROWS - 1) / 2)
     assert vector["shape"] == list(converter.schema[vector["name"]].shape or ())
-    lines = run("show", converter.url).stdout.splitlines()
-    assert "rows         1,000" in lines
+    layout = shown["layout"]
+    assert layout["file_rows"] == {"least": 400, "median": 500, "most": 600}
+    groups = [
+        pq.ParquetFile(file).metadata.row_group(number).num_rows
+        for file in sorted(cache[0].rglob("*.parquet"))
+        for number in range(pq.ParquetFile(file).num_row_groups)
+    ]
+    assert layout["row_group_rows"] == {"least": min(groups), "median": int(np.median(groups)), "most": max(groups)}
+    # The footers of a local cache are not read.
+    assert (layout["codecs"], layout["encodings"], shown["write_options"]) == (None, None, None)
+    lines = [line.split(maxsplit=1) for line in run("show", converter.url).stdout.splitlines() if line]
+    assert ["rows", "1,000"] in lines
+    assert ["file", "rows        500 (median), from 400 to 600"] in lines
+
+
+def test_show_tells_with_which_options_an_entry_was_written(run: Run, tmp_path: Path) -> None:
+    options = WriteOptions(
+        float_dtype=None,
+        shapes={"image": (8, 8), "vector": ("float32", (4,))},
+        decode={"photo": Image(size=(2, 3))},
+        decode_at="write",
+        categories={},
+        scales={"x": None},
+        row_group_bytes=1 << 20,
+        compression="auto",
+        shuffle_rows_seed=7,
+        writer="executors",
+    )
+    called = options.as_called(compression="none", is_kept=True)
+    origin = Origin(
+        created="2026", host="h", application_id="a", user="u", source="DataFrame", cache_key="k", options=called
+    )
+    with write_converter(tmp_path, (ID,), [[range(10)]], origin=origin) as made:
+        shown, text = told(run("show", made.url, "--json")), run("show", made.url).stdout
+        # The process that wrote it tells the same as one that opened it.
+        assert made.describe()["write_options"] == shown["write_options"] == called
+    assert called["shapes"] == {"image": [8, 8], "vector": ["float32", [4]]}
+    assert (called["compression"], called["shuffle_rows_seed"], called["delete_on_exit"]) == ("none", 7, False)
+    assert (called["standardize"], called["decode"]["photo"]["kind"]) == (["x"], "Image")
+    (line,) = [line for line in text.splitlines() if line.startswith("write options")]
+    assert "row_group_bytes=1048576, compression=none, shuffle_rows_seed=7" in line
+    assert "categories=" not in line
 
 
 def test_show_tells_what_parquet_files_and_versions_of_a_table_are(run: Run, rides: Path, tmp_path: Path) -> None:
     shown = told(run("show", rides, "--json"))
     assert (shown["kind"], shown["rows"], shown["row_groups"]) == ("parquet", 300, 6)
+    assert (shown["layout"]["codecs"], shown["write_options"]) == (["SNAPPY"], None)
+    assert "row group rows   50 each" in run("show", rides).stdout.splitlines()
     # Signs that steer a terminal are spelled out.
     assert "\x1b" not in run("show", rides).stdout
     table = pq.read_table(rides, columns=["id"])
@@ -158,6 +203,9 @@ def test_show_tells_what_parquet_files_and_versions_of_a_table_are(run: Run, rid
     for options, version, num_rows in ((["--version", 0], 0, 300), ([], 1, 600)):
         shown = told(run("show", tmp_path / "table", "--json", *options))
         assert (shown["kind"], shown["version"], shown["rows"]) == ("delta", version, num_rows)
+        assert shown["layout"]["file_rows"] == {"least": 300, "median": 300, "most": 300}
+        # The files are so small that the log says enough; a sample of their footers is read.
+        assert (shown["layout"]["row_group_rows"], shown["layout"]["codecs"]) == (None, ["SNAPPY"])
 
 
 def test_head_shows_the_rows_and_columns_that_are_wanted(run: Run, rides: Path) -> None:
