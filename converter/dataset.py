@@ -25,7 +25,7 @@ from converter.loading.forecast import LoaderPlan, check_steps, describe_plan, l
 from converter.loading.options import LoaderOptions, all_rows
 from converter.loading.verification import find_damage
 from converter.manifest import Manifest
-from converter.page import lifetime_of, page_of
+from converter.page import lifetime_of, page_of, place_of
 from converter.pickled import Stamp
 from converter.reading.gather import Array
 from converter.reading.nulls import Nulls
@@ -154,8 +154,9 @@ class DatasetConverter:
         ```
 
         Returns:
-            `url`, `version` (of a Delta table), `rows`, `bytes`, `files` and `row_groups` of the files, `cache_key`,
-            `written` (when and by whom a cache entry was written), `fingerprint`;
+            `url` (of a single Parquet file that was named, the file), `version` (of a Delta table), `rows`, `bytes`,
+            `files` and `row_groups` of the files, `cache_key`, `written` (when and by whom a cache entry was written),
+            `fingerprint`;
 
             `layout`, None for a mixture: `least`, `median` and `most` of `file_rows`, `row_group_rows` and
             `row_group_bytes` (uncompressed, all columns), counting rows that views or a Delta table leave out. Those of
@@ -171,7 +172,7 @@ class DatasetConverter:
         """
         manifest, statistics = self._manifest, self._statistics or StatisticsByColumn({})
         return {
-            "url": self.url,
+            "url": place_of(self._storage, manifest),
             "version": self.version,
             "rows": len(self),
             "bytes": manifest.num_bytes,
@@ -213,7 +214,8 @@ class DatasetConverter:
             MissingDependencyError: MLflow is not installed.
             ValueError, TypeError: MLflow cannot keep the name.
         """
-        return make_mlflow_dataset(self.describe(), self.schema, self._manifest.recipe, name=name)
+        # By the folder, also of a single file: a run's dataset keeps its name.
+        return make_mlflow_dataset(self.describe() | {"url": self.url}, self.schema, self._manifest.recipe, name=name)
 
     def verify(self, *, every_row: bool = False) -> list[str]:
         """Look for damage in the files: a line for each damaged one, no line if there is none.
@@ -311,7 +313,8 @@ class DatasetConverter:
     def __repr__(self) -> str:
         state = self._state or self._holding.state
         version = "" if self.version is None else f", version {self.version}"
-        return f"DatasetConverter({self._manifest.summary}, {self.url}{version}{f', {state}' if state else ''})"
+        place = place_of(self._storage, self._manifest)
+        return f"DatasetConverter({self._manifest.summary}, {place}{version}{f', {state}' if state else ''})"
 
     def _repr_html_(self) -> str:
         state = self._state or self._holding.state

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -52,11 +53,21 @@ def page_of(
     told = [
         ("rows", f"{manifest.num_live_rows:,}"),
         ("size", f"{manifest.num_bytes / 1e6:,.1f} MB in {manifest.num_row_groups:,} row groups"),
-        ("where", storage.url),
+        ("where", place_of(storage, manifest)),
         ("lifetime", lifetime),
     ]
     title = f"<p>{text(shortened(shown, MAX_TEXT_SIGNS))}</p>"
     return "".join((title, origin, facts(told), columns_of(schema, charts), _note(num_rows, manifest)))
+
+
+def place_of(storage: Storage, manifest: Manifest) -> str:
+    """Where the rows are, for people: the folder, or the one Parquet file that was named."""
+    recipe = manifest.recipe
+    if recipe is not None and recipe.kind == "parquet" and len(manifest.file_names) == 1:
+        (name,), urls = manifest.file_names, recipe.place["urls"]
+        if len(urls) == 1 and unquote(urls[0]).endswith(f"/{unquote(name)}"):
+            return storage.below(name).url
+    return storage.url
 
 
 def columns_of(schema: Schema, charts: Mapping[str, Chart]) -> str:

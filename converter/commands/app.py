@@ -194,8 +194,8 @@ def verify(
     told: dict[str, Any] = {"url": url, "rows": 0, "files": 0, "checked_rows": False}
     try:
         with open_rows(url, version=version, cache_key=cache_key) as rows:
-            damage, num_files = rows.verify(every_row=thorough), rows.describe()["files"]
-            told = {"url": rows.url, "rows": len(rows), "files": num_files, "checked_rows": thorough}
+            damage, described = rows.verify(every_row=thorough), rows.describe()
+            told = {name: described[name] for name in ("url", "rows", "files")} | {"checked_rows": thorough}
     except CacheCorruptError as error:
         # Files are missing or too short: then nothing is opened.
         damage = [str(error)]

@@ -116,6 +116,24 @@ def test_a_page_says_rows_size_place_and_lifetime(tmp_path: Path) -> None:
     assert not charts_of(gone)
 
 
+def test_the_place_of_one_file_is_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "é #1%20"
+    convert(folder, pa.table({"x": range(10)}))
+    place = (folder / "part.parquet").as_uri()
+    for url in (folder / "part.parquet", place, [place]):
+        one = make_parquet_converter(url)
+        for shown in (one, one.where([("x", ">", 3)]), pickle.loads(pickle.dumps(one))):
+            assert shown.describe()["url"] == place
+            assert repr(shown).endswith(f"{place})")
+            assert _Page(shown._repr_html_()).row("where") == ["where", place]
+            # What errors, keys and digests are made of stays.
+            assert shown.url == folder.as_uri()
+    assert make_parquet_converter(place).head(1)["x"].tolist() == [0]
+    for url in (folder, f"{folder}/*.parquet"):
+        several = make_parquet_converter(url)
+        assert (several.describe()["url"], several.fingerprint) == (folder.as_uri(), one.fingerprint)
+
+
 def test_charts_are_numpys_histograms(tmp_path: Path) -> None:
     numbers = np.random.default_rng(5).normal(size=900).astype(np.float32)
     ages = np.array([30, 31, 31, 35] * 225)

@@ -133,6 +133,7 @@ def test_two_web_servers_are_two_stores(tmp_path: Path, web: str) -> None:
         make_parquet_converter([f"{web}/a.parquet", f"{web.replace('127.0.0.1', 'localhost')}/a.parquet"])
     with make_parquet_converter(f"{web}/a.parquet") as converter:
         assert first_batch(converter)["id"].tolist() == [1, 2]
+        assert converter.describe()["url"] == f"{web}/a.parquet"
 
 
 def test_a_web_server_that_is_busy_is_asked_again(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
