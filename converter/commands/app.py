@@ -23,6 +23,7 @@ from converter.commands.measuring import Measured, measure, measure_all
 from converter.commands.opening import TIMEOUT_SECONDS, kind_of, open_rows, storage_options
 from converter.commands.showing import (
     as_age,
+    as_seconds,
     as_size,
     as_text,
     complain,
@@ -231,14 +232,16 @@ def plan(
             batch_size=batch_size, shuffle=shuffle, cur_shard=0, shard_count=ranks, nulls="mask", ragged="nested"
         )
         speed = measure(rows, batch_size=batch_size, workers_count=None, shuffle=shuffle, seconds=seconds)
-    epoch_seconds = (told.num_rows or 0) / speed.rows_per_second
+    epoch_seconds = speed.seconds_for(told.num_rows or 0)
     if as_json:
-        show_json({**dataclasses.asdict(told), "rows_per_second": speed.rows_per_second, "seconds": epoch_seconds})
+        measured = {"rows_per_second": speed.rows_per_second, "start_seconds": speed.start_seconds}
+        show_json({**dataclasses.asdict(told), **measured, "seconds": epoch_seconds})
         return
-    takes = f"{epoch_seconds:,.1f} s" if epoch_seconds >= 0.1 else "less than 0.1 s, beside its start,"
+    takes, start = as_seconds(epoch_seconds), as_seconds(speed.start_seconds)
+    rate = f"{speed.rows_per_second:,.0f} rows/s"
     print(told)
-    print(f"An epoch of this rank takes {takes} to read at {speed.rows_per_second:,.0f} rows/s, measured")
-    print(f"here for {speed.seconds:.1f} s; ranks that share this machine or a line share that speed.")
+    print(f"An epoch of this rank takes {takes} to read: {start} until the first batch, then {rate},")
+    print(f"measured here for {speed.seconds:.1f} s. Ranks that share this machine or a line share that speed.")
 
 
 @app.command()

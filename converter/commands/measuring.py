@@ -19,23 +19,31 @@ class Measured:
 
     batch_size: int
     rows: int
+    """After the first batch."""
+
     seconds: float
+    start_seconds: float
+    """Until the first batch: files and threads are opened, and a first window is read."""
 
     @property
     def rows_per_second(self) -> float:
         """How many rows a second brings."""
         return self.rows / self.seconds
 
+    def seconds_for(self, num_rows: int) -> float:
+        """How long an epoch of so many rows takes, from its start."""
+        return self.start_seconds + max(0, num_rows - self.batch_size) / self.rows_per_second
+
 
 def measure(
     rows: DatasetConverter, *, batch_size: int, workers_count: int | None, shuffle: bool, seconds: float
 ) -> Measured:
-    """Read for so many seconds, again from the start if the rows are few. Threads and files start before.
+    """Read for so many seconds after the first batch, again from the start if the rows are few.
 
     Raises:
         SourceError: there is no row.
     """
-    num_rows = 0
+    num_rows, opened = 0, time.perf_counter()
     with rows.make_batch_reader(
         batch_size=min(batch_size, max(1, len(rows))), shuffle=shuffle, workers_count=workers_count, num_epochs=None,
         nulls="mask", ragged="nested", cur_shard=0, shard_count=1,
@@ -48,7 +56,13 @@ def measure(
         while now - begin < seconds:
             num_rows += len(next(iter(next(batches).values())))
             now = time.perf_counter()
-    return Measured(workers_count=workers_count, batch_size=batch_size, rows=num_rows, seconds=now - begin)
+    return Measured(
+        workers_count=workers_count,
+        batch_size=batch_size,
+        rows=num_rows,
+        seconds=now - begin,
+        start_seconds=begin - opened,
+    )
 
 
 def measure_all(

@@ -51,6 +51,15 @@ def as_age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def as_seconds(seconds: float) -> str:
+    """Seconds to a tenth; of less than one to a thousandth.
+
+    >>> as_seconds(0.0213), as_seconds(1234.56)
+    ('0.021 s', '1,234.6 s')
+    """
+    return f"{seconds:.3f} s" if seconds < 1 else f"{seconds:,.1f} s"
+
+
 def is_terminal() -> bool:
     """Whether tables are shown, not lines for another program."""
     return Console().is_terminal

@@ -356,7 +356,16 @@ def test_plan_and_bench_measure_how_fast_rows_are_read(run: Run, cache: tuple[Pa
     _, converter = cache
     found = told(run("plan", converter.url, "--seconds", 0.05, "--json"))
     assert found["rows_per_second"] > 0
-    assert found["seconds"] == pytest.approx(NUM_ROWS / found["rows_per_second"])
+    # All rows are in the first batch, or they come at the measured speed after it.
+    assert found["seconds"] == pytest.approx(found["start_seconds"])
+    found = told(run("plan", converter.url, "--seconds", 0.05, "--batch-size", 100, "--json"))
+    assert 0 < found["start_seconds"] < found["seconds"]
+    expected = found["start_seconds"] + (NUM_ROWS - 100) / found["rows_per_second"]
+    assert found["seconds"] == pytest.approx(expected)
+    lines = run("plan", converter.url, "--seconds", 0.05).stdout.splitlines()
+    assert re.fullmatch(
+        r"An epoch of this rank takes \S+ s to read: \S+ s until the first batch, then \S+ rows/s,", lines[-2]
+    )
     options = ["--threads", "1,3", "--batch-sizes", "10,5000", "--seconds", 0.05]
     measured = told(run("bench", converter.url, *options, "--json"))
     assert [(one["workers_count"], one["batch_size"]) for one in measured] == [(1, 10), (1, 5000), (3, 10), (3, 5000)]
@@ -373,8 +382,8 @@ def test_plan_and_bench_measure_how_fast_rows_are_read(run: Run, cache: tuple[Pa
         )
     else:
         assert f"{count} threads here, which were not measured" in told_default
-    one = Measured(workers_count=count, batch_size=10, rows=95, seconds=1.0)
-    other = Measured(workers_count=count + 1, batch_size=10, rows=100, seconds=1.0)
+    one = Measured(workers_count=count, batch_size=10, rows=95, seconds=1.0, start_seconds=0.0)
+    other = Measured(workers_count=count + 1, batch_size=10, rows=100, seconds=1.0, start_seconds=0.0)
     assert "which is right here: at least 95% of the best" in commands._told_default([one, other], {10: other})
     slow = replace(one, rows=50)
     assert "which is not the best here: at least 50%" in commands._told_default([slow, other], {10: other})
