@@ -143,6 +143,14 @@ def idle_processes(folder: Path) -> LoaderStats:
     return _read(url, num_workers=2, num_epochs=6)
 
 
+def restarts(folder: Path) -> LoaderStats:
+    url = _numbers(folder / "rows", rows=200_000, columns=10, row_group_rows=20_000)
+    with make_parquet_converter(url).make_torch_dataloader(batch_size=1024, shuffle=True) as loader:
+        for _ in range(10):
+            next(iter(loader))
+        return loader.stats()
+
+
 SITUATIONS: dict[str, tuple[Situation, set[str]]] = {
     "slow model": (slow_model, {"model"}),
     "slow transform": (slow_transform, {"transform"}),
@@ -156,6 +164,7 @@ SITUATIONS: dict[str, tuple[Situation, set[str]]] = {
     "cold page cache": (cold_disk, {"disk"}),
     "images": (images, {"decode"}),
     "batches of one row": (small_batches, {"batches"}),
+    "an iteration for each step": (restarts, {"restarts"}),
     "idle worker processes": (idle_processes, {"processes"}),
 }
 """Each situation, and the words that name it rightly."""

@@ -119,8 +119,13 @@ class Epochs:
         self._running.add(iteration)
         return iteration
 
-    def _iterate(self, batches_of: BatchesOf, steps: Steps) -> Generator[Any, None, None]:
+    def begin_steps(self, steps: Steps) -> None:
+        """Let `steps` be those of an iteration that begins now."""
+        steps.follow(self.steps)
         self.steps = steps
+
+    def _iterate(self, batches_of: BatchesOf, steps: Steps) -> Generator[Any, None, None]:
+        self.begin_steps(steps)
         self.look_for_shard()
         self.settle_shard()
         # Read at the first batch: Lightning makes the iterator before it calls `set_epoch`.

@@ -29,6 +29,9 @@ class Steps:
         self.is_coarse = is_coarse
         """Whether the loop takes many batches at once, so that its steps are not seen."""
 
+        self.num_peeks = 0
+        """How many iterations in a row, up to the one before, were left after their first batch."""
+
         self.every = Every()
         """Which steps are timed."""
 
@@ -95,6 +98,15 @@ class Steps:
         """Count the batches of another epoch, as `progress` does."""
         self._done_batches, self._done_rows = self.batches, self.rows
         self._plan, self._progress = plan, progress
+
+    def follow(self, before: Steps) -> None:
+        """Note which iteration came before this one."""
+        self.num_peeks = before.num_peeks + 1 if before.is_peek else 0
+
+    @property
+    def is_peek(self) -> bool:
+        """Whether the loop has received one batch of an epoch that has more."""
+        return not self.is_coarse and self.batches == 1 and self._plan is not None and self._plan.num_batches > 1
 
     @property
     def batches(self) -> int:

@@ -22,6 +22,9 @@ _FEW_STEPS = 3
 _LEAST_SECONDS = 0.05
 """A loop that takes no longer is over before it can be judged: threads and files are opened in some 20 ms."""
 
+_MANY_PEEKS = 3
+"""Keras peeks at a batch once or twice before it reads an epoch."""
+
 _SHORT = 0.2
 """If what follows the first step takes no longer than this part of it, the first step is judged, too."""
 
@@ -81,6 +84,8 @@ def judge(
     )
     if not steps.batches and not steps.seconds:
         return Verdict(limit="start", sentence="The start: no batch was read yet.")
+    if steps.is_peek and steps.num_peeks >= _MANY_PEEKS:
+        return case.restarts()
     if steps.batches < _FEW_STEPS or steps.seconds < _LEAST_SECONDS:
         return case.start()
     if case.waited < _LITTLE_WAITING * case.seconds:
@@ -148,6 +153,15 @@ class _Case:
             f"{_counted(self.steps.batches, 'batch is', 'batches are')} too few to tell what limits the others."
         )
         return Verdict(limit="start", sentence=said)
+
+    def restarts(self) -> Verdict:
+        """Each step begins an iteration of its own."""
+        said = (
+            f"Restarts: {self.steps.num_peeks + 1:,} iterations in a row ended after their first batch, which took "
+            f"{self.steps.first_waited:.2g} s; next(iter(loader)) begins the epoch anew each time, so make "
+            "batches = iter(loader) once and call next(batches)."
+        )
+        return Verdict(limit="restarts", sentence=said)
 
     def of(self, stage: str) -> Work:
         """What a stage did."""

@@ -31,6 +31,9 @@ class FrameworkContract:
     fails_later = True
     """Whether a transform is called first when a batch is asked for."""
 
+    sees_steps = True
+    """Whether each batch is counted when the loop takes it."""
+
     def make(self, converter: DatasetConverter, **options: Any) -> Any:
         """A loader, which is a context manager."""
         raise NotImplementedError
@@ -146,6 +149,21 @@ class FrameworkContract:
         # An iterator of TensorFlow takes all batches at once, and whoever takes them from it is not seen.
         assert stats.limit in ("model", "start")
         assert "%" in stats.verdict or "too few" in stats.verdict
+
+    def test_a_loop_that_begins_an_iteration_for_each_step_is_told_so(self, converter: DatasetConverter) -> None:
+        with self.make(converter, **ROWS) as loader:
+            for number in range(6):
+                next(iter(loader))
+                assert (loader.stats().limit == "restarts") == (self.sees_steps and number >= 3), number
+            # Peeks before an epoch are none of it, nor iterations that have a single batch.
+            assert len(self.batches(loader)) == 16
+            assert loader.stats().limit != "restarts"
+            next(iter(loader))
+            assert loader.stats().limit == "start"
+        with self.make(converter, **ROWS | {"batch_size": len(converter)}) as loader:
+            for _ in range(6):
+                next(iter(loader))
+            assert loader.stats().limit == "start"
 
     def test_a_bar_follows_the_loop_and_is_closed_with_it(
         self, converter: DatasetConverter, capsys: pytest.CaptureFixture[str]

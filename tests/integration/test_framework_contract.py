@@ -97,6 +97,8 @@ class TestTensorFlow(FrameworkContract):
 class TestTensorFlowsOwnIterator(TestTensorFlow):
     """As with a TensorFlow whose private parts have moved."""
 
+    sees_steps = False
+
     @pytest.fixture(autouse=True)
     def no_private_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         iterator._find_eager_tensor.cache_clear()

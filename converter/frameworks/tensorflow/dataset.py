@@ -306,7 +306,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
 
     def new_steps(self) -> Steps:
         """The steps of a loop over this dataset itself, which begins now."""
-        self._epochs.steps = Steps(self._epochs.meter)
+        self._epochs.begin_steps(Steps(self._epochs.meter))
         return self._epochs.steps
 
     @contextlib.contextmanager

@@ -29,6 +29,8 @@ class Loop:
     cpu_seconds: float | None = 0.5
     process_seconds: float = 16.0
     is_coarse: bool = False
+    is_peek: bool = False
+    num_peeks: int = 0
 
 
 @dataclass(kw_only=True)
@@ -65,6 +67,14 @@ CASES: dict[str, tuple[Figures, str, str]] = {
     "two batches": (
         Figures(loop=Loop(batches=2, seconds=1.0, first_waited=0.9)),
         "start", "after 0.9 of 1 s, and 2 batches are too few",
+    ),
+    "a peek before the epoch": (
+        Figures(loop=Loop(batches=1, seconds=1.0, first_waited=1.0, is_peek=True, num_peeks=2)),
+        "start", "1 batch is too few",
+    ),
+    "an iteration for each step": (
+        Figures(loop=Loop(batches=1, seconds=1.0, first_waited=1.0, is_peek=True, num_peeks=1_234)),
+        "restarts", "1,235 iterations in a row ended after their first batch, which took 1 s; next(iter(loader))",
     ),
     "over at once": (Figures(loop=Loop(batches=90, seconds=0.04)), "start", "90 batches are too few"),
     "all at once, after a while": (
