@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import re
 import sys
@@ -34,7 +35,7 @@ from converter.commands.showing import (
     survive_other_encodings,
 )
 from converter.errors import CacheCorruptError, CacheNotOwnedError, ConverterError
-from converter.make import sweep
+from converter.make import make_spark_converter, sweep
 from converter.reading.ahead import default_workers_count
 from converter.schema import Field
 
@@ -137,13 +138,11 @@ def show(url: Url, version: Version = None, cache_key: CacheKey = None, as_json:
     if as_json:
         show_json(told)
         return
-    columns, layout, options = told.pop("columns"), told.pop("layout") or {}, told.pop("write_options") or {}
+    columns, layout, options = told.pop("columns"), told.pop("layout") or {}, told.pop("write_options")
     told["bytes"] = as_size(told["bytes"])
     shown = {name: f"{value:,}" if type(value) is int and name != "version" else value for name, value in told.items()}
     shown |= {name: _layout_in_words(name, value) for name, value in layout.items()}
-    # What says nothing, such as shapes={}, is left out.
-    told_options = [f"{name}={value}" for name, value in options.items() if value not in (None, {}, [])]
-    shown["write_options"] = ", ".join(told_options)
+    shown["write_options"] = None if options is None else _options_in_words(options)
     show_facts([(name.replace("_", " "), value) for name, value in shown.items() if value not in (None, "")])
     print()
     names = ("name", "dtype", "shape", "nulls", "min", "max", "mean", "categories")
@@ -401,6 +400,15 @@ def _layout_in_words(name: str, value: Any) -> str:
     if value["least"] == value["most"]:
         return f"{size(value['most'])} each"
     return f"{size(value['median'])} (median), from {size(value['least'])} to {size(value['most'])}"
+
+
+def _options_in_words(options: Mapping[str, Any]) -> str:
+    """The arguments of a write that are not the defaults: a line has no room for all of them."""
+    parameters = inspect.signature(make_spark_converter).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    # An empty dict or list stands for None.
+    own = {name: value for name, value in options.items() if value not in ({}, []) and value != defaults.get(name)}
+    return ", ".join(f"{name}={value}" for name, value in own.items()) or "the defaults"
 
 
 def _life_of(one: Any) -> str:

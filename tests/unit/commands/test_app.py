@@ -26,7 +26,7 @@ from converter.commands import doctor
 from converter.commands.measuring import Measured
 from converter.decoders import Image
 from converter.manifest import Origin
-from converter.sources.spark.options import WriteOptions
+from converter.sources.spark.options import DEFAULT_ROW_GROUP_BYTES, WriteOptions
 from tests.columns import ID, TENSORS
 from tests.entries import write_converter
 
@@ -172,7 +172,7 @@ def test_show_tells_with_which_options_an_entry_was_written(run: Run, tmp_path: 
         row_group_bytes=1 << 20,
         compression="auto",
         shuffle_rows_seed=7,
-        writer="executors",
+        writer="auto",
     )
     called = options.as_called(compression="none", is_kept=True)
     origin = Origin(
@@ -186,8 +186,13 @@ def test_show_tells_with_which_options_an_entry_was_written(run: Run, tmp_path: 
     assert (called["compression"], called["shuffle_rows_seed"], called["delete_on_exit"]) == ("none", 7, False)
     assert (called["standardize"], called["decode"]["photo"]["kind"]) == (["x"], "Image")
     (line,) = [line for line in text.splitlines() if line.startswith("write options")]
-    assert "row_group_bytes=1048576, compression=none, shuffle_rows_seed=7" in line
-    assert "categories=" not in line
+    assert "float_dtype=None, shapes={'image': [8, 8]" in line
+    # Those that are as by default are left out.
+    assert line.endswith("row_group_bytes=1048576, compression=none, shuffle_rows_seed=7, delete_on_exit=False")
+    assert not any(f"{name}=" in line for name in ("categories", "unseen", "writer"))
+    plain = replace(options, float_dtype="float32", shapes={}, decode={}, decode_at="read", scales={})
+    plain = replace(plain, row_group_bytes=DEFAULT_ROW_GROUP_BYTES, shuffle_rows_seed=None)
+    assert commands._options_in_words(plain.as_called(compression="auto", is_kept=False)) == "the defaults"
 
 
 def test_show_tells_what_parquet_files_and_versions_of_a_table_are(run: Run, rides: Path, tmp_path: Path) -> None:
