@@ -133,7 +133,7 @@ def test_a_terminal_shows_names_of_entries_and_a_pipe_their_urls(cache: DatasetC
 @pytest.mark.parametrize("columns", [40, 200])
 def test_tables_fit_the_terminal_and_keep_strange_names_harmless(strange: Path, columns: int) -> None:
     shown = on_terminal(columns, "show", strange, NO_COLOR="1")
-    table = re.sub(r"\x1b\[[0-9;]*m", "", shown.partition("fingerprint")[2]).splitlines()[1:]
+    table = re.sub(r"\x1b\[[0-9;]*m", "", shown.partition("encodings")[2]).splitlines()[1:]
     assert max(map(cell_len, table)) <= columns
     # Where a table has no room, each value has a line.
     assert ("name: column 55" in table) == (columns == 40)
