@@ -10,6 +10,7 @@ import logging
 import socket
 
 from converter.cache.entries import load
+from converter.cache.host_leases import is_held_here
 from converter.cache.roots import DIRECTORY, KEY_PATTERN, OWNER_FILE, find_root, named_errors
 from converter.errors import CacheCorruptError, CacheError, CacheNotOwnedError
 from converter.manifest import Manifest
@@ -42,7 +43,7 @@ def open_entry(
     root = open_storage(root_url or "/", storage_options, timeout_seconds)
     if KEY_PATTERN.fullmatch(key):
         committed = root.meanwhile(lambda: load(root, key))
-        if root.size(OWNER_FILE) is not None:
+        if is_held_here(root.below(key)) or root.size(OWNER_FILE) is not None:
             return root, key, committed()
     shown = shown_url(url)
     if KEY_PATTERN.fullmatch(key) and root.is_local and not root.exists:

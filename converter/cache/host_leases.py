@@ -43,6 +43,27 @@ def is_shared() -> bool:
     return sys.platform == "linux" and (count_processes_of_host() or 1) > 1
 
 
+def is_held_here(entry: Storage) -> bool:
+    """Whether another process of this host and user, started by the same launcher, is about to hold an entry, or does.
+
+    It has seen that this package made the folder, so that the store need not be asked for it once more.
+    """
+    if not is_shared():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(_address_of(entry))
+        except OSError:
+            return False
+        return _user_of(connection) == os.getuid()
+
+
+def _address_of(entry: Storage) -> bytes:
+    content = f"{os.getuid()} {leases.this_host()} {entry.url}"
+    return b"\0converter-" + hashlib.sha256(content.encode()).hexdigest().encode()
+
+
 class HostLease:
     """This process's part in the lease of its host on an entry.
 
@@ -52,8 +73,7 @@ class HostLease:
 
     def __init__(self, entry: Storage, attempt_id: str) -> None:
         self._entry, self._attempt_id = entry, attempt_id
-        content = f"{os.getuid()} {leases.this_host()} {entry.url}"
-        self._address = b"\0converter-" + hashlib.sha256(content.encode()).hexdigest().encode()
+        self._address = _address_of(entry)
         self._lock = threading.Lock()
         self._own: Lease | None = None
         self._listener: socket.socket | None = None

@@ -18,6 +18,7 @@ import pytest
 from converter import CacheCorruptError, open_converter, sweep
 from converter.cache import entries, leases, roots
 from converter.cache.host_leases import HostLease
+from converter.storage.local import LocalStorage
 from tests.faults.small_entries import KEY, NUM_ROWS, commit_entry, ids_of, leave_entry
 from tests.processes import start_python
 from tests.waiting import wait_until
@@ -140,6 +141,28 @@ def test_converters_of_one_process_share_it_too(cache_dir: Path, in_a_group: Non
         converter.__exit__(None, None, None)
     assert leases_of(cache_dir) == {}
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("converter-h")]
+
+
+def test_who_joins_a_holder_does_not_ask_who_made_the_folder(
+    cache_dir: Path, in_a_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = leave_entry(cache_dir, is_kept=True)
+    asked: list[str] = []
+    size = LocalStorage.size
+
+    def noted(storage: LocalStorage, name: str, *arguments: Any) -> int | None:
+        asked.append(name)
+        return size(storage, name, *arguments)
+
+    monkeypatch.setattr(LocalStorage, "size", noted)
+    with open_converter(url):
+        assert asked.count(roots.OWNER_FILE) == 1
+        with open_converter(url) as converter:
+            assert asked.count(roots.OWNER_FILE) == 1
+            assert ids_of(converter) == list(range(NUM_ROWS))
+        monkeypatch.delenv("LOCAL_WORLD_SIZE")
+        with open_converter(url):
+            assert asked.count(roots.OWNER_FILE) == 2
 
 
 def test_alone_on_its_host_a_process_has_no_more_threads_than_before(cache_dir: Path) -> None:
