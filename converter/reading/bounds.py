@@ -74,6 +74,15 @@ def mixed_bytes(source: BatchSource) -> int:
     return (48 if is_wide(source) else 16) << 20
 
 
+def cuts_first_window(source: BatchSource) -> bool:
+    """Whether an epoch's first window is read in two parts, so that the first batch is quick.
+
+    Not of a remote window, which would be fetched twice for it; nor of sequences with decoders: an eighth of them has
+    most of the rows, which would be decoded twice.
+    """
+    return source.storage.is_local and (source.sequences is None or not source.decoders or source.shuffle is None)
+
+
 def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     """The most bytes that reading takes in any epoch, besides mapped files and batches that the caller keeps.
 
@@ -95,7 +104,8 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     batch_bytes = math.ceil(window_bytes / window_rows) * source.batch_size
     # A source of a mixture is read on into its next epoch.
     num_windows = source.windows_ahead if source.is_part else len(plan.window_starts) - 1
-    workers_count = min(source.workers_count, num_windows)
+    # Each part of the first window takes a thread, which decodes all of it.
+    workers_count = min(source.workers_count, num_windows + cuts_first_window(source))
     # Windows read ahead, and the one in use, which at first is the last of the previous epoch.
     in_flight = min(source.windows_ahead, num_windows) + 1
     if is_variable:

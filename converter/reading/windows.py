@@ -28,7 +28,7 @@ from converter.errors import NullValueError, ReadError, SourceError
 from converter.manifest import Manifest
 from converter.plan import EpochPlan, Piece, Shuffle
 from converter.reading.ahead import read_ahead
-from converter.reading.bounds import CUT_BYTES, element_bytes, memory_bound
+from converter.reading.bounds import CUT_BYTES, cuts_first_window, element_bytes, memory_bound
 from converter.reading.buckets import in_buckets, lengths_of
 from converter.reading.data_files import DataFiles
 from converter.reading.decoding import ROW_NUMBERS, decode_column, decode_runs
@@ -142,11 +142,7 @@ def read_plans(
 
 def _cut_first(source: BatchSource, plan: EpochPlan, pieces: Iterator[Piece]) -> Iterator[Piece]:
     """The pieces, the first in two parts, so that the first batch is quick."""
-    if not source.storage.is_local:
-        # A remote window would be fetched twice for it.
-        return pieces
-    if source.sequences is not None and source.decoders and source.shuffle is not None:
-        # An eighth of the sequences has most of the rows, which would be decoded twice.
+    if not cuts_first_window(source):
         return pieces
     # The first part is an eighth of a window: 48 MB take a tenth of a second.
     few = -(-source.window_rows // (_FIRST_PART * source.batch_size)) * source.batch_size
