@@ -165,9 +165,10 @@ def close_whole(filesystem: Any, raw: Any, path: str, num_bytes: int) -> None:
         mark_closed(raw)
 
     start_beside(close, CLOSING_THREAD)
-    pause = 0.002
+    pause = 0.004
     while not is_closed.wait(pause):
-        pause = min(2 * pause, 0.1)
+        # Each question is a request to a NameNode that all ranks may be asking at once.
+        pause = min(3 * pause, 0.1)
         # A failure of this question says nothing about the file; closing it will.
         with contextlib.suppress(Exception):
             if len(client.read(path)) == num_bytes and (not can_give_up or client.recover_lease(path)):
