@@ -1,13 +1,18 @@
-"""A directory on this machine's disks, or mounted there; Databricks' paths among them."""
+"""A directory on this machine's disks, or mounted there; Databricks' paths among them.
+
+Files are made and removed by a handle of their folder: below the directory that was opened first no link is followed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import posixpath
 import re
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -17,6 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from converter.errors import CacheError
 from converter.storage.databricks import create_on_databricks, is_on_databricks, spark_url_of
 from converter.storage.directory import FileInfo, Storage
+from converter.storage.handles import opened, remove_tree
 
 
 class LocalStorage(Storage):
@@ -27,9 +33,11 @@ class LocalStorage(Storage):
     has_folders = True
     has_containers = False
 
-    def __init__(self, path: str, filesystem: Any = None) -> None:
+    def __init__(self, path: str, filesystem: Any = None, *, base: str | None = None) -> None:
         # Not `fsspec.open`: it takes `::` in a path for a chain of filesystems, and urllib ends a path at `#` or `?`.
         super().__init__(filesystem or LocalFileSystem(), path, "file://" + quote(path))
+        self._base = path if base is None else base
+        """The directory that this one was reached from by `below`: as its user named it, links included."""
 
     @property
     def spark_url(self) -> str:
@@ -53,7 +61,7 @@ class LocalStorage(Storage):
 
     def below(self, *names: str) -> Storage:
         """The directory `names` below this one."""
-        return LocalStorage(self.path(*names), self._filesystem)
+        return LocalStorage(self.path(*names), self._filesystem, base=self._base)
 
     def at(self, path: str) -> Storage:
         """The directory at `path`."""
@@ -73,27 +81,63 @@ class LocalStorage(Storage):
         if is_on_databricks(path):
             return create_on_databricks(path, data)
         # A hard link appears with its content, and fails if the name exists, also in a race.
-        aside = f"{path}.{uuid.uuid4().hex}.tmp"
-        try:
-            with open(aside, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(aside, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
-                raise
-            raise CacheError(
-                f"{self.url} cannot create hard links ({error.strerror}), which a commit there needs. "
-                "Choose a directory on another disk as cache_dir.",
-                path=self.url,
-            ) from error
-        finally:
-            if os.path.exists(aside):
-                os.unlink(aside)
+        with self._opened_folder_of(name) as (folder, name_there):
+            aside = f"{name_there}.{uuid.uuid4().hex}.tmp"
+            try:
+                # With the mode that the umask leaves, as `open` gives it.
+                with open(aside, "xb", opener=lambda new, flags: os.open(new, flags, 0o666, dir_fd=folder)) as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.link(aside, name_there, src_dir_fd=folder, dst_dir_fd=folder)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
+                    raise
+                raise CacheError(
+                    f"{self.url} cannot create hard links ({error.strerror}), which a commit there needs. "
+                    "Choose a directory on another disk as cache_dir.",
+                    path=self.url,
+                ) from error
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(aside, dir_fd=folder)
         return True
+
+    def delete_file(self, name: str) -> None:
+        """Remove a file; does nothing if it is gone already. Raises NotADirectoryError if a link leads to it."""
+        with contextlib.suppress(FileNotFoundError), self._opened_folder_of(name) as (folder, name_there):
+            os.unlink(name_there, dir_fd=folder)
+
+    def delete_tree(self) -> None:
+        """Remove this directory with all that is in it; what links lead to stays."""
+        with contextlib.suppress(FileNotFoundError), self._opened_folder_of() as (folder, name_there):
+            remove_tree(name_there, folder)
+
+    def delete_directory_if_empty(self) -> None:
+        """Remove this directory if it is empty."""
+        try:
+            with self._opened_folder_of() as (folder, name_there):
+                os.rmdir(name_there, dir_fd=folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+
+    @contextlib.contextmanager
+    def _opened_folder_of(self, *names: str) -> Iterator[tuple[int, str]]:
+        """A handle of the folder that holds a file or this directory, and the name in it."""
+        path = self.path(*names)
+        folder, name = posixpath.split(path)
+        try:
+            with opened(folder, self._base if folder.startswith(self._base) else folder) as handle:
+                yield handle, name
+        except OSError as error:
+            # The name alone would not say where.
+            error.filename = path
+            raise
 
     def touch(self, name: str, given_up: threading.Event | None = None) -> None:  # noqa: ARG002 (a disk's calls end)
         """Set a file's time to now, without creating it. Raises FileNotFoundError."""

@@ -84,13 +84,14 @@ class FaultyStore:
 
         class Os:
             link, unlink = staticmethod(faulty(os.link)), staticmethod(faulty(os.unlink))
+            rmdir = staticmethod(faulty(os.rmdir))
             utime, stat = staticmethod(faulty(os.utime)), staticmethod(faulty(os.stat))
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(os, name)
 
         with pytest.MonkeyPatch.context() as patch:
-            for name in ("makedirs", "ls", "info", "cat_file", "rm_file", "rmdir", "rm"):
+            for name in ("makedirs", "ls", "info", "cat_file"):
                 patch.setattr(LocalFileSystem, name, faulty(getattr(LocalFileSystem, name)))
             patch.setattr(databricks, "os", Os())
             patch.setattr(local, "os", Os())

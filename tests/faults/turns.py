@@ -555,13 +555,15 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
     def open_file(path: str, mode: str = "r", **options: Any) -> Any:
         with now[0].change():
             file = builtins.open(path, mode, **options)  # noqa: SIM115 (the caller closes it)
-        now[0].times[path] = now[0].clock
+        # Of a name below an open directory this is the path.
+        now[0].times[os.readlink(f"/proc/self/fd/{file.fileno()}")] = now[0].clock
         return file
 
-    def link(source: str, target: str) -> None:
+    def link(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
         with now[0].change():
-            os.link(source, target)
-            now[0].times[target] = now[0].clock
+            os.link(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            folder = os.readlink(f"/proc/self/fd/{dst_dir_fd}")
+            now[0].times[f"{folder}/{target}"] = now[0].clock
 
     def replace(source: str, target: str) -> None:
         with now[0].change():
@@ -573,9 +575,9 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
             os.utime(path, *arguments, **options)
             now[0].times[path] = now[0].clock
 
-    def unlink(path: str) -> None:
+    def unlink(path: str, **handle: int) -> None:
         with now[0].change():
-            os.unlink(path)
+            os.unlink(path, **handle)
 
     class Heartbeat:
         def add(self, lease: leases.Lease) -> None:

@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 
 from converter.cache import entries
 from converter.errors import CacheCorruptError, CacheError
@@ -19,26 +18,26 @@ from tests.folders import paths_below
 from tests.unit.cache.written import KEY, OTHER_KEY, commit, signs, write_attempt
 
 
-class FailsAt(LocalFileSystem):
-    """The local filesystem, whose n-th removal of a file fails; it notes the names that were removed before."""
+class FailsAt(LocalStorage):
+    """A local directory where the n-th removal of a file fails; it notes the names that were removed before."""
 
-    cachable = False
+    failing_call: int
+    removed: list[str]
 
-    def __init__(self, failing_call: int) -> None:
-        super().__init__()
-        self.failing_call = failing_call
-        self.removed: list[str] = []
+    def below(self, *names: str) -> Storage:
+        return type(self)(self.path(*names), base=self._base)
 
-    def rm_file(self, path: str) -> None:
+    def delete_file(self, name: str) -> None:
         if len(self.removed) == self.failing_call:
-            raise OSError(5, "Input/output error", path)
-        super().rm_file(path)
-        self.removed.append(path.rpartition("/")[2])
+            raise OSError(5, "Input/output error", self.path(name))
+        super().delete_file(name)
+        self.removed.append(name)
 
 
-def failing(root: Storage, failing_call: int) -> tuple[Storage, FailsAt]:
-    filesystem = FailsAt(failing_call)
-    return LocalStorage(root.path(), filesystem), filesystem
+def failing(root: Storage, failing_call: int) -> tuple[Storage, list[str]]:
+    removed: list[str] = []
+    here = type("FailsHere", (FailsAt,), {"failing_call": failing_call, "removed": removed})
+    return here(root.path()), removed
 
 
 def test_an_attempt_is_announced_before_it_writes_and_is_no_entry(root: Storage, ours: Path) -> None:
@@ -216,7 +215,7 @@ def test_a_foreign_file_beside_the_manifest_stays(root: Storage, ours: Path) -> 
 @pytest.mark.parametrize("failing_call", range(4))
 def test_the_manifest_goes_first_wherever_a_removal_fails(root: Storage, ours: Path, failing_call: int) -> None:
     held = commit(root, files=2)
-    broken, filesystem = failing(root, failing_call)
+    broken, removed = failing(root, failing_call)
     with pytest.raises(CacheError, match=r"failed to .*Input/output error"):
         dataclasses.replace(held, root=broken).delete()
     # Readers find a whole entry, or none.
@@ -224,7 +223,7 @@ def test_the_manifest_goes_first_wherever_a_removal_fails(root: Storage, ours: P
         assert entries.load(root, KEY).to_json() == held.manifest.to_json()
         assert all((ours / KEY / name).exists() for name in held.manifest.file_names)
         return
-    assert filesystem.removed[0] == "manifest.json"
+    assert removed[0] == "manifest.json"
     assert entries.load(root, KEY) is None
     # And whoever tries again finishes.
     held.delete()

@@ -61,7 +61,7 @@ class TestLocal(StorageContract):
     def test_a_disk_without_hard_links_is_explained(
         self, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def link(source: str, target: str) -> None:
+        def link(source: str, target: str, **handles: int) -> None:
             raise PermissionError(1, "Operation not permitted", source, None, target)
 
         storage.make_directory()
