@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from converter.cache.host_leases import HostLease, is_shared
 from converter.cache.leases import HURRY_SECONDS, Lease, held_now, put_intent, put_lease, release
+from converter.cache.owners import check_owner
 from converter.cache.removal import delete_data, delete_uncommitted, is_link, is_ours
 from converter.cache.roots import MANIFEST, named_errors, naming_errors
 from converter.errors import CacheCorruptError, CacheError
@@ -315,11 +316,15 @@ def adopt(root: Storage, key: str, committed: Manifest | None = None) -> HeldEnt
     """Hold a committed entry, or return None if there is none.
 
     `committed` is its manifest, if that was just read.
+
+    Raises:
+        CacheNotOwnedError: another user may have planted it.
     """
     manifest = committed or load_manifest(root, key)
     if manifest is None:
         return None
     entry = root.below(key)
+    check_owner(entry, MANIFEST)
     shared = HostLease(entry, attempt_of(manifest)) if is_shared() else None
     if shared is not None:
         shared.find()

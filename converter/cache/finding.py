@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import posixpath
 import socket
 
 from converter.cache.entries import load
 from converter.cache.host_leases import is_held_here
+from converter.cache.owners import check_owner
 from converter.cache.roots import DIRECTORY, KEY_PATTERN, OWNER_FILE, find_root, named_errors
 from converter.errors import CacheCorruptError, CacheError, CacheNotOwnedError
 from converter.manifest import Manifest
@@ -36,14 +38,21 @@ def open_entry(
     """The root, the key and the manifest of the entry whose `DatasetConverter.url` this is.
 
     Raises:
-        CacheNotOwnedError: this package did not make the folder.
+        CacheNotOwnedError: this package did not make the folder, or another user may have planted it.
         CacheCorruptError, CacheError: as `load`.
     """
     root_url, _, key = url.rstrip("/").rpartition("/")
     root = open_storage(root_url or "/", storage_options, timeout_seconds)
+    if root.is_local:
+        # From the cache directory, as writers open it: from there on no link is followed when files are removed.
+        cache_dir, name = posixpath.split(root.path())
+        root = root.at(cache_dir).below(name)
     if KEY_PATTERN.fullmatch(key):
         committed = root.meanwhile(lambda: load(root, key))
-        if is_held_here(root.below(key)) or root.size(OWNER_FILE) is not None:
+        if is_held_here(root.below(key)):
+            return root, key, committed()
+        if root.size(OWNER_FILE) is not None:
+            check_owner(root, OWNER_FILE)
             return root, key, committed()
     shown = shown_url(url)
     if KEY_PATTERN.fullmatch(key) and root.is_local and not root.exists:

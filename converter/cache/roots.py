@@ -20,6 +20,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import platformdirs
 
+from converter.cache.owners import check_owner, warn_of_writers
 from converter.errors import CacheError, CacheNotConfiguredError, CacheNotOwnedError
 from converter.storage.directory import Storage, StorageOptions
 from converter.storage.opening import open_storage
@@ -127,15 +128,18 @@ def open_root(
 
     Raises:
         CacheError: the directory is a file, or cannot be written.
-        CacheNotOwnedError: the subdirectory is not empty and lacks our marker.
+        CacheNotOwnedError: the subdirectory is not empty and lacks our marker, or another user may have planted it.
     """
     parent = open_parent(cache_dir, storage_options, timeout_seconds)
     root = parent.below(DIRECTORY)
     try:
         root.make_directory()
+        check_owner(root)
         if root.size(OWNER_FILE) is None:
             _check_owned(root)
             root.put_if_absent(OWNER_FILE, _OWNER_BYTES)
+        check_owner(root, OWNER_FILE)
+        warn_of_writers(root)
     except OSError as error:
         raise CacheError(
             f"The cache directory {parent.url} cannot be written: {error.strerror or error}. "
@@ -152,10 +156,11 @@ def find_root(
 
     Raises:
         CacheError: the directory is a file.
-        CacheNotOwnedError: the subdirectory is not empty and lacks our marker.
+        CacheNotOwnedError: the subdirectory is not empty and lacks our marker, or another user may have planted it.
     """
     root = open_storage(cache_dir, storage_options, timeout_seconds).below(DIRECTORY)
     if root.size(OWNER_FILE) is not None:
+        check_owner(root, OWNER_FILE)
         return root
     if root.is_at_a_file:
         shown = shown_url(cache_dir)

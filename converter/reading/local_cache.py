@@ -35,7 +35,10 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from converter.cache.owners import warn_of_writers
 from converter.errors import CacheError, CacheNotOwnedError
+from converter.storage.handles import opened
+from converter.storage.local import LocalStorage
 from converter.storage.ranges import Data
 from converter.storage.requests import GivenUpError
 
@@ -78,7 +81,7 @@ class LocalCache:
             path = os.path.join(self._folder, ".held")
             try:
                 os.makedirs(self._folder, exist_ok=True)
-                held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except (FileExistsError, FileNotFoundError):
                 if os.path.lexists(self._folder) and not os.path.isdir(self._folder):
                     raise
@@ -139,7 +142,7 @@ class LocalCache:
         """Hold the lock of a piece: one process of this host fetches it."""
         number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _NUM_LOCKS
         try:
-            lock = os.open(os.path.join(self._folder, f".lock-{number}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = os.open(os.path.join(self._folder, f".lock-{number}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             # The disk is full, or the folder is gone: then each process fetches for itself.
             self._say_full(f"{error.strerror or error}")
@@ -275,6 +278,8 @@ def open_local_root(directory: str) -> str:
             with open(aside, "xb") as file:
                 file.write(_OWNER_BYTES)
             os.replace(aside, owner)
+        # Not refused: several users may share the disk of a machine on purpose.
+        warn_of_writers(LocalStorage(root), option="local_cache_dir")
     except OSError as error:
         raise CacheError(
             f"local_cache_dir={directory!r} cannot be written: {error.strerror or error}. Choose a directory on a disk "
@@ -302,8 +307,11 @@ def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = 
         if least_bytes is not None and num_bytes >= least_bytes:
             break
         # Rows in use stay, and so do those of another user.
-        with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError):
-            held = os.open(os.path.join(folder, ".held"), os.O_RDWR | os.O_CLOEXEC)
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError, PermissionError),
+            opened(folder, root) as handle,
+        ):
+            held = os.open(".held", os.O_RDWR | os.O_CLOEXEC, dir_fd=handle)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Under the lock no process begins to use the folder: `_hold` checks that its file is still there.
@@ -313,7 +321,7 @@ def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = 
                     size = piece.stat(follow_symlinks=False).st_size
                     num_files, num_bytes = num_files + 1, num_bytes + size
                     if not dry_run:
-                        os.unlink(piece.path)
+                        os.unlink(piece.name, dir_fd=handle)
                 if not dry_run:
                     # It fails if a file that is not ours lies there.
                     with contextlib.suppress(OSError):
