@@ -430,9 +430,23 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="storage/local.py",
         claim="a commit replaces another one",
-        old="os.link(aside, path)",
-        new="os.replace(aside, path)",
+        old="os.link(aside, name_there, src_dir_fd",
+        new="os.replace(aside, name_there, src_dir_fd",
         tests=("tests/unit/storage", "tests/unit/cache", "tests/faults/test_protocol.py"),
+    ),
+    Mutation(
+        module="storage/handles.py",
+        claim="a link that is swapped in is followed",
+        old="_DIRECTORY | os.O_NOFOLLOW",
+        new="_DIRECTORY",
+        tests=("tests/faults/test_swapped_links.py",),
+    ),
+    Mutation(
+        module="cache/owners.py",
+        claim="a cache that a stranger planted is used",
+        old="if owner is not None:",
+        new="if owner is None:",
+        tests=("tests/unit/cache",),
     ),
     Mutation(
         module="storage/directory.py",

@@ -63,7 +63,8 @@ def sweep_root(
     report = SweepReport()
     first_error: Exception | None = None
     # A random sample, so that repeated bounded sweeps reach every entry.
-    for info in random.sample(entries, min(len(entries), max_entries or len(entries))):
+    sample = random.sample(entries, min(len(entries), max_entries or len(entries)))  # nosec B311
+    for info in sample:
         try:
             report += _sweep_entry(root, info, now, older_than_seconds, takes_kept=takes_kept, dry_run=dry_run)
         except (OSError, CacheError) as error:

@@ -104,7 +104,7 @@ class _Process:
                 "there too little memory? Try fewer workers, or reader_pool_type='thread'."
             ) from error
         # What our own process sent; nothing of a store is in it but values.
-        is_result, value = pickle.loads(answer)  # noqa: S301
+        is_result, value = pickle.loads(answer)  # noqa: S301 (a process that this one started)  # nosec B301
         if is_result:
             return value
         raise value
@@ -125,9 +125,9 @@ def serve(question_fd: int, answer_fd: int) -> None:
     """Answer questions until the pipe ends: what a process of `Processes` runs."""
     questions, answers = os.fdopen(question_fd, "rb"), os.fdopen(answer_fd, "wb")
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt), questions, answers:
-        function = pickle.loads(_receive(questions))  # noqa: S301 (the parent's function)
+        function = pickle.loads(_receive(questions))  # noqa: S301 (the parent's function)  # nosec B301
         while True:
-            argument = pickle.loads(_receive(questions))  # noqa: S301 (the parent's rows)
+            argument = pickle.loads(_receive(questions))  # noqa: S301 (the parent's rows)  # nosec B301
             _send(answers, _answer(function, argument))
 
 
@@ -137,7 +137,7 @@ def _answer(function: Callable[[Any], Any], argument: Any) -> bytes:
     except Exception as error:  # noqa: BLE001 (a user's function may raise anything, and the parent raises it)
         try:
             pickled = pickle.dumps((False, error), protocol=5)
-            pickle.loads(pickled)  # noqa: S301 (made here: some errors cannot be made again)
+            pickle.loads(pickled)  # noqa: S301 (made here: some errors cannot be made again)  # nosec B301
         except Exception:  # noqa: BLE001 (their own code runs)
             text = "".join(traceback.format_exception(error))
             return pickle.dumps((False, RuntimeError(f"The transform failed in its process:\n{text}")), protocol=5)

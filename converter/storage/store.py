@@ -192,7 +192,7 @@ class Store:
                 if not self.is_transient(error):
                     raise self._named(error, path) from self.harmless(error)
                 last = error
-            wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 (spreads clients that were throttled together)
+            wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 (spreads clients that were throttled together)  # nosec B311
             left = deadline - time.monotonic()
             if left < _FIRST_PAUSE_SECONDS:
                 break

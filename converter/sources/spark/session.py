@@ -182,7 +182,8 @@ def _is_local_list(rdd: Any, df: Any) -> bool:
     # Pickled a moment ago by this very process, never read from storage.
     byte_tag = java_packages(df.sparkSession).scala.reflect.ClassTag.Byte()
     pickle: Any = serializers.CPickleSerializer()
-    function, *_ = pickle.loads(bytes(command.toArray(byte_tag)))
+    # Spark's own pickle of a function that this session made.
+    function, *_ = pickle.loads(bytes(command.toArray(byte_tag)))  # nosec B301
     (inner,) = [cell.cell_contents for cell in function.__closure__]
     return all(
         part.__qualname__ == name and part.__module__.startswith("pyspark.")
