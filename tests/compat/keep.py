@@ -9,6 +9,7 @@ whose texts have no lengths, so that the path of a cache can be replaced.
 
 from __future__ import annotations
 
+import ast
 import datetime as dt
 import io
 import json
@@ -23,6 +24,7 @@ import numpy as np
 
 import converter
 from converter import DatasetConverter, make_spark_converter, mix, open_converter
+from tests.documented import public_names
 
 FOLDER = Path(__file__).parent
 NUM_ROWS = 24
@@ -177,6 +179,25 @@ def part_of(made: DatasetConverter, name: str) -> Any:
     return mix({"low": made.where([("id", "<", 9)]), "high": made.where([("id", ">=", 9)])})
 
 
+def public_signatures() -> dict[str, list[list[str | None]] | None]:
+    """Each public name; of a function each parameter, with its kind and the text of its default."""
+    signatures: dict[str, list[list[str | None]] | None] = {}
+    for public in public_names():
+        is_function = isinstance(public.node, ast.FunctionDef)
+        signatures[public.name] = _parameters(public.node.args) if is_function else None
+    return signatures
+
+
+def _parameters(arguments: ast.arguments) -> list[list[str | None]]:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + [ast.unparse(each) for each in arguments.defaults]
+    named = [None if each is None else ast.unparse(each) for each in arguments.kw_defaults]
+    return [
+        *(["positional", each.arg, default] for each, default in zip(positional, defaults, strict=True)),
+        *(["keyword", each.arg, default] for each, default in zip(arguments.kwonlyargs, named, strict=True)),
+    ]
+
+
 def main() -> None:
     """Write the entries with Spark, and keep them."""
     kept = FOLDER / f"kept-{converter.__version__}"
@@ -214,6 +235,7 @@ def main() -> None:
                 (kept / f"{name}.pickle").write_bytes(data.replace(place, PLACE.encode()))
     finally:
         spark.stop()
+    (kept / "names.json").write_text(json.dumps(public_signatures(), indent=0) + "\n")
     (kept / "index.json").write_text(json.dumps(index) + "\n")
     print(f"{kept}: {sum(path.stat().st_size for path in kept.iterdir()):,} bytes")
 

@@ -63,6 +63,8 @@ class Distributions:
 
     wheel: Path
     sdist: Path
+    said: str
+    """What the script printed that built, checked and installed them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +95,12 @@ def run(command: list[str | Path], folder: Path) -> str:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     folder = tmp_path_factory.mktemp("dist")
-    run([sys.executable, "-m", "build", "--outdir", folder, ROOT], folder)
+    said = run(["bash", ROOT / ".ci" / "build", folder], folder)
     names = sorted(path.name for path in folder.iterdir())
     version = package.__version__
     wheel, sdist = f"spark_tensor_converter-{version}-py3-none-any.whl", f"spark_tensor_converter-{version}.tar.gz"
     assert names == [wheel, sdist]
-    return Distributions(wheel=folder / wheel, sdist=folder / sdist)
+    return Distributions(wheel=folder / wheel, sdist=folder / sdist, said=said)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +126,13 @@ def pickled(spark: SparkSession, cache_dir: Path, tmp_path: Path) -> Iterator[Pa
         yield file
         with converter.make_batch_reader() as reader:
             assert sum(len(batch["id"]) for batch in reader) == NUM_ROWS, "a copy deleted the owner's files"
+
+
+def test_both_archives_pass_the_index_checks_and_work_in_an_empty_environment(built: Distributions) -> None:
+    said = re.sub(r"\x1b\[\d*m", "", built.said)
+    assert said.count(": PASSED\n") == 2
+    assert said.count("No broken requirements found.\n") == 2
+    assert said.count(f"What was installed is version {package.__version__}\n") == 2
 
 
 def test_the_wheel_holds_every_module_the_marker_the_license_and_nothing_else(built: Distributions) -> None:
