@@ -92,9 +92,10 @@ class DataFiles:
         """Raise SourceChangedError if a mapped file was written into before the rows of these groups were copied."""
         if self.manifest.source_columns is None or not self.storage.is_local:
             return
-        for opened in {group.opened.file.number: group.opened for group in groups}.values():
+        for group in {group.opened.file.number: group for group in groups}.values():
+            opened = group.opened
             # A mapping keeps the content of a file that was removed.
-            with contextlib.suppress(FileNotFoundError):
+            with opened.file.named_errors(group.number), contextlib.suppress(FileNotFoundError):
                 if self.storage.identity(opened.file.name) != opened.identity:
                     raise opened.file.written_again()
 

@@ -47,7 +47,7 @@ class RowGroup:
     """The wanted columns of a row group."""
 
     def __init__(self, files: DataFiles, number: int, opened: OpenFile, fetched: Fetched | None) -> None:
-        self._files, self._number, self.opened, self._fetched = files, number, opened, fetched
+        self._files, self.number, self.opened, self._fetched = files, number, opened, fetched
         self.num_rows = int(files.manifest.row_group_rows[number])
         self._indices = opened.row_groups(number)
         self._plain = [opened.plain_chunks(index, files) for index in self._indices]
@@ -60,12 +60,12 @@ class RowGroup:
 
         Read-only, and of memory that may be the mapped file's.
         """
-        with self.opened.file.named_errors(self._number):
+        with self.opened.file.named_errors(self.number):
             return self._parts(name)
 
     def columns(self, names: Sequence[str]) -> list[Array]:
         """The values of scalar columns, each in one array; as `parts`."""
-        with self.opened.file.named_errors(self._number):
+        with self.opened.file.named_errors(self.number):
             return [joined(self._parts(name)) for name in names]
 
     def _parts(self, name: str) -> list[Any]:
@@ -158,7 +158,7 @@ class RowGroup:
 
     def validate(self) -> None:
         """Raise ReadError if what Arrow decoded contradicts itself."""
-        with self.opened.file.named_errors(self._number):
+        with self.opened.file.named_errors(self.number):
             for decoded in self._decoded.values():
                 if isinstance(decoded.values, pa.Array):
                     decoded.values.validate(full=True)
@@ -168,7 +168,7 @@ class RowGroup:
             return
         files, places = self._files, self.opened.places
         # Three times: its pages, the columns as the file has them, and as they are wanted.
-        files.room.look(3 * int(files.manifest.row_group_bytes[self._number]))
+        files.room.look(3 * int(files.manifest.row_group_bytes[self.number]))
         stored = {name: place for name in names if (place := places[name]) is not None}
         columns = dict(zip(stored, self.opened.read(self._indices, list(stored.values()), self._fetched), strict=True))
         for name in names:
@@ -213,7 +213,7 @@ class RowGroup:
         """Raise SourceError for the first live row with a value that is none of the categories, if there is one."""
         files = self._files
         selection = files.manifest.selection
-        selected = None if selection is None else selection.live_rows(self._number)
+        selected = None if selection is None else selection.live_rows(self.number)
         live = np.arange(self.num_rows) if selected is None else selected
 
         def first_unseen(start: int, stop: int) -> Any:
@@ -232,7 +232,7 @@ class RowGroup:
         while stop - start > 1:
             middle = (start + stop) // 2
             start, stop = (middle, stop) if first_unseen(start, middle) is None else (start, middle)
-        row = int(files.manifest.row_group_rows[: self._number].sum()) + int(live[start])
+        row = int(files.manifest.row_group_rows[: self.number].sum()) + int(live[start])
         found_value = first_unseen(start, stop)
         if isinstance(found_value, bytes) and categories.kind == "str":
             raise SourceError(
@@ -253,7 +253,7 @@ class RowGroup:
     def _check_nulls(self, decoded: Decoded, field: Field) -> None:
         """Raise NullValueError if a live row is null, or an element of one, and no policy covers it."""
         nulls, selection = self._files.nulls, self._files.manifest.selection
-        live = None if selection is None else selection.live_rows(self._number)
+        live = None if selection is None else selection.live_rows(self.number)
         is_masked = nulls == "mask"
         if decoded.valid is not None and not (is_masked and field.has_nulls) and not has_fill(nulls, field):
             num_nulls = int((~(decoded.valid if live is None else decoded.valid[live])).sum())

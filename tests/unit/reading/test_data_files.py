@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import uuid
@@ -9,6 +10,8 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +23,10 @@ from converter.cache import leases
 from converter.dataset import borrow_files
 from converter.errors import CacheCorruptError, NullValueError, ReadError, SourceChangedError, SourceError
 from converter.manifest import FileEnd, Manifest
+from converter.reading.checks import DataFile
+from converter.reading.data_files import DataFiles
+from converter.reading.open_file import OpenFile
+from converter.storage import local
 from converter.storage.opening import open_storage
 from converter.storage.remote import RemoteStorage
 from tests.columns import ID, Column
@@ -50,6 +57,28 @@ def write_away(directory: Path, columns: list[Column]) -> DatasetConverter:
 def rows_of(converter: DatasetConverter) -> list[int]:
     with converter.make_batch_reader(batch_size=64) as reader:
         return [int(one) for batch in reader for one in batch["id"]]
+
+
+def test_a_disk_that_fails_after_the_rows_were_copied_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # python -m tests.faults.campaign store --case 4:162 --steps 0,1,2,3
+    pq.write_table(pa.table({"id": range(10)}), tmp_path / "a.parquet")
+    converter = make_parquet_converter(tmp_path)
+    with converter.make_batch_reader(batch_size=5) as reader:
+        open_whole = DataFiles.open
+
+        def open_last(files: DataFiles, file: DataFile, *arguments: Any) -> OpenFile:
+            opened = open_whole(files, file, *arguments)
+            monkeypatch.setattr(local, "os", SimpleNamespace(stat=fail))
+            return opened
+
+        def fail(path: str) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(DataFiles, "open", open_last)
+        with pytest.raises(ReadError, match=r"Row group 0 of .*a\.parquet cannot be .*Input/output error"):
+            next(iter(reader))
 
 
 def test_what_is_known_is_right(away: DatasetConverter) -> None:
