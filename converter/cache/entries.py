@@ -253,7 +253,14 @@ def abandon(root: Storage, attempt: Attempt) -> None:
 
 def is_in_use(root: Storage, key: str, attempt_id: str, *, if_corrupt: bool) -> bool:
     """Whether the manifest names this attempt (`if_corrupt` answers for a corrupt one), or a live lease holds it."""
-    return _is_named(root, key, attempt_id, if_corrupt=if_corrupt) or attempt_id in held_now(root.below(key))
+    if _is_named(root, key, attempt_id, if_corrupt=if_corrupt):
+        return True
+    entry = root.below(key)
+    infos = entry.list()
+    if attempt_id in held_now(entry, infos):
+        return True
+    # Data are removed next, so one wrong answer, that there is no manifest, must not be believed.
+    return any(info.name == MANIFEST for info in infos) and _is_named(root, key, attempt_id, if_corrupt=if_corrupt)
 
 
 def _is_named(root: Storage, key: str, attempt_id: str, *, if_corrupt: bool) -> bool:

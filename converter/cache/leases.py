@@ -78,9 +78,9 @@ def _put(lease: Lease) -> Lease:
     return lease
 
 
-def held_now(entry: Storage) -> set[str]:
-    """The attempts that live processes use or write, by a fresh listing."""
-    if not any(_is_sign(info) for info in entry.list()):
+def held_now(entry: Storage, infos: list[FileInfo] | None = None) -> set[str]:
+    """The attempts that live processes use or write, by a fresh listing, unless `infos`, just listed, show none."""
+    if not any(_is_sign(info) for info in (entry.list() if infos is None else infos)):
         return set()
     try:
         # The time first: a delay between the two must not make a lease look older than it is.

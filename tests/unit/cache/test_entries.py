@@ -7,10 +7,12 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from converter.cache import entries
+from converter.cache.roots import MANIFEST
 from converter.errors import CacheCorruptError, CacheError
 from converter.storage.directory import Storage
 from converter.storage.local import LocalStorage
@@ -248,6 +250,27 @@ def test_letting_go_of_an_entry_that_nobody_deleted_keeps_it(root: Storage, ours
     held.release()
     assert signs(ours) == []
     assert entries.load(root, KEY).to_json() == held.manifest.to_json()
+
+
+def test_a_store_that_denies_the_manifest_once_does_not_cost_the_data(root: Storage, ours: Path) -> None:
+    # python -m tests.faults.campaign store --case 5:518 --steps 2,3,4
+    class DeniesOnce(LocalFileSystem):
+        cachable = False
+        denied = 0
+
+        def cat_file(self, path: str, *arguments: Any, **options: Any) -> bytes:
+            if path.endswith(MANIFEST) and not self.denied:
+                self.denied += 1
+                raise FileNotFoundError(path)
+            return bytes(super().cat_file(path, *arguments, **options))
+
+    entry = commit(root)
+    filesystem = DeniesOnce()
+    dataclasses.replace(entry, root=LocalStorage(root.path(), filesystem)).release()
+    assert filesystem.denied == 1
+    adopted = entries.adopt(root, KEY)
+    assert adopted is not None
+    assert adopted.damage is None
 
 
 def test_deleting_an_old_entry_leaves_the_one_that_was_written_after_it(root: Storage, ours: Path) -> None:
