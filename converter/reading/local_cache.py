@@ -87,10 +87,14 @@ class LocalCache:
                     raise
                 # Another process made room and removed the folder before the file was there.
                 continue
-            fcntl.flock(held, fcntl.LOCK_SH)
-            # Another process may have made room in between and removed the folder with the file.
-            if _is_at(held, path):
-                return held
+            try:
+                fcntl.flock(held, fcntl.LOCK_SH)
+                # Another process may have made room in between and removed the folder with the file.
+                if _is_at(held, path):
+                    return held
+            except BaseException:
+                os.close(held)
+                raise
             os.close(held)
 
     def get(
@@ -240,7 +244,9 @@ def open_local_cache(directory: str, fingerprint: str, max_bytes: int | None) ->
     except (CacheError, OSError) as error:
         cause = error.__cause__ if isinstance(error, CacheError) else error
         if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
+            if isinstance(error, CacheError):
+                raise
+            raise _unwritable(directory, error) from error
         logger.warning("%s is full (%s): everything is fetched each time.", directory, cause.strerror or cause)
         return None
 
@@ -275,18 +281,26 @@ def open_local_root(directory: str) -> str:
                     path=root,
                 )
             aside = f"{owner}.{uuid.uuid4().hex}.tmp"
-            with open(aside, "xb") as file:
-                file.write(_OWNER_BYTES)
-            os.replace(aside, owner)
+            try:
+                with open(aside, "xb") as file:
+                    file.write(_OWNER_BYTES)
+                os.replace(aside, owner)
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(aside)
         # Not refused: several users may share the disk of a machine on purpose.
         warn_of_writers(LocalStorage(root), option="local_cache_dir")
     except OSError as error:
-        raise CacheError(
-            f"local_cache_dir={directory!r} cannot be written: {error.strerror or error}. Choose a directory on a disk "
-            "of this machine that this process may create files in.",
-            path=root,
-        ) from error
+        raise _unwritable(directory, error) from error
     return root
+
+
+def _unwritable(directory: str, error: OSError) -> CacheError:
+    return CacheError(
+        f"local_cache_dir={directory!r} cannot be written: {error.strerror or error}. Choose a directory on a disk "
+        "of this machine that this process may create files in.",
+        path=directory,
+    )
 
 
 def find_local_root(directory: str) -> str | None:

@@ -396,6 +396,33 @@ def test_a_disk_that_is_full_already_is_done_without(
     assert open_local_cache(str(tmp_path), ONE, None) is not None
 
 
+def test_a_disk_that_fails_is_an_error_by_name_and_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # python -m tests.faults.campaign store --case 4:291 --steps 1,2,3
+    open_local_root(str(tmp_path))
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    open_before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(local_cache.fcntl, "flock", fail)
+    with pytest.raises(CacheError, match=r"local_cache_dir='.*' cannot be written: Input/output error\. Choose"):
+        open_local_cache(str(tmp_path), ONE, None)
+    assert len(os.listdir("/proc/self/fd")) == len(open_before)
+
+
+def test_a_marker_that_cannot_be_put_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # python -m tests.faults.campaign store --case 5:117 --steps 1,2,3,4,5
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(local_cache.os, "replace", fail)
+    with pytest.raises(CacheError, match="cannot be written: Input/output error"):
+        open_local_root(str(tmp_path))
+    assert not os.listdir(tmp_path / DIRECTORY)
+
+
 def test_a_process_that_is_killed_leaves_no_lock_and_no_half_piece(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path), ONE, PIECE],
