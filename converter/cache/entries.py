@@ -14,6 +14,7 @@ interfere, at least one notices:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import uuid
@@ -64,6 +65,16 @@ class HeldEntry:
         """Remove the entry: first the manifest, so that no process begins to use it; the data once no lease is left."""
         with naming_errors(self.root, "delete"):
             self.withdraw(is_own=True)
+
+    def delete_if_damaged(self) -> None:
+        """`delete` if a second look finds damage as well, because one listing may be wrong; else `release`."""
+        is_damaged = False
+        with contextlib.suppress(OSError):
+            is_damaged = find_damage(self.folder, self.manifest) is not None
+        if is_damaged:
+            self.delete()
+        else:
+            self.release()
 
     def withdraw(self, *, is_own: bool) -> None:
         """`delete`, with the store's own errors; a corrupt manifest goes with it only if the entry `is_own`."""
@@ -380,8 +391,11 @@ def _end(lease: HostLease | None) -> None:
 
 @named_errors
 def discard(root: Storage, key: str) -> None:
-    """Remove a manifest that cannot be read, so that the entry can be written again."""
-    root.below(key).delete_file(MANIFEST)
+    """Remove a manifest that cannot be read, at a second look either, so that the entry can be written again."""
+    try:
+        load_manifest(root, key)
+    except CacheCorruptError:
+        root.below(key).delete_file(MANIFEST)
 
 
 def _directories(manifest: Manifest) -> set[str]:

@@ -361,7 +361,8 @@ def _adopt(root: Storage, key: str, *, may_remove: bool = True) -> HeldEntry | N
     if adopted.damage is not None:
         logger.warning("Write a damaged entry again: %s%s", adopted.damage, note)
         if may_remove:
-            adopted.delete()
+            # If it is whole after all, the commit adopts it.
+            adopted.delete_if_damaged()
         else:
             adopted.release()
         return None

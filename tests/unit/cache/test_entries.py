@@ -273,6 +273,30 @@ def test_a_store_that_denies_the_manifest_once_does_not_cost_the_data(root: Stor
     assert adopted.damage is None
 
 
+def test_a_manifest_that_can_be_read_at_a_second_look_is_not_discarded(root: Storage, ours: Path) -> None:
+    # python -m tests.faults.campaign store --case 6:123 --steps 1,2,4
+    commit(root)
+    entries.discard(root, KEY)
+    assert entries.load(root, KEY) is not None
+    (ours / KEY / MANIFEST).write_bytes(b"{")
+    entries.discard(root, KEY)
+    assert entries.load(root, KEY) is None
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_an_entry_is_deleted_as_damaged_only_if_a_second_look_finds_that_too(
+    root: Storage, ours: Path, is_damaged: bool
+) -> None:
+    commit(root)
+    held = entries.adopt(root, KEY)
+    assert held is not None
+    if is_damaged:
+        (ours / KEY / held.manifest.file_names[0]).unlink()
+    held.delete_if_damaged()
+    assert (entries.load(root, KEY) is None) == is_damaged
+    assert len(signs(ours)) == 1
+
+
 def test_deleting_an_old_entry_leaves_the_one_that_was_written_after_it(root: Storage, ours: Path) -> None:
     held = commit(root, mark="a")
     held.delete()
