@@ -67,6 +67,9 @@ def sweep_root(
     for info in sample:
         try:
             report += _sweep_entry(root, info, now, older_than_seconds, takes_kept=takes_kept, dry_run=dry_run)
+        except TimeoutError:
+            # The store is away: each of the others would wait as long.
+            raise
         except (OSError, CacheError) as error:
             # An entry that cannot be read, perhaps another user's, must not stop the sweep of the others.
             first_error = first_error or error

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from converter import open_converter
 from converter import sweep as sweep_cache
 from converter.cache import entries, leases, removal, sweeps
+from converter.errors import CacheError
 from converter.storage.directory import Storage
+from converter.storage.local import LocalStorage
 from tests.faults.small_entries import NUM_ROWS, ids_of
 from tests.folders import paths_below
 from tests.unit.cache.written import KEY, OTHER_KEY, commit, name_entry, silence, write_attempt
@@ -143,3 +146,20 @@ def test_a_sweep_by_name_removes_the_entries_of_that_name_alone(tmp_path: Path) 
     for url in (other, passing):
         with open_converter(url) as converter:
             assert len(converter) == NUM_ROWS
+
+
+def test_a_store_that_is_away_is_waited_for_once_and_not_for_each_entry(root: Storage) -> None:
+    class Away(LocalFileSystem):
+        cachable = False
+        num_asked = 0
+
+        def cat_file(self, path: str, *arguments: Any, **options: Any) -> bytes:
+            self.num_asked += 1
+            raise TimeoutError("no answer for 120 seconds")
+
+    for key in (KEY, OTHER_KEY):
+        root.below(key).make_directory()
+    filesystem = Away()
+    with pytest.raises(CacheError, match="failed to sweep root: no answer for 120 seconds"):
+        sweep(LocalStorage(root.path(), filesystem))
+    assert filesystem.num_asked == 1
