@@ -9,8 +9,18 @@ from pathlib import Path
 import pytest
 
 from tests.faults.campaign import known_faults
+from tests.faults.campaign.__main__ import find
 from tests.faults.campaign.runner import Result, run_cases
 from tests.repository import REPOSITORY
+
+
+@pytest.mark.parametrize(("name", "num_cases"), [("store", 250)])
+def test_the_first_cases_violate_no_law(name: str, num_cases: int) -> None:
+    result = run_cases(find(name), 1, range(num_cases))
+
+    assert not result.violations, "\n".join(result.violations)
+    assert result.num_cases == num_cases
+    assert result.done["faults"] > num_cases / 2
 
 
 @pytest.fixture(scope="module")
