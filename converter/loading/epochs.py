@@ -8,7 +8,9 @@ were read ahead.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +32,8 @@ from converter.shards import find_shard, look_for_shard
 from converter.state import Past, State
 
 _MAX_SHOWN = 5
+_CLOSE_SECONDS = 60.0
+_LOOK_SECONDS = 0.005
 
 BatchesOf = Callable[[EpochPlan], Iterator[Any]]
 """Yields the batches of a plan in order."""
@@ -339,6 +343,7 @@ class Iteration:
         self._generator = generator
         self._steps = steps
         self._pid = os.getpid()
+        self._is_closed = False
 
     def __iter__(self) -> Iteration:
         return self
@@ -356,9 +361,39 @@ class Iteration:
         except StopIteration:
             self._epochs.check_open()
             raise
+        except ValueError:
+            if not self._is_closed:
+                raise
+            # Another thread is closing the generator.
+            self._epochs.check_open()
+            raise StopIteration from None
         steps.receive(asked)
         return batch
 
     def close(self) -> None:
-        """End it and its threads."""
-        self._generator.close()
+        """End it and its threads. Another thread that waits for a batch receives that one first."""
+        self._is_closed = True
+        generator: Any = self._generator
+        self._generator = _no_batches()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while not _is_in(generator):
+            try:
+                generator.close()
+            except ValueError:
+                if not generator.gi_running or time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_SECONDS)
+            else:
+                return
+
+
+def _no_batches() -> Generator[Any, None, None]:
+    yield from ()
+
+
+def _is_in(generator: Any) -> bool:
+    """Whether this thread is running the generator: a signal handler closes it, which then ends with its next step."""
+    frame = inspect.currentframe()
+    while frame is not None and frame is not generator.gi_frame:
+        frame = frame.f_back
+    return frame is not None

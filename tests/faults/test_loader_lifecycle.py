@@ -662,6 +662,68 @@ def test_two_threads_iterate_two_loaders(whole: DatasetConverter, kind: str) -> 
     assert found == {0: expected, 1: expected}
 
 
+class Hold:
+    """A transform that waits until it is released."""
+
+    def __init__(self) -> None:
+        self.begun, self.released = threading.Event(), threading.Event()
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        self.begun.set()
+        assert self.released.wait(40)
+        return batch
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_loader_may_be_closed_by_another_thread_while_a_batch_is_awaited(whole: DatasetConverter, kind: str) -> None:
+    """python -m tests.faults.campaign lives --case 1:1 --steps 2"""
+    hold, rows = Hold(), list[int]()
+    loader = make(whole, kind, transform=hold)
+    errors: list[list[str]] = []
+    reader = threading.Thread(target=lambda: errors.append(error_of(lambda: collect(loader, rows))))
+    closer = threading.Thread(target=lambda: errors.append(error_of(lambda: loader.__exit__(None, None, None))))
+    reader.start()
+    assert hold.begun.wait(40)
+    closer.start()
+    wait_until(lambda: loader._epochs._closed)
+    hold.released.set()
+    for thread in (reader, closer):
+        thread.join(40)
+    closed = ["ConverterError", "This loader was closed: its `with` block has ended. Make a new one."]
+    assert sorted(errors) == [["", ""], closed]
+    assert rows == epochs_of(whole, 1)[0][: len(rows)]
+    assert len(rows) < NUM_ROWS
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("converter-read")]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_loader_may_be_closed_by_a_signal_handler_while_a_batch_is_awaited(
+    whole: DatasetConverter, kind: str
+) -> None:
+    hold, rows = Hold(), list[int]()
+    loader = make(whole, kind, transform=hold)
+
+    def close(*_: object) -> None:
+        loader.__exit__(None, None, None)
+        hold.released.set()
+
+    def send() -> None:
+        assert hold.begun.wait(40)
+        signal.raise_signal(signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, close)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(ConverterError, match="This loader was closed"):
+            collect(loader, rows)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+        sender.join()
+    assert rows == epochs_of(whole, 1)[0][: len(rows)]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("converter-read")]
+
+
 # Persistent workers --------------------------------------------------------------------------
 
 
