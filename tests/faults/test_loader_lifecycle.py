@@ -383,8 +383,10 @@ def unfinished(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str]
             running = {}
             for kind, how in some:
                 cache_dir = tmp_path_factory.mktemp("unfinished")
-                process = stack.enter_context(start_python(leave_unfinished, str(cache_dir), kind, how))
-                running[kind, how] = (cache_dir, process)
+                (cache_dir.parent / f"t-{kind}-{how}").mkdir()
+                environment = {"TMPDIR": str(cache_dir.parent / f"t-{kind}-{how}")}
+                started = start_python(leave_unfinished, str(cache_dir), kind, how, environment=environment)
+                running[kind, how] = (cache_dir, stack.enter_context(started))
             for case, (cache_dir, process) in running.items():
                 _, said = process.communicate(timeout=60)
                 found[case] = (cache_dir, process.returncode, said)
@@ -396,6 +398,14 @@ def test_the_interpreters_end_is_quick_and_quiet(unfinished: dict[Any, Any], kin
     cache_dir, status, said = unfinished[kind, "return"]
     assert (status, said) == (0, "")
     assert_only_the_marker_is_left(cache_dir)
+
+
+@pytest.mark.parametrize("how", ["return", "raise"])
+def test_no_temporary_file_is_left_at_the_interpreters_end(unfinished: dict[Any, Any], how: str) -> None:
+    """python -m tests.faults.campaign lives --case 1:174 --steps 0"""
+    cache_dir, _, _ = unfinished["persistent", how]
+    left = cache_dir.parent / f"t-persistent-{how}"
+    assert [path for path in left.rglob("*") if not path.is_dir()] == []
 
 
 @pytest.mark.parametrize("kind", ["torch", "persistent"])

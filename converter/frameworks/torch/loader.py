@@ -28,7 +28,7 @@ from converter.frameworks.torch.tensors import (
     torch_batches,
     whole_run,
 )
-from converter.frameworks.torch.workers import end_with_parent
+from converter.frameworks.torch.workers import close_at_exit, end_with_parent
 from converter.loading.batches import numpy_batches
 from converter.loading.epochs import BatchesOf, Epochs, as_generator
 from converter.loading.progress import follow
@@ -302,6 +302,7 @@ class TorchDataLoader(DataLoader[Batch]):
             # Running workers were started with another position.
             self._end_workers()
         self._runs.is_own = True
+        close_at_exit(self)
         try:
             return super().__iter__()
         finally:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
+import multiprocessing.util  # Before our hook at the interpreter's end, so that ours runs first.
 import os
 import threading
+import weakref
 from typing import Any
 
 _THREAD = "watch-parent"
@@ -30,3 +33,25 @@ def _wait_and_end(trainer: Any, is_child: bool) -> None:
         trainer.join(_LOOK_SECONDS)
     # Nobody is left to whom anything could be said, and the main thread may wait for a store.
     os._exit(1)
+
+
+_with_workers: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The loaders of this process that have started worker processes."""
+
+
+def close_at_exit(loader: Any) -> None:
+    """Close a loader with worker processes at the interpreter's end, if it is open then.
+
+    Else multiprocessing kills them there, and the sockets by which they send tensors stay in the temporary folder.
+    """
+    _with_workers.add(loader)
+
+
+@atexit.register
+def _close_all() -> None:
+    for loader in list(_with_workers):
+        loader.close()
+
+
+# The workers are the parent's.
+os.register_at_fork(after_in_child=_with_workers.clear)
