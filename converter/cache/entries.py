@@ -344,11 +344,9 @@ def adopt(root: Storage, key: str, committed: Manifest | None = None) -> HeldEnt
     entry = root.below(key)
     check_owner(entry, MANIFEST)
     shared = HostLease(entry, attempt_of(manifest)) if is_shared() else None
-    if shared is not None:
-        shared.find()
-        if shared.is_elsewhere:
-            # Its holder has seen, under its lease, that the entry is whole.
-            return HeldEntry(root=root, key=key, manifest=manifest, lease=shared)
+    if shared is not None and shared.find():
+        # Its holder has seen, under its lease, that the entry is whole.
+        return HeldEntry(root=root, key=key, manifest=manifest, lease=shared)
     # Asked before the lease is put: the second look at the manifest also covers files that are removed in between.
     damage = entry.meanwhile(lambda: find_damage(entry, manifest))
     lease: Lease | HostLease | None = shared

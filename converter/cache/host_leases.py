@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 _JOIN_SECONDS = 60.0
 """How long a process waits for the first one, which asks the store meanwhile; then it takes a lease of its own."""
 
+_SAY_SECONDS = 10.0
+_LOOK_SECONDS = 0.1
 _RETRY_SECONDS = 0.01
 _WAITING = 1024
 """Processes of a host that may wait for the first one."""
@@ -97,24 +99,27 @@ class HostLease:
         """Whether another process of this host holds the lease."""
         return self._holder is not None
 
-    def find(self) -> None:
-        """Connect to the process that holds the lease, or get ready to `put` it."""
+    def find(self) -> bool:
+        """Connect to the process that holds the lease and return True, or get ready to `put` it."""
         until = time.monotonic() + _JOIN_SECONDS
-        while time.monotonic() < until:
-            self._listener = self._bound()
-            if self._listener is not None:
-                return
+        while time.monotonic() < until and not self._is_released:
+            if self._bind():
+                return False
             with contextlib.suppress(ConnectionError):
                 holder = self._connected(until)
-                if holder is not None and self._begin(self._watch, holder):
-                    self._holder = holder
-                return
+                # Set first: the thread that watches it removes it again.
+                self._holder = holder
+                if holder is None or self._begin(self._watch, holder):
+                    return holder is not None
+                self._holder = None
+                return False
             # The holder has just ended.
             time.sleep(_RETRY_SECONDS)
+        return False
 
     def put(self) -> None:
         """Put the lease on the store."""
-        self._own = put_lease(self._entry, self._attempt_id)
+        self._own = put_lease(self._entry, self._attempt_id, is_shared=True)
         self._own.on_lost = self._say_lost
 
     def share(self) -> None:
@@ -139,9 +144,8 @@ class HostLease:
                     connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
-        if self._listener is not None:
-            # Who connects now finds nobody, and puts a lease.
-            self._listener.close()
+        # Who connects now finds nobody, and puts a lease.
+        self._unbind()
         self._hand_over()
         if self._own is not None:
             release(self._own)
@@ -159,16 +163,23 @@ class HostLease:
                 other.recv(1)
             other.close()
 
-    def _bound(self) -> socket.socket | None:
-        """The socket to which others connect; None if another process has it."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    def _bind(self) -> bool:
+        """Let others connect to this process; False if another process has the address."""
+        # Kept before it has the address, so that a child that is forked meanwhile closes its copy.
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listener.bind(self._address)
-            listener.listen(_WAITING)
+            self._listener.bind(self._address)
+            self._listener.listen(_WAITING)
         except OSError:
-            listener.close()
-            return None
-        return listener
+            self._unbind()
+            return False
+        return True
+
+    def _unbind(self) -> None:
+        """Let nobody connect any more: those that wait for an answer look for another process."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     def _connected(self, until: float) -> socket.socket | None:
         """A connection to the process that holds a lease on this attempt; None if that is another attempt's.
@@ -179,11 +190,8 @@ class HostLease:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(self._address)
-            # It answers once it has seen that the entry is whole. Any user may take a name that is no file.
-            connection.settimeout(max(_RETRY_SECONDS, until - time.monotonic()))
-            answer = connection.recv(len(self._attempt_id)) if _user_of(connection) == os.getuid() else b"?"
-        except TimeoutError:
-            answer = b"?"
+            # Any user may take a name that is no file.
+            answer = self._answer_of(connection, until) if _user_of(connection) == os.getuid() else b"?"
         except BaseException:
             connection.close()
             raise
@@ -194,6 +202,22 @@ class HostLease:
         if not answer:
             raise ConnectionResetError
         return None
+
+    def _answer_of(self, connection: socket.socket, until: float) -> bytes:
+        """What the holder answers once it has seen that the entry is whole; `?` if it does not."""
+        connection.settimeout(_LOOK_SECONDS)
+        say_at = time.monotonic() + _SAY_SECONDS
+        while not self._is_released and (now := time.monotonic()) < until:
+            with contextlib.suppress(TimeoutError):
+                return connection.recv(len(self._attempt_id))
+            if now > say_at:
+                say_at = until
+                logger.warning(
+                    "Another process of this host is opening %s, and this one has waited for it for %.0f seconds. "
+                    "After %.0f seconds it takes a lease of its own.",
+                    self._entry.url, _SAY_SECONDS, _JOIN_SECONDS,
+                )  # fmt: skip
+        return b"?"
 
     def _begin(self, work: Callable[[socket.socket], None], connection: socket.socket) -> bool:
         """Start a thread, unless the lease was released."""
@@ -212,6 +236,8 @@ class HostLease:
             try:
                 other, _ = listener.accept()
             except OSError:
+                # Released, or this process has too many open files.
+                listener.close()
                 return
             with self._lock:
                 if self._is_released:
@@ -241,10 +267,14 @@ class HostLease:
             self._holder = None
             if self._is_released:
                 return
-        self.find()
-        if self._holder is None:
+        if self.find() or self._is_released:
+            return
+        try:
             self.put()
-            self.share()
+        except BaseException:
+            self._unbind()
+            raise
+        self.share()
 
     def _say_lost(self) -> None:
         with self._lock:

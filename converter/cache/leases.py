@@ -28,6 +28,9 @@ RENEW_SECONDS = 60.0
 HURRY_SECONDS = 5.0
 """How long to wait for a store after an error or an interrupt."""
 
+_TAKE_OVER_SECONDS = 10.0
+"""How long the other processes of a host have to put a lease in place of one whose owner is gone; a guess."""
+
 _LAST_RENEWAL_SECONDS = 5.0
 """How long `release` waits for a renewal under way; a guess. A renewal that takes longer hangs."""
 
@@ -60,9 +63,10 @@ def release(lease: Lease) -> None:
     lease.entry.delete_file(lease.name)
 
 
-def put_lease(entry: Storage, attempt_id: str) -> Lease:
-    """Mark an entry as read by this process."""
-    return _put(Lease(entry=entry, name=f"lease-{uuid.uuid4().hex}.json", content=_sign_of_life(attempt_id, "")))
+def put_lease(entry: Storage, attempt_id: str, *, is_shared: bool = False) -> Lease:
+    """Mark an entry as read by this process, and by others of its host if `is_shared`."""
+    content = _sign_of_life(attempt_id, "", is_shared=is_shared)
+    return _put(Lease(entry=entry, name=f"lease-{uuid.uuid4().hex}.json", content=content))
 
 
 def put_intent(entry: Storage, attempt_id: str, application_id: str) -> Lease:
@@ -99,8 +103,8 @@ def held_attempts(entry: Storage, infos: list[FileInfo], *, now: float) -> set[s
         if _is_sign(info) and not is_dead(entry, info, now=now):
             sign = {"attempt": attempt_of[info.name]} if info.name in attempt_of else read_sign(entry, info.name)
             if sign is None:
-                # Released in between.
-                continue
+                # Released in between, maybe because another process of its host put one instead: look again.
+                return held_attempts(entry, entry.list(), now=now)
             if isinstance(sign.get("attempt"), str):
                 held.add(sign["attempt"])
             else:
@@ -114,14 +118,19 @@ def _is_sign(info: FileInfo) -> bool:
 
 
 def is_dead(entry: Storage, info: FileInfo, *, now: float) -> bool:
-    """Whether the owner of a lease or an intent is gone: certain on this host, else guessed from its silence."""
+    """Whether the owner of a lease or an intent is gone: certain on this host, else guessed from its silence.
+
+    A lease on which other processes of this host count is dead later: one of them may be about to put another.
+    """
     if now - info.modified > 3 * RENEW_SECONDS:
         return True
     sign = read_sign(entry, info.name) or {}
     if sign.get("host") != this_host():
         return False
     pid = sign.get("pid")
-    return not isinstance(pid, int) or _process_start(pid) != sign.get("process_start")
+    if isinstance(pid, int) and _process_start(pid) == sign.get("process_start"):
+        return False
+    return not sign.get("is_shared") or now - info.modified > RENEW_SECONDS + _TAKE_OVER_SECONDS
 
 
 def read_sign(entry: Storage, name: str) -> dict[str, Any] | None:
@@ -135,7 +144,7 @@ def read_sign(entry: Storage, name: str) -> dict[str, Any] | None:
     return sign if isinstance(sign, dict) else {}
 
 
-def _sign_of_life(attempt_id: str, application_id: str) -> bytes:
+def _sign_of_life(attempt_id: str, application_id: str, *, is_shared: bool = False) -> bytes:
     """The content of a lease: the attempt that it holds, and its owner."""
     sign = {
         "attempt": attempt_id,
@@ -144,6 +153,7 @@ def _sign_of_life(attempt_id: str, application_id: str) -> bytes:
         "process_start": _process_start(os.getpid()),
         "application_id": application_id,
         "created": time.time(),
+        "is_shared": is_shared,
     }
     return json.dumps(sign).encode()
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import threading
 import time
@@ -15,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from converter import CacheCorruptError, open_converter, sweep
-from converter.cache import entries, leases, roots
+from converter import CacheCorruptError, DatasetConverter, open_converter, sweep
+from converter.cache import entries, host_leases, leases, roots
 from converter.cache.host_leases import HostLease
 from converter.storage.local import LocalStorage
-from tests.faults.small_entries import KEY, NUM_ROWS, commit_entry, ids_of, leave_entry
+from tests.faults.small_entries import KEY, NUM_ROWS, commit_entry, ids_of, leave_entry, make_old
 from tests.processes import start_python
 from tests.waiting import wait_until
 
@@ -94,6 +95,8 @@ def test_one_of_them_holds_the_lease_and_others_follow_it(cache_dir: Path, tmp_p
                 holder.kill()
                 # Not after a minute: the others notice at once.
                 wait_until(lambda owner=owner: set(leases_of(cache_dir).values()) - {owner} != set(), seconds=10)
+                (left,) = (name for name, pid in leases_of(cache_dir).items() if pid == owner)
+                make_old(cache_dir / roots.DIRECTORY / KEY / left, 1.5 * leases.RENEW_SECONDS)
                 sweep(cache_dir)
             else:
                 assert holder.end() == list(range(NUM_ROWS))
@@ -196,8 +199,7 @@ def test_another_attempt_has_a_lease_of_its_own(cache_dir: Path, in_a_group: Non
     assert adopted is not None
     entry, attempt_id = root.below(KEY), "f" * 32
     other = HostLease(entry, attempt_id)
-    other.find()
-    assert not other.is_elsewhere
+    assert not other.find()
     other.put()
     other.share()
     assert attempt_id in leases.held_now(entry)
@@ -275,3 +277,109 @@ def test_who_leaves_while_another_one_holds_the_lease_asks_the_store_for_nothing
     holder.__exit__(None, None, None)
     assert asked == [KEY]
     assert not (cache_dir / roots.DIRECTORY / KEY).exists()
+
+
+# What crowds of processes have shown --------------------------------------------------------------
+
+
+def hold_until_killed(url: str, ready: str) -> None:
+    """Hold an entry as the first process of this host."""
+    holder = open_converter(url)
+    Path(ready).touch()
+    time.sleep(300)
+    holder.delete()
+
+
+@contextlib.contextmanager
+def a_follower_that_is_slow_to_take_over(
+    cache_dir: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[DatasetConverter, threading.Event]]:
+    """A converter of this process, whose holder was killed just now: it puts its lease once the event is set."""
+    url = leave_entry(cache_dir)
+    with start_python(hold_until_killed, url, str(folder / "ready"), environment={"LOCAL_WORLD_SIZE": "4"}) as process:
+        wait_until(lambda: (folder / "ready").exists() or process.poll() is not None)
+        with open_converter(url) as follower:
+            may_put = threading.Event()
+
+            def put_late(entry: Any, attempt_id: str, **options: Any) -> leases.Lease:
+                assert may_put.wait(40)
+                return put_lease(entry, attempt_id, **options)
+
+            put_lease = leases.put_lease
+            monkeypatch.setattr(host_leases, "put_lease", put_late)
+            process.kill()
+            process.wait()
+            yield follower, may_put
+
+
+def test_a_sweep_leaves_what_a_killed_holder_held_to_those_that_take_over(
+    cache_dir: Path, tmp_path: Path, in_a_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """python -m tests.faults.campaign crowd --case 3:90"""
+    with a_follower_that_is_slow_to_take_over(cache_dir, tmp_path, monkeypatch) as (follower, may_put):
+        assert sweep(cache_dir).num_files == 0
+        may_put.set()
+        wait_until(lambda: os.getpid() in leases_of(cache_dir).values(), seconds=20)
+        for name, pid in leases_of(cache_dir).items():
+            if pid != os.getpid():
+                make_old(cache_dir / roots.DIRECTORY / KEY / name, 1.5 * leases.RENEW_SECONDS)
+        assert sweep(cache_dir).num_files == 0
+        assert list(leases_of(cache_dir).values()) == [os.getpid()]
+        assert ids_of(follower) == list(range(NUM_ROWS))
+
+
+def test_who_can_put_no_lease_keeps_nobody_waiting(
+    cache_dir: Path, tmp_path: Path, in_a_group: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three readers of a crowd waited a minute each for a process that had tried in vain to take over a lease."""
+    with a_follower_that_is_slow_to_take_over(cache_dir, tmp_path, monkeypatch) as (follower, may_put):
+        shutil.rmtree(cache_dir / roots.DIRECTORY / KEY)
+        may_put.set()
+        wait_until(lambda: "This process holds no lease" in caplog.text, seconds=20)
+        begun = time.monotonic()
+        with open_converter(leave_entry(cache_dir)) as other:
+            assert ids_of(other) == list(range(NUM_ROWS))
+        # Not after a minute.
+        assert time.monotonic() - begun < host_leases._JOIN_SECONDS / 2
+        with pytest.raises(Exception, match="Was the converter deleted"):
+            ids_of(follower)
+
+
+def test_a_lease_that_moves_to_another_process_while_leases_are_listed_is_seen(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listed is the file of the process that leaves; by the time it is read, another one stands in its place."""
+    root = roots.open_root(str(cache_dir))
+    held = commit_entry(root)
+    entry, attempt_id = root.below(KEY), entries.attempt_of(held.manifest)
+    moved: list[leases.Lease] = []
+    read_sign = leases.read_sign
+
+    def move_and_read(entry: Any, name: str) -> Any:
+        if not moved:
+            moved.append(leases.put_lease(entry, attempt_id))
+            held.release_lease()
+        return read_sign(entry, name)
+
+    monkeypatch.setattr(leases, "read_sign", move_and_read)
+    assert leases.held_now(entry) == {attempt_id}
+    leases.release(moved[0])
+    held.delete()
+
+
+def test_who_waits_for_another_process_says_so_and_can_be_released(
+    cache_dir: Path, in_a_group: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host_leases, "_SAY_SECONDS", 0.1)
+    leave_entry(cache_dir, is_kept=True)
+    entry = roots.open_root(str(cache_dir)).below(KEY)
+    # It is opening the entry, and never comes to its end.
+    first, second = HostLease(entry, "a" * 32), HostLease(entry, "a" * 32)
+    assert not first.find()
+    waiting = threading.Thread(target=second.find)
+    waiting.start()
+    wait_until(lambda: f"Another process of this host is opening {entry.url}" in caplog.text, seconds=20)
+    second.release()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    first.release()
