@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import known_faults
+from tests.faults.campaign import known_faults, lives
 from tests.faults.campaign.__main__ import find
 from tests.faults.campaign.runner import Result, run_cases
 from tests.repository import REPOSITORY
@@ -62,3 +62,11 @@ def test_a_case_that_hangs_is_told_with_where_it_stands_and_ends(tmp_path: Path)
     assert child.stdout.startswith("hangs\ncase 3:\n")
     assert "known_faults.py" in child.stdout
     assert "in _fail" in child.stdout
+
+
+def test_nothing_is_left_of_the_first_lives() -> None:
+    result = run_cases(lives.CAMPAIGN, 1, range(30))
+
+    assert result.violations == []
+    assert result.done["rows compared"] > 10_000
+    assert {"numpy", "torch", "tf", "interrupts", "ended by fork", "ended by delete"} <= set(result.done)
