@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import known_faults, lives
+from tests.faults.campaign import crowd_in_turns, known_faults, lives
 from tests.faults.campaign.__main__ import find
 from tests.faults.campaign.runner import Result, run_cases
 from tests.repository import REPOSITORY
@@ -70,3 +70,11 @@ def test_nothing_is_left_of_the_first_lives() -> None:
     assert result.violations == []
     assert result.done["rows compared"] > 10_000
     assert {"numpy", "torch", "tf", "interrupts", "ended by fork", "ended by delete"} <= set(result.done)
+
+
+def test_the_first_crowds_in_simulated_time_keep_the_laws() -> None:
+    result = run_cases(crowd_in_turns.CAMPAIGN, 1, range(150))
+
+    assert result.violations == []
+    assert result.done["simulated seconds"] > 200 * 3600
+    assert {"make: held", "open: held", "sweep: something", "delete: done", "crashes within an act"} <= set(result.done)

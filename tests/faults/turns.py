@@ -112,6 +112,9 @@ class Actor:
     name: str
     process: Process
     program: Callable[[Actor], None]
+    key: str = KEY
+    """The entry that it is about."""
+
     num_steps_left: int = 0
     has_ended: bool = False
     error: BaseException | None = None
@@ -205,6 +208,7 @@ class World:
         self.violations: list[str] = []
         self.trace: list[str] = []
         self.num_steps = 0
+        self.max_steps = MAX_STEPS
         self.turns: list[tuple[Actor, int]] = []
         self.current: Actor | None = None
         self._given_back = threading.Semaphore(0)
@@ -260,8 +264,8 @@ class World:
             raise Crash
         actor.num_steps_left -= 1
         self.num_steps += 1
-        if self.num_steps > MAX_STEPS:
-            self.violations.append(f"no end after {MAX_STEPS} steps")
+        if self.num_steps > self.max_steps:
+            self.violations.append(f"no end after {self.max_steps} steps")
             actor.process.is_alive = False
             raise Crash
 
@@ -351,18 +355,19 @@ class World:
         for holding in self.holdings:
             if holding.is_void or not holding.process.is_alive:
                 continue
-            missing = self._missing(holding.entry.manifest)
+            missing = self._missing(holding.entry.key, holding.entry.manifest)
             if missing:
                 self._violated(f"process {holding.process.number} holds an entry without {missing}")
             if not os.path.exists(holding.entry.lease.entry.path(holding.entry.lease.name)):
                 self._violated(f"the lease of process {holding.process.number} was removed")
         for content, (path, manifest) in self.committed.items():
-            if self._missing(manifest) and _read_or_none(path) == content:
-                self._violated(f"a committed manifest names {self._missing(manifest)}")
+            missing = self._missing(os.path.basename(os.path.dirname(path)), manifest)
+            if missing and _read_or_none(path) == content:
+                self._violated(f"a committed manifest names {missing}")
 
-    def _missing(self, manifest: Manifest) -> list[str]:
+    def _missing(self, key: str, manifest: Manifest) -> list[str]:
         sizes = zip(manifest.file_names, manifest.file_bytes.tolist(), strict=True)
-        paths = {name: f"{self.root_path}/{KEY}/{name}" for name in manifest.file_names}
+        paths = {name: f"{self.root_path}/{key}/{name}" for name in manifest.file_names}
         return [name for name, size in sizes if not os.path.exists(paths[name]) or os.stat(paths[name]).st_size != size]
 
     def _violated(self, what: str) -> None:
@@ -417,9 +422,9 @@ def _read_or_none(path: str) -> bytes | None:
 
 def write(world: World, actor: Actor) -> entries.HeldEntry:
     """What `write_dataframe` does around the job of the executors."""
-    attempt = entries.begin(world.root, KEY, application_id="app-1")
+    attempt = entries.begin(world.root, actor.key, application_id="app-1")
     actor.attempt_id = attempt.attempt_id
-    directory = f"{world.root_path}/{KEY}/{attempt.data_directory}"
+    directory = f"{world.root_path}/{actor.key}/{attempt.data_directory}"
     names = [f"part-{index:05d}-{0:08x}-0000.parquet" for index in range(NUM_FILES)]
     manifest = Manifest(
         schema=SCHEMA,
@@ -439,7 +444,7 @@ def write(world: World, actor: Actor) -> entries.HeldEntry:
                 os.makedirs(directory, exist_ok=True)
                 Path(directory, name).write_bytes(b"PAR1")
         if world.foreign:
-            world.add_foreign(f"{roots.DIRECTORY}/{KEY}/{attempt.data_directory}/mine.csv")
+            world.add_foreign(f"{roots.DIRECTORY}/{actor.key}/{attempt.data_directory}/mine.csv")
         entries.delete_unlisted(world.root, attempt, manifest)
         entry = entries.commit(world.root, attempt, manifest)
     except BaseException:
@@ -447,7 +452,7 @@ def write(world: World, actor: Actor) -> entries.HeldEntry:
         raise
     actor.outcome = entry.manifest.fingerprint
     if entry.manifest is manifest:
-        world.committed[manifest.to_json()] = (f"{world.root_path}/{KEY}/{roots.MANIFEST}", manifest)
+        world.committed[manifest.to_json()] = (f"{world.root_path}/{actor.key}/{roots.MANIFEST}", manifest)
     return entry
 
 
@@ -471,7 +476,7 @@ def create_and_delete(world: World, actor: Actor) -> None:
 
 def make(world: World, actor: Actor) -> None:
     """Use the entry, or write it where there is none, and hold."""
-    adopted = spark_write._adopt(world.root, KEY)
+    adopted = spark_write._adopt(world.root, actor.key)
     if adopted is None:
         adopted = write(world, actor)
     actor.outcome = adopted.manifest.fingerprint
@@ -479,7 +484,7 @@ def make(world: World, actor: Actor) -> None:
 
 
 def _open(world: World, actor: Actor) -> Holding | None:
-    adopted = entries.adopt(world.root, KEY)
+    adopted = entries.adopt(world.root, actor.key)
     actor.outcome = "none"
     if adopted is None:
         return None
