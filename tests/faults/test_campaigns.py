@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import crowd_in_turns, known_faults, lives
+from tests.faults.campaign import crowd, crowd_in_turns, known_faults, lives
 from tests.faults.campaign.__main__ import find
 from tests.faults.campaign.runner import Result, run_cases
 from tests.repository import REPOSITORY
@@ -78,3 +78,10 @@ def test_the_first_crowds_in_simulated_time_keep_the_laws() -> None:
     assert result.violations == []
     assert result.done["simulated seconds"] > 200 * 3600
     assert {"make: held", "open: held", "sweep: something", "delete: done", "crashes within an act"} <= set(result.done)
+
+
+def test_the_first_crowds_of_processes_keep_the_laws() -> None:
+    result = run_cases(crowd.CAMPAIGN, 1, range(25))
+
+    assert result.violations == []
+    assert {"convert: written", "open: opened", "read: read", "go on: read", "killed"} <= set(result.done)
