@@ -361,7 +361,7 @@ class Manifest:
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error
         ) as error:  # fmt: skip
             raise CacheCorruptError(
-                f"{path} is not a manifest that this package wrote ({type(error).__name__}: {error}). "
+                f"{path} is not a manifest that this package wrote ({type(error).__name__}: {error!s:.200}). "
                 "Delete the entry and convert again.",
                 path=path,
             ) from error

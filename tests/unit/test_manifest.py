@@ -9,6 +9,7 @@ import datetime as dt
 import json
 import pickle
 import random
+import re
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
@@ -576,6 +577,15 @@ def test_a_tampered_manifest_works_or_is_an_error_that_names_the_file(
     assert outcomes["CacheCorruptError"] > num_tampered // 2
     assert outcomes["ReadError"] > 0
     assert outcomes["works"] > 0
+
+
+def test_a_long_value_in_a_manifest_does_not_fill_the_screen() -> None:
+    """Found by `python -m tests.faults.campaign damaged_bytes --case 2:4213`."""
+    document = json.loads(make_manifest([[1]]).to_json())
+    document["statistics"]["x"]["moments"]["min"] = "a" * 5000
+    with pytest.raises(CacheCorruptError, match=re.escape(PATH)) as caught:
+        Manifest.from_json(json.dumps(document).encode(), path=PATH)
+    assert len(str(caught.value)) < 400
 
 
 def with_values() -> dict[str, Any]:
