@@ -7,6 +7,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
@@ -24,6 +25,18 @@ def end_of(file: Any) -> bytes:
     length = int.from_bytes(file.read(4), "little")
     file.seek(max(num_bytes - 8 - length, 0))
     return bytes(file.read())
+
+
+def open_footer(data: bytes | pa.Buffer, **options: Any) -> pq.ParquetFile:
+    """The metadata and the schema of a Parquet file, of which `data` holds at least the bytes from its footer on.
+
+    Raises:
+        pyarrow.ArrowException: the footer is damaged. Arrow itself may raise OSError then, as a store that fails does.
+    """
+    try:
+        return pq.ParquetFile(pa.BufferReader(data), **options)
+    except OSError as error:
+        raise pa.ArrowInvalid(str(error)) from error
 
 
 def head_of(data_page_offset: int, stored_bytes: int) -> tuple[int, int]:

@@ -121,12 +121,12 @@ class TableFiles:
 
     def _read(self, numbers: Sequence[int]) -> list[Footer]:
         try:
-            footers = look_at(self.root, [self.names[number] for number in numbers])
+            footers = look_at(self.root, [self.names[number] for number in numbers], remedy=self.remedy)
         except SourceError as error:
             if error.__cause__ is None or isinstance(error.__cause__, (PermissionError, TimeoutError)):
                 # The file has not changed, but cannot be read.
                 raise
-            raise SourceChangedError(f"{error} {self.remedy}", path=error.path) from error
+            raise SourceChangedError(str(error), path=error.path) from error
         for number, footer in zip(numbers, footers, strict=True):
             if footer.num_bytes != self.num_bytes[number]:
                 path = f"{self.root.url}/{footer.name}"

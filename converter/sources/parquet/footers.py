@@ -19,13 +19,14 @@ import pyarrow.parquet as pq
 from converter.errors import SourceError
 from converter.parsed_footer import END_BYTES, Formats, ParsedFooter, parse_end
 from converter.places import count_leaves, is_bytes_type, is_list, list_of, refuse_encrypted
-from converter.portable.footers import end_of
+from converter.portable.footers import end_of, open_footer
 from converter.storage.at_once import at_once
 from converter.storage.directory import Storage
 
 _FOOTER_THREADS = 8
 _SPARK_SCHEMA, SPARK_TYPE = b"org.apache.spark.sql.parquet.row.metadata", b"converter.spark_type"
 _UNEVEN = (0, 0)
+_REMEDY = "Restore the file from a copy, or name the other files instead."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +69,16 @@ def formats_of(footers: Iterable[Footer]) -> Formats | None:
     return Formats(frozenset().union(*codecs), frozenset().union(*encodings))
 
 
-def look_at(storage: Storage, names: Sequence[str]) -> list[Footer]:
-    """Read the footers of files, several at a time; they come in the order of `names`."""
+def look_at(storage: Storage, names: Sequence[str], *, remedy: str = _REMEDY) -> list[Footer]:
+    """Read the footers of files, several at a time; they come in the order of `names`.
+
+    Raises:
+        SourceError: a file is gone, or damaged, and then the message ends with `remedy`; or it cannot be reached.
+    """
     last: list[_Kind] = []
     given_up = threading.Event()
     return at_once(
-        functools.partial(_read_footer, storage, last, given_up),
+        functools.partial(_read_footer, storage, last, given_up, remedy),
         names,
         threads_count=_FOOTER_THREADS,
         given_up=given_up,
@@ -130,7 +135,7 @@ def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterato
     yield from map(with_text, schema)
 
 
-def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event, name: str) -> Footer:
+def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event, remedy: str, name: str) -> Footer:
     path = f"{storage.url}/{name}"
     try:
         # Before the file is opened, so that a later write gives another stamp.
@@ -140,7 +145,7 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
             end = end_of(opened)
             footer = parse_end(end)
             refuse_encrypted(path, footer)
-            parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+            parquet = open_footer(end, coerce_int96_timestamp_unit="us")
             # The footer has every page's place, size and range, so other rows give another digest.
             digest = hashlib.sha256(end[:-END_BYTES]).hexdigest()
             kind = _kind_of(parquet, last)
@@ -160,12 +165,12 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
                 digest=digest,
             )
     except FileNotFoundError as error:
-        raise SourceError(f"{path} is not there.", path=path) from error
+        raise SourceError(f"{path} is not there. {remedy}", path=path) from error
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {str(error).rstrip('. ')}.", path=path) from error
     except (pa.ArrowException, ValueError) as error:
         cause = str(error).rstrip(". \n")
-        raise SourceError(f"{path} is no Parquet file that can be read: {cause}.", path=path) from error
+        raise SourceError(f"{path} is no Parquet file that can be read: {cause}. {remedy}", path=path) from error
 
 
 def _sum_leaves(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,31 @@ def test_encrypted_columns_are_refused_by_name(tmp_path: Path, plaintext_footer:
     for columns in (None, ["b"]):
         with pytest.raises(SourceError, match=rf"{tmp_path}/x\.parquet .*encrypted"):
             make_parquet_converter(tmp_path, columns=columns)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_damaged_footer_is_called_so_with_what_to_do(is_away: bool, tmp_path: Path) -> None:
+    """Arrow raises the same error for some of them as a store that fails: `--case 1:70` of `damaged_bytes`."""
+    content = io.BytesIO()
+    pq.write_table(pa.table({"id": [1, 2, 3], "text": ["a", "b", "c"]}), content)
+    whole = content.getvalue()
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    damaged, others = [], []
+    for place in range(start, start + 300, 2):
+        harmed = whole[:place] + bytes([whole[place] ^ 8]) + whole[place + 1 :]
+        url = f"memory://{uuid.uuid4().hex}" if is_away else str(tmp_path)
+        if is_away:
+            MemoryFileSystem().pipe_file(f"{url.removeprefix('memory:/')}/x.parquet", harmed)
+        else:
+            (tmp_path / "x.parquet").write_bytes(harmed)
+        try:
+            make_parquet_converter(url)
+        except SourceError as error:
+            (damaged if "is no Parquet file that can be read: " in str(error) else others).append(str(error))
+    assert [text for text in others if "x.parquet cannot be read" in text] == []
+    assert [text for text in damaged if "thrift" in text] != []
+    remedy = ". Restore the file from a copy, or name the other files instead."
+    assert [text for text in damaged if not text.endswith(remedy)] == []
 
 
 def test_a_store_that_is_away_is_not_the_files_fault(monkeypatch: pytest.MonkeyPatch) -> None:
