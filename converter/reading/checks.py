@@ -81,9 +81,28 @@ class DataFile:
             raise self.changed(f"ends before byte {part[1]}: it was cut after it was written")
         return data
 
-    def open_partial(self, fetched: Fetched) -> pa.NativeFile:
-        """The file for Arrow; bytes that are not in `fetched` are requested."""
-        return pa.PythonFile(PartialFile(self.num_bytes, lambda start, end: self.read((start, end)), fetched), mode="r")
+    @contextlib.contextmanager
+    def open_partial(self, fetched: Fetched) -> Iterator[pa.NativeFile]:
+        """The file for Arrow; bytes that are not in `fetched` are requested.
+
+        Raises:
+            pyarrow.ArrowInvalid: the bytes are damaged. Arrow raises an OSError then too, as a store that fails does.
+        """
+        failures: list[OSError] = []
+
+        def fetch(start: int, end: int) -> Data:
+            try:
+                return self.read((start, end))
+            except OSError as error:
+                failures.append(error)
+                raise
+
+        try:
+            yield pa.PythonFile(PartialFile(self.num_bytes, fetch, fetched), mode="r")
+        except OSError as error:
+            if failures:
+                raise
+            raise pa.ArrowInvalid(str(error)) from error
 
     def stored_footer(self) -> StoredFooter | None:
         """The footer if the manifest holds it; None on a local disk, where reading it costs nothing.
@@ -209,10 +228,12 @@ class DataFile:
                 raise
             index = max(self.manifest.row_group_in_file(row_group), 0)
             is_unreachable = not self.storage.is_local and type(error) in (OSError, TimeoutError)
+            # Arrow's messages may have several lines.
+            cause = " ".join(str(error).split()).rstrip(".")
             happened = (
-                f"fetched: {error}."
+                f"fetched: {cause}."
                 if is_unreachable or isinstance(error, PermissionError)
-                else f"decoded: {error}. The file is damaged. {self.manifest.remedy}"
+                else f"decoded: {cause}. The file is damaged. {self.manifest.remedy}"
             )
             message = f"Row group {index} of {self.path} cannot be {happened}"
             raise ReadError(message, path=self.path, row_group=index) from error

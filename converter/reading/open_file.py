@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter.places import Place
-from converter.portable.footers import head_of
+from converter.portable.footers import end_of, head_of, open_footer
 from converter.reading.calendars import is_julian
 from converter.reading.checks import DataFile
 from converter.reading.decode import is_text
@@ -42,7 +42,7 @@ class OpenFile:
                 self.footer = file.check(opened)
                 # For a mapped file this is the mapping itself.
                 self.buffer = opened.read_buffer() if self.identity is not None else None
-                parquet = pq.ParquetFile(opened if self.buffer is None else pa.BufferReader(self.buffer))
+                parquet = open_footer(end_of(opened) if self.buffer is None else self.buffer)
                 self.metadata, self.schema = parquet.metadata, parquet.schema_arrow
             file.check_bounds(self.metadata, self.footer, self.schema)
         self.places = find_places(file.manifest, list(files.fields), self.schema)
@@ -132,20 +132,27 @@ class OpenFile:
 
     def plain_pages(self, name: str, chunk: Chunk, fetched: Fetched | None) -> Iterator[Array | None]:
         """The same page by page; None, and no more, if Arrow must decode them."""
-        buffer = self.buffer if fetched is None else fetched.slice(chunk.start, chunk.end)
-        if fetched is not None:
-            chunk = chunk._replace(start=0, end=chunk.end - chunk.start)
-        return self.plain[name].pages(buffer, chunk, verify_checksums=self.verify_checksums)
+        if fetched is None:
+            yield from self.plain[name].pages(self.buffer, chunk, verify_checksums=self.verify_checksums)
+            return
+        in_memory = chunk._replace(start=0, end=chunk.end - chunk.start)
+        part = fetched.slice(chunk.start, chunk.end)
+        try:
+            yield from self.plain[name].pages(part, in_memory, verify_checksums=self.verify_checksums)
+        except OSError as error:
+            # The bytes are here, so it is damage, and no failure of the store.
+            raise pa.ArrowInvalid(str(error)) from error
 
     def read(
         self, indices: Sequence[int], places: Sequence[Place], fetched: Fetched | None, most_rows: int | None = None
     ) -> list[pa.ChunkedArray]:
         """These columns of row groups, decoded by Arrow; with `most_rows` of no more than the first rows."""
-        parquet = pq.ParquetFile(
-            pa.BufferReader(self.buffer) if fetched is None else self.file.open_partial(fetched),
-            metadata=self.metadata,
-            read_dictionary=self._dictionaries,
-            page_checksum_verification=self.verify_checksums,
-            coerce_int96_timestamp_unit="us",
-        )
-        return read_places(parquet, indices, places, most_rows)
+        with pa.BufferReader(self.buffer) if fetched is None else self.file.open_partial(fetched) as opened:
+            parquet = pq.ParquetFile(
+                opened,
+                metadata=self.metadata,
+                read_dictionary=self._dictionaries,
+                page_checksum_verification=self.verify_checksums,
+                coerce_int96_timestamp_unit="us",
+            )
+            return read_places(parquet, indices, places, most_rows)

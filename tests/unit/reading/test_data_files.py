@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import re
 import uuid
 import zlib
 from collections.abc import Callable
@@ -275,9 +276,31 @@ def test_a_short_answer_of_a_file_that_is_the_same_is_no_other_file(
             list(reader)
 
 
-def put(url: str, table: pa.Table) -> None:
+@pytest.mark.parametrize("verifies", [False, True])
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_damage_behind_a_network_is_not_called_a_failure_of_the_store(compression: str, verifies: bool) -> None:
+    """Arrow raises the same error for both. Found by `python -m tests.faults.campaign damaged_bytes --case 1:299`."""
+    url = f"memory://{uuid.uuid4().hex}"
+    put(url, pa.table({"x": np.arange(1000), "text": ["long " * 9] * 1000}), compression=compression, checksum=verifies)
+    storage, messages = open_storage(url), []
+    whole = storage.read("a.parquet")
+    for place in range(4, len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole) // 150):
+        storage.delete_file("a.parquet")
+        storage.put_if_absent("a.parquet", whole[:place] + bytes([whole[place] ^ 0x24]) + whole[place + 1 :])
+        with make_parquet_converter(url) as made, made.make_batch_reader(verify_checksums=verifies) as reader:
+            try:
+                list(reader)
+            except ReadError as error:
+                messages.append(str(error))
+    assert len(messages) > 0
+    assert [text for text in messages if not re.search(r"cannot be decoded: .* The file is damaged\. ", text)] == []
+
+
+def put(url: str, table: pa.Table, *, compression: str = "none", checksum: bool = False) -> None:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="none", use_dictionary=False)
+    pq.write_table(
+        table, sink, compression=compression, use_dictionary=False, write_page_checksum=checksum, data_page_size=1000
+    )
     storage = open_storage(url)
     storage.make_directory()
     assert storage.put_if_absent("a.parquet", sink.getvalue().to_pybytes())
