@@ -274,6 +274,10 @@ class Storage(ABC):
         ]
         return sorted(infos, key=lambda info: info.name)
 
+    def has_folder(self, name: str) -> bool:
+        """Whether there is a folder of this name, or a link to one. Raises PermissionError."""
+        return any(info.name == name and self.leads_to_folder(info) for info in self.list())
+
     def _is_there_after_all(self) -> bool:
         """Whether a directory that cannot be listed is there all the same."""
         return False

@@ -71,6 +71,11 @@ class LocalStorage(Storage):
         """Whether a file that is listed here is a folder, or a link to one."""
         return info.is_directory or (info.is_link and os.path.isdir(self.path(info.name)))
 
+    def has_folder(self, name: str) -> bool:
+        """Whether there is a folder of this name, or a link to one."""
+        # Not by a listing, which looks at every file beside it: 10,000 of them take 70 ms.
+        return os.path.isdir(self.path(name))
+
     def real_path(self) -> str:
         """The path of this directory without links."""
         return os.path.realpath(self._root)

@@ -127,6 +127,13 @@ class StorageContract:
             ("c", 3, False, False),
         ]
 
+    def test_a_folder_is_known_by_its_name_and_a_file_is_none(self, storage: Storage) -> None:
+        storage.below("b").make_directory()
+        storage.below("b").put_if_absent("inner", b"12")
+        storage.put_if_absent("a", b"1")
+        assert [storage.has_folder(name) for name in ("a", "b", "c", "inner")] == [False, True, False, False]
+        assert not storage.below("x").has_folder("b")
+
     def test_a_directory_that_is_not_there_is_empty(self, storage: Storage) -> None:
         assert storage.list() == []
         assert storage.below("x", "y").list() == []

@@ -232,7 +232,7 @@ def _walk(
 def _refuse_delta(start: Storage, looked_at: set[str], *, is_walked: bool = False) -> None:
     """Refuse a folder of a Delta table or below one: its files alone would bring deleted rows back.
 
-    Folders in `looked_at` are not listed again, nor those above them; nor is `start` if it is about to be walked.
+    Folders in `looked_at` are not looked at again, nor those above them; nor is `start` if it is about to be walked.
     """
     # A link may lead into a table.
     for first_path in dict.fromkeys((start.path(), start.real_path())):
@@ -245,9 +245,7 @@ def _refuse_delta(start: Storage, looked_at: set[str], *, is_walked: bool = Fals
             # A file may be read where its folder, or one above, may not be listed.
             listed_later = is_walked and path == start.path()
             with contextlib.suppress(PermissionError):
-                if not listed_later and any(
-                    info.name == _DELTA_LOG and folder.leads_to_folder(info) for info in folder.list()
-                ):
+                if not listed_later and folder.has_folder(_DELTA_LOG):
                     raise _is_delta(folder)
             if posixpath.dirname(path) in (path, ""):
                 break
