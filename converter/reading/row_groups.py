@@ -101,7 +101,7 @@ class RowGroup:
         return self._pages(name, chunks)
 
     def _pages(self, name: str, chunks: Sequence[Chunk]) -> Iterator[Array | None]:
-        with self.opened.file.named_errors(self._number):
+        with self.opened.file.named_errors(self.number):
             for chunk in chunks:
                 yield from self.opened.plain_pages(name, chunk, self._fetched)
 
