@@ -536,8 +536,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="cache/entries.py",
         claim="the first to close deletes what others read",
-        old="attempt_id, if_corrupt=if_corrupt):",
-        new="attempt_id, if_corrupt=if_corrupt) and False:",
+        old="if is_in_use(self.root, self.key, attempt_id, if_corrupt=if_corrupt):",
+        new="if False:",
         tests=(
             "tests/unit/cache",
             "tests/faults/test_leases.py",
