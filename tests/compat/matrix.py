@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
-"""Which Spark versions the package works with, tried: an environment for each, and `cases.py` run by its Python.
+"""Which versions the package works with, tried: an environment for each, and `cases.py` run by its Python.
 
-    python tests/compat/matrix.py                                # all of it, 6 to 13 minutes on two cores
+    python tests/compat/matrix.py                                # all Sparks, 6 to 13 minutes on two cores
     python tests/compat/matrix.py --versions 3.5.9 --python PYTHON
+    python tests/compat/matrix.py --reading --pythons 3.10 3.13  # `reading_cases.py`: no Spark, but each framework
+
+`--reading` makes an environment with the newest libraries for each Python, and one with the lowest that pyproject.toml
+allows for the first; uv finds the Pythons. One that cannot be had is a column that says so.
 
 Classic Spark and Spark Connect (from 4.0) have a process each, one after the other. Prints Markdown; exits 1 where a
 case failed. An environment takes some 800 MB, and is used again the next time.
@@ -21,11 +25,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CASES = Path(__file__).with_name("cases.py")
+READING_CASES = CASES.with_name("reading_cases.py")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+READERS = ("fsspec", "numpy", "platformdirs", "pyarrow", "pandas", "tqdm", "torch", "tensorflow-cpu", "deltalake")
+"""What has a part in reading, and lower bounds in pyproject.toml."""
+LIBRARIES = ("numpy", "pyarrow", "fsspec", "pandas", "torch", "tensorflow-cpu", "deltalake")
+"""Whose versions the table has."""
+
 VERSIONS = ("3.5.9", "4.0.5", "4.1.4", "4.2.0", "4.3.0")
 TIMEOUT_SECONDS = 600.0
 # What a user's shell or platform may say about another Spark, another Python or another cache.
@@ -76,13 +88,48 @@ def last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
+def lowest_of(name: str) -> str:
+    """A requirement of the lowest version of a library that pyproject.toml allows."""
+    (bound, *_) = re.findall(rf'"{name}>=([\d.]+)', (REPOSITORY / "pyproject.toml").read_text())
+    return f"{name}=={bound}"
+
+
+def make_reading_environment(version: str, envs: Path, *, is_lowest: bool) -> Path:
+    """The Python of an environment with the frameworks and the package, without Spark."""
+    uv = str(Path(sys.executable).with_name("uv"))
+    folder = envs / f"reading-{version}-{'lowest' if is_lowest else 'newest'}"
+    own = folder / "bin" / "python"
+    if not own.exists():
+        install([uv, "venv", "--quiet", "--python", version, str(folder)])
+    pip = [uv, "pip", "install", "--quiet", "--python", str(own)]
+    # pandas as the extras bound it.
+    libraries = ["pandas>=2.2,<3" if name == "pandas" and not is_lowest else name for name in READERS]
+    install([*pip, *(map(lowest_of, READERS) if is_lowest else libraries), str(REPOSITORY)])
+    install([*pip, "--reinstall-package", "spark-tensor-converter", "--no-deps", str(REPOSITORY)])
+    return own
+
+
+def run_reading(version: str, envs: Path, *, is_lowest: bool) -> list[Result]:
+    """All results of one Python with the newest or the lowest libraries."""
+    try:
+        own = make_reading_environment(version, envs, is_lowest=is_lowest)
+    except (OSError, RuntimeError) as error:
+        return [{"case": "environment", "ok": False, "seconds": 0.0, "detail": str(error)}]
+    return run_program([str(own), str(READING_CASES)], own, envs / f"{own.parts[-3]}.log", "reading")
+
+
 def run_cases(python: Path, session: str, log: Path) -> list[Result]:
+    """What the cases with Spark said."""
+    return run_program([str(python), str(CASES), "--session", session], python, log, session)
+
+
+def run_program(command: list[str], python: Path, log: Path, session: str) -> list[Result]:
     """What the cases said; that the process did not start, finish or end well is a failed case of its own."""
     environment = clean_environment() | {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, log.open("w") as errors:
         process = subprocess.Popen(
-            [str(python), str(CASES), "--session", session],
+            command,
             cwd=folder,
             env=environment | {"TMPDIR": folder},
             stdin=subprocess.DEVNULL,
@@ -123,16 +170,18 @@ def run_version(python: str, version: str, envs: Path) -> list[Result]:
     ]
 
 
-def markdown(results: Mapping[str, list[Result]]) -> str:
-    """A row for each case, a column for each version: its seconds, or that it failed, and below why."""
+def markdown(results: Mapping[str, list[Result]], heading: str, about: tuple[str, ...]) -> str:
+    """A row for each case, a column for each version: its seconds, or that it failed, and below why.
+
+    `about` names what the first case says the version of.
+    """
     names = list({one["case"]: None for of in results.values() for one in of})
     # Connect's cases last: the first version may have none.
     names.sort(key=lambda name: name.startswith("connect"))
-    rows = [["Spark", *results], ["---"] * (len(results) + 1)]
-    for what in ("Python", "pyarrow", "Java"):
-        # The first case of a session says them.
-        about = [re.search(rf"{what} ([^ ,]+)", of[0]["detail"]) for of in results.values()]
-        rows.append([what, *("–" if found is None else found[1] for found in about)])
+    rows = [[heading, *results], ["---"] * (len(results) + 1)]
+    for what in about:
+        said = [re.search(rf"{what} ([^ ,]+)", of[0]["detail"]) for of in results.values()]
+        rows.append([what, *("–" if found is None else found[1] for found in said)])
     for name in names:
         found = [next((one for one in of if one["case"] == name), None) for of in results.values()]
         cells = ["–" if one is None else f"{one['seconds']:.1f} s" if one["ok"] else "**failed**" for one in found]
@@ -155,15 +204,29 @@ def main() -> None:
         default=Path(tempfile.gettempdir()) / "converter-compat",
         help="where the environments are kept (default: %(default)s)",
     )
+    parser.add_argument("--reading", action="store_true", help="try what reads, in place of Spark's versions")
+    parser.add_argument("--pythons", nargs="+", default=PYTHONS, help="Pythons to read with (default: %(default)s)")
     options = parser.parse_args()
     envs = options.envs.resolve()
     envs.mkdir(parents=True, exist_ok=True)
     results = {}
-    for version in options.versions:
-        results[version] = run_version(options.python, version, envs)
-        num_failed = sum(not one["ok"] for one in results[version])
-        print(f"Spark {version}: {len(results[version])} cases, {num_failed} failed", file=sys.stderr, flush=True)
-    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores\n\n{markdown(results)}")
+    if options.reading:
+        columns = [(options.pythons[0], True), *((version, False) for version in options.pythons)]
+        trials = {
+            f"{version}, {'lowest' if is_lowest else 'newest'}": partial(
+                run_reading, version, envs, is_lowest=is_lowest
+            )
+            for version, is_lowest in columns
+        }
+        heading, about = "Reading with", ("Python", *LIBRARIES)
+    else:
+        trials = {version: partial(run_version, options.python, version, envs) for version in options.versions}
+        heading, about = "Spark", ("Python", "pyarrow", "Java")
+    for name, trial in trials.items():
+        results[name] = trial()
+        num_failed = sum(not one["ok"] for one in results[name])
+        print(f"{heading} {name}: {len(results[name])} cases, {num_failed} failed", file=sys.stderr, flush=True)
+    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores\n\n{markdown(results, heading, about)}")
     sys.exit(any(not one["ok"] for of in results.values() for one in of))
 
 
