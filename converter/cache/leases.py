@@ -31,6 +31,9 @@ HURRY_SECONDS = 5.0
 _TAKE_OVER_SECONDS = 10.0
 """How long the other processes of a host have to put a lease in place of one whose owner is gone; a guess."""
 
+_MOST_LOOKS = 10
+"""How often an entry is listed again because a lease was released in between; a guess."""
+
 _LAST_RENEWAL_SECONDS = 5.0
 """How long `release` waits for a renewal under way; a guess. A renewal that takes longer hangs."""
 
@@ -95,20 +98,20 @@ def held_now(entry: Storage, infos: list[FileInfo] | None = None) -> set[str]:
     return held_attempts(entry, entry.list(), now=now)
 
 
-def held_attempts(entry: Storage, infos: list[FileInfo], *, now: float) -> set[str]:
+def held_attempts(entry: Storage, infos: list[FileInfo], *, now: float, looks_left: int = _MOST_LOOKS) -> set[str]:
     """The attempts that live processes use or write, by a listing that is not older than `now`."""
     attempt_of = {info.name: match[1] for info in infos if (match := ATTEMPT_PATTERN.fullmatch(info.name))}
     held: set[str] = set()
     for info in infos:
         if _is_sign(info) and not is_dead(entry, info, now=now):
             sign = {"attempt": attempt_of[info.name]} if info.name in attempt_of else read_sign(entry, info.name)
-            if sign is None:
+            if sign is None and looks_left and entry.size(info.name) is None:
                 # Released in between, maybe because another process of its host put one instead: look again.
-                return held_attempts(entry, entry.list(), now=now)
-            if isinstance(sign.get("attempt"), str):
+                return held_attempts(entry, entry.list(), now=now, looks_left=looks_left - 1)
+            if sign is not None and isinstance(sign.get("attempt"), str):
                 held.add(sign["attempt"])
             else:
-                # Its content is still being written: it may hold any attempt.
+                # Its content is still being written, or was denied: it may hold any attempt.
                 held.update(attempt_of.values())
     return held
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from converter.cache import entries
+from converter.cache import entries, leases
 from converter.cache.roots import MANIFEST
 from converter.errors import CacheCorruptError, CacheError
 from converter.storage.directory import Storage
@@ -35,6 +35,23 @@ class FailsAt(LocalStorage):
             raise OSError(5, "Input/output error", self.path(name))
         super().delete_file(name)
         self.removed.append(name)
+
+
+class DeniesOnce(LocalFileSystem):
+    """The local filesystem, which says once of a file that is there that it is not."""
+
+    cachable = False
+
+    def __init__(self, ending: str) -> None:
+        super().__init__()
+        self._ending = ending
+        self.num_denied = 0
+
+    def cat_file(self, path: str, *arguments: Any, **options: Any) -> bytes:
+        if path.endswith(self._ending) and not self.num_denied:
+            self.num_denied += 1
+            raise FileNotFoundError(path)
+        return bytes(super().cat_file(path, *arguments, **options))
 
 
 def failing(root: Storage, failing_call: int) -> tuple[Storage, list[str]]:
@@ -255,23 +272,33 @@ def test_letting_go_of_an_entry_that_nobody_deleted_keeps_it(root: Storage, ours
 
 def test_a_store_that_denies_the_manifest_once_does_not_cost_the_data(root: Storage, ours: Path) -> None:
     # python -m tests.faults.campaign store --case 5:518 --steps 2,3,4
-    class DeniesOnce(LocalFileSystem):
-        cachable = False
-        denied = 0
-
-        def cat_file(self, path: str, *arguments: Any, **options: Any) -> bytes:
-            if path.endswith(MANIFEST) and not self.denied:
-                self.denied += 1
-                raise FileNotFoundError(path)
-            return bytes(super().cat_file(path, *arguments, **options))
-
     entry = commit(root)
-    filesystem = DeniesOnce()
+    filesystem = DeniesOnce(MANIFEST)
     dataclasses.replace(entry, root=LocalStorage(root.path(), filesystem)).release()
-    assert filesystem.denied == 1
+    assert filesystem.num_denied == 1
     adopted = entries.adopt(root, KEY)
     assert adopted is not None
     assert adopted.damage is None
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_a_store_that_denies_a_lease_once_does_not_cost_the_entry_in_use(
+    root: Storage, ours: Path, monkeypatch: pytest.MonkeyPatch, is_released: bool
+) -> None:
+    # python -m tests.faults.campaign store --case 21:34 --steps 0,1,2,3
+    held = commit(root)
+    entry = root.below(KEY)
+    infos, now = entry.list(), entry.now()
+    if is_released:
+        held.release()
+    filesystem = DeniesOnce(".json")
+    denying = LocalStorage(entry.path(), filesystem)
+    # Its owner is not looked for, so that only what it holds is read.
+    monkeypatch.setattr(leases, "is_dead", lambda *arguments, **options: False)
+    assert leases.held_attempts(denying, infos, now=now) == (
+        set() if is_released else {entries.attempt_of(held.manifest)}
+    )
+    assert filesystem.num_denied == 1
 
 
 def test_a_manifest_that_can_be_read_at_a_second_look_is_not_discarded(root: Storage, ours: Path) -> None:
