@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import tempfile
@@ -17,6 +18,9 @@ import converter
 
 Step = dict[str, Any]
 """One thing that a case does, as values that JSON can hold."""
+
+_IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where the files of cases are: a disk would take longer than most cases."""
 
 _PACKAGE = str(Path(converter.__file__).parent)
 
@@ -79,7 +83,7 @@ def run_case(campaign: Campaign, seed: int, number: int, kept: Sequence[int] | N
     steps = draw(campaign, seed, number)
     if kept is not None:
         steps = [steps[one] for one in kept]
-    folder = Path(tempfile.mkdtemp(prefix=f"{campaign.name}-{number}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{campaign.name}-{number}-", dir=_IN_MEMORY))
     try:
         return Outcome(steps=steps, done=campaign.run(steps, shared, folder))
     except Exception as error:  # noqa: BLE001 (all are violations)
