@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import crowd, crowd_in_turns, known_faults, lives
+from tests.faults.campaign import crowd, crowd_in_turns, damaged_bytes, known_faults, lives
 from tests.faults.campaign.__main__ import find
 from tests.faults.campaign.runner import Result, run_cases
 from tests.repository import REPOSITORY
@@ -85,3 +85,13 @@ def test_the_first_crowds_of_processes_keep_the_laws() -> None:
 
     assert result.violations == []
     assert {"convert: written", "open: opened", "read: read", "go on: read", "killed"} <= set(result.done)
+def test_damaged_bytes_are_rows_or_an_error_by_name() -> None:
+    """Some 25 s of one core."""
+    result = run_cases(damaged_bytes.CAMPAIGN, 1, range(400))
+
+    assert not result.violations, result.violations[0]
+    done = result.done
+    assert done["files damaged"] > 400
+    assert (
+        min(done["errors by name"], done["reads"], done["verifications"], done["states resumed"], done["sweeps"]) > 10
+    )
