@@ -86,11 +86,13 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, right:
             print("\t".join(map(as_text, row)))
         return
     used = [number for number in range(len(headings)) if any(row[number] != "" for row in rows)]
+    # The headings of `head` are names of columns.
+    headings = [as_text(heading) for heading in headings]
     headings, right = [headings[number] for number in used], [used.index(number) for number in right if number in used]
     rows = [[row[number] for number in used] for row in rows]
     table = Table(header_style="" if console.no_color else "bold")
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number in right else "left", overflow="fold")
+        table.add_column(Text(heading), justify="right" if number in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(as_text(value)) for value in row))
     if Measurement.get(console, console.options.update(max_width=10_000), table).minimum <= console.width:
@@ -98,7 +100,8 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, right:
         return
     for row in rows:
         for heading, value in zip(headings, row, strict=True):
-            console.print(Text(f"{heading}: {as_text(value)}"))
+            if value != "":
+                console.print(Text(f"{heading}: {as_text(value)}"))
         console.print()
 
 

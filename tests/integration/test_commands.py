@@ -38,7 +38,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetConverter
 @pytest.fixture(scope="module")
 def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with 60 columns, of which some have names and values that a terminal must not take for its own."""
-    names = ["[bold]markup[/bold]", "<script>", "\x1b]0;title\x07", "עברית 🎈", *(f"column {n}" for n in range(56))]
+    names = [
+        "[bold]markup[/bold]",
+        "[/]",
+        "<script>",
+        "\x1b]0;title\x07",
+        "עברית \u202e🎈",
+        *(f"column {n}" for n in range(55)),
+    ]
     values = [["[red]x", "\x1b[2J"] for _ in names]
     path = tmp_path_factory.mktemp("strange") / "rows.parquet"
     pq.write_table(pa.table(values, names=names), path)
@@ -136,20 +143,32 @@ def test_tables_fit_the_terminal_and_keep_strange_names_harmless(strange: Path, 
     table = re.sub(r"\x1b\[[0-9;]*m", "", shown.partition("encodings")[2]).splitlines()[1:]
     assert max(map(cell_len, table)) <= columns
     # Where a table has no room, each value has a line.
-    assert ("name: column 55" in table) == (columns == 40)
+    assert ("name: column 54" in table) == (columns == 40)
     assert "\x1b]0;" not in shown
     assert "\x07" not in shown
     whole = run("show", strange).stdout
     assert "[bold]markup[/bold]\t" in whole
     assert "\\x1b]0;title\\x07\t" in whole
-    assert "עברית 🎈\t" in whole
+    assert "עברית \\u202e🎈\t" in whole
     assert "\x1b" not in run("head", strange).stdout
+
+
+@pytest.mark.parametrize("columns", [40, 2000])
+def test_names_of_columns_are_harmless_headings(strange: Path, columns: int) -> None:
+    shown = on_terminal(columns, "head", strange, NO_COLOR="1")
+    table = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    for name in ("[bold]markup[/bold]", "[/]", "<script>", r"\x1b]0;title\x07", r"עברית \u202e🎈"):
+        assert name in table
+    assert ("[bold]markup[/bold]: [red]x" in table) == (columns == 40)
+    assert "\x1b" not in table
+    assert "\x07" not in table
+    assert "\u202e" not in table
 
 
 def test_a_terminal_without_utf_8_gets_what_it_can_show(strange: Path) -> None:
     done = run("show", strange, PYTHONIOENCODING="ascii", LC_ALL="C")
     assert "\\u05e2\\u05d1" in done.stdout
-    assert "column 55" in on_terminal(80, "show", strange, PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert "column 54" in on_terminal(80, "show", strange, PYTHONIOENCODING="ascii", LC_ALL="C")
 
 
 def test_without_its_packages_the_command_names_the_extra(tmp_path: Path) -> None:
