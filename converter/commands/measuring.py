@@ -6,6 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import pyarrow as pa
+
 from converter.dataset import DatasetConverter
 from converter.errors import SourceError
 
@@ -43,6 +46,8 @@ def measure(
     Raises:
         SourceError: there is no row.
     """
+    # pyarrow imports pandas when it first takes an array of NumPy's: up to seconds, but once a process, not an epoch.
+    pa.array(np.zeros(1))
     num_rows, opened = 0, time.perf_counter()
     with rows.make_batch_reader(
         batch_size=min(batch_size, max(1, len(rows))), shuffle=shuffle, workers_count=workers_count, num_epochs=None,
