@@ -74,9 +74,9 @@ def manifest_of(
     shapes = shapes or {}
     files = [file for file in look_at(storage, list(partitions)) if file.num_rows]
     if not files:
+        url = storage.below(next(iter(partitions))).url if len(partitions) == 1 else storage.url
         raise SourceError(
-            f"{storage.url} has no rows, so there is nothing to train on. Check what was written there.",
-            path=storage.url,
+            f"{url} has no rows, so there is nothing to train on. Check what was written there.", path=url
         )
     by_name = merge_columns(storage.url, files) | partition_columns(
         storage.url, {file.name: partitions[file.name] for file in files}

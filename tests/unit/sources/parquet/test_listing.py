@@ -87,7 +87,10 @@ def test_what_is_not_there_or_no_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"x\.parquet is no Parquet file that can be read"):
         make_parquet_converter(tmp_path / "x.parquet")
     write(tmp_path / "none", "x.parquet", {"id": pa.array([], pa.int64())})
-    with pytest.raises(SourceError, match="has no rows"):
+    with pytest.raises(SourceError, match=r"/none/x\.parquet has no rows"):
+        make_parquet_converter(tmp_path / "none" / "x.parquet")
+    write(tmp_path / "none", "y.parquet", {"id": pa.array([], pa.int64())})
+    with pytest.raises(SourceError, match="/none has no rows"):
         make_parquet_converter(tmp_path / "none")
 
 
