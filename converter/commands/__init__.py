@@ -9,6 +9,9 @@ def main() -> None:
     """Run the command; what a user can cause ends with one line on stderr and exit status 1."""
     try:
         from converter.commands.app import run
+    except KeyboardInterrupt:
+        # As `run` ends then: imports take a second.
+        sys.exit(130)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("typer", "rich", "click"):
             raise

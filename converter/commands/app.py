@@ -340,6 +340,10 @@ def sweep_unheld(
     )
     if report.num_kept:
         print(f"{report.num_kept} kept entries stay; --kept removes them too")
+    root = find_root(where, storage_options(), TIMEOUT_SECONDS)
+    unreadable = 0 if root is None else sum(bool(one.problem) for one in survey(root))
+    if unreadable and not dry_run:
+        print(f"{unreadable} entries cannot be read and stay; `converter ls` says why")
 
 
 @app.command()
@@ -351,7 +355,9 @@ def delete(
     """Delete one entry of a cache. Files that are not the cache's own are never deleted."""
     if kind_of(url, None, cache_key) != "cache":
         raise CacheNotOwnedError(
-            f"{url} is not a cache entry, and only those can be deleted. `converter ls` shows them.", path=url
+            f"{as_text(url)} is not a cache entry, and only those can be deleted. `converter ls` shows them: name one "
+            "by its URL, or by its cache directory and --cache-key.",
+            path=url,
         )
     rows = open_rows(url, cache_key=cache_key)
     with rows:
@@ -361,10 +367,9 @@ def delete(
     print(f"deleted {rows.url}")
     root = find_root(rows.url.rsplit("/", 2)[0], storage_options(), TIMEOUT_SECONDS)
     left = [one for one in survey(root) if one.url == rows.url] if root is not None else []
-    if left and left[0].holders:
-        complain(
-            f"its files are still read, and are removed when that ends: {'; '.join(map(_describe, left[0].holders))}"
-        )
+    reading = [_describe(holder) for one in left for holder in one.holders if not holder.is_dead]
+    if reading:
+        complain(f"its files are still read, and are removed when that ends: {'; '.join(reading)}")
 
 
 # What is shown -------------------------------------------------------------------------------
@@ -396,10 +401,10 @@ def _layout_in_words(name: str, value: Any) -> str:
     """A part of the layout on one line; empty if it is not known."""
     if not isinstance(value, dict):
         return ", ".join(value or ())
-    size = as_size if name.endswith("bytes") else "{:,}".format
+    size, kind = (as_size, ", uncompressed") if name.endswith("bytes") else ("{:,}".format, "")
     if value["least"] == value["most"]:
-        return f"{size(value['most'])} each"
-    return f"{size(value['median'])} (median), from {size(value['least'])} to {size(value['most'])}"
+        return f"{size(value['most'])} each{kind}"
+    return f"{size(value['median'])} (median), from {size(value['least'])} to {size(value['most'])}{kind}"
 
 
 def _options_in_words(options: Mapping[str, Any]) -> str:

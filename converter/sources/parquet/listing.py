@@ -97,7 +97,7 @@ def _refuse_cache(folder: Storage, names: Sequence[str]) -> None:
     if entries:
         raise SourceError(
             f"{folder.url} is a cache directory with {len(entries):,} entries, which may have nothing in common. Open "
-            "one of them: with open_converter and cache_key=…, or by its own URL.",
+            "one of them: with open_converter and cache_key=… (in a shell --cache-key), or by its own URL.",
             path=folder.url,
         )
 

@@ -159,6 +159,9 @@ def test_show_tells_what_an_entry_is(run: Run, cache: tuple[Path, DatasetConvert
     lines = [line.split(maxsplit=1) for line in run("show", converter.url).stdout.splitlines() if line]
     assert ["rows", "1,000"] in lines
     assert ["file", "rows        500 (median), from 400 to 600"] in lines
+    # Beside `bytes`, which are those of the files.
+    (words,) = [words for words in lines if words[-1].startswith("group bytes")]
+    assert words[-1].endswith(", uncompressed")
 
 
 def test_show_tells_with_which_options_an_entry_was_written(run: Run, tmp_path: Path) -> None:
@@ -354,7 +357,29 @@ def test_delete_deletes_an_entry_and_nothing_else(run: Run, cache: tuple[Path, D
     assert not list(folder.rglob("*.parquet"))
     result = run("delete", rides, "--yes", status=1)
     assert "is not a cache entry, and only those can be deleted" in str(result.exception)
+    assert "--cache-key" in str(result.exception)
     assert len(list(rides.glob("*.parquet"))) == 3
+
+
+def test_delete_names_only_processes_that_live(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+    _, converter = cache
+    (lease,) = Path(converter.url.removeprefix("file://")).glob("lease-*.json")
+    dead = json.dumps({**json.loads(lease.read_text()), "pid": 1 << 22, "process_start": "7"})
+    (lease.parent / f"lease-{'1' * 32}.json").write_text(dead)
+    shown = run("delete", converter.url, "--yes").stderr
+    assert f":{os.getpid()} (reads for" in shown
+    assert f":{1 << 22} (" not in shown
+
+
+def test_sweep_tells_of_entries_that_it_cannot_read(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+    folder, converter = cache
+    manifest = Path(converter.url.removeprefix("file://")) / "manifest.json"
+    converter.__exit__(None, None, None)
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 99}))
+    shown = run("sweep", folder, "--kept", "--yes").stdout
+    assert "removed 0 entries" in shown
+    assert "1 entries cannot be read and stay; `converter ls` says why" in shown
+    assert "format version 99" in run("ls", folder).stdout
 
 
 def test_plan_and_bench_measure_how_fast_rows_are_read(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
