@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import converter
@@ -86,3 +88,17 @@ print(json.dumps(list(shown.values())))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     wanted = sorted([*(name for name in converter.__all__ if not name.startswith("_")), "frameworks", "plot"])
     assert json.loads(done.stdout.splitlines()[-1]) == [wanted, wanted]
+
+
+def test_numbers_are_shuffled_without_pandas(tmp_path: Path) -> None:
+    """Its import would take 0.6 s before the first batch."""
+    pq.write_table(pa.table({"id": range(100), "x": [0.5] * 100}), tmp_path / "x.parquet")
+    code = """
+import sys
+from converter import make_parquet_converter
+with make_parquet_converter(sys.argv[1]).make_batch_reader(shuffle=True) as reader:
+    assert sum(len(batch["id"]) for batch in reader) == 100
+print("pandas" in sys.modules)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
