@@ -7,8 +7,10 @@ import contextlib
 import io
 import json
 import logging
+import os
 import pickle
 import re
+import shutil
 import threading
 import traceback
 import urllib.request
@@ -20,6 +22,7 @@ from urllib.parse import parse_qsl, quote, quote_plus, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 from deltalake import write_deltalake
 
@@ -113,7 +116,9 @@ class Traces:
             traceback.print_exception(error)
             print(str(error), *map(repr, errors_behind(error)), sep="\n")
             logging.getLogger("user").exception("%s failed", name)
-            self.keep(f"errors/{name}", pickle.dumps(error))
+            # Spark's own hold what belongs to their session, and do not travel.
+            if isinstance(error, ConverterError):
+                self.keep(f"errors/{name}", pickle.dumps(error))
 
     def show(self, name: str, made: converter.DatasetConverter) -> None:
         """All that can be seen of a converter that works, and of its readers."""
@@ -124,10 +129,12 @@ class Traces:
             self.keep(f"pickles/{name}-dataset", pickle.dumps(loader.dataset))
 
 
-def go_through(folder: str, port: int, container: str, secure: dict[str, str], sas: dict[str, str]) -> dict[str, Any]:
+def go_through(folder: str, port: int, container: str, secure: dict[str, str], sas_file: str) -> dict[str, Any]:
+    """What may go wrong; the signatures come by a file, because the command line of this process is searched."""
     from tests.servers.azurite import SlowAzurite
     from tests.servers.proxy import Proxy
 
+    sas: dict[str, str] = json.loads(Path(sas_file).read_text())
     log = logging.FileHandler(Path(folder, "log"))
     log.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[log])
@@ -315,6 +322,7 @@ def look_while_it_writes(traces: Traces, spark: SparkSession, access: Access) ->
         return any(blob.startswith(b"==== data-") and b".intent\n" in blob for blob in blobs)
 
     wait_until(is_writing)
+    keep_processes(traces, f"{access.name}-writing")
     traces.keep(f"blobs/{access.name}-intent", b"\n".join(blobs))
     release.touch()
     writing.join()
@@ -387,6 +395,64 @@ def dead_port(text: str) -> str:
     return f"{before}:1/{rest.partition('/')[2]}"
 
 
+# On a cluster, whose executors and Python workers are processes of their own -----------
+
+
+def go_through_a_cluster(folder: str, arguments_file: str) -> dict[str, Any]:
+    """Convert, fail, read with worker processes and in Spark; the secrets come by a file, not by this command line."""
+    from tests.servers.azurite import SlowAzurite
+    from tests.servers.proxy import Proxy
+
+    arguments = json.loads(Path(arguments_file).read_text())
+    traces = Traces(Path(folder))
+    conf = {"spark.executor.memory": "1g", "spark.log.level": "INFO", "spark.task.maxFailures": "1"}
+    with Proxy(arguments["port"]) as proxy:
+        slow = SlowAzurite(proxy)
+        spark = converter.start_local_spark("secrets", master="local-cluster[1,1,1024]", conf=conf)
+        sas_string = f"BlobEndpoint={slow.endpoint};SharedAccessSignature={arguments['sas']}"
+        by_key, by_sas = (
+            Access(
+                name=name, url=f"{slow.url(arguments['container'])}/{name}", missing_url="", refused={},
+                options={"connection_string": connection},
+            )
+            for name, connection in (("key", slow.connection_string), ("sas", sas_string))
+        )  # fmt: skip
+        look_while_it_writes(traces, spark, by_sas)
+        given: dict[str, Any] = {"cache_dir": by_key.url, "storage_options": by_key.options}
+        with make_spark_converter(spark.range(0, 3000, 1, 2), **given) as made:
+            with made.make_torch_dataloader(
+                batch_size=100, num_workers=1, multiprocessing_context="spawn", local_cache_dir=f"{folder}/local"
+            ) as loader:
+                for number, _ in enumerate(loader):
+                    if not number:
+                        keep_processes(traces, "loader")
+                print(loader.stats(), loader.progress)
+            traces.num_rows["to_spark"] = made.to_spark(spark, partitions=1).count()
+            proxy.fail_next(1000, status=403, path=".parquet")
+            traces.fail("spark-forbidden", lambda: made.to_spark(spark, partitions=1).count())
+            traces.fail("task-forbidden", lambda: make_spark_converter(spark.range(9), **given))
+            proxy.heal()
+        fail_in_tasks(traces, spark, by_sas)
+        # A local cluster's worker keeps them there.
+        work = Path(pyspark.__file__).parent / "work" / str(spark.sparkContext.applicationId)
+        spark.stop()
+    for log in work.rglob("std*"):
+        traces.keep(f"executors/{log.parent.name}-{log.name}", log.read_bytes())
+    shutil.rmtree(work)
+    return {"failed": traces.failed, "num_rows": traces.num_rows}
+
+
+def keep_processes(traces: Traces, name: str) -> None:
+    """The command lines and the environments of this process's session: Spark, its executors and all workers."""
+    seen = []
+    for process in Path("/proc").glob("[0-9]*"):
+        # It may end meanwhile.
+        with contextlib.suppress(OSError):
+            if os.getsid(int(process.name)) == os.getsid(0):
+                seen += [(process / file).read_bytes() for file in ("cmdline", "environ")]
+    traces.keep(f"processes/{name}", b"\n".join(seen))
+
+
 # The search --------------------------------------------------------------------------
 
 
@@ -442,8 +508,19 @@ PLACES = {
     "blobs": [b"manifest.json", b"lease-", b".intent", b".owner"],
     "pickles": [b"converter.dataset"],
     "errors": [b"converter.errors"],
+    "processes": [b"pyspark.daemon", b"org.apache.spark.deploy.SparkSubmit", b"SSL_CERT_FILE="],
 }
 """Where is searched, and what is there to be found."""
+
+PLACES_ON_A_CLUSTER = {
+    "executors": [b"INFO Executor", b"Told to", b"the user's own function fails"],
+    "processes": [b"CoarseGrainedExecutorBackend", b"pyspark.daemon", b"spawn_main", b"PATH="],
+    "local": [b"spark-tensor-converter"],
+    "stdout": [b"==== task-forbidden"],
+    "stderr": [b"Traceback (most recent call last)", b"Told to"],
+    "blobs": [b".intent", b".owner"],
+    "errors": [b"converter.errors"],
+}
 
 
 def test_no_secret_is_shown_or_stored_whatever_goes_wrong(azurite: Azurite, tmp_path: Path) -> None:
@@ -460,7 +537,9 @@ def test_no_secret_is_shown_or_stored_whatever_goes_wrong(azurite: Azurite, tmp_
         secure = {"host": account.host, "url": account.url(there), "missing_url": account.url("not-there")}
         shown = tmp_path / "shown"
         shown.mkdir()
-        arguments = (str(shown), azurite.port, here, secure, sas)
+        sas_file = tmp_path / "sas.json"
+        sas_file.write_text(json.dumps(sas))
+        arguments = (str(shown), azurite.port, here, secure, str(sas_file))
         environment = {"SSL_CERT_FILE": str(account.certificate)}
         with start_python(go_through, *arguments, environment=environment) as process:
             output, errors = process.communicate(timeout=240)
@@ -480,22 +559,43 @@ def test_no_secret_is_shown_or_stored_whatever_goes_wrong(azurite: Azurite, tmp_
         for text in said:
             assert re.match(f"ours: .*({cause})", text), (kind, text)
 
-    found = {path: path.read_bytes() for path in sorted(shown.rglob("*")) if path.is_file()}
-    for place, expected in PLACES.items():
-        content = b"".join(text for path, text in found.items() if path.relative_to(shown).parts[0] == place)
-        assert [one for one in expected if one not in content] == [], place
-
     secrets = {"key": azurite.key, "wrong key": wrong_key(azurite.key), "token": f"{claims(AUDIENCE)}.{SIGNATURE}"}
     secrets |= {"refused token": claims(OTHER_AUDIENCE)}
     secrets |= {f"{name} SAS": signature(one) for name, one in sas.items()}
-    seen = {
+    assert search(shown, PLACES, secrets) == set()
+
+
+def test_no_secret_is_shown_by_a_cluster_its_executors_or_any_process(azurite: Azurite, tmp_path: Path) -> None:
+    container = azurite.new_container()
+    sas = azurite.sas(container)
+    arguments = tmp_path / "arguments.json"
+    arguments.write_text(json.dumps({"port": azurite.port, "container": container, "sas": sas}))
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    with start_python(go_through_a_cluster, str(shown), str(arguments)) as process:
+        output, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors
+    (shown / "stdout").write_text(output)
+    (shown / "stderr").write_text(errors)
+    result = json.loads(output.splitlines()[-1])
+    assert result["num_rows"] == {"to_spark": 3000}
+    assert {name: text for name, text in result["failed"].items() if text == "nothing"} == {}
+    assert search(shown, PLACES_ON_A_CLUSTER, {"key": azurite.key, "SAS": signature(sas)}) == set()
+
+
+def search(shown: Path, places: dict[str, list[bytes]], secrets: dict[str, str]) -> set[tuple[str, str]]:
+    """In which file which secret stands; each place must have what shows that it was filled."""
+    found = {path: path.read_bytes() for path in sorted(shown.rglob("*")) if path.is_file()}
+    for place, expected in places.items():
+        content = b"".join(text for path, text in found.items() if path.relative_to(shown).parts[0] == place)
+        assert [one for one in expected if one not in content] == [], place
+    return {
         (str(path.relative_to(shown)), name)
         for name, secret in secrets.items()
         for form in set(forms(secret))
         for path, text in found.items()
         if form in text
     }
-    assert seen == set()
 
 
 @pytest.mark.parametrize(
