@@ -371,7 +371,9 @@ def adopt(root: Storage, key: str, committed: Manifest | None = None) -> HeldEnt
         again = load_manifest(root, key)
         held = replace(held, damage=damage())
     except BaseException:
-        held.release()
+        # The store may be away, and was waited for already.
+        with root.hurried(HURRY_SECONDS):
+            held.release()
         raise
     if again is None or attempt_of(again) != attempt_of(manifest):
         # Deleted in between, maybe by a process that did not see the lease yet: then `release` removes the data.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +273,7 @@ def test_letting_go_of_an_entry_that_nobody_deleted_keeps_it(root: Storage, ours
 
 
 def test_a_store_that_denies_the_manifest_once_does_not_cost_the_data(root: Storage, ours: Path) -> None:
-    # python -m tests.faults.campaign store --case 5:518 --steps 2,3,4
+    # Found by python -m tests.faults.campaign store.
     entry = commit(root)
     filesystem = DeniesOnce(MANIFEST)
     dataclasses.replace(entry, root=LocalStorage(root.path(), filesystem)).release()
@@ -285,7 +287,7 @@ def test_a_store_that_denies_the_manifest_once_does_not_cost_the_data(root: Stor
 def test_a_store_that_denies_a_lease_once_does_not_cost_the_entry_in_use(
     root: Storage, ours: Path, monkeypatch: pytest.MonkeyPatch, is_released: bool
 ) -> None:
-    # python -m tests.faults.campaign store --case 21:34 --steps 0,1,2,3
+    # Found by python -m tests.faults.campaign store.
     held = commit(root)
     entry = root.below(KEY)
     infos, now = entry.list(), entry.now()
@@ -302,7 +304,7 @@ def test_a_store_that_denies_a_lease_once_does_not_cost_the_entry_in_use(
 
 
 def test_a_manifest_that_can_be_read_at_a_second_look_is_not_discarded(root: Storage, ours: Path) -> None:
-    # python -m tests.faults.campaign store --case 6:123 --steps 1,2,4
+    # Found by python -m tests.faults.campaign store.
     commit(root)
     entries.discard(root, KEY)
     assert entries.load(root, KEY) is not None
@@ -343,3 +345,38 @@ def test_an_entry_that_was_written_anew_in_between_is_not_adopted(root: Storage,
     assert entries.adopt(root, KEY, known) is None
     assert len(signs(ours)) == 1
     second.delete()
+
+
+def test_an_entry_of_a_store_that_goes_away_meanwhile_is_released_in_a_hurry(root: Storage) -> None:
+    # Found by python -m tests.faults.campaign store.
+    class Away(LocalFileSystem):
+        cachable = False
+        num_reads = 0
+        hurry: float | None = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.removed_within: list[float | None] = []
+
+        def cat_file(self, path: str, *arguments: Any, **options: Any) -> bytes:
+            self.num_reads += 1
+            if self.num_reads > 1:
+                raise TimeoutError("no answer")
+            return bytes(super().cat_file(path, *arguments, **options))
+
+        def rm_file(self, path: str) -> None:
+            self.removed_within.append(self.hurry)
+            super().rm_file(path)
+
+    class Hurried(LocalStorage):
+        @contextlib.contextmanager
+        def hurried(self, timeout_seconds: float) -> Iterator[None]:
+            filesystem.hurry = timeout_seconds
+            yield
+            filesystem.hurry = None
+
+    commit(root)
+    filesystem = Away()
+    with pytest.raises(CacheError, match="no answer"):
+        entries.adopt(Hurried(root.path(), filesystem), KEY)
+    assert filesystem.removed_within == [leases.HURRY_SECONDS]
