@@ -188,7 +188,9 @@ def make_spark_converter(
     decode = decode if decode_at == "read" else None
     converter = hold_entry(entry, delete_on_exit=delete_on_exit and not entry.manifest.is_kept, decode=decode)
     logger.info("Use %s", converter)
-    sweeps.sweep_after_write(entry.root)
+    # Without a lease, as on a full disk, the sweep would take this entry for unused.
+    if entry.lease is not None:
+        sweeps.sweep_after_write(entry.root)
     return converter
 
 

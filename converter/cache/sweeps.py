@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from converter.cache.entries import attempt_of, is_in_use, load_manifest, says_it_is_kept
 from converter.cache.finding import is_entry
-from converter.cache.leases import RENEW_SECONDS, held_attempts, is_dead
+from converter.cache.leases import RENEW_SECONDS, held_attempts, held_now, is_dead
 from converter.cache.removal import SweepReport, delete_data, delete_uncommitted, is_link, is_ours
 from converter.cache.roots import ATTEMPT_PATTERN, LEASE_PATTERN, MANIFEST, PASSING_PATTERN, named_errors
 from converter.errors import CacheCorruptError, CacheError
@@ -109,7 +109,8 @@ def _sweep_entry(
         idle = now - max([folder.modified, *(info.modified for info in infos)])
         if idle >= older_than and manifest.is_kept and not takes_kept:
             report += SweepReport(num_kept=1)
-        elif idle >= older_than:
+        elif idle >= older_than and (dry_run or committed not in held_now(entry)):
+            # Listed twice: a lease may be new, or the first listing an old one.
             report += SweepReport(num_entries=1, urls=(entry.url,))
             if not dry_run:
                 entry.delete_file(MANIFEST)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from converter import open_converter
+from converter import make, open_converter
 from converter import sweep as sweep_cache
-from converter.cache import entries, leases, removal, sweeps
+from converter.cache import entries, leases, removal, roots, sweeps
 from converter.errors import CacheError
 from converter.storage.directory import Storage
 from converter.storage.local import LocalStorage
-from tests.faults.small_entries import NUM_ROWS, ids_of
+from tests.faults.small_entries import NUM_ROWS, commit_entry, ids_of
 from tests.folders import paths_below
 from tests.unit.cache.written import KEY, OTHER_KEY, commit, name_entry, silence, write_attempt
 
@@ -163,3 +163,34 @@ def test_a_store_that_is_away_is_waited_for_once_and_not_for_each_entry(root: St
     with pytest.raises(CacheError, match="failed to sweep root: no answer for 120 seconds"):
         sweep(LocalStorage(root.path(), filesystem))
     assert filesystem.num_asked == 1
+
+
+def test_a_lease_that_an_old_listing_lacks_is_seen_at_a_second_look(root: Storage, ours: Path) -> None:
+    # Found by python -m tests.faults.campaign store.
+    held = commit(root)
+
+    class Stale(LocalFileSystem):
+        cachable = False
+        num_listings = 0
+
+        def ls(self, path: str, detail: bool = False, **options: Any) -> Any:
+            infos = super().ls(path, detail=detail, **options)
+            self.num_listings += str(path).endswith(KEY)
+            is_old = str(path).endswith(KEY) and self.num_listings == 1
+            return [info for info in infos if not (is_old and "lease-" in info["name"])]
+
+    assert sweep(LocalStorage(root.path(), Stale())) == removal.SweepReport()
+    assert entries.load(root, KEY) is not None
+    held.release()
+    assert sweep(root).num_entries == 1
+
+
+def test_an_entry_that_is_used_without_a_lease_is_not_swept_by_the_converter_that_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Found by python -m tests.faults.campaign store.
+    entry = commit_entry(roots.open_root(str(tmp_path)))
+    entry.release_lease()
+    monkeypatch.setattr(make, "write_dataframe", lambda *_, **options: dataclasses.replace(entry, lease=None))
+    with make.make_spark_converter(None, cache_dir=tmp_path) as converter:
+        assert ids_of(converter) == list(range(NUM_ROWS))
