@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import threading
 import time
@@ -273,7 +274,9 @@ class Faults:
         if fault.kind == "after":
             answer = effect()
             if is_disk and call == "open":
-                os.close(answer) if isinstance(answer, int) else answer.close()
+                # The caller does not get it.
+                close = functools.partial(os.close, answer) if isinstance(answer, int) else answer.close
+                close()
             raise self._error(fault, is_disk=is_disk)
         if fault.kind == "slow":
             clock.sleep(15.0)

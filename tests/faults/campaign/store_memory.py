@@ -91,6 +91,10 @@ class Disk:
     def past(self, age: int) -> View:
         return self._past[-min(age, len(self._past))] if self._past else self.view
 
+    def forget_past(self) -> None:
+        """Let what is there have been there for long."""
+        self._past = []
+
     def _change(self) -> View:
         self._past = [*self._past[-15:], copy.copy(self.view)]
         self.view = View(self.view.store, dict(self.view.blobs), self.view.folders)

@@ -44,8 +44,9 @@ _TASK_TRIES = 4
 
 _HURRIES_SECONDS = 4 * leases.HURRY_SECONDS
 _WRITE_SECONDS = (_TASK_TRIES + 1) * TIMEOUT_SECONDS + _HURRIES_SECONDS
-_MOST_SECONDS = TIMEOUT_SECONDS + _HURRIES_SECONDS
-"""Of a step that asks a store which does not answer: the request, and hurried ones that clean up."""
+_MOST_SECONDS = 2 * TIMEOUT_SECONDS + 2 * leases.HURRY_SECONDS
+"""Of a step that asks a store which does not answer: the request, another one if the first was for a lease that is not
+needed, and hurried ones that clean up."""
 
 _SCHEMA = {
     "type": "struct",
@@ -257,6 +258,8 @@ class World(Laws):
             if name not in self.users:
                 self.place.put(name, data)
                 self.users[name] = data
+        # A folder of Parquet files is what its listing says.
+        self.place.disk.forget_past()
         make: Any = make_parquet_converter if table == "parquet" else make_delta_converter
         converter = make(f"{self.place.url}/{table}", **self.options)
         self.held.append(Held(converter=converter, ids=self.tables.ids[table], table=table))

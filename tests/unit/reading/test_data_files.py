@@ -63,7 +63,7 @@ def rows_of(converter: DatasetConverter) -> list[int]:
 def test_a_disk_that_fails_after_the_rows_were_copied_is_an_error_that_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # python -m tests.faults.campaign store --case 4:162 --steps 0,1,2,3
+    # Found by python -m tests.faults.campaign store.
     pq.write_table(pa.table({"id": range(10)}), tmp_path / "a.parquet")
     converter = make_parquet_converter(tmp_path)
     with converter.make_batch_reader(batch_size=5) as reader:

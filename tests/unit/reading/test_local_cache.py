@@ -399,7 +399,7 @@ def test_a_disk_that_is_full_already_is_done_without(
 def test_a_disk_that_fails_is_an_error_by_name_and_leaves_no_file_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # python -m tests.faults.campaign store --case 4:291 --steps 1,2,3
+    # Found by python -m tests.faults.campaign store.
     open_local_root(str(tmp_path))
 
     def fail(*arguments: object) -> None:
@@ -413,7 +413,7 @@ def test_a_disk_that_fails_is_an_error_by_name_and_leaves_no_file_open(
 
 
 def test_a_marker_that_cannot_be_put_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # python -m tests.faults.campaign store --case 5:117 --steps 1,2,3,4,5
+    # Found by python -m tests.faults.campaign store.
     def fail(*arguments: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
