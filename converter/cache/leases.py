@@ -34,6 +34,7 @@ _TAKE_OVER_SECONDS = 10.0
 _MOST_LOOKS = 10
 """How often an entry is listed again because a lease was released in between; a guess."""
 
+_MAX_CLOCKS = 10
 _LAST_RENEWAL_SECONDS = 5.0
 """How long `release` waits for a renewal under way; a guess. A renewal that takes longer hangs."""
 
@@ -87,15 +88,20 @@ def _put(lease: Lease) -> Lease:
 
 def held_now(entry: Storage, infos: list[FileInfo] | None = None) -> set[str]:
     """The attempts that live processes use or write, by a fresh listing, unless `infos`, just listed, show none."""
-    if not any(_is_sign(info) for info in (entry.list() if infos is None else infos)):
-        return set()
-    try:
-        # The time first: a delay between the two must not make a lease look older than it is.
-        now = entry.now()
-    except FileNotFoundError:
-        # The folder is gone, so nothing in it is held.
-        return set()
-    return held_attempts(entry, entry.list(), now=now)
+    tries_left = _MAX_CLOCKS
+    while any(_is_sign(info) for info in (entry.list() if infos is None else infos)):
+        infos = None
+        try:
+            # The time first: a delay between the two must not make a lease look older than it is.
+            now = entry.now()
+        except FileNotFoundError:
+            # The folder is gone, or this process stood still and a sweep removed the file of its clock.
+            tries_left -= 1
+            if not tries_left:
+                raise
+            continue
+        return held_attempts(entry, entry.list(), now=now)
+    return set()
 
 
 def held_attempts(entry: Storage, infos: list[FileInfo], *, now: float, looks_left: int = _MOST_LOOKS) -> set[str]:

@@ -367,6 +367,27 @@ def test_a_lease_that_moves_to_another_process_while_leases_are_listed_is_seen(
     held.delete()
 
 
+def test_what_is_held_is_seen_if_a_sweep_removes_the_file_that_shows_the_time(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a process that stood still while it wrote that file; it took the folder for gone, and removed data in use.
+
+    python -m tests.faults.campaign crowd_in_turns --case 7:2
+    """
+    held = commit_entry(roots.open_root(str(cache_dir)))
+    now, removed = LocalStorage.now, list[bool]()
+
+    def now_or_removed(self: LocalStorage) -> float:
+        if not removed:
+            removed.append(True)
+            raise FileNotFoundError(self.url)
+        return now(self)
+
+    monkeypatch.setattr(LocalStorage, "now", now_or_removed)
+    assert leases.held_now(held.folder) == {entries.attempt_of(held.manifest)}
+    held.delete()
+
+
 def test_who_waits_for_another_process_says_so_and_can_be_released(
     cache_dir: Path, in_a_group: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
