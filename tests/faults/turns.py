@@ -115,6 +115,9 @@ class Actor:
     key: str = KEY
     """The entry that it is about."""
 
+    has_stood_still: bool = False
+    """So much time passed within its operation that what it does there may count as a dead process's."""
+
     num_steps_left: int = 0
     has_ended: bool = False
     error: BaseException | None = None
@@ -375,7 +378,8 @@ class World:
         self.violations.append(f"{what} (after {', '.join(self.trace)}, then in {actor})")
 
     def holds(self, actor: Actor, entry: entries.HeldEntry) -> Holding:
-        holding = Holding(process=actor.process, entry=entry, is_void=actor.process.was_suspended)
+        is_void = actor.process.was_suspended or actor.has_stood_still
+        holding = Holding(process=actor.process, entry=entry, is_void=is_void)
         self.holdings.append(holding)
         self.check()
         return holding

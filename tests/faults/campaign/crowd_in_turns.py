@@ -26,7 +26,8 @@ from tests.faults.turns import Actor, World
 _KEYS = tuple(f"{number:016x}-{number:016x}" for number in range(1, 4))
 _MAX_STEPS = 200_000
 _SAFE_SECONDS = 100.0
-"""A suspension that misses one renewal at most: nothing may be taken from its process."""
+"""A suspension that misses one renewal at most: nothing may be taken from its process. In an operation that stands
+still for longer, a file that is not yet, or never, renewed may be taken for a dead process's."""
 
 _ACTS = ("make", "make", "create", "open", "open", "open", "release", "release", "delete", "delete", "sweep", "sweep")
 
@@ -43,7 +44,7 @@ def _draw(chance: random.Random) -> list[Step]:
         if do == "act":
             step |= {"act": chance.choice(_ACTS), "key": chance.randrange(num_keys), "which": chance.randrange(4)}
         if do in ("act", "move"):
-            step["steps"] = chance.choice([0, 1, 2, 3, 5, 8, 13, 21, 1000])
+            step["steps"] = chance.choice([1, 1, 2, 3, 5, 8, 13, 21, 1000])
         if do in ("pass", "suspend"):
             step["seconds"] = round(10 ** chance.uniform(0, 4))
         steps.append(step)
@@ -59,6 +60,7 @@ class _Party:
     queue: deque[Step] = field(default_factory=deque)
     holdings: list[turns.Holding] = field(default_factory=list)
     is_busy: bool = False
+    busy_since: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,11 +121,19 @@ class _Crowd:
         while self.world.clock < until:
             self.world.clock = min(until, self.renewed + leases.RENEW_SECONDS)
             if self.world.clock < self.renewed + leases.RENEW_SECONDS:
+                self.note_who_stands_still()
                 break
             self.renewed = self.world.clock
+            self.note_who_stands_still()
             for party in self.parties.values():
                 if party is not suspended:
                     self.world.run(party.heartbeat, _MAX_STEPS)
+
+    def note_who_stands_still(self) -> None:
+        """The heartbeat does not help in an operation that takes so long."""
+        for party in self.parties.values():
+            is_slow = party.is_busy and self.world.clock - party.busy_since > _SAFE_SECONDS
+            party.main.has_stood_still = party.main.has_stood_still or is_slow
 
     def live(self, party: _Party, actor: Actor) -> None:
         """What the main thread of a process does."""
@@ -132,11 +142,11 @@ class _Crowd:
                 self.world.wait()
             step = party.queue.popleft()
             actor.key = _KEYS[step["key"]]
-            party.is_busy = True
+            party.is_busy, party.busy_since, actor.has_stood_still = True, self.world.clock, False
             try:
                 self.done[f"{step['act']}: {self.act(party, actor, step)}"] += 1
             except CacheError as error:
-                if not actor.process.was_suspended:
+                if not actor.process.was_suspended and not actor.has_stood_still:
                     raise ViolationError("no error without a suspension", f"{step}: {error!r}") from error
                 self.done["told of a suspension"] += 1
             party.is_busy = False
@@ -194,7 +204,7 @@ def _run(steps: Sequence[Step], make_world: Callable[..., World], folder: Path) 
         _require_laws(crowd)
         crowd.done["store calls"] += world.num_steps
         left = world.left()
-        require(not left, "a sweep removes what is left", f"{left} after {world.trace}")
+        require(not left, "a sweep removes what is left", f"{left} after … {world.trace[-20:]}")
         _require_laws(crowd)
         require(not world.changed_foreign(), "foreign files stay as they are", f"{world.changed_foreign()}")
     finally:
@@ -207,7 +217,8 @@ def _require_laws(crowd: _Crowd) -> None:
         if actor.error is not None and not isinstance(actor.error, turns.Crash):
             raise actor.error
     if crowd.world.violations:
-        raise ViolationError("who holds an entry has it", crowd.world.violations[0])
+        what, _, trace = crowd.world.violations[0].partition(" (after ")
+        raise ViolationError("who holds an entry has it", f"{what}, after … {trace[-300:]}")
 
 
 CAMPAIGN = Campaign(name="crowd_in_turns", draw=_draw, run=_run, shared=_shared)
