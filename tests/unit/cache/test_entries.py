@@ -364,11 +364,14 @@ def test_an_entry_of_a_store_that_goes_away_meanwhile_is_released_in_a_hurry(roo
                 raise TimeoutError("no answer")
             return bytes(super().cat_file(path, *arguments, **options))
 
-        def rm_file(self, path: str) -> None:
-            self.removed_within.append(self.hurry)
-            super().rm_file(path)
-
     class Hurried(LocalStorage):
+        def below(self, *names: str) -> Storage:
+            return Hurried(self.path(*names), self._filesystem, base=self._base)
+
+        def delete_file(self, name: str) -> None:
+            filesystem.removed_within.append(filesystem.hurry)
+            super().delete_file(name)
+
         @contextlib.contextmanager
         def hurried(self, timeout_seconds: float) -> Iterator[None]:
             filesystem.hurry = timeout_seconds
