@@ -57,6 +57,8 @@ _FREE_SHARE = 0.9
 
 _NUM_LOCKS = 64
 _LOOK_SECONDS = 0.05
+_MAX_TRIES = 100
+"""How often a file is opened again because another process removed it meanwhile; a guess."""
 
 
 class LocalCache:
@@ -77,8 +79,8 @@ class LocalCache:
         weakref.finalize(self, os.close, held)
 
     def _hold(self) -> int:
-        while True:
-            path = os.path.join(self._folder, ".held")
+        path = os.path.join(self._folder, ".held")
+        for _ in range(_MAX_TRIES):
             try:
                 os.makedirs(self._folder, exist_ok=True)
                 held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -96,6 +98,7 @@ class LocalCache:
                 os.close(held)
                 raise
             os.close(held)
+        raise _removed_again(path)
 
     def get(
         self,
@@ -349,7 +352,7 @@ def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = 
 def _locked(root: str, kind: int) -> Iterator[int]:
     """The counter's file, locked among all processes of this host; held for a decision or a rename, not for I/O."""
     path = os.path.join(root, _USED)
-    while True:
+    for _ in range(_MAX_TRIES):
         try:
             # In a sticky folder another user's file may be opened, but not created.
             counter = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -365,6 +368,11 @@ def _locked(root: str, kind: int) -> Iterator[int]:
                 return
         finally:
             _unlock(counter)
+    raise _removed_again(path)
+
+
+def _removed_again(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "it is removed as often as it is made", path)
 
 
 def _is_at(file: int, path: str) -> bool:

@@ -412,6 +412,22 @@ def test_a_disk_that_fails_is_an_error_by_name_and_leaves_no_file_open(
     assert len(os.listdir("/proc/self/fd")) == len(open_before)
 
 
+@pytest.mark.parametrize("name", ["held", "used"])
+def test_a_file_that_is_never_there_is_an_error_and_no_endless_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    # Found by python -m tests.faults.campaign store.
+    cache = LocalCache(str(tmp_path), ONE, None)
+    monkeypatch.setattr(local_cache, "_is_at", lambda file, path: not path.endswith(name))
+    if name == "held":
+        with pytest.raises(CacheError, match="cannot be written: it is removed as often as it is made"):
+            open_local_cache(str(tmp_path), ONE, None)
+    else:
+        parts, is_copy = cache.get("rows-0-0000000000000000", [4], lambda: [b"rows"])
+        assert (parts[0].to_pybytes(), is_copy) == (b"rows", False)
+        assert "is full (it is removed as often as it is made)" in caplog.text
+
+
 def test_a_marker_that_cannot_be_put_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Found by python -m tests.faults.campaign store.
     def fail(*arguments: object) -> None:
