@@ -11,6 +11,8 @@ with make_spark_converter(df) as converter:
 
 A source says what the rows are, a cache makes them durable, a plan says which rows and in what order, a reader says how
 they are fetched, a framework says as what they arrive. Importing this loads no Spark, torch or TensorFlow.
+
+Beside this file are `CHANGELOG.md`, `COMPATIBILITY.md` (what a version may change) and `SECURITY.md` (threat model).
 """
 
 from importlib import metadata as _metadata
