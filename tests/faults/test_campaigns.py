@@ -85,6 +85,8 @@ def test_the_first_crowds_of_processes_keep_the_laws() -> None:
 
     assert result.violations == []
     assert {"convert: written", "open: opened", "read: read", "go on: read", "killed"} <= set(result.done)
+
+
 def test_damaged_bytes_are_rows_or_an_error_by_name() -> None:
     """Some 25 s of one core."""
     result = run_cases(damaged_bytes.CAMPAIGN, 1, range(400))
