@@ -929,7 +929,7 @@ def test_an_empty_folder_and_a_delta_table_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"empty holds no Parquet files \(names that end with \.parquet\)"):
         make_parquet_converter(tmp_path / "empty")
     write(tmp_path / "rowless" / "x.parquet", {"id": pa.array([], pa.int64())})
-    with pytest.raises(SourceError, match="rowless.* has no rows"):
+    with pytest.raises(SourceError, match=r"rowless.* has no rows"):
         make_parquet_converter(tmp_path / "rowless")
     write(tmp_path / "table" / "x.parquet", {"id": [1]})
     (tmp_path / "table" / "_delta_log").mkdir()
