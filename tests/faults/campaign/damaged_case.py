@@ -144,15 +144,24 @@ class Case:
         with self.judged():
             if self.kept is None:
                 self.kept_whole = not self.files.changed()
-                self.kept = open_of(self.kind, self.files.url)
+                self.kept = self._open()
 
     @contextlib.contextmanager
     def converter(self) -> Iterator[DatasetConverter]:
         if self.kept is not None:
             yield self.kept
             return
-        with open_of(self.kind, self.files.url) as converter:
+        with self._open() as converter:
             yield converter
+
+    def _open(self) -> DatasetConverter:
+        converter = open_of(self.kind, self.files.url)
+        changed = self.files.changed()
+        if self.kind in ("entry", "away") and f"{damaged_bases.ENTRY}/manifest.json" not in changed:
+            data = [name for name in changed if PARTS["data"].fullmatch(name) and not name.startswith(BEGUN)]
+            other = [name for name in data if len(self.files.get(name) or b"") != len(self.base.files[name])]
+            require(not other, "an entry with a file of another size is not opened", f"{other}")
+        return converter
 
     @contextlib.contextmanager
     def judged(self, *, may_lack_path: bool = False) -> Iterator[None]:

@@ -100,7 +100,7 @@ BYTES = (*_EDITS, *_WHOLE)
 """What may happen to any file."""
 
 OF_JSON = ("json", "json", "json", "lines", *BYTES)
-OF_PARQUET = ("footer", "footer", "head", "head", "head", *BYTES)
+OF_PARQUET = ("footer", "footer", "end", "end", "head", "head", "head", *BYTES)
 OF_CHECKPOINT = ("rows", "rows", *OF_PARQUET)
 
 
@@ -144,6 +144,13 @@ def damage(data: bytes, how: str, seed: int, *, whole: bytes, others: Sequence[b
         part = edited[start : start + 40]
         _EDITS[chance.choice(("flip", "flip", "set", "set", "count", "leave out"))](part, chance)
         edited[start : start + 40] = part
+        return bytes(edited)
+    if how == "end" and whole[-4:] == b"PAR1":
+        # A footer of as many bytes.
+        start = max(0, len(edited) - 8 - int.from_bytes(whole[-8:-4], "little"))
+        part = edited[start:]
+        _EDITS[chance.choice(("flip", "flip", "set", "copy", "swap"))](part, chance)
+        edited[start:] = part[: len(edited) - start]
         return bytes(edited)
     _EDITS[how if how in _EDITS else "flip"](edited, chance)
     return bytes(edited)
@@ -205,7 +212,7 @@ def _edit_value(whole: list[Any], chance: random.Random) -> None:
                 waiting.append(holder[key])
     if not places:
         return
-    holder, key = chance.choice(places)
+    holder, key = chance.choice(places) if chance.random() < 0.5 else _from_above(whole, chance)
     inner = holder[key]
     if isinstance(inner, str) and inner.startswith("{") and chance.random() < 0.8:
         # JSON within JSON, such as a file's statistics.
@@ -226,6 +233,17 @@ def _edit_value(whole: list[Any], chance: random.Random) -> None:
         holder[key] = inner + chance.choice((-1, 1, 1, 100, -100))
     else:
         holder[key] = chance.choice(_STRANGE)
+
+
+def _from_above(whole: list[Any], chance: random.Random) -> tuple[Any, Any]:
+    """A value by its way from the top, so that one that stands beside much is as likely as all of that."""
+    holder: Any = whole
+    while True:
+        key = chance.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
+        inner = holder[key]
+        if not isinstance(inner, (dict, list)) or not inner or (holder is not whole and chance.random() < 0.15):
+            return holder, key
+        holder = inner
 
 
 def _edit_rows(whole: bytes, chance: random.Random) -> bytes:
