@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import crowd, crowd_in_turns, damaged_bytes, known_faults, lives
+from tests.faults.campaign import crowd, crowd_in_turns, damaged_bytes, known_faults, lives, values
 from tests.faults.campaign.__main__ import find
 from tests.faults.campaign.runner import Result, run_cases
 from tests.repository import REPOSITORY
@@ -97,3 +97,13 @@ def test_damaged_bytes_are_rows_or_an_error_by_name() -> None:
     assert (
         min(done["errors by name"], done["reads"], done["verifications"], done["states resumed"], done["sweeps"]) > 10
     )
+
+
+def test_values_and_filters_are_what_spark_says() -> None:
+    """Some 40 s of one core, nearly all of them for the session and the frames."""
+    result = run_cases(values.CAMPAIGN, 1, range(12))
+
+    assert not result.violations, result.violations[0]
+    done = result.done
+    assert done["cells compared"] > 1000
+    assert min(done["filters that leave some"], done["reads"]) > 5
