@@ -3,6 +3,7 @@
 The first of them to open an entry puts the lease and renews it. The others connect to it through the kernel, by a Unix
 socket without a file, and ask the store for no lease. They notice at once when it ends: then one of them puts a lease
 of its own. Who releases the lease while others still read waits until that is done, so the entry is held all the time.
+If the first one renews it no more, because it is stopped or cannot reach the store, each of them puts a lease in time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import weakref
 from collections.abc import Callable
 
 from converter.cache import leases
-from converter.cache.leases import HURRY_SECONDS, Lease, put_lease, release
+from converter.cache.leases import HURRY_SECONDS, RENEW_SECONDS, Lease, put_lease, release
 from converter.errors import CacheError
 from converter.shards import count_processes_of_host
 from converter.storage.directory import Storage
@@ -32,11 +33,15 @@ _JOIN_SECONDS = 60.0
 
 _SAY_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
+
+_SILENT_SECONDS = 2 * RENEW_SECONDS
+"""After two renewals of which the others hear nothing they put leases: after the third, the entry may be swept."""
+
 _RETRY_SECONDS = 0.01
 _WAITING = 1024
 """Processes of a host that may wait for the first one."""
 
-_LEAVING, _LOST = b"l", b"x"
+_LEAVING, _LOST, _RENEWED = b"l", b"x", b"r"
 
 
 def is_shared() -> bool:
@@ -120,7 +125,8 @@ class HostLease:
     def put(self) -> None:
         """Put the lease on the store."""
         self._own = put_lease(self._entry, self._attempt_id, is_shared=True)
-        self._own.on_lost = self._say_lost
+        self._own.on_lost = lambda: self._say(_LOST)
+        self._own.on_renewed = lambda: self._say(_RENEWED)
 
     def share(self) -> None:
         """Let the other processes of this host count on the lease."""
@@ -156,7 +162,7 @@ class HostLease:
         until = time.monotonic() + HURRY_SECONDS
         for other in self._others:
             with contextlib.suppress(OSError):
-                other.send(_LEAVING)
+                other.send(_LEAVING, socket.MSG_DONTWAIT)
         for other in self._others:
             with contextlib.suppress(OSError):
                 other.settimeout(max(_RETRY_SECONDS, until - time.monotonic()))
@@ -249,25 +255,30 @@ class HostLease:
 
     def _watch(self, holder: socket.socket) -> None:
         """Wait for the end of the process that holds the lease, then put another one."""
+        is_silent = False
+        holder.settimeout(_SILENT_SECONDS)
         try:
-            while holder.recv(1) == _LOST:
-                self._is_lost = True
+            while (said := holder.recv(1)) in (_LOST, _RENEWED):
+                self._is_lost = self._is_lost or said == _LOST
+        except TimeoutError:
+            is_silent = True
         except OSError:
             pass
         try:
-            self._take_over()
+            self._take_over(is_silent=is_silent)
         except (OSError, CacheError) as error:
             logger.warning("This process holds no lease on %s any more: %s", self._entry.url, error)
         finally:
             # The one who leaves waits for this.
             holder.close()
 
-    def _take_over(self) -> None:
+    def _take_over(self, *, is_silent: bool) -> None:
         with self._lock:
             self._holder = None
             if self._is_released:
                 return
-        if self.find() or self._is_released:
+        # A silent holder still has the address to which others connect.
+        if not is_silent and (self.find() or self._is_released):
             return
         try:
             self.put()
@@ -276,11 +287,12 @@ class HostLease:
             raise
         self.share()
 
-    def _say_lost(self) -> None:
+    def _say(self, what: bytes) -> None:
         with self._lock:
             for other in self._others:
+                # One that is stopped for long may take no more.
                 with contextlib.suppress(OSError):
-                    other.send(_LOST)
+                    other.send(what, socket.MSG_DONTWAIT)
 
     def forget_parent(self) -> None:
         """Close the copies of a forked child: a connection ends with the last process that has it."""

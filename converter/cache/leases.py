@@ -52,6 +52,9 @@ class Lease:
     on_lost: Callable[[], None] = lambda: None
     """Called when it is lost."""
 
+    on_renewed: Callable[[], None] = lambda: None
+    """Called each time that it was renewed."""
+
     given_up: threading.Event = field(default_factory=threading.Event)
     """Set by `release`: cancels a renewal that is still under way."""
 
@@ -268,6 +271,8 @@ class _Heartbeat:
                 )
             else:
                 logger.warning("Could not renew %s/%s: %s", lease.entry.url, lease.name, error)
+        else:
+            lease.on_renewed()
 
     def _run(self, root_url: str) -> None:
         own = threading.current_thread()

@@ -192,6 +192,36 @@ def test_a_lease_that_was_swept_is_lost_for_all(
                 ids_of(converter)
 
 
+def test_who_counts_on_a_process_that_renews_its_lease_no_more_puts_one(
+    cache_dir: Path, in_a_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may be stopped, by a debugger say: after three renewals a sweep would take its lease for dead."""
+    monkeypatch.setattr(host_leases, "_SILENT_SECONDS", 0.2)
+    holder = open_converter(leave_entry(cache_dir, is_kept=True))
+    with open_converter(holder.url) as other:
+        wait_until(lambda: len(leases_of(cache_dir)) == 2, seconds=30)
+        first, _ = sorted(
+            (cache_dir / roots.DIRECTORY / KEY).glob("lease-*.json"), key=lambda path: path.stat().st_mtime
+        )
+        make_old(first, 4 * leases.RENEW_SECONDS)
+        assert sweep(cache_dir, kept=True).num_entries == 0
+        assert ids_of(other) == list(range(NUM_ROWS))
+        holder.__exit__(None, None, None)
+        assert ids_of(other) == list(range(NUM_ROWS))
+    assert leases_of(cache_dir) == {}
+
+
+def test_who_holds_the_lease_says_each_time_that_it_is_renewed(
+    cache_dir: Path, in_a_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[bytes] = []
+    with open_converter(leave_entry(cache_dir, is_kept=True)):
+        monkeypatch.setattr(HostLease, "_say", lambda _, what: said.append(what))
+        leases.heartbeat.renew()
+        leases.heartbeat.renew()
+    assert said == [host_leases._RENEWED] * 2
+
+
 def test_another_attempt_has_a_lease_of_its_own(cache_dir: Path, in_a_group: None) -> None:
     root = roots.open_root(str(cache_dir))
     first = commit_entry(root)
