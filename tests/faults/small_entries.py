@@ -33,6 +33,15 @@ _SPARK_SCHEMA = {
 
 def write_data(root: Storage, attempt: entries.Attempt, *, num_files: int = 2, is_kept: bool = False) -> Manifest:
     """What the executors would write for `NUM_ROWS` rows, and the manifest of it, not committed."""
+    columns, spec = plan_write(root, attempt)
+    reports: list[tuple[int, dict[str, Any]]] = []
+    for partition, ids in enumerate(np.array_split(np.arange(NUM_ROWS, dtype=np.int64), num_files)):
+        reports += write_task(spec, ids, partition=partition, task_attempt=partition)
+    return manifest_of(reports, columns, attempt, is_kept=is_kept)
+
+
+def plan_write(root: Storage, attempt: entries.Attempt) -> tuple[Any, dict[str, Any]]:
+    """The columns, and what the driver sends to each task."""
     columns = plan_columns(_SPARK_SCHEMA, float_dtype="float32", shapes={})
     spec = {
         "directory": root.below(attempt.key).path(attempt.data_directory),
@@ -43,11 +52,23 @@ def write_data(root: Storage, attempt: entries.Attempt, *, num_files: int = 2, i
         "compression": "none",
         "end_bytes": 0,
     }
-    reports: list[tuple[int, dict[str, Any]]] = []
-    for partition, ids in enumerate(np.array_split(np.arange(NUM_ROWS, dtype=np.int64), num_files)):
-        batch = pa.RecordBatch.from_arrays([pa.array(ids), pa.array(ids.astype(np.float32))], names=["c0", "c1"])
-        files = tasks._write(iter([batch]), spec, partition=partition, attempt=partition)
-        reports += [(partition, report) for report in files]
+    return columns, spec
+
+
+def write_task(
+    spec: dict[str, Any], ids: np.ndarray[Any, Any], *, partition: int, task_attempt: int
+) -> list[tuple[int, dict[str, Any]]]:
+    """Write one partition as a task does; its reports."""
+    batch = pa.RecordBatch.from_arrays([pa.array(ids), pa.array(ids.astype(np.float32))], names=["c0", "c1"])
+    return [
+        (partition, report) for report in tasks._write(iter([batch]), spec, partition=partition, attempt=task_attempt)
+    ]
+
+
+def manifest_of(
+    reports: list[tuple[int, dict[str, Any]]], columns: Any, attempt: entries.Attempt, *, is_kept: bool
+) -> Manifest:
+    """The manifest of what the tasks reported, not committed."""
     return spark_reports.manifest_from(
         reports, columns, directory=attempt.data_directory, is_kept=is_kept, float_dtype="float32"
     )
