@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import crowd, crowd_in_turns, damaged_bytes, known_faults, lives, values
+from tests.faults.campaign import crowd, crowd_in_turns, damaged_bytes, kill, known_faults, lives, values
 from tests.faults.campaign.__main__ import find
 from tests.faults.campaign.runner import Result, run_cases
 from tests.repository import REPOSITORY
@@ -107,3 +107,19 @@ def test_values_and_filters_are_what_spark_says() -> None:
     done = result.done
     assert done["cells compared"] > 1000
     assert min(done["filters that leave some"], done["reads"]) > 5
+def test_whatever_is_killed_stopped_or_out_of_disk_the_laws_hold() -> None:
+    result = run_cases(kill.CAMPAIGN, 3, range(60))
+
+    assert not result.violations, result.violations[0]
+    # The cases were not empty.
+    for what in (
+        "killed",
+        "stopped",
+        "continued",
+        "errors met",
+        "jumps of the store's clock",
+        "commits",
+        "files swept",
+    ):
+        assert result.done[what] >= 5, (what, result.done)
+    assert result.done["rows compared"] > 5000
