@@ -353,7 +353,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="cache/host_leases.py",
         claim="a lease ends with the process that put it",
-        old="            self._take_over()\n",
+        old="            self._take_over(is_silent=is_silent)\n",
         new="            pass\n",
         tests=("tests/faults/test_host_leases.py",),
     ),

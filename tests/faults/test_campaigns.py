@@ -107,6 +107,8 @@ def test_values_and_filters_are_what_spark_says() -> None:
     done = result.done
     assert done["cells compared"] > 1000
     assert min(done["filters that leave some"], done["reads"]) > 5
+
+
 def test_whatever_is_killed_stopped_or_out_of_disk_the_laws_hold() -> None:
     result = run_cases(kill.CAMPAIGN, 3, range(60))
 

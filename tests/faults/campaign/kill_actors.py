@@ -48,6 +48,9 @@ GROUP_SILENT_SECONDS = 1.0
 _MOST_TASKS = 4
 """How often a task is tried, as in Spark."""
 
+_HANDLES = {"os.link": 2, "os.remove": 1, "os.rmdir": 1, "os.mkdir": 2, "os.utime": 3, "os.rename": 2}
+"""Which argument of an event is the directory in which the name is, if it is one."""
+
 _CHANGES = ("os.link", "os.remove", "os.rmdir", "os.mkdir", "os.utime", "os.rename")
 _LOOKS = ("os.listdir", "os.scandir")
 
@@ -148,6 +151,10 @@ class Faults:
             vars(module)["open"] = self._open
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _HANDLES and arguments[_HANDLES[event]] >= 0:
+            # A name in an open directory.
+            folder = os.readlink(f"/proc/self/fd/{arguments[_HANDLES[event]]}")
+            arguments = (f"{folder}/{arguments[0]}", *arguments[1:])
         if event == "open":
             flags = arguments[2] if isinstance(arguments[2], int) else 0
             is_change = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
@@ -160,16 +167,17 @@ class Faults:
     def _open(self, path: str, mode: str = "r", **options: Any) -> Any:
         if "b" not in mode or "r" in mode:
             return builtins.open(path, mode, **options)
-        raw = _TornFile(path, mode.replace("b", ""), self)
+        raw = _TornFile(path, mode.replace("b", ""), self, options.get("opener"))
         return raw if options.get("buffering") == 0 else io.BufferedWriter(raw)
 
 
 class _TornFile(io.FileIO):
     """A file of which a write may be the last thing that its process did, half of it."""
 
-    def __init__(self, path: str, mode: str, faults: Faults) -> None:
-        super().__init__(path, mode)
-        self._faults, self._path = faults, path
+    def __init__(self, path: str, mode: str, faults: Faults, opener: Any) -> None:
+        super().__init__(path, mode, opener=opener)
+        # What was opened may be a name in an open directory.
+        self._faults, self._path = faults, os.readlink(f"/proc/self/fd/{self.fileno()}")
 
     def write(self, data: Any) -> int:
         if self._faults.call(self._path, is_change=True, is_growth=True, is_write=True):
