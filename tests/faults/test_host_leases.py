@@ -345,7 +345,7 @@ def a_follower_that_is_slow_to_take_over(
 def test_a_sweep_leaves_what_a_killed_holder_held_to_those_that_take_over(
     cache_dir: Path, tmp_path: Path, in_a_group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """python -m tests.faults.campaign crowd --case 3:90"""
+    """Found by `python -m tests.faults.campaign crowd --seed 3`, in one of 200 cases: it depends on the moment."""
     with a_follower_that_is_slow_to_take_over(cache_dir, tmp_path, monkeypatch) as (follower, may_put):
         assert sweep(cache_dir).num_files == 0
         may_put.set()
@@ -402,7 +402,7 @@ def test_what_is_held_is_seen_if_a_sweep_removes_the_file_that_shows_the_time(
 ) -> None:
     """By a process that stood still while it wrote that file; it took the folder for gone, and removed data in use.
 
-    python -m tests.faults.campaign crowd_in_turns --case 7:2
+    Found by `python -m tests.faults.campaign crowd_in_turns --seed 7`, whose cases had other steps then.
     """
     held = commit_entry(roots.open_root(str(cache_dir)))
     now, removed = LocalStorage.now, list[bool]()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from converter.cache import leases, sweeps
+from converter.cache import leases, roots, sweeps
 from converter.errors import CacheError
 from tests.faults import turns
 from tests.faults.campaign.cases import Campaign, Step, ViolationError, require
@@ -163,6 +163,9 @@ class _Crowd:
             holding = party.holdings.pop(step["which"] % len(party.holdings))
             world.holdings.remove(holding)
             (holding.entry.delete if act == "delete" else holding.entry.release)()
+            if act == "delete":
+                named = turns.attempt_in(f"{world.root_path}/{holding.entry.key}/{roots.MANIFEST}")
+                require(named != holding.entry.manifest.fingerprint, "a deleted entry is gone", "its manifest is there")
             return "done"
         programs: dict[str, Callable[[World, Actor], None]]
         programs = {"make": turns.make, "create": turns.create, "open": turns.open_and_hold}

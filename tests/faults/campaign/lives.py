@@ -318,6 +318,12 @@ class _Case:
             self.done["rows compared"] += kept.num_rows
             kept.loader.__exit__(None, None, None)
             _require_closed(kept.loader)
+            try:
+                batch = next(kept.iterator, None)
+            except ConverterError as error:
+                require("This loader was closed" in str(error), "errors say what happened", str(error))
+            else:
+                raise ViolationError("a closed loader gives no batches", f"{batch}")
         self.kept.clear()
         for converter in self.converters.values():
             converter.__exit__(None, None, None)
