@@ -104,8 +104,9 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     batch_bytes = math.ceil(window_bytes / window_rows) * source.batch_size
     # A source of a mixture is read on into its next epoch.
     num_windows = source.windows_ahead if source.is_part else len(plan.window_starts) - 1
-    # Each part of the first window takes a thread, which decodes all of it.
-    workers_count = min(source.workers_count, num_windows + cuts_first_window(source))
+    # Each part of the first window takes a thread, which decodes all texts and lists of it. What is counted for other
+    # columns is enough for both.
+    workers_count = min(source.workers_count, num_windows + (is_variable and cuts_first_window(source)))
     # Windows read ahead, and the one in use, which at first is the last of the previous epoch.
     in_flight = min(source.windows_ahead, num_windows) + 1
     if is_variable:
