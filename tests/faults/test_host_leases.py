@@ -402,7 +402,7 @@ def test_what_is_held_is_seen_if_a_sweep_removes_the_file_that_shows_the_time(
 ) -> None:
     """By a process that stood still while it wrote that file; it took the folder for gone, and removed data in use.
 
-    Found by `python -m tests.faults.campaign crowd_in_turns --seed 7`, whose cases had other steps then.
+    python -m tests.faults.campaign crowd_in_turns --case 1:1652
     """
     held = commit_entry(roots.open_root(str(cache_dir)))
     now, removed = LocalStorage.now, list[bool]()
