@@ -1540,6 +1540,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="frameworks/lightning.py",
+        claim="after a resume at an epoch's end the next one does not count as begun",
+        old="        epochs.reset_restart_stage()\n",
+        new="        pass\n",
+        tests=("tests/integration/test_frameworks.py",),
+    ),
+    Mutation(
+        module="frameworks/lightning.py",
         claim="of large batches after small ones the first is taken for read",
         old="current.completed = done - unfinished",
         new="current.completed = max(0, done - unfinished)",

@@ -49,7 +49,7 @@ def count_on(trainer: Any) -> None:
     Raises:
         ConverterError: a loader has a number of epochs of its own.
     """
-    loop = trainer.fit_loop.epoch_loop
+    epochs, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     # Every Trainer comes here: without this module there is no loader of ours, and it is not imported for nothing.
     ours: Any = sys.modules.get("converter.frameworks.torch")
     if ours is None:
@@ -64,6 +64,11 @@ def count_on(trainer: Any) -> None:
             )
     if not loop.restarting or not loaders:
         return
+    # Resumed after an epoch's last batch, Lightning 2.6 counts that epoch as processed and then takes the next one for
+    # one that had begun. It would count as one epoch less that began, so a checkpoint made in it would look like one of
+    # an epoch's end: the next resume would not give the loader its state, and rows would be read again.
+    if epochs.restarted_mid_epoch and epochs.epoch_progress.current.processed == epochs.epoch_progress.current.ready:
+        epochs.reset_restart_stage()
     # The longest one decides when an epoch ends, as in Lightning's default for several loaders.
     longest = max(loaders, key=len)
     progress = loop.batch_progress

@@ -279,6 +279,42 @@ def test_lightning_goes_on_with_the_very_next_row_in_batches_of_another_size(
     assert after.validated == {epoch: list(range(NUM_ROWS)) for epoch in expected}
 
 
+@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize("save", [SaveAt, SaveAtEnd])
+@pytest.mark.parametrize(
+    "steps", [(STEPS, STEPS + 3), (STEPS, 2 * STEPS, 2 * STEPS + 1), (7, STEPS, STEPS + 1)], ids=str
+)
+def test_lightning_goes_on_with_the_very_next_row_as_often_as_it_is_resumed(
+    converter: DatasetConverter, tmp_path: Path, steps: tuple[int, ...], save: type[SaveAt], validates: bool
+) -> None:
+    """After an epoch's last batch it does not count the next epoch as begun, so a checkpoint of it looks like its end.
+
+    First seen in `python -m tests.faults.elastic --seeds 6:7`.
+    """
+    checkpoint, begun = None, []
+    note_begin = lightning.pytorch.callbacks.LambdaCallback(
+        on_train_epoch_start=lambda trainer, _: begun.append(trainer.current_epoch)
+    )
+    kind = ValidatedModel if validates else Model
+
+    def fit(model: Model, callback: lightning.Callback) -> None:
+        with (
+            converter.make_torch_dataloader(**SHUFFLED) as loader,
+            converter.make_torch_dataloader(batch_size=NUM_ROWS) as validation,
+        ):
+            trainer = make_trainer(tmp_path, callback, max_epochs=4, num_sanity_val_steps=0)
+            trainer.fit(model, loader, validation if validates else None, ckpt_path=checkpoint)
+
+    for step in steps:
+        path = tmp_path / f"{step}.ckpt"
+        fit(kind(), save(step, path) if step % STEPS == 0 else SaveAt(step, path))
+        checkpoint = path
+    after = kind()
+    fit(after, note_begin)
+    assert after.epochs == expected_after(converter, steps[-1] * BATCH_SIZE, 4)
+    assert begun == list(range(steps[-1] // STEPS + 1, 4))
+
+
 @pytest.mark.parametrize("fraction", [0.5, 0.8])
 def test_a_part_of_each_epoch_is_that_part_after_a_resume_in_batches_of_another_size(
     converter: DatasetConverter, tmp_path: Path, fraction: float
