@@ -336,8 +336,11 @@ class Store:
         try:
             self.ask(lambda filesystem: self._create(filesystem, path, data), path=path)
         except FileExistsError:
-            # An earlier attempt, ours or the client's own, may have succeeded without an answer.
-            return not self._keeps_answers and self.cat_file(path) == data
+            try:
+                # An earlier attempt, ours or the client's own, may have succeeded without an answer.
+                return not self._keeps_answers and self.cat_file(path) == data
+            except FileNotFoundError:
+                return False  # Whoever had the name has removed the file since.
         return True
 
     def _create(self, filesystem: Any, path: str, data: bytes) -> None:

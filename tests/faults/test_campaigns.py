@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import crowd, crowd_in_turns, damaged_bytes, kill, known_faults, lives, values
+from tests.faults.campaign import (
+    crowd,
+    crowd_in_turns,
+    crowd_of_stores,
+    damaged_bytes,
+    kill,
+    known_faults,
+    lives,
+    values,
+)
 from tests.faults.campaign.__main__ import find
 from tests.faults.campaign.runner import Result, run_cases
 from tests.repository import REPOSITORY
@@ -85,6 +94,14 @@ def test_the_first_crowds_of_processes_keep_the_laws() -> None:
 
     assert result.violations == []
     assert {"convert: written", "open: opened", "read: read", "go on: read", "killed"} <= set(result.done)
+
+
+def test_the_first_crowds_on_stores_keep_the_laws() -> None:
+    """Some 40 s of one core, of which the servers start for 15."""
+    result = run_cases(crowd_of_stores.CAMPAIGN, 1, range(6))
+
+    assert result.violations == []
+    assert {"cases on HDFS", "cases on Azurite", "cases on S3", "convert: written", "read: read"} <= set(result.done)
 
 
 def test_damaged_bytes_are_rows_or_an_error_by_name() -> None:

@@ -21,7 +21,16 @@ from tests.faults.campaign.cases import Campaign
 from tests.faults.campaign.processes import serve
 from tests.faults.campaign.runner import Result, replay, run_cases
 
-CAMPAIGNS: tuple[str, ...] = ("store", "lives", "crowd_in_turns", "crowd", "damaged_bytes", "values", "kill")
+CAMPAIGNS: tuple[str, ...] = (
+    "store",
+    "lives",
+    "crowd_in_turns",
+    "crowd",
+    "crowd_of_stores",
+    "damaged_bytes",
+    "values",
+    "kill",
+)
 """Each is a module beside this one with a `CAMPAIGN`."""
 
 

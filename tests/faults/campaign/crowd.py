@@ -1,7 +1,7 @@
 """A crowd of real processes on one cache: they convert, open, read, delete, sweep, pickle, are stopped and killed.
 
 Who holds rows reads exactly them, nobody waits long, and in the end one sweep leaves nothing. In some cases they are
-processes of one launcher, which share a lease.
+processes of one launcher, which share a lease. The cache is on a disk; `crowd_of_stores` has it elsewhere.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from converter.cache import roots, sweeps
+from converter.storage.directory import FileInfo, Storage
 from tests.faults.campaign.cases import Campaign, Step, require
 from tests.faults.campaign.crowd_parties import LONG_SECONDS
-from tests.faults.campaign.left_behind import files_in, leases_in
+from tests.faults.campaign.left_behind import is_sign
 from tests.faults.campaign.life_parts import in_memory
 from tests.faults.small_entries import make_old
 from tests.repository import REPOSITORY
 
-_MAX_SECONDS = 150.0
+MAX_SECONDS = 150.0
 _FIRST_ACTS = ("convert", "convert", "convert", "convert", "open", "open", "unpickle", "sweep")
 _ACTS = (
     "convert", "open", "open", "read", "read", "read", "begin", "begin", "go on", "go on", "close", "delete", "sweep",
@@ -34,7 +35,7 @@ _ACTS = (
 )  # fmt: skip
 
 
-def _draw(chance: random.Random) -> list[Step]:
+def draw_steps(chance: random.Random) -> list[Step]:
     num_parties, num_keys = chance.randint(2, 6), chance.choice([1, 1, 2, 3])
     crowd: Step = {
         "processes_of_host": num_parties if chance.random() < 0.5 else 1,
@@ -63,12 +64,12 @@ def _draw(chance: random.Random) -> list[Step]:
     return steps
 
 
-class _Crowds:
-    """The process that forks the parties."""
+class Crowds:
+    """The process that forks the parties; it imports what they need once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.campaign.crowd_parties"],
+            [sys.executable, "-m", "tests.faults.campaign.crowd_parties", *modules],
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -95,28 +96,30 @@ class _Crowds:
 
 
 @contextlib.contextmanager
-def _shared(folder: Path) -> Iterator[_Crowds]:
-    with contextlib.closing(_Crowds()) as crowds:
+def _shared(folder: Path) -> Iterator[Crowds]:
+    with contextlib.closing(Crowds()) as crowds:
         yield crowds
 
 
-def _run(steps: Sequence[Step], crowds: _Crowds, folder: Path) -> Counter[str]:
+def _run(steps: Sequence[Step], crowds: Crowds, folder: Path) -> Counter[str]:
     with tempfile.TemporaryDirectory(prefix="crowd-", dir=in_memory()) as quick:
-        return _run_in(steps, crowds, Path(quick))
+        return run_in(steps, crowds, Path(quick), f"{quick}/cache", {})
 
 
-def _run_in(steps: Sequence[Step], crowds: _Crowds, folder: Path) -> Counter[str]:
-    cache_dir = folder / "cache"
-    root = roots.open_root(str(cache_dir))
+def run_in(
+    steps: Sequence[Step], crowds: Crowds, folder: Path, cache_dir: str, environment: dict[str, str]
+) -> Counter[str]:
+    """A case on one cache directory; the folder has what the parties note."""
+    root = roots.open_root(cache_dir)
     told = crowds.run(
         {
             "steps": list(steps),
             "folder": str(folder),
-            "cache_dir": str(cache_dir),
-            "options": {},
+            "cache_dir": cache_dir,
+            "environment": environment,
             "processes_of_host": steps[0]["processes_of_host"],
             "stop_seconds": steps[0]["stop_ms"] / 1000,
-            "max_seconds": _MAX_SECONDS,
+            "max_seconds": MAX_SECONDS,
         }
     )
     done: Counter[str] = Counter(processes=len(told["statuses"]), killed=told["statuses"].count(-signal.SIGALRM))
@@ -136,19 +139,36 @@ def _run_in(steps: Sequence[Step], crowds: _Crowds, folder: Path) -> Counter[str
         require(not said, "nobody says anything", f"party {party}: {said}")
     others = set(told["statuses"]) - {0, -signal.SIGALRM}
     require(not others, "processes end as they should", f"{told['statuses']}")
-    for name in leases_in(cache_dir):
+    signs = [(folder, info.name) for folder, info in _files_below(root) if is_sign(info.name)]
+    for below, name in signs:
         with contextlib.suppress(FileNotFoundError, ValueError):
-            owner = json.loads((cache_dir / name).read_bytes()).get("pid")
+            owner = json.loads(below.read(name)).get("pid")
             require(owner not in told["ended"], "who ends leaves no lease", f"{name} of {owner}")
-    for path in cache_dir.rglob("*"):
-        if path.is_file():
-            make_old(path, 3600)
+    _let_hours_pass(cache_dir, signs)
     sweeps.sweep_root(root, older_than_seconds=0, kept=True)
-    left = [name for name in files_in(cache_dir) if not name.endswith(roots.OWNER_FILE)]
-    require(not left, "a sweep removes what is left", f"{left}")
-    folders = [path.name for path in (cache_dir / roots.DIRECTORY).iterdir() if path.name != roots.OWNER_FILE]
-    require(not folders, "a sweep removes what is left", f"{folders}")
+    left = [name for info in root.list() if (name := info.name) != roots.OWNER_FILE]
+    require(not left, "a sweep removes what is left", f"{left}: {[info.name for _, info in _files_below(root)]}")
     return done
 
 
-CAMPAIGN = Campaign(name="crowd", draw=_draw, run=_run, shared=_shared, max_seconds=_MAX_SECONDS + 30)
+def _files_below(storage: Storage) -> Iterator[tuple[Storage, FileInfo]]:
+    """Each file, with the folder that it is in."""
+    for info in storage.list():
+        if info.is_directory:
+            yield from _files_below(storage.below(info.name))
+        else:
+            yield storage, info
+
+
+def _let_hours_pass(cache_dir: str, signs: Sequence[tuple[Storage, str]]) -> None:
+    """Let signs of life be those of long ago. Where times cannot be set, they are as if a sweep had removed them."""
+    if "://" not in cache_dir:
+        for path in Path(cache_dir).rglob("*"):
+            if path.is_file():
+                make_old(path, 3600)
+        return
+    for below, name in signs:
+        below.delete_file(name)
+
+
+CAMPAIGN = Campaign(name="crowd", draw=draw_steps, run=_run, shared=_shared, max_seconds=MAX_SECONDS + 30)

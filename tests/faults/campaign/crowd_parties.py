@@ -1,8 +1,9 @@
 """Processes of a crowd: each takes its steps in turn, and may be killed or stopped at any moment of them.
 
-    python -m tests.faults.campaign.crowd_parties     # one JSON object a line on stdin and stdout
+    python -m tests.faults.campaign.crowd_parties [MODULE …]     # one JSON object a line on stdin and stdout
 
-All are forks of one process that has imported everything. After a death another process goes on with the steps.
+All are forks of one process that has imported everything, these modules too. After a death another process goes on
+with the steps.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import atexit
 import contextlib
 import faulthandler
 import gc
+import importlib
 import json
 import logging
 import os
@@ -49,7 +51,6 @@ class _Party:
 
     cache_dir: str
     folder: Path
-    options: dict[str, Any]
     held: list[DatasetConverter] = field(default_factory=list)
     gone: list[DatasetConverter] = field(default_factory=list)
     """Deleted or closed by this process."""
@@ -58,7 +59,7 @@ class _Party:
 
     def convert(self, step: Step) -> str:
         """What `make_spark_converter` does around the job of the executors."""
-        root, key = roots.open_root(self.cache_dir, self.options), KEYS[step["key"]]
+        root, key = roots.open_root(self.cache_dir), KEYS[step["key"]]
         entry = spark_write._adopt(root, key)
         told = "adopted" if entry is not None else "written"
         if entry is None:
@@ -77,7 +78,7 @@ class _Party:
         """Another process's entry."""
         try:
             url = f"{self.cache_dir}/{roots.DIRECTORY}/{KEYS[step['key']]}"
-            self.held.append(open_converter(url, storage_options=self.options))
+            self.held.append(open_converter(url))
         except ConverterError as error:
             if not any(text in str(error) for text in _NOT_THERE):
                 raise
@@ -129,7 +130,7 @@ class _Party:
 
     def sweep(self, step: Step) -> str:
         """What nobody holds."""
-        report = sweep(self.cache_dir, kept=True, storage_options=self.options)
+        report = sweep(self.cache_dir, kept=True)
         return "swept something" if report.num_files else "swept nothing"
 
     def pickle(self, step: Step) -> str:
@@ -193,11 +194,12 @@ def _live(asked: dict[str, Any], party: int, first: int) -> None:
     """Take the steps of one party from the `first` on; each is noted when it begins and when it ends."""
     folder = Path(asked["folder"])
     steps = [step for step in asked["steps"] if step["party"] == party]
+    os.environ |= asked["environment"]
     if asked["processes_of_host"] > 1:
         os.environ["LOCAL_WORLD_SIZE"] = str(asked["processes_of_host"])
     log = os.open(folder / f"log-{party}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     stacks = open(folder / f"stacks-{party}", "ab")  # noqa: SIM115 (it lives as long as the process)
-    own = _Party(cache_dir=asked["cache_dir"], folder=folder, options=asked["options"])
+    own = _Party(cache_dir=asked["cache_dir"], folder=folder)
     for number in range(first, len(steps)):
         step = steps[number]
         time.sleep(step["pause_us"] / 1e6)
@@ -305,10 +307,12 @@ def main() -> None:
     """Run a case for each line; a party returns from `_run`, and does what programs do at their end."""
     with tempfile.TemporaryDirectory() as warm:
         # What is imported at the first use is imported once.
-        own = _Party(cache_dir=warm, folder=Path(warm), options={})
+        own = _Party(cache_dir=warm, folder=Path(warm))
         step: Step = {"key": 0, "which": 0, "num_files": 2, "deletes": True}
         for act in (own.convert, own.read, own.pickle, own.unpickle, own.sweep, own.delete):
             act(step)
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     gc.freeze()
     print("{}", flush=True)
     for line in sys.stdin:

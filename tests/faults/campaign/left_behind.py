@@ -157,11 +157,12 @@ def resident_bytes() -> int:
 
 def leases_in(cache_dir: Path) -> list[str]:
     """Signs of life in a cache."""
-    return [str(path.relative_to(cache_dir)) for path in cache_dir.rglob("*") if _is_sign(path)]
+    return [str(path.relative_to(cache_dir)) for path in cache_dir.rglob("*") if is_sign(path.name)]
 
 
-def _is_sign(path: Path) -> bool:
-    return bool(re.search(r"lease-|\.intent|\.clock-|\.tmp$", path.name))
+def is_sign(name: str) -> bool:
+    """Whether a file is of a process that was alive."""
+    return bool(re.search(r"lease-|\.intent|\.clock-|\.tmp$", name))
 
 
 def files_in(folder: Path) -> list[Any]:

@@ -167,3 +167,16 @@ def test_what_a_library_says_of_a_url_is_told_without_its_secrets() -> None:
     store = Store({}, protocol="https")
     said = "https://user:hidden@host/a?sig=hidden&b=1 and abfs://data@lake/a, 'http://host/b?hidden'"
     assert store.without_secrets(said) == "https://***@host/a?*** and abfs://data@lake/a, 'http://host/b?***'"
+
+
+def test_a_name_that_was_taken_and_is_free_again_was_taken() -> None:
+    """Not a missing folder. Seen in `python -m tests.faults.campaign crowd_of_stores --case 1:3`."""
+
+    class Rival(Store):
+        def _create(self, filesystem: Any, path: str, data: bytes) -> None:
+            # Another process has the name at this moment, and removes the file before anybody looks.
+            raise FileExistsError(path)
+
+    store = Rival({}, protocol="memory", timeout_seconds=10)
+    store._keeps_answers = False
+    assert store.create("/taken-and-free-again", b"own") is False
