@@ -146,7 +146,11 @@ class OpenFile:
     def read(
         self, indices: Sequence[int], places: Sequence[Place], fetched: Fetched | None, most_rows: int | None = None
     ) -> list[pa.ChunkedArray]:
-        """These columns of row groups, decoded by Arrow; with `most_rows` of no more than the first rows."""
+        """These columns of row groups, decoded by Arrow; with `most_rows` of no more than the first rows.
+
+        Raises:
+            ValueError: damaged pages have another number of values than the footer says.
+        """
         with pa.BufferReader(self.buffer) if fetched is None else self.file.open_partial(fetched) as opened:
             parquet = pq.ParquetFile(
                 opened,
@@ -155,4 +159,9 @@ class OpenFile:
                 page_checksum_verification=self.verify_checksums,
                 coerce_int96_timestamp_unit="us",
             )
-            return read_places(parquet, indices, places, most_rows)
+            columns = read_places(parquet, indices, places, most_rows)
+        num_rows = self.footer.rows_of(indices)
+        for place, column in zip(places, columns, strict=True):
+            if len(column) != num_rows and most_rows is None:
+                raise ValueError(f"{len(column)} values of column {place.field.name!r}, expected {num_rows}")
+        return columns

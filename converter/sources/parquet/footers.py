@@ -128,6 +128,8 @@ def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterato
             return part.with_type(list_of(kind, with_text(kind.value_field)))
         if pa.types.is_map(kind):
             return part.with_type(pa.map_(with_text(kind.key_field), with_text(kind.item_field)))
+        # Names that are no UTF-8 raise here, where the file is known, and nowhere later.
+        _ = getattr(kind, "tz", None), getattr(kind, "extension_name", None)
         first, *_ = [next(leaves, None) for _ in range(count_leaves(part.type))]
         is_enum = first is not None and first.logical_type.type == "ENUM" and is_bytes_type(part.type)
         return part.with_type(pa.string()) if is_enum else part
@@ -167,7 +169,9 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
     except FileNotFoundError as error:
         raise SourceError(f"{path} is not there. {remedy}", path=path) from error
     except OSError as error:
-        raise SourceError(f"{path} cannot be read: {str(error).rstrip('. ')}.", path=path) from error
+        cause = str(error).rstrip(". ")
+        advice = "Check that it is a file that you may read, and that its store is up."
+        raise SourceError(f"{path} cannot be read: {cause}. {advice}", path=path) from error
     except (pa.ArrowException, ValueError) as error:
         cause = str(error).rstrip(". \n")
         raise SourceError(f"{path} is no Parquet file that can be read: {cause}. {remedy}", path=path) from error
@@ -211,7 +215,10 @@ def _spark_types(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
         types = {str(part["name"]): part["type"] for part in fields}
     except (KeyError, ValueError, TypeError):
         return {}
-    names = {name: kind if isinstance(kind, str) else str(kind.get("class", "")) for name, kind in types.items()}
+    names = {
+        name: kind if isinstance(kind, str) else str(kind.get("class", "") if isinstance(kind, dict) else "")
+        for name, kind in types.items()
+    }
     return {
         name: kind
         for name, kind in names.items()

@@ -54,7 +54,7 @@ class Case:
         self.kept_whole = False
         """Whether nothing was damaged when it was opened."""
 
-        self.has_removed = self.has_local_damage = False
+        self.has_removed = self.has_local_damage = self.has_written_again = False
         """Whether something of an entry may be gone: deleted, swept, written again."""
 
     def take(self, step: Step) -> None:
@@ -111,6 +111,7 @@ class Case:
         if harmed != data:
             self.files.put(name, harmed)
             self.written[name] = harmed
+            self.has_written_again |= self.kept is not None
             self.done["files damaged"] += 1
 
     def _damage_local(self, step: Step, chance: random.Random) -> None:
@@ -180,7 +181,7 @@ class Case:
 
     def may_fail(self) -> bool:
         """Whether an error is right: something that is needed is damaged or gone."""
-        if self.has_removed or (self.has_local_damage and not self.local.exists()):
+        if self.has_removed or self.has_written_again or (self.has_local_damage and not self.local.exists()):
             return True
         if self.has_local_damage and not (self.local / LOCAL_DIRECTORY / ".owner").exists():
             return True

@@ -109,7 +109,9 @@ class UsedCase(Case):
             numbers = [name for name in plain if name not in converter._manifest.scales]
             what = step["what"]
             if what == "statistics":
-                require(set(converter.statistics) == set(converter.columns), "each column has statistics", "")
+                for name in converter.columns:
+                    # Of a column that has none, the error says why.
+                    require(converter.statistics[name].null_count >= 0, "each column has statistics", name)
             elif what == "plan":
                 converter.plan(batch_size=7, shuffle=True, nulls="mask", ragged="pad")
             elif what == "head":

@@ -232,7 +232,8 @@ def _edit_value(whole: list[Any], chance: random.Random) -> None:
     elif kind == 4 and type(inner) is int:
         holder[key] = inner + chance.choice((-1, 1, 1, 100, -100))
     else:
-        holder[key] = chance.choice(_STRANGE)
+        # A copy: the lists among them may be damaged later.
+        holder[key] = json.loads(json.dumps(chance.choice(_STRANGE)))
 
 
 def _from_above(whole: list[Any], chance: random.Random) -> tuple[Any, Any]:
@@ -252,7 +253,7 @@ def _edit_rows(whole: bytes, chance: random.Random) -> bytes:
         return edit_json(whole, chance)
     table = pq.read_table(pa.BufferReader(whole))
     rows = list(range(table.num_rows))
-    kind = chance.randrange(5)
+    kind = chance.randrange(5) if rows else chance.randrange(2, 5)
     if kind == 0:
         del rows[chance.randrange(len(rows))]
     elif kind == 1:

@@ -289,3 +289,17 @@ def test_null_elements_that_no_footer_showed_are_named_with_the_remedy(
     ):
         rows_of(converter)
     assert sorted(rows_of(converter, nulls={"x": 9})["x"]) == [[1, 2], [3, 9], [5, 6]]
+
+
+def test_a_folder_that_the_log_calls_a_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    """First seen in `python -m tests.faults.campaign damaged_bytes --case 42:679 --steps 1,6`."""
+    path = append_each(tmp_path / "table", [{"id": [1, 2]}])
+    (path / "folder").mkdir()
+
+    def change(action: dict[str, Any]) -> None:
+        if "add" in action:
+            action["add"]["path"] = "folder"
+
+    change_commit(path, 0, change)
+    with pytest.raises(SourceError, match=r"folder cannot be read: .*directory\. Check that it is a file that you may"):
+        make_delta_converter(path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from converter import (
+    DatasetConverter,
     NullValueError,
     ReadError,
     SourceChangedError,
@@ -137,3 +140,43 @@ def test_a_store_that_is_away_is_not_the_files_fault(monkeypatch: pytest.MonkeyP
     ) as caught:
         make_parquet_converter("memory://away", timeout_seconds=0.3)
     assert "no Parquet file" not in str(caught.value)
+
+
+def test_names_in_a_footer_that_are_no_utf8_are_named_with_their_file(tmp_path: Path) -> None:
+    """First seen in `python -m tests.faults.campaign damaged_bytes --case 42:32837 --steps 1,2`."""
+    times = pa.array([0], pa.timestamp("us", "Europe/Paris"))
+    path = write(tmp_path, "a.parquet", {"time": times})
+    schema = pq.read_metadata(path).metadata[b"ARROW:schema"]
+    damaged = base64.b64encode(base64.b64decode(schema).replace(b"Europe/Paris", b"\xbdurope/Paris"))
+    path.write_bytes(path.read_bytes().replace(schema, damaged))
+    with pytest.raises(SourceError, match=r"a\.parquet is no Parquet file that can be read: .*Restore the file"):
+        make_parquet_converter(tmp_path)
+
+
+def test_types_of_spark_that_are_none_are_no_types(tmp_path: Path) -> None:
+    """First seen in `python -m tests.faults.campaign damaged_bytes --case 42:6143 --steps 2,5`."""
+    metadata = {"org.apache.spark.sql.parquet.row.metadata": '{"fields": [{"name": "a", "type": 7}]}'}
+    pq.write_table(pa.table({"a": [1, 2]}).replace_schema_metadata(metadata), tmp_path / "a.parquet")
+    with make_parquet_converter(tmp_path) as converter:
+        assert converter.head(2)["a"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda rows: rows.where([("a", ">", 5)]), lambda rows: rows.statistics, lambda rows: rows.head()],
+    ids=["where", "statistics", "head"],
+)
+def test_a_page_that_holds_fewer_values_than_the_footer_says_is_damaged(
+    tmp_path: Path, use: Callable[[DatasetConverter], Any]
+) -> None:
+    """First seen in `python -m tests.faults.campaign damaged_bytes --case 42:27672 --steps 2,5`."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": [5, 6]}), path, use_dictionary=False, compression="none", write_statistics=False)
+    raw = path.read_bytes()
+    assert raw.index(b"\x2c\x15\x04") < 30
+    path.write_bytes(raw.replace(b"\x2c\x15\x04", b"\x2c\x15\x00", 1))
+    with (
+        make_parquet_converter(tmp_path) as converter,
+        pytest.raises(ReadError, match=r"Row group 0 of .*a\.parquet cannot be decoded: .*The file is damaged"),
+    ):
+        use(converter)
