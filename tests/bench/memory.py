@@ -219,7 +219,7 @@ def read(situation: Situation, url: str, storage_options: dict[str, Any], num_ep
     if situation.kind == "cache":
         opened = converter.open_converter(url, storage_options=storage_options)
     else:
-        decode = {"x": converter.Image(shape=(128, 128, 3))} if situation.rows == "pictures" else None
+        decode = {"x": converter.Image(size=(128, 128))} if situation.rows == "pictures" else None
         opened = converter.make_parquet_converter(url, storage_options=storage_options, decode=decode)
     viewed = view(opened, situation.view)
     options: dict[str, Any] = {"batch_size": BATCH_SIZE} | situation.options
