@@ -19,7 +19,7 @@ from converter import make_parquet_converter
 from converter.parsed_footer import parse_end
 from converter.places import Place
 from converter.portable import footers
-from converter.reading.pages import Chunk, PlainColumn, _is_regular, _read_page_header, find_plain_column
+from converter.reading.pages import Chunk, PlainColumn, _are_all, _is_regular, _read_page_header, find_plain_column
 from converter.schema import Field
 from tests.properties import examples
 
@@ -306,6 +306,55 @@ def test_any_bytes_are_levels_or_not(data: bytes, length: int, rows: int) -> Non
     assert _is_regular(data, length, length * rows) in (True, False)
 
 
+def pack(levels: list[int], width: int) -> bytes:
+    """Levels in one run of groups of eight."""
+    padded = np.array([*levels, *[0] * (-len(levels) % 8)], np.uint8)
+    bits = np.unpackbits(padded[:, None], axis=1, bitorder="little")[:, :width]
+    return varint(len(padded) // 8 << 1 | 1) + np.packbits(bits.ravel(), bitorder="little").tobytes()
+
+
+@examples(500)
+@given(
+    most=st.integers(1, 7),
+    count=st.integers(1, 300),
+    packed=st.integers(0, 300),
+    change=st.none() | st.tuples(st.integers(0, 299), st.integers(1, 7)),
+)
+def test_levels_are_all_present_only_if_each_is_the_greatest(
+    most: int, count: int, packed: int, change: tuple[int, int] | None
+) -> None:
+    levels = [most] * count
+    if change is not None:
+        levels[change[0] % count] = change[1] % most
+    # Some groups of eight, and runs behind them.
+    first = min(packed // 8 * 8, count // 8 * 8)
+    rest = encode(levels[first:], packed=False) if levels[first:] else b""
+    data = (pack(levels[:first], most.bit_length()) if first else b"") + rest
+    assert _are_all(data, most, count) == (levels == [most] * count)
+    assert _are_all(pack(levels, most.bit_length()), most, count) == (levels == [most] * count)
+    assert not _are_all(data, most, count + 1)
+
+
+@examples(500)
+@given(st.binary(max_size=60), st.integers(1, 3), st.integers(1, 400))
+def test_any_bytes_are_present_levels_or_not(data: bytes, most: int, count: int) -> None:
+    assert _are_all(data, most, count) in (True, False)
+
+
+@pytest.mark.parametrize(("levels", "num_nulls"), [(0b111111, 0), (0b111011, 1)])
+def test_a_null_is_seen_where_as_many_bytes_follow_the_values(levels: int, num_nulls: int) -> None:
+    """fastparquet puts eight bytes behind the values of a page: with one null it is as long as a page without."""
+    column = PlainColumn(0, np.dtype("float64"), np.dtype("float64"), (), 1, 8, False, 1, False)
+    values = np.arange(6.0 - num_nulls)
+    page = bytes([2, 0, 0, 0, 3, levels]) + values.tobytes() + bytes(8 * num_nulls)
+    header = b"\x15\x00\x15l\x15l,\x15\x0c\x15\x00\x15\x06\x15\x08\x00\x00"
+    whole = pa.py_buffer(header + page)
+    (found,) = column.pages(whole, Chunk(0, whole.size, 6, None))
+    assert (found is None) == bool(num_nulls)
+    if found is not None:
+        np.testing.assert_array_equal(found, values)
+
+
 @pytest.mark.parametrize("compression", ["snappy", "zstd", "none"])
 def test_a_flipped_byte_is_refused_or_left_to_arrow_or_changes_numbers_alone(tmp_path: Path, compression: str) -> None:
     values = RANDOM.normal(size=(64, 6))
@@ -370,7 +419,7 @@ def test_a_header_is_the_same_by_its_pattern_and_by_thrift(
     values = pa.array(RANDOM.integers(0, 1 << 30, 300), pa.int32())
     path = write(tmp_path / "x", values, **{"write_statistics": False, "data_page_size": 256} | options)
     data = path.read_bytes()
-    chunk = find_chunk(PlainColumn(0, np.dtype("int32"), np.dtype("int32"), (), 1, 4, False, True, False), path)
+    chunk = find_chunk(PlainColumn(0, np.dtype("int32"), np.dtype("int32"), (), 1, 4, False, 1, False), path)
     assert chunk is not None
     heads = [data[chunk.start : chunk.start + 64]]
     for _ in range(300):
