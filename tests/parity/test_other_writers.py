@@ -5,14 +5,22 @@
 
 from __future__ import annotations
 
+import json
+import math
+import random
+import tarfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import duckdb
+import numpy as np
 import pytest
 
 from converter import ReadError, make_parquet_converter
 from tests.parity import other_writers
+from tests.parity.fastparquet_files import CELLS, KEPT, SECOND_PAGES, WAYS
+from tests.parity.other_readers import difference, read_in_order
 
 _SEED, _CASES, _CASES_OF_A_TEST = 7, 80, 20
 
@@ -42,3 +50,36 @@ def test_a_null_array_of_duckdb_is_refused(tmp_path: Path, kind: str) -> None:
         pytest.raises(ReadError, match=r"x\.parquet cannot be decoded"),
     ):
         list(reader)
+
+
+@pytest.fixture(scope="module")
+def of_fastparquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the files that a real fastparquet wrote."""
+    folder = tmp_path_factory.mktemp("fastparquet")
+    with tarfile.open(KEPT) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.mark.parametrize("name", [*WAYS, *(f"{way}, second pages" for way in SECOND_PAGES)])
+def test_files_of_fastparquet_have_the_same_cells_in_five_readers(of_fastparquet: Path, name: str) -> None:
+    path = of_fastparquet / f"{name}.parquet"
+    found = other_writers.check_file(path, random.Random(name), Counter())
+    # fastparquet puts eight bytes behind the values of each page, and Polars expects a multiple of twelve.
+    assert [what for what in found if name != "INT96" or "Polars" not in what] == []
+
+    read = json.loads((of_fastparquet / CELLS).read_text())[name]
+    with make_parquet_converter(path, float_dtype=None) as converter:
+        ours = read_in_order(converter)
+        dtypes = {field.name: field.dtype for field in converter.schema}
+    assert difference(ours, {name: [_cell(cell, dtypes[name]) for cell in read[name]] for name in read}) is None
+
+
+def _cell(cell: Any, dtype: str) -> Any:
+    """A cell of fastparquet's. It writes NaN as a null, and reads a null as NaN."""
+    if dtype == "bytes" and cell is not None:
+        return bytes.fromhex(cell)
+    words = {"float32": np.uint32, "float64": np.uint64}
+    if dtype in words and cell is not None and math.isnan(words[dtype](cell).view(dtype)):
+        return None
+    return cell
