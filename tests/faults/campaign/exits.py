@@ -116,12 +116,13 @@ def main() -> None:
         pid = os.fork()
         if not pid:
             # As a program's main module would, and nothing else.
-            os.setsid()
             os.close(ready)
             said = os.open(f"{asked['folder']}/said", os.O_WRONLY | os.O_CREAT)
             os.dup2(said, 1)
             os.dup2(said, 2)
             os.close(said)
+            # Now it may be interrupted.
+            os.setsid()
             _live(asked, rows, told)
             return
         os.close(told)
