@@ -12,6 +12,7 @@ import gc
 import itertools
 import json
 import multiprocessing
+import multiprocessing.context
 import multiprocessing.forkserver
 import os
 import random
@@ -571,6 +572,33 @@ def lose_a_worker(cache_dir: str, kind: str) -> dict[str, Any]:
             found["right rows again"] = rows == expected[: len(rows)] and (bool(error[0]) or rows == expected)
         found["left"] = left_of(cache_dir)
     return found
+
+
+class _InterruptedStart(multiprocessing.context.ForkContext):
+    """Ctrl-C comes right after the second worker process was started."""
+
+    def __init__(self) -> None:
+        self.started: list[Any] = []
+        outer = self
+
+        class Process(multiprocessing.context.ForkProcess):
+            def start(self) -> None:
+                super().start()
+                outer.started.append(self)
+                if len(outer.started) == 2:
+                    raise KeyboardInterrupt
+
+        self.Process = Process  # type: ignore[misc,assignment]
+
+
+def test_an_interrupt_while_workers_start_ends_those_that_have_started(whole: DatasetConverter) -> None:
+    """torch leaves them. First seen in `python -m tests.faults.campaign lives --case 45:232`."""
+    context = _InterruptedStart()
+    with whole.make_torch_dataloader(**OPTIONS, num_workers=2, multiprocessing_context=context) as loader:
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+        assert [process.is_alive() for process in context.started] == [False, False]
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("kind", ["processes", "persistent"])

@@ -31,6 +31,7 @@ REACHES = {
     "frameworks.torch.loader.TorchDataLoader._end_workers": "torch",
     "frameworks.transformers._tell_batch_size": "Transformers",
     "frameworks.torch.loader._is_starting_process": "CPython",
+    "frameworks.torch.workers.end_begun": "torch",
     "holding.is_in_thread_pool": "CPython",
     "holding.register_before_thread_pools": "CPython",
     "loading.agreement._store_of_ranks": "torch",

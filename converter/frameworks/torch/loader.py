@@ -28,7 +28,7 @@ from converter.frameworks.torch.tensors import (
     torch_batches,
     whole_run,
 )
-from converter.frameworks.torch.workers import close_at_exit, end_with_parent
+from converter.frameworks.torch.workers import close_at_exit, end_begun, end_with_parent
 from converter.loading.batches import numpy_batches
 from converter.loading.epochs import BatchesOf, Epochs, as_generator
 from converter.loading.progress import follow
@@ -305,6 +305,9 @@ class TorchDataLoader(DataLoader[Batch]):
         close_at_exit(self)
         try:
             return super().__iter__()
+        except BaseException as error:
+            end_begun(error)
+            raise
         finally:
             self._runs.is_own = False
 

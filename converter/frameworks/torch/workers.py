@@ -1,9 +1,10 @@
-"""A worker process of a DataLoader ends when the process that started it does, however it was started."""
+"""A worker process of a DataLoader ends with the process or the loop that started it, however it was started."""
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing
+import multiprocessing.process
 import multiprocessing.util  # Before our hook at the interpreter's end, so that ours runs first.
 import os
 import threading
@@ -33,6 +34,24 @@ def _wait_and_end(trainer: Any, is_child: bool) -> None:
         trainer.join(_LOOK_SECONDS)
     # Nobody is left to whom anything could be said, and the main thread may wait for a store.
     os._exit(1)
+
+
+def end_begun(error: BaseException) -> None:
+    """End the worker processes that torch had started when an error, such as an interrupt, kept it from the others.
+
+    Nobody else knows of them, and they would wait for work until the program ends.
+
+    Reaches into: DataLoader's iterators, the lists _workers and the last process w (torch 2.4 to 2.15).
+    Without it: idle processes stay after a Ctrl-C at that moment, as with torch's own loaders.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        seen = trace.tb_frame.f_locals
+        for process in {*getattr(seen.get("self"), "_workers", ()), seen.get("w")}:
+            if isinstance(process, multiprocessing.process.BaseProcess) and process.pid is not None:
+                process.kill()
+                process.join()
+        trace = trace.tb_next
 
 
 _with_workers: weakref.WeakSet[Any] = weakref.WeakSet()
