@@ -217,6 +217,9 @@ def count_in(column: Column, counts: Sequence[Counts]) -> None:
             nulls = None if nulls is None else nulls + kind.num_rows
             continue
         count = int(kind.leaf_nulls[place.leaf])
+        if place.members and pa.types.is_dictionary(innermost(place.field.type)):
+            # pyarrow does not count the nulls of a struct among those of a dictionary in it (up to 26.0.1 at least).
+            count = -1
         nulls = None if nulls is None or count < 0 else nulls + count
         column.has_null_elements |= count != 0 and _may_hold_null(place.field.type)
         num_bytes += int(kind.leaf_bytes[place.leaves.start : place.leaves.stop].sum())

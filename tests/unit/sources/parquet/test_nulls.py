@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from converter import (
@@ -35,6 +36,24 @@ def test_nulls_follow_the_policy(tmp_path: Path) -> None:
     assert found["pair__element_valid"].tolist() == [[True, True], [False, False], [True, True]]
     assert converter.statistics["pair"].element_mean.tolist() == [2, 3]
     assert [converter.statistics[name].null_count for name in ("id", "pair")] == [1, 1]
+
+
+def test_nulls_of_a_struct_are_seen_in_a_dictionary_that_pyarrow_does_not_count(tmp_path: Path) -> None:
+    words = pa.array(["a", "b", "a"]).dictionary_encode()
+    one = pa.StructArray.from_arrays([words], ["word"], mask=pa.array([False, True, False]))
+    # The second struct of the first list is null.
+    several = pa.ListArray.from_arrays(pa.array([0, 2, 2, 3], pa.int32()), one)
+    write(tmp_path, "x.parquet", {"one": one, "several": several})
+    footer = pq.read_metadata(tmp_path / "x.parquet").row_group(0)
+    assert footer.column(0).statistics.null_count == 0, "pyarrow counts them: the workaround can go"
+    converter = make_parquet_converter(tmp_path)
+    with pytest.raises(NullValueError, match=r"Column 'one\.word' holds"):
+        read(converter, columns=["one.word"])
+    found = read(converter, nulls="mask", ragged="nested")
+    assert found["one.word"].tolist() == ["a", "", "a"]
+    assert found["one.word__valid"].tolist() == [True, False, True]
+    assert [row.tolist() for row in found["several.word"]] == [["a", ""], [], ["a"]]
+    assert [row.tolist() for row in found["several.word__element_valid"]] == [[True, False], [], [True]]
 
 
 @pytest.mark.parametrize(
