@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from converter import ReadError, make_parquet_converter
-from tests.parity import other_writers
+from tests.parity import other_tables, other_writers
 from tests.parity.fastparquet_files import CELLS, KEPT, SECOND_PAGES, WAYS
 from tests.parity.other_readers import difference, read_in_order
 
-_SEED, _CASES, _CASES_OF_A_TEST = 7, 80, 20
+_SEED, _CASES, _CASES_OF_A_TEST, _TABLES = 7, 80, 20, 10
 
 
 @pytest.mark.parametrize("first", range(0, _CASES, _CASES_OF_A_TEST))
@@ -83,3 +83,12 @@ def _cell(cell: Any, dtype: str) -> Any:
     if dtype in words and cell is not None and math.isnan(words[dtype](cell).view(dtype)):
         return None
     return cell
+
+
+def test_random_tables_of_delta_rs_have_the_same_cells_in_three_readers(tmp_path: Path) -> None:
+    done: Counter[str] = Counter()
+    for number in range(_TABLES):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert other_tables.run_case(_SEED, number, folder, done) == [], f"case {_SEED}:{number}"
+    assert done["versions"] > 3 * _TABLES
