@@ -115,6 +115,11 @@ class ParsedFooter:
         """Whether columns may be encrypted, behind this plain footer."""
         self.row_group_rows = tuple(_integer(fields, 3, "rows") for fields, _ in groups)
         self.row_group_bytes = tuple(_integer(fields, 2, "bytes") for fields, _ in groups)
+        # Else the last rows of a row group would be missing without a word.
+        if _is_integer(metadata.get(3)) and metadata[3] != sum(self.row_group_rows):
+            raise ValueError(
+                f"its footer describes {metadata[3]} rows, and its row groups have {sum(self.row_group_rows)}"
+            )
         for index, (_, chunks) in enumerate(groups):
             if len(chunks) != len(self.leaf_types):
                 raise ValueError(

@@ -23,7 +23,7 @@ import polars as pl
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from converter import ConverterError, make_delta_converter
+from converter import ConverterError, NullValueError, make_delta_converter
 from tests.parity.other_frames import make_table
 from tests.parity.other_readers import Cells, cells_of_table, difference, leaves_of, read_in_order
 
@@ -182,6 +182,10 @@ def _check_version(path: str, version: int, done: Counter[str]) -> str | None:
         with make_delta_converter(path, version=version, float_dtype=None, shapes=shapes) as converter:
             what = difference(_in_order(read_in_order(converter, batch_size=7)), expected)
             return what and f"a converter: {what}"
+    except NullValueError as error:
+        # Of a table only some footers are read, and null elements of lists are seen there alone.
+        done["versions with null elements in other files"] += 1
+        return None if "the footers that were read did not show any" in str(error) else repr(error)
     except ConverterError as error:
         is_empty = table.num_rows == 0 and "no rows" in str(error)
         return None if is_empty else f"a converter raises {error!r:.500}"

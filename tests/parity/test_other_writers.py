@@ -22,7 +22,7 @@ from tests.parity import other_tables, other_writers
 from tests.parity.fastparquet_files import CELLS, KEPT, SECOND_PAGES, WAYS
 from tests.parity.other_readers import difference, read_in_order
 
-_SEED, _CASES, _CASES_OF_A_TEST, _TABLES = 7, 80, 20, 10
+_SEED, _CASES, _CASES_OF_A_TEST, _TABLES = 7, 60, 20, 10
 
 
 @pytest.mark.parametrize("first", range(0, _CASES, _CASES_OF_A_TEST))

@@ -24,6 +24,7 @@ from converter import (
     make_parquet_converter,
 )
 from tests.encrypted import write_encrypted
+from tests.faults.bad_parquet import take_apart
 from tests.unit.sources.parquet.known_files import (
     put,
     read,
@@ -180,3 +181,17 @@ def test_a_page_that_holds_fewer_values_than_the_footer_says_is_damaged(
         pytest.raises(ReadError, match=r"Row group 0 of .*a\.parquet cannot be decoded: .*The file is damaged"),
     ):
         use(converter)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 49, 51])
+def test_a_row_group_of_other_rows_than_the_file_has_is_refused(tmp_path: Path, num_rows: int) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": [[row] for row in range(50)]}), path)
+    whole = take_apart(path.read_bytes())
+    whole.row_group[3][1] = num_rows
+    path.write_bytes(whole.join({}))
+    text = (
+        rf"x\.parquet is no Parquet file that can be read: .* describes 50 rows, and its row groups have {num_rows}\."
+    )
+    with pytest.raises(SourceError, match=text):
+        make_parquet_converter(path)
