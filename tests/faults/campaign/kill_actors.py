@@ -328,8 +328,10 @@ class Actor:
 
         def save() -> None:
             record["state"] = readers[0].state_dict()
-            Path(f"{file}.new").write_text(json.dumps(record))
-            os.replace(f"{file}.new", file)
+            # Another trainer of the same rows may save at the same time.
+            new = Path(f"{file}.{os.getpid()}.new")
+            new.write_text(json.dumps(record))
+            new.replace(file)
 
         while len(epochs) <= NUM_EPOCHS:
             for number, batches in enumerate(zip(*readers, strict=True), 1):

@@ -199,7 +199,12 @@ class _Case:
     def live(self, step: Step, converter: DatasetConverter, order: np.ndarray) -> None:
         """A loader's life: errors that must come are caught here, others are violations."""
         end, deletions = step["end"], self.deletions
-        loader = make_loader(converter, step, order, self.folder)
+        try:
+            loader = make_loader(converter, step, order, self.folder)
+        except TransformError as error:
+            # The dataset transforms a first batch, to know the shapes.
+            require((step["kind"], step["transform"]) == ("tf", "fail"), "errors say what happened", f"{error!r}")
+            return
         if end == "keep":
             loader.set_epoch(step["epoch"])
             self.kept.append(
