@@ -41,13 +41,17 @@ def end_begun(error: BaseException) -> None:
 
     Nobody else knows of them, and they would wait for work until the program ends.
 
-    Reaches into: DataLoader's iterators, the lists _workers and the last process w (torch 2.4 to 2.15).
+    Reaches into: DataLoader's iterators, their _workers and _shutdown, and the last process w (torch 2.4 to 2.15).
     Without it: idle processes stay after a Ctrl-C at that moment, as with torch's own loaders.
     """
     trace = error.__traceback__
     while trace is not None:
         seen = trace.tb_frame.f_locals
-        for process in {*getattr(seen.get("self"), "_workers", ()), seen.get("w")}:
+        begun: Any = seen.get("self")
+        if hasattr(begun, "_workers"):
+            # Half made, it could not end its processes, and would print an error when it is freed.
+            begun._shutdown = True  # noqa: SLF001
+        for process in {*getattr(begun, "_workers", ()), seen.get("w")}:
             if isinstance(process, multiprocessing.process.BaseProcess) and process.pid is not None:
                 process.kill()
                 process.join()
