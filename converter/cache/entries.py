@@ -10,6 +10,9 @@ interfere, at least one notices:
 - **sweep** removes a dead attempt's intent, then reads the manifest and the leases again;
 - **commit** puts a lease, looks for its intent, puts the manifest, and looks for its intent again; if that is gone,
   the entry is deleted.
+
+On some stores a file is seen before its content, so a manifest that cannot be read may be one that a commit is about to
+fill: it is removed only while no other process writes there.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from converter.cache.host_leases import HostLease, is_shared
 from converter.cache.leases import HURRY_SECONDS, Lease, held_now, put_intent, put_lease, release
 from converter.cache.owners import check_owner
 from converter.cache.removal import delete_data, delete_uncommitted, is_link, is_ours
-from converter.cache.roots import MANIFEST, named_errors, naming_errors
+from converter.cache.roots import ATTEMPT_PATTERN, MANIFEST, named_errors, naming_errors
 from converter.errors import CacheCorruptError, CacheError
 from converter.manifest import Manifest
 from converter.storage.directory import Storage
@@ -35,6 +38,11 @@ _MAX_TRIES = 100
 
 _ABANDON_LOOKS = 10
 _ABANDON_SECONDS = 2.0
+
+_FILL_LOOKS = 10
+_FILL_SECONDS = 2.0
+"""How often and how long a commit looks whether another process fills a manifest that it has created; guesses."""
+
 _KEPT_SIGN = b'"is_kept":true'
 
 
@@ -89,13 +97,22 @@ class HeldEntry:
             self.release_lease()
             return
         try:
-            if _is_named(self.root, self.key, attempt_of(self.manifest), if_corrupt=is_own):
-                self.folder.delete_file(MANIFEST)
+            self._delete_manifest(if_corrupt=is_own)
         except BaseException:
             with self.root.hurried(HURRY_SECONDS):
                 self._release(if_corrupt=is_own)
             raise
         self._release(if_corrupt=is_own)
+
+    def _delete_manifest(self, *, if_corrupt: bool) -> None:
+        try:
+            committed = load_manifest(self.root, self.key)
+        except CacheCorruptError:
+            if if_corrupt:
+                delete_corrupt(self.root, self.key)
+            return
+        if committed is not None and attempt_of(committed) == attempt_of(self.manifest):
+            self.folder.delete_file(MANIFEST)
 
     def _release(self, *, if_corrupt: bool) -> None:
         if self.release_lease():
@@ -176,7 +193,7 @@ def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> HeldEntry:
         # Put last: a directory without a manifest does not exist for readers.
         tries_left = _MAX_TRIES
         while adopted is None and not entry.put_if_absent(MANIFEST, manifest.to_json()):
-            adopted = adopt(root, attempt.key)
+            adopted = _adopt_filled(root, attempt)
             tries_left -= 1
             if adopted is None and not tries_left:
                 raise FileExistsError(f"{MANIFEST} can neither be created nor read")
@@ -198,6 +215,21 @@ def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> HeldEntry:
         adopted.release()
         raise
     return adopted
+
+
+def _adopt_filled(root: Storage, attempt: Attempt) -> HeldEntry | None:
+    """`adopt`, of a manifest that another process may be about to fill; one that nobody fills goes."""
+    looks_left = _FILL_LOOKS
+    while True:
+        try:
+            return adopt(root, attempt.key)
+        except CacheCorruptError:
+            looks_left -= 1
+            if not looks_left:
+                if not delete_corrupt(root, attempt.key, own_attempt=attempt.attempt_id):
+                    raise
+                return None
+            time.sleep(_FILL_SECONDS / _FILL_LOOKS)
 
 
 def _swept(entry: Storage) -> CacheError:
@@ -391,11 +423,32 @@ def _end(lease: HostLease | None) -> None:
 
 @named_errors
 def discard(root: Storage, key: str) -> None:
-    """Remove a manifest that cannot be read, at a second look either, so that the entry can be written again."""
+    """`delete_corrupt`, with named errors, so that the entry can be written again."""
+    delete_corrupt(root, key)
+
+
+def delete_corrupt(root: Storage, key: str, *, own_attempt: str | None = None) -> bool:
+    """Remove a manifest that could not be read if it cannot at a second look either, and no other process writes there.
+
+    Whether the entry can be read or written now.
+    """
+    entry = root.below(key)
+    # Listed before the second look: a writer that filled the manifest meanwhile has removed its intent, or shows it.
+    matches = (ATTEMPT_PATTERN.fullmatch(info.name) for info in entry.list() if not info.is_directory)
+    intents = {match[1] for match in matches if match and match[2]} - {own_attempt}
+    is_being_filled = bool(intents) and not intents.isdisjoint(held_now(entry))
     try:
         load_manifest(root, key)
-    except CacheCorruptError:
-        root.below(key).delete_file(MANIFEST)
+    except CacheCorruptError as error:
+        if is_being_filled:
+            logger.info("Left a manifest alone that another process may be about to fill: %s", error)
+            return False
+        logger.warning("Removed a manifest that cannot be read: %s", error)
+        for attempt_id in sorted(intents):
+            # First: a writer that was taken for dead sees that it was.
+            entry.delete_file(f"data-{attempt_id}.intent")
+        entry.delete_file(MANIFEST)
+    return True
 
 
 def _directories(manifest: Manifest) -> set[str]:

@@ -6,7 +6,7 @@ import logging
 import random
 from dataclasses import replace
 
-from converter.cache.entries import attempt_of, is_in_use, load_manifest, says_it_is_kept
+from converter.cache.entries import attempt_of, delete_corrupt, is_in_use, load_manifest, says_it_is_kept
 from converter.cache.finding import is_entry
 from converter.cache.leases import RENEW_SECONDS, held_attempts, held_now, is_dead
 from converter.cache.removal import SweepReport, delete_data, delete_uncommitted, is_link, is_ours
@@ -120,11 +120,7 @@ def _sweep_entry(
         report += _sweep_attempt(root, key, attempt_id, manifest, is_corrupt=is_corrupt, dry_run=dry_run)
     if not dry_run:
         if is_corrupt and not held:
-            try:
-                load_manifest(root, key)
-            except CacheCorruptError as error:
-                logger.warning("Removed an entry that cannot be read: %s", error)
-                entry.delete_file(MANIFEST)
+            delete_corrupt(root, key)
         for info in infos:
             is_dead_lease = LEASE_PATTERN.fullmatch(info.name) and is_dead(entry, info, now=now)
             is_leftover = PASSING_PATTERN.fullmatch(info.name) and now - info.modified > 3 * RENEW_SECONDS

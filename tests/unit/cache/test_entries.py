@@ -20,7 +20,7 @@ from converter.errors import CacheCorruptError, CacheError
 from converter.storage.directory import Storage
 from converter.storage.local import LocalStorage
 from tests.folders import paths_below
-from tests.unit.cache.written import KEY, OTHER_KEY, commit, signs, write_attempt
+from tests.unit.cache.written import KEY, OTHER_KEY, commit, signs, silence, write_attempt
 
 
 class FailsAt(LocalStorage):
@@ -311,6 +311,75 @@ def test_a_manifest_that_can_be_read_at_a_second_look_is_not_discarded(root: Sto
     (ours / KEY / MANIFEST).write_bytes(b"{")
     entries.discard(root, KEY)
     assert entries.load(root, KEY) is None
+
+
+def test_a_manifest_that_another_process_is_about_to_fill_stays(root: Storage, ours: Path) -> None:
+    # python -m tests.faults.campaign store --case 41:2778 --steps 3,6,7
+    held = commit(root)
+    held.delete()
+    _, manifest = write_attempt(root)
+    # As stores show it on which a file is seen before its content.
+    (ours / KEY / MANIFEST).touch()
+    entries.discard(root, KEY)
+    dataclasses.replace(held, lease=None).delete()
+    assert (ours / KEY / MANIFEST).exists()
+
+    (ours / KEY / MANIFEST).write_bytes(manifest.to_json())
+    entries.discard(root, KEY)
+    assert entries.load(root, KEY).to_json() == manifest.to_json()
+
+
+def test_a_manifest_whose_writer_is_dead_goes_and_the_writer_sees_it_if_it_wakes_up(root: Storage, ours: Path) -> None:
+    attempt, manifest = write_attempt(root)
+    (ours / KEY / MANIFEST).touch()
+    silence(ours / KEY / attempt.intent.name)
+    entries.discard(root, KEY)
+    assert not (ours / KEY / MANIFEST).exists()
+    with pytest.raises(CacheError, match="stopped renewing its lease"):
+        entries.commit(root, attempt, manifest)
+
+
+def test_a_commit_waits_for_the_process_that_fills_the_manifest(
+    root: Storage, ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entries, "_FILL_SECONDS", 0.01)
+    first, manifest = write_attempt(root, mark="a")
+    second, other = write_attempt(root, mark="b")
+    (ours / KEY / MANIFEST).touch()
+
+    class FilledAtThirdLook(LocalFileSystem):
+        cachable = False
+        num_looks = 0
+
+        def cat_file(self, path: str, *arguments: Any, **options: Any) -> bytes:
+            self.num_looks += 1
+            if self.num_looks == 3:
+                (ours / KEY / MANIFEST).write_bytes(manifest.to_json())
+            return bytes(super().cat_file(path, *arguments, **options))
+
+    adopted = entries.commit(LocalStorage(root.path(), FilledAtThirdLook()), second, other)
+    assert adopted.manifest.fingerprint == "a" * 32
+    entries.abandon(root, first)
+    assert all((ours / KEY / name).exists() for name in manifest.file_names)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_commit_puts_its_manifest_in_place_of_one_that_nobody_fills(
+    root: Storage, ours: Path, monkeypatch: pytest.MonkeyPatch, is_alone: bool
+) -> None:
+    monkeypatch.setattr(entries, "_FILL_SECONDS", 0.01)
+    attempt, manifest = write_attempt(root)
+    if not is_alone:
+        write_attempt(root)
+    # Its own request was cut, or another process died.
+    (ours / KEY / MANIFEST).write_bytes(manifest.to_json()[:-40])
+    if is_alone:
+        assert entries.commit(root, attempt, manifest).manifest is manifest
+        assert entries.load(root, KEY).to_json() == manifest.to_json()
+    else:
+        with pytest.raises(CacheCorruptError, match="is not a manifest"):
+            entries.commit(root, attempt, manifest)
+        assert (ours / KEY / MANIFEST).exists()
 
 
 @pytest.mark.parametrize("is_damaged", [True, False])

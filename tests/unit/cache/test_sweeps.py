@@ -185,6 +185,28 @@ def test_a_lease_that_an_old_listing_lacks_is_seen_at_a_second_look(root: Storag
     assert sweep(root).num_entries == 1
 
 
+def test_a_manifest_that_a_writer_whom_an_old_listing_lacks_is_about_to_fill_stays(root: Storage, ours: Path) -> None:
+    # Beside python -m tests.faults.campaign store --case 41:2778 --steps 3,6,7
+    attempt, manifest = write_attempt(root)
+    (ours / KEY / roots.MANIFEST).touch()
+
+    class Stale(LocalFileSystem):
+        cachable = False
+        is_old = True
+
+        def ls(self, path: str, detail: bool = False, **options: Any) -> Any:
+            infos = super().ls(path, detail=detail, **options)
+            if not str(path).endswith(KEY) or not self.is_old:
+                return infos
+            self.is_old = False
+            return [info for info in infos if attempt.attempt_id not in info["name"]]
+
+    assert sweep(LocalStorage(root.path(), Stale())) == removal.SweepReport()
+    assert (ours / KEY / roots.MANIFEST).exists()
+    (ours / KEY / roots.MANIFEST).write_bytes(manifest.to_json())
+    assert entries.load(root, KEY) is not None
+
+
 def test_an_entry_that_is_used_without_a_lease_is_not_swept_by_the_converter_that_uses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
