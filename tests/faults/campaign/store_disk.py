@@ -8,7 +8,7 @@ import functools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import fsspec
@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 from converter.cache import entries, leases
 from converter.portable import deadlines, filesystems
 from converter.reading import local_cache
-from converter.storage import databricks, local, requests, store
+from converter.storage import databricks, handles, local, requests, store
 from tests.faults.campaign.store_faults import HANG_SECONDS, LOOK_SECONDS, Halved, clock, hanging
 from tests.faults.campaign.store_memory import Current, FaultyFileSystem
 
@@ -39,7 +39,7 @@ _CALLS = {
     "makedirs": "mkdir", "ls": "ls", "info": "info", "cat_file": "cat", "rm_file": "rm", "rmdir": "rmdir",
     "rm": "rmtree", "link": "put", "unlink": "rm", "utime": "touch", "stat": "stat", "fsync": "close", "open": "open",
     "rename": "rename", "replace": "rename", "listdir": "ls", "scandir": "ls", "memory_map": "map",
-    "disk_usage": "stat", "flock": "lock",
+    "disk_usage": "stat", "flock": "lock", "fwalk": "ls",
 }  # fmt: skip
 
 
@@ -102,6 +102,10 @@ class _LocalFile:
         Current.faults.call("write", str(self._file.name), write, is_disk=True)
         return len(data)
 
+    def writelines(self, parts: Iterable[Any]) -> None:
+        for part in parts:
+            self.write(part)
+
     def __enter__(self) -> _LocalFile:
         return self
 
@@ -152,12 +156,13 @@ def installed() -> Iterator[None]:
         patch.setattr(leases, "_LAST_RENEWAL_SECONDS", 0.01)
         for name in ("makedirs", "ls", "info", "cat_file", "rm_file", "rmdir", "rm"):
             patch.setattr(LocalFileSystem, name, faulty(getattr(LocalFileSystem, name)))
-        for module in (databricks, local, filesystems, local_cache):
+        for module in (databricks, handles, local, filesystems, local_cache):
             names = ("makedirs", "link", "unlink", "utime", "stat", "fsync", "rename", "replace", "listdir", "scandir",
-                     "rmdir")  # fmt: skip
+                     "rmdir", "fwalk")  # fmt: skip
             replaced: dict[str, Any] = {name: faulty(getattr(os, name)) for name in names}
-            if module is local_cache:
+            if module in (handles, local_cache):
                 replaced["open"] = faulty(os.open)
+            if module is local_cache:
                 patch.setattr(module, "shutil", Replaced(shutil, disk_usage=faulty(shutil.disk_usage)))
             patch.setattr(module, "os", Replaced(os, **replaced))
             patch.setattr(module, "open", _open_local, raising=False)
