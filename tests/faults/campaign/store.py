@@ -20,7 +20,7 @@ from tests.faults.campaign.cases import Campaign, Step
 from tests.faults.campaign.store_disk import installed
 from tests.faults.campaign.store_faults import ERRORS, KINDS
 from tests.faults.campaign.store_memory import URLS
-from tests.faults.campaign.store_place import Tables, write_tables
+from tests.faults.campaign.store_place import NUM_FILES, Tables, write_tables
 from tests.faults.campaign.store_world import NAMES, World
 
 STORES = ("local", *URLS)
@@ -52,6 +52,14 @@ def _draw(chance: random.Random) -> list[Step]:
         faults = [_fault(chance, store, _CALLS.get(program[place]["do"], _FEW_CALLS)) for place in places]
     for place, fault in sorted(zip(places, faults, strict=True), key=lambda both: -both[0]):
         program.insert(place, fault)
+    for step in program:
+        # Drawn last: what is drawn before stays as it was for the same seed.
+        if step["do"] == "write":
+            step["staging"] = chance.random() < 0.25
+    if chance.random() < 0.1:
+        spoil = {"do": "spoil", "which": chance.randrange(NUM_FILES), "cut": chance.random() < 0.5}
+        again = {"do": "open", "name": chance.randrange(len(NAMES)), "by": chance.choice(("url", "key"))}
+        program += [{"do": "close"}, spoil, again if chance.random() < 0.5 else _write(chance)]
     return [begin, *program]
 
 

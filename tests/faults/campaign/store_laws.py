@@ -49,11 +49,17 @@ class Written:
     name: int
     ids: Ids
     is_kept: bool
+    begun: float
+    """When, by `Place.now`."""
+
     files: dict[str, int] = field(default_factory=dict)
     """Sizes by name, below the entry."""
 
     is_promised: bool = False
     """`make_spark_converter` returned it, and nothing that may remove it was asked for since."""
+
+    is_spoiled: bool = False
+    """A file of it was damaged."""
 
 
 class Laws:

@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +94,7 @@ class Place:
             self.url = self.root = tempfile.mkdtemp(prefix="store-", dir=parent)
         else:
             self.url, self.root = URLS[store], ROOTS[store]
+        self._aged_seconds = 0.0
 
     def close(self) -> None:
         """Remove what is on the local disk."""
@@ -145,6 +147,13 @@ class Place:
         aside.write_bytes(data)
         os.replace(aside, path)
 
+    def remove(self, name: str) -> None:
+        """Let a file be gone."""
+        if self.is_local:
+            os.unlink(os.path.join(self.root, name))
+        else:
+            self.disk.remove(f"{self.root}/{name}")
+
     def touch(self, path: str) -> None:
         """Let a file, by its path in the store, be written now if it is there."""
         if self.is_local:
@@ -153,8 +162,19 @@ class Place:
         elif path in self.disk.view.blobs:
             self.disk.touch(path)
 
+    def now(self) -> float:
+        """The time, to be compared with an earlier one."""
+        return self._aged_seconds + time.time() if self.is_local else clock.time()
+
+    def idle_seconds(self, path: str) -> float:
+        """How long ago a file, by its path in the store, was written."""
+        if self.is_local:
+            return time.time() - os.stat(path).st_mtime
+        return clock.time() - self.disk.view.blobs[path].modified
+
     def age(self, seconds: float) -> None:
         """Let time pass."""
+        self._aged_seconds += seconds
         if not self.is_local:
             clock.sleep(seconds)
             return

@@ -9,11 +9,9 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from converter import make_delta_converter, make_parquet_converter, make_spark_converter, open_converter, sweep
@@ -21,10 +19,8 @@ from converter.cache import leases, roots
 from converter.dataset import DatasetConverter
 from converter.errors import ConverterError
 from converter.holding import holdings
-from converter.portable import tasks
 from converter.reading import fetching
 from converter.sources.parquet import footers
-from converter.sources.spark import run as spark_run
 from converter.sources.spark import write as spark_write
 from converter.storage import at_once
 from converter.storage.directory import Storage
@@ -32,41 +28,19 @@ from converter.storage.remote import RemoteStorage
 from tests.faults.campaign.cases import Step, ViolationError
 from tests.faults.campaign.store_disk import LocalPast
 from tests.faults.campaign.store_faults import SECRET, CrashError, Fault, Faults, clock
+from tests.faults.campaign.store_job import TASK_TRIES, Frame, run_tasks
 from tests.faults.campaign.store_laws import CACHE, ROOT, Held, Laws, Written, folders_of
 from tests.faults.campaign.store_memory import Current
-from tests.faults.campaign.store_place import NUM_FILES, NUM_ROWS, ROWS_OF_FILE, Ids, Place, Tables
+from tests.faults.campaign.store_place import NUM_ROWS, ROWS_OF_FILE, Ids, Place, Tables
 
 NAMES = ("rides", "flights")
 TIMEOUT_SECONDS = 20.0
 _OLD_SECONDS = 4 * leases.RENEW_SECONDS
-_TASK_TRIES = 4
-"""How often Spark runs a task that fails (`spark.task.maxFailures`)."""
-
 _HURRIES_SECONDS = 4 * leases.HURRY_SECONDS
-_WRITE_SECONDS = (_TASK_TRIES + 1) * TIMEOUT_SECONDS + _HURRIES_SECONDS
+_WRITE_SECONDS = (TASK_TRIES + 1) * TIMEOUT_SECONDS + _HURRIES_SECONDS
 _MOST_SECONDS = 2 * TIMEOUT_SECONDS + 2 * leases.HURRY_SECONDS
 """Of a step that asks a store which does not answer: the request, another one if the first was for a lease that is not
 needed, and hurried ones that clean up."""
-
-_SCHEMA = {
-    "type": "struct",
-    "fields": [
-        {"name": "id", "type": "long", "nullable": False, "metadata": {}},
-        {"name": "x", "type": "float", "nullable": False, "metadata": {}},
-    ],
-}
-
-
-class Frame:
-    """What `make_spark_converter` asks of a DataFrame, around its job."""
-
-    isStreaming = False  # noqa: N815 (Spark's name)
-    mapInArrow = None  # noqa: N815
-
-    def __init__(self, ids: Ids) -> None:
-        self.ids = ids
-        self.sparkSession = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default=None: default))
-        self.schema = SimpleNamespace(jsonValue=lambda: _SCHEMA, json=lambda: json.dumps(_SCHEMA))
 
 
 class World(Laws):
@@ -75,6 +49,7 @@ class World(Laws):
     def __init__(self, store: str, folder: Path, tables: Tables, *, threads: int) -> None:
         place = Place(store)
         rivals = {"commit": self._commit_as_rival, "delete": self._delete_as_rival, "sweep": self._sweep_as_rival}
+        rivals = {name: functools.partial(self._as_rival, do) for name, do in rivals.items()}
         super().__init__(place, Faults(store, rivals), folder / "local")
         self.tables, self.threads, self.url = tables, threads, f"{place.url}/{CACHE}"
         self.options: dict[str, Any] = {}
@@ -84,12 +59,16 @@ class World(Laws):
         self._at_work = (0, False)
         """The name that a write is of, and whether the entry is kept."""
 
+        self._has_staging = False
+        """Whether the write's job has files in a staging folder while it runs, as the committer of Spark's writer."""
+
         self._num_writes = 0
+        self._rival_violation: ViolationError | None = None
         self._stack = contextlib.ExitStack()
         self._actions: dict[str, Callable[..., None]] = {
             "write": self._write, "open": self._open, "table": self._table, "read": self._read, "close": self._close,
-            "delete": self._delete, "sweep": self._sweep, "renew": leases.heartbeat.renew, "kill": self._kill,
-            "rewrite": self._rewrite, "user": self._user,
+            "delete": self._delete, "sweep": self._sweep, "renew": self._renew, "kill": self._kill,
+            "rewrite": self._rewrite, "user": self._user, "spoil": self._spoil,
         }  # fmt: skip
 
     # The case itself -----------------------------------------------------------------------------
@@ -144,6 +123,8 @@ class World(Laws):
             begun = clock.monotonic()
         except Exception as error:  # noqa: BLE001 (judged)
             self.judge(error, is_allowed=len(self.faults.told) > num_told, step=step)
+        if self._rival_violation is not None:
+            raise self._rival_violation
         seconds = clock.monotonic() - begun
         self.done["faults"] += len(self.faults.told) - num_told
         self.done["steps"] += 1
@@ -151,7 +132,7 @@ class World(Laws):
         self.done["calls of the store"] += self.faults.num_calls - num_calls
         self.faults.end_step()
         self.check(step)
-        most = _WRITE_SECONDS if step["do"] == "write" else _MOST_SECONDS
+        most = {"write": _WRITE_SECONDS, "renew": leases.RENEW_SECONDS + _MOST_SECONDS}.get(step["do"], _MOST_SECONDS)
         is_in_time = step["do"] == "kill" or seconds <= most
         self.require(is_in_time, "no step waits longer than its timeouts", f"{step} took {seconds:.0f} seconds")
 
@@ -193,7 +174,8 @@ class World(Laws):
 
     # Steps ---------------------------------------------------------------------------------------
 
-    def _write(self, name: int, kept: bool, then: str) -> None:
+    def _write(self, name: int, kept: bool, then: str, staging: bool = False) -> None:
+        self._has_staging = staging
         held = self._make(name, kept=kept)
         if then == "close":
             self._close_held(held)
@@ -216,7 +198,7 @@ class World(Laws):
         is_there = self.has_manifest(held.attempt)
         is_deleted = any(fault.rival == "delete" and fault.kind == "rival" for fault in self.faults.fired)
         self.require(is_there or is_deleted, "what was written is committed", converter.url)
-        self.written[held.attempt].is_promised = is_there
+        self.written[held.attempt].is_promised = is_there and not self.written[held.attempt].is_spoiled
         return held
 
     def _hold(self, converter: DatasetConverter) -> Held:
@@ -227,6 +209,8 @@ class World(Laws):
         self.held.append(held)
         self.require(written is not None, "an entry is one that was written", f"{converter.url} of {attempt}")
         assert written is not None
+        is_hidden = bool(self.faults.told)
+        self.require(is_hidden or not written.is_spoiled, "a damaged entry is not used", converter.url)
         written.files = dict(zip(manifest.file_names, manifest.file_bytes.tolist(), strict=True))
         return held
 
@@ -388,11 +372,20 @@ class World(Laws):
         in_use = {held.attempt for held in self.held if held.lease is not None}
         for attempt, written in self.written.items():
             takes_it = not written.is_kept or kept or only is not None
-            is_meant = only in (None, written.name) and older < _OLD_SECONDS and not dry
+            is_meant = only in (None, written.name) and older <= self.place.now() - written.begun and not dry
             if is_meant and takes_it and attempt not in in_use:
                 written.is_promised = False
         key = None if only is None else NAMES[only]
         sweep(self.url, kept=kept, older_than=older, cache_key=key, dry_run=dry, **self.options)
+
+    def _renew(self) -> None:
+        """What the heartbeat does each minute."""
+        num_told = len(self.faults.told)
+        self.place.age(leases.RENEW_SECONDS)
+        leases.heartbeat.renew()
+        held = [held.lease for held in self.held if held.lease is not None and not held.lease.lost]
+        old = [lease.name for lease in held if self.place.idle_seconds(lease.entry.path(lease.name)) > 30]
+        self.require(not old or len(self.faults.told) > num_told, "each lease is renewed", f"{old}")
 
     def _kill(self) -> None:
         """The process that holds all of them dies, and time passes."""
@@ -413,6 +406,22 @@ class World(Laws):
             self.is_rewritten, self.users[name] = True, self.tables.rewritten
             self.place.put(name, self.tables.rewritten)
 
+    def _spoil(self, which: int, cut: bool) -> None:
+        """A data file of an entry that is not in use loses its end, or is lost."""
+        in_use = {held.attempt for held in self.held}
+        unused = [
+            attempt
+            for attempt, written in self.written.items()
+            if written.files and self.has_manifest(attempt) and attempt not in in_use
+        ]
+        if unused:
+            written = self.written[unused[-1]]
+            written.is_promised, written.is_spoiled = False, True
+            name = f"{ROOT}/{written.key}/{sorted(written.files)[which]}"
+            data = self.place.read(name) or b""
+            self.place.put(name, data[:-1]) if cut else self.place.remove(name)
+            self.done["entries damaged"] += 1
+
     def _user(self) -> None:
         """The user puts files beside and inside what is ours."""
         if self.place.read(f"{ROOT}/{roots.OWNER_FILE}") is not None:
@@ -422,6 +431,18 @@ class World(Laws):
                 self.place.put(f"{folder}/mine.csv", b"mine")
 
     # Other processes -----------------------------------------------------------------------------
+
+    def _as_rival(self, do: Callable[[], None]) -> None:
+        # Raised here, it would be an answer of the store to the process whose call is under way.
+        try:
+            do()
+        except ViolationError as error:
+            self._rival_violation = error
+        except Exception as error:  # noqa: BLE001 (judged)
+            try:
+                self.judge(error, is_allowed=True, step={"do": "rival"})
+            except ViolationError as violation:
+                self._rival_violation = violation
 
     def _commit_as_rival(self) -> None:
         promised = {attempt: written.is_promised for attempt, written in self.written.items()}
@@ -438,34 +459,25 @@ class World(Laws):
         for written in self.written.values():
             if written.name == self._at_work[0]:
                 written.is_promised = False
-        with contextlib.suppress(ConverterError):
-            open_converter(self.url, cache_key=NAMES[self._at_work[0]], **self.options).delete()
+        open_converter(self.url, cache_key=NAMES[self._at_work[0]], **self.options).delete()
 
     def _sweep_as_rival(self) -> None:
-        with contextlib.suppress(ConverterError):
-            sweep(self.url, **self.options)
+        sweep(self.url, **self.options)
 
     def _run_job(
         self, df: Frame, columns: Any, spec: Any, *, directory: Storage, session: Any, writer: str, **options: Any
     ) -> list[tuple[int, dict[str, Any]]]:
-        """What the tasks of Spark's job do: each runs again if it fails, some times."""
         *_, key, data = spec["directory"].split("/")
         name, is_kept = self._at_work
-        self.written[data.removeprefix("data-")] = Written(key=key, name=name, ids=df.ids, is_kept=is_kept)
-        found: list[tuple[int, dict[str, Any]]] = []
-        for partition, ids in enumerate(np.array_split(df.ids, NUM_FILES)):
-            batch = pa.RecordBatch.from_arrays([pa.array(ids), pa.array(ids.astype(np.float32))], names=["c0", "c1"])
-            for attempt in range(_TASK_TRIES):
-                number = partition * _TASK_TRIES + attempt
-                try:
-                    reports = tasks._write(iter([batch]), spec, partition=partition, attempt=number)
-                except Exception as error:  # noqa: BLE001 (Spark tries again whatever it was)
-                    if attempt + 1 < _TASK_TRIES:
-                        continue
-                    place = spec["directory"]
-                    raise spark_run._write_error(error, directory, place, session, writer) from directory.harmless(
-                        error
-                    )
-                found += [(partition, report) for report in json.loads(json.dumps(reports))]
-                break
+        self.written[data.removeprefix("data-")] = Written(
+            key=key, name=name, ids=df.ids, is_kept=is_kept, begun=self.place.now()
+        )
+        staging = f"{ROOT}/{key}/{data}/_temporary"
+        if self._has_staging:
+            with self.faults.off():
+                self.place.put(f"{staging}/0/_temporary/attempt_0/part-00000.parquet", b"half")
+        found = run_tasks(df, spec, directory=directory, session=session, writer=writer)
+        if self._has_staging:
+            with self.faults.off():
+                directory.below("_temporary").delete_tree()
         return found
