@@ -60,6 +60,16 @@ def _draw(chance: random.Random) -> list[Step]:
         spoil = {"do": "spoil", "which": chance.randrange(NUM_FILES), "cut": chance.random() < 0.5}
         again = {"do": "open", "name": chance.randrange(len(NAMES)), "by": chance.choice(("url", "key"))}
         program += [{"do": "close"}, spoil, again if chance.random() < 0.5 else _write(chance)]
+    for step in program:
+        if step["do"] == "write":
+            step["loses"] = chance.random() < 0.04
+    if chance.random() < 0.15:
+        # Few of a program's calls are between two looks at an entry that another process may remove.
+        write = {**_write(chance, then="close"), "kept": True}
+        rival = {"do": "fault", "kind": "rival", "at": chance.randrange(12)}
+        rival["rival"] = chance.choice(("commit", "delete", "sweep"))
+        opening = {"do": "open", "name": write["name"], "by": chance.choice(("url", "key"))}
+        program += [write, rival, opening, {**_read(chance), "which": -1}]
     return [begin, *program]
 
 

@@ -62,6 +62,9 @@ class World(Laws):
         self._has_staging = False
         """Whether the write's job has files in a staging folder while it runs, as the committer of Spark's writer."""
 
+        self._loses_file = False
+        """Whether the driver does not see a file that the job has written."""
+
         self._num_writes = 0
         self._rival_violation: ViolationError | None = None
         self._stack = contextlib.ExitStack()
@@ -122,7 +125,8 @@ class World(Laws):
             self._kill()
             begun = clock.monotonic()
         except Exception as error:  # noqa: BLE001 (judged)
-            self.judge(error, is_allowed=len(self.faults.told) > num_told, step=step)
+            is_allowed = len(self.faults.told) > num_told or step.get("loses", False)
+            self.judge(error, is_allowed=is_allowed, step=step)
         if self._rival_violation is not None:
             raise self._rival_violation
         seconds = clock.monotonic() - begun
@@ -174,9 +178,12 @@ class World(Laws):
 
     # Steps ---------------------------------------------------------------------------------------
 
-    def _write(self, name: int, kept: bool, then: str, staging: bool = False) -> None:
-        self._has_staging = staging
-        held = self._make(name, kept=kept)
+    def _write(self, name: int, kept: bool, then: str, staging: bool = False, loses: bool = False) -> None:
+        self._has_staging, self._loses_file = staging, loses
+        try:
+            held = self._make(name, kept=kept)
+        finally:
+            self._loses_file = False
         if then == "close":
             self._close_held(held)
 
@@ -480,4 +487,8 @@ class World(Laws):
         if self._has_staging:
             with self.faults.off():
                 directory.below("_temporary").delete_tree()
+        if self._loses_file:
+            self.written[data.removeprefix("data-")].is_spoiled = True
+            self.place.remove(f"{ROOT}/{key}/{data}/{found[0][1]['name']}")
+            self.done["files lost"] += 1
         return found
