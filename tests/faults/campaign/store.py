@@ -63,14 +63,29 @@ def _draw(chance: random.Random) -> list[Step]:
     for step in program:
         if step["do"] == "write":
             step["loses"] = chance.random() < 0.04
-    if chance.random() < 0.15:
-        # Few of a program's calls are between two looks at an entry that another process may remove.
-        write = {**_write(chance, then="close"), "kept": True}
-        rival = {"do": "fault", "kind": "rival", "at": chance.randrange(12)}
-        rival["rival"] = chance.choice(("commit", "delete", "sweep"))
-        opening = {"do": "open", "name": write["name"], "by": chance.choice(("url", "key"))}
-        program += [write, rival, opening, {**_read(chance), "which": -1}]
+    if chance.random() < 0.3:
+        program += _between_looks(chance, store)
     return [begin, *program]
+
+
+def _between_looks(chance: random.Random, store: str) -> list[Step]:
+    """A kept entry, and a fault at one of the few calls between two looks at it: elsewhere it is seldom there."""
+    write = {**_write(chance), "kept": True}
+    if store == "folders" and chance.random() < 0.5:
+        # While its manifest is seen and not yet filled.
+        return [{"do": "fault", "kind": "rival", "at": chance.randrange(23, 29), "rival": "commit"}, write]
+    fault: Step = {"do": "fault", "kind": "rival", "at": chance.randrange(12)}
+    fault["rival"] = chance.choice(("commit", "delete", "sweep"))
+    if chance.random() < 0.5:
+        fault = {"do": "fault", "kind": "stale", "at": chance.randrange(5), "age": chance.choice((1, 2, 4, 8))}
+    then: Step = chance.choice(
+        (
+            {"do": "open", "name": write["name"], "by": "url"},
+            {"do": "close"},
+            {"do": "sweep", "kept": True, "older": 0, "only": None, "dry": chance.random() < 0.3},
+        )
+    )
+    return [write, fault, then, {**_read(chance), "which": -1}]
 
 
 def _whole_program(chance: random.Random) -> list[Step]:

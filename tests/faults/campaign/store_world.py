@@ -388,10 +388,13 @@ class World(Laws):
     def _renew(self) -> None:
         """What the heartbeat does each minute."""
         num_told = len(self.faults.told)
-        self.place.age(leases.RENEW_SECONDS)
+        held = {held.lease for held in self.held if held.lease is not None and not held.lease.lost}
+        names = {lease.name for lease in held}
+        paths = {f"{self.place.root}/{name}" for name in self.place.files(ROOT) if name.rpartition("/")[2] in names}
+        # The user's files must not seem to be written again.
+        self.place.age(leases.RENEW_SECONDS, paths)
         leases.heartbeat.renew()
-        held = [held.lease for held in self.held if held.lease is not None and not held.lease.lost]
-        old = [lease.name for lease in held if self.place.idle_seconds(lease.entry.path(lease.name)) > 30]
+        old = sorted(path for path in paths if self.place.idle_seconds(path) > leases.RENEW_SECONDS / 2)
         self.require(not old or len(self.faults.told) > num_told, "each lease is renewed", f"{old}")
 
     def _kill(self) -> None:
