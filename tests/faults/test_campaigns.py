@@ -23,7 +23,7 @@ from tests.faults.campaign.runner import Result, run_cases
 from tests.repository import REPOSITORY
 
 
-@pytest.mark.parametrize(("name", "num_cases"), [("store", 250)])
+@pytest.mark.parametrize(("name", "num_cases"), [("store", 200)])
 def test_the_first_cases_violate_no_law(name: str, num_cases: int) -> None:
     result = run_cases(find(name), 1, range(num_cases))
 
