@@ -22,8 +22,6 @@ _S3_NAMES = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "tok
 class ObjectStore(Store):
     """S3 and its like: a folder exists while it has an object, and the user creates buckets."""
 
-    shows_unfinished = False
-
     def ask(self, request: Callable[[Any], Result], *, path: str, given_up: threading.Event | None = None) -> Result:
         """As every store's; a bucket that is missing is named."""
         try:

@@ -91,9 +91,6 @@ class Store:
     has_folders = True
     """Whether a folder can be listed."""
 
-    shows_unfinished = True
-    """Whether a new file may be seen before it has its content, and then be taken for a damaged one and replaced."""
-
     host: str | None = None
     """The host of all paths, for stores whose options do not name it."""
 
@@ -353,11 +350,6 @@ class Store:
                 _check_exclusive(filesystem, f"{path}.{uuid.uuid4().hex}.tmp")
                 self._creates_exclusively = True
             _create_exclusively(filesystem, path, data)
-        if self.shows_unfinished and not self._keeps_answers:
-            with contextlib.suppress(FileNotFoundError):
-                if filesystem.cat_file(path) == data:
-                    return
-            raise FileExistsError(path)
 
     def renew(self, path: str, given_up: threading.Event | None = None) -> None:
         """Set a file's time to now, without creating it. Raises FileNotFoundError if it is gone.

@@ -144,10 +144,8 @@ class _NewFile(io.RawIOBase):
         self._disk, self._faults, self._path, self._is_new = disk, faults, path, is_new
         self._data = io.BytesIO()
         self._has_place = disk.view.store == "folders"
-        self._blob = None
         if self._has_place:
             disk.put(path, b"", is_new=is_new)
-            self._blob = disk.view.blobs[path]
 
     def writable(self) -> bool:
         return True
@@ -160,11 +158,8 @@ class _NewFile(io.RawIOBase):
             super().close()
             self._faults.call("put" if self._is_new and not self._has_place else "close", self._path, self._finish)
 
-    def _finish(self) -> Halved | None:
+    def _finish(self) -> Halved:
         data = self._data.getvalue()
-        if self._has_place and self._disk.view.blobs.get(self._path) is not self._blob:
-            # It was removed, and maybe another file has its name: what is written goes to a file without a name.
-            return None
         self._disk.put(self._path, data, is_new=self._is_new and not self._has_place)
         return Halved(lambda: self._disk.put(self._path, data[: len(data) // 2]))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 import threading
 from typing import Any, ClassVar
 
@@ -182,23 +180,3 @@ def test_a_name_that_was_taken_and_is_free_again_was_taken() -> None:
     store = Rival({}, protocol="memory", timeout_seconds=10)
     store._keeps_answers = False
     assert store.create("/taken-and-free-again", b"own") is False
-
-
-def test_a_file_that_was_replaced_while_it_was_written_was_not_created() -> None:
-    """As on SFTP. Seen in `python -m tests.faults.campaign store --case 41:2778 --steps 3,6,7`."""
-
-    class Disk(MemoryFileSystem):
-        store: ClassVar[dict[str, Any]] = {}
-
-        def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-            if mode != "xb" or not path.endswith("/taken"):
-                return super().open(path, mode, **options)
-            # Another process sees an empty file, takes it for damaged and puts its own there.
-            self.pipe_file(path, b"the rival's")
-            return io.BytesIO()
-
-    store = Store({}, protocol="memory", timeout_seconds=10)
-    store._keeps_answers, store._opened = False, (os.getpid(), Disk())
-    assert store.create("/free", b"own") is True
-    assert store.create("/taken", b"own") is False
-    assert store.cat_file("/taken") == b"the rival's"
