@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import logging
 import pickle
 import re
 import shutil
@@ -82,23 +81,16 @@ def go_through(folder: str, port: int, container: str, secure: dict[str, str], s
     from tests.servers.proxy import Proxy
 
     sas: dict[str, str] = json.loads(Path(sas_file).read_text())
-    log = logging.FileHandler(Path(folder, "log"))
-    log.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[log])
-    logging.getLogger("converter").setLevel(logging.DEBUG)
     traces = Traces(Path(folder))
+    traces.log()
     with Proxy(port) as proxy:
         slow = SlowAzurite(proxy)
         conf = {name: value for name, value in slow.spark_confs().items() if "account.key" not in name}
-        conf |= {
-            "spark.eventLog.enabled": "true",
-            "spark.eventLog.dir": Path(folder, "events").as_uri(),
-            "spark.eventLog.compress": "false",
+        conf |= traces.conf_of_events() | {
             "spark.ui.enabled": "true",
             "spark.ui.port": "0",
             "spark.sql.ansi.enabled": "true",
         }
-        Path(folder, "events").mkdir()
         spark = converter.start_local_spark("secrets", master="local[2]", conf=conf)
         spark.sparkContext.setLogLevel("INFO")
         behind_proxy = list(accesses_behind_proxy(slow, container, sas))

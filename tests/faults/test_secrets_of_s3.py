@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,18 +63,9 @@ def go_through(folder: str, port: int, bucket: str, secrets_file: str) -> dict[s
     from tests.servers.proxy import Proxy
 
     secrets: dict[str, str] = json.loads(Path(secrets_file).read_text())
-    log = logging.FileHandler(Path(folder, "log"))
-    log.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[log])
-    logging.getLogger("converter").setLevel(logging.DEBUG)
     traces = Traces(Path(folder))
-    Path(folder, "events").mkdir()
-    conf = {
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": Path(folder, "events").as_uri(),
-        "spark.eventLog.compress": "false",
-    }
-    spark = converter.start_local_spark("secrets-of-s3", master="local[2]", conf=conf)
+    traces.log()
+    spark = converter.start_local_spark("secrets-of-s3", master="local[2]", conf=traces.conf_of_events())
     with Proxy(port) as proxy:
         options = {
             "key": "AKIDOFTHETESTS",

@@ -60,6 +60,23 @@ class Traces:
         self.num_rows: dict[str, int] = {}
         """How many rows were read, by who read them."""
 
+    def log(self) -> None:
+        """Keep what Python's loggers say, those of converter whole."""
+        log = logging.FileHandler(self._folder / "log")
+        log.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[log])
+        logging.getLogger("converter").setLevel(logging.DEBUG)
+
+    def conf_of_events(self) -> dict[str, str]:
+        """What lets Spark keep its events."""
+        folder = self._folder / "events"
+        folder.mkdir()
+        return {
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": folder.as_uri(),
+            "spark.eventLog.compress": "false",
+        }
+
     def keep(self, name: str, content: bytes) -> None:
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

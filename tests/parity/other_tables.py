@@ -9,11 +9,7 @@ neither deletion vectors nor column mapping; the tables that Spark made have tho
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +21,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from converter import ConverterError, NullValueError, make_delta_converter
 from tests.parity.other_frames import make_table
+from tests.parity.other_program import run_program
 from tests.parity.other_readers import Cells, cells_of_table, difference, leaves_of, read_in_order
 
 _LEAVES = ["bool", "int8", "int16", "int32", "int64", "float32", "float64", "string", "binary", "decimal 4",
@@ -198,28 +195,5 @@ def _in_order(cells: Cells) -> Cells:
     return {name: [cells[name][row] for row in order] for name in names}
 
 
-def main() -> None:
-    """Run cases."""
-    parser = argparse.ArgumentParser(prog="python -m tests.parity.other_tables", description=__doc__)
-    parser.add_argument("--cases", type=int, default=20, help="how many (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first one (default: %(default)s)")
-    options = parser.parse_args()
-    done: Counter[str] = Counter()
-    num_failed, started = 0, time.monotonic()
-    for number in range(options.first, options.first + options.cases):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                differences = run_case(options.seed, number, Path(folder), done)
-            except Exception as error:  # noqa: BLE001 (the next case goes on)
-                differences = [f"raises {error!r:.500}"]
-        num_failed += bool(differences)
-        for what in differences:
-            print(f"case {options.seed}:{number}: {what}", flush=True)
-    told = ", ".join(f"{count:,} {what}" for what, count in sorted(done.items()))
-    print(f"| {options.seed} | {options.cases:,} | {time.monotonic() - started:,.0f} | {num_failed} | {told} |")
-    sys.exit(bool(num_failed))
-
-
 if __name__ == "__main__":
-    main()
+    run_program("other_tables", __doc__, run_case, num_cases=20)

@@ -19,13 +19,7 @@ What the others do wrongly (pyarrow 26.0.1, DuckDB 2.0.1, Polars 2.1.0) is left 
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import random
-import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +32,7 @@ from converter import ConverterError, DatasetConverter, ReadError, SourceError, 
 from tests.parity.other_files import WRITERS
 from tests.parity.other_filters import ask_duckdb, make_filters
 from tests.parity.other_frames import make_table
+from tests.parity.other_program import run_program
 from tests.parity.other_readers import (
     Cells,
     Leaf,
@@ -183,38 +178,5 @@ def _filtered(
     return found
 
 
-def main() -> None:
-    """Run cases, or one again."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.parity.other_writers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--cases", type=int, default=100, help="how many (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--case", help="SEED:NUMBER, this case instead")
-    options = parser.parse_args()
-    seed, numbers = options.seed, range(options.cases)
-    if options.case:
-        seed, first = map(int, options.case.split(":"))
-        numbers = range(first, first + 1)
-    done: Counter[str] = Counter()
-    num_failed, started = 0, time.monotonic()
-    for number in numbers:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                differences = run_case(seed, number, Path(folder), done)
-            except Exception as error:  # noqa: BLE001 (the next case goes on)
-                differences = [f"raises {error!r:.500}"]
-        num_failed += bool(differences)
-        for what in differences:
-            print(f"case {seed}:{number}: {what}", flush=True)
-    told = ", ".join(f"{count:,} {what}" for what, count in sorted(done.items()))
-    machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    seconds, today = f"{time.monotonic() - started:,.0f}", time.strftime("%Y-%m-%d")
-    print(f"| {seed} | {len(numbers):,} | {seconds} | {num_failed} | {told} | {today}, {machine} |")
-    sys.exit(bool(num_failed))
-
-
 if __name__ == "__main__":
-    main()
+    run_program("other_writers", __doc__, run_case, num_cases=100)

@@ -215,12 +215,10 @@ def _spark_types(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
         types = {str(part["name"]): part["type"] for part in fields}
     except (KeyError, ValueError, TypeError):
         return {}
-    names = {
-        name: kind if isinstance(kind, str) else str(kind.get("class", "") if isinstance(kind, dict) else "")
-        for name, kind in types.items()
-    }
+    # Of a user's type Spark writes a class.
+    classes = {name: str(kind.get("class") if isinstance(kind, dict) else kind) for name, kind in types.items()}
     return {
         name: kind
-        for name, kind in names.items()
+        for name, kind in classes.items()
         if kind.startswith(("variant", "interval", "geometry", "geography", "org.apache.spark.", "time("))
     }
