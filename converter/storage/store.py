@@ -386,7 +386,9 @@ _in_process = threading.Lock()
 
 def _check_exclusive(filesystem: Any, path: str) -> None:
     """Raise OSError if the store takes fsspec's mode "x" and overwrites a file all the same, as some do."""
-    _create_exclusively(filesystem, path, b"first")
+    # The client may have tried again when it got no answer: nobody else has this name.
+    with contextlib.suppress(FileExistsError):
+        _create_exclusively(filesystem, path, b"first")
     try:
         _create_exclusively(filesystem, path, b"second")
     except FileExistsError:

@@ -106,6 +106,14 @@ class Laws:
             return not self.missing(held.attempt, self.place.files(ROOT))
         return not (self.is_rewritten and held.table == "parquet")
 
+    def withdraw(self, *, takes_kept: bool, older: float, only: int | None) -> None:
+        """Promise no more what a sweep may take."""
+        in_use = {held.attempt for held in self.held if held.lease is not None}
+        for attempt, written in self.written.items():
+            is_meant = only in (None, written.name) and older <= self.place.now() - written.begun
+            if is_meant and (takes_kept or not written.is_kept) and attempt not in in_use:
+                written.is_promised = False
+
     def keep_leases_young(self) -> None:
         """What the heartbeat does each minute."""
         for held in self.held:

@@ -376,14 +376,15 @@ class World(Laws):
             holdings.discard(held.converter._holding)
 
     def _sweep(self, kept: bool, older: int, only: int | None, dry: bool) -> None:
-        in_use = {held.attempt for held in self.held if held.lease is not None}
-        for attempt, written in self.written.items():
-            takes_it = not written.is_kept or kept or only is not None
-            is_meant = only in (None, written.name) and older <= self.place.now() - written.begun and not dry
-            if is_meant and takes_it and attempt not in in_use:
-                written.is_promised = False
+        takes = functools.partial(self.withdraw, takes_kept=kept or only is not None, older=older, only=only)
         key = None if only is None else NAMES[only]
-        sweep(self.url, kept=kept, older_than=older, cache_key=key, dry_run=dry, **self.options)
+        try:
+            if not dry:
+                takes()
+            sweep(self.url, kept=kept, older_than=older, cache_key=key, dry_run=dry, **self.options)
+        finally:
+            if not dry:
+                takes()  # also what a rival has committed meanwhile
 
     def _renew(self) -> None:
         """What the heartbeat does each minute."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any, ClassVar
 
@@ -180,3 +181,24 @@ def test_a_name_that_was_taken_and_is_free_again_was_taken() -> None:
     store = Rival({}, protocol="memory", timeout_seconds=10)
     store._keeps_answers = False
     assert store.create("/taken-and-free-again", b"own") is False
+
+
+def test_a_client_that_tries_again_by_itself_creates_a_file_all_the_same() -> None:
+    """First seen in `python -m tests.faults.campaign store --case 61:133 --steps 0,1,3,5,6`: there was no marker."""
+
+    class Twice(MemoryFileSystem):
+        store: ClassVar[dict[str, Any]] = {}
+        opened: ClassVar[list[str]] = []
+
+        def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+            if mode == "xb" and not self.opened:
+                # The answer to the first request was lost.
+                self.opened.append(path)
+                self.pipe_file(path, b"first")
+            return super().open(path, mode, **options)
+
+    store = Store({}, protocol="memory", timeout_seconds=10)
+    store._keeps_answers = store._creates_exclusively = False
+    store._opened = (os.getpid(), Twice())
+    assert store.create("/marker", b"own") is True
+    assert store.cat_file("/marker") == b"own"
