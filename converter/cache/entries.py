@@ -218,11 +218,15 @@ def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> HeldEntry:
 
 
 def _adopt_filled(root: Storage, attempt: Attempt) -> HeldEntry | None:
-    """`adopt`, of a manifest that another process may be about to fill; one that nobody fills goes."""
+    """`adopt`, of a manifest that another process may be about to fill; one that nobody fills goes.
+
+    So does a damaged entry, which a first look may have taken for none.
+    """
     looks_left = _FILL_LOOKS
     while True:
         try:
-            return adopt(root, attempt.key)
+            adopted = adopt(root, attempt.key)
+            break
         except CacheCorruptError:
             looks_left -= 1
             if not looks_left:
@@ -230,6 +234,10 @@ def _adopt_filled(root: Storage, attempt: Attempt) -> HeldEntry | None:
                     raise
                 return None
             time.sleep(_FILL_SECONDS / _FILL_LOOKS)
+    if adopted is not None and adopted.damage is not None:
+        adopted.delete_if_damaged()
+        return None
+    return adopted
 
 
 def _swept(entry: Storage) -> CacheError:

@@ -43,6 +43,7 @@ PASSING_PATTERN = re.compile(
 )
 """Temporary files: a small file before it gets its name, and the file that shows the store's time."""
 
+_MARK_TRIES = 3
 _READING_STEPS = ("load", "adopt", "list entries")
 
 Arguments = ParamSpec("Arguments")
@@ -137,7 +138,7 @@ def open_root(
         check_owner(root)
         if root.size(OWNER_FILE) is None:
             _check_owned(root)
-            root.put_if_absent(OWNER_FILE, _OWNER_BYTES)
+            _put_marker(root)
         check_owner(root, OWNER_FILE)
         warn_of_writers(root)
     except OSError as error:
@@ -170,6 +171,15 @@ def find_root(
         )
     _check_owned(root)
     return None
+
+
+def _put_marker(root: Storage) -> None:
+    """Put our marker, or find it put by another process. Raises OSError."""
+    for _ in range(_MARK_TRIES):
+        # A store or a network disk may call a name taken that is not: without the marker nobody could open the cache.
+        if root.put_if_absent(OWNER_FILE, _OWNER_BYTES) or root.size(OWNER_FILE) is not None:
+            return
+    raise FileExistsError(f"{OWNER_FILE} can neither be created nor read")
 
 
 def _check_owned(root: Storage) -> None:

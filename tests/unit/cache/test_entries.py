@@ -150,6 +150,18 @@ def test_the_loser_of_a_race_adopts_the_winner_and_leaves_nothing(root: Storage,
     assert sorted(signs(ours)) == sorted([won.lease.name, adopted.lease.name])
 
 
+def test_a_commit_does_not_adopt_a_damaged_entry(root: Storage, ours: Path) -> None:
+    """First seen in `python -m tests.faults.campaign store --case 62:78 --steps 0,1,2,3,5,7,8`."""
+    before = commit(root, mark="a")
+    before.release()
+    (ours / KEY / before.manifest.file_names[0]).unlink()
+    attempt, manifest = write_attempt(root, mark="b")
+    held = entries.commit(root, attempt, manifest)
+    assert held.manifest is manifest
+    assert entries.load(root, KEY).fingerprint == "b" * 32
+    assert not [name for name in paths_below(ours) if entries.attempt_of(before.manifest) in name]
+
+
 def test_a_commit_whose_attempt_was_swept_withdraws(root: Storage, ours: Path) -> None:
     attempt, manifest = write_attempt(root)
     (ours / KEY / attempt.intent.name).unlink()

@@ -11,6 +11,7 @@ import pytest
 
 from converter.cache import roots
 from converter.errors import CacheError, CacheNotConfiguredError, CacheNotOwnedError
+from converter.storage.local import LocalStorage
 from tests.folders import paths_below
 
 
@@ -28,6 +29,26 @@ def test_opening_again_leaves_the_marker_and_everything_else_alone(cache_dir: Pa
     assert roots.open_root(str(cache_dir)).url == f"file://{ours}"
     assert (ours / ".owner").read_bytes() == b"as it was"
     assert paths_below(ours) == [".owner", "other"]
+
+
+def test_a_disk_that_calls_a_free_name_taken_gets_the_marker_all_the_same(
+    cache_dir: Path, ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS may, if it repeats a request. First seen in `python -m tests.faults.campaign store --case 62:625`."""
+    put, asked = LocalStorage.put_if_absent, []
+
+    def put_at_second_try(storage: LocalStorage, name: str, data: bytes) -> bool:
+        asked.append(name)
+        return len(asked) > 1 and put(storage, name, data)
+
+    monkeypatch.setattr(LocalStorage, "put_if_absent", put_at_second_try)
+    roots.open_root(str(cache_dir))
+    assert asked == [".owner", ".owner"]
+    assert (ours / ".owner").exists()
+    (ours / ".owner").unlink()
+    monkeypatch.setattr(LocalStorage, "put_if_absent", lambda *_: False)
+    with pytest.raises(CacheError, match=r"cannot be written: \.owner can neither be created nor read"):
+        roots.open_root(str(cache_dir))
 
 
 def test_the_user_may_keep_other_things_in_the_cache_directory(cache_dir: Path, ours: Path) -> None:
