@@ -308,6 +308,9 @@ def is_in_use(root: Storage, key: str, attempt_id: str, *, if_corrupt: bool) -> 
         return True
     entry = root.below(key)
     infos = entry.list()
+    if all(info.name != f"data-{attempt_id}" for info in infos):
+        # Either there is nothing to remove, or the listing is wrong: it shows no leases then.
+        infos = entry.list()
     if attempt_id in held_now(entry, infos):
         return True
     # Data are removed next, so one wrong answer, that there is no manifest, must not be believed.

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from converter.cache import entries, leases
 from converter.cache.roots import MANIFEST
 from converter.errors import CacheCorruptError, CacheError
-from converter.storage.directory import Storage
+from converter.storage.directory import FileInfo, Storage
 from converter.storage.local import LocalStorage
 from tests.folders import paths_below
 from tests.unit.cache.written import KEY, OTHER_KEY, commit, signs, silence, write_attempt
@@ -37,6 +37,21 @@ class FailsAt(LocalStorage):
             raise OSError(5, "Input/output error", self.path(name))
         super().delete_file(name)
         self.removed.append(name)
+
+
+class SeesNoFolder(LocalStorage):
+    """The local store, that answers the first listing of an entry as if the folder were not there."""
+
+    denied: list[str]
+
+    def below(self, *names: str) -> Storage:
+        return type(self)(self.path(*names), base=self._base)
+
+    def list(self) -> list[FileInfo]:
+        if self.url.endswith(KEY) and not self.denied:
+            self.denied.append(self.url)
+            return []
+        return super().list()
 
 
 class DeniesOnce(LocalFileSystem):
@@ -293,6 +308,22 @@ def test_a_store_that_denies_the_manifest_once_does_not_cost_the_data(root: Stor
     adopted = entries.adopt(root, KEY)
     assert adopted is not None
     assert adopted.damage is None
+
+
+def test_one_listing_that_shows_no_folder_does_not_cost_the_data_that_another_process_reads(
+    root: Storage, ours: Path
+) -> None:
+    # python -m tests.faults.campaign store --case 63:210 --steps 1,2,5,6
+    entry = commit(root)
+    reader = entries.adopt(root, KEY)
+    assert reader is not None
+    denied: list[str] = []
+    denying = type("SeesNoFolderOnce", (SeesNoFolder,), {"denied": denied})(root.path())
+    dataclasses.replace(entry, root=denying).delete()
+    assert len(denied) == 1
+    assert entries.find_damage(reader.folder, reader.manifest) is None
+    reader.release()
+    assert paths_below(ours) == [".owner"]
 
 
 @pytest.mark.parametrize("is_released", [False, True])
