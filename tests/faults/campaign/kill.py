@@ -65,6 +65,9 @@ class _Actor:
     command: dict[str, Any] | None = None
     """What it is at."""
 
+    saw_kept: bool = False
+    """The entry `kept` was there when it began."""
+
     is_void: bool = False
     """It was silent for too long while at this command."""
 
@@ -131,6 +134,7 @@ class _Case:
         self.done[f"{kind}s" if kind != "delete" else "deletions"] += 1
         fate = step.get("fate") or {}
         actor.command = {"do": kind, **step}
+        actor.saw_kept = self.is_kept
         actor.is_void = False
         actor.has_trouble = self.disk.how != FINE or fate.get("how") in ("ENOSPC", "EROFS", "EIO", "quota")
         if not actor.holdings:
@@ -291,7 +295,7 @@ class _Case:
         require(answer["is_named"], "an error is one of ours and names the cache", told)
         if actor.has_trouble or was_void:
             return
-        is_gone = command["do"] == "open" and not (command["key"] == "kept" and self.is_kept)
+        is_gone = command["do"] == "open" and not (command["key"] == "kept" and actor.saw_kept and self.is_kept)
         require(is_gone, "nothing fails without a fault", told)
 
     def _look(self) -> None:
