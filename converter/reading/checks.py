@@ -230,11 +230,17 @@ class DataFile:
             is_unreachable = not self.storage.is_local and type(error) in (OSError, TimeoutError)
             # Arrow's messages may have several lines.
             cause = " ".join(str(error).split()).rstrip(".")
-            happened = (
-                f"fetched: {cause}."
-                if is_unreachable or isinstance(error, PermissionError)
-                else f"decoded: {cause}. The file is damaged. {self.manifest.remedy}"
-            )
+            if is_unreachable or isinstance(error, PermissionError):
+                happened = f"fetched: {cause}."
+            elif isinstance(error, pa.ArrowNotImplementedError) or "not supported" in cause:
+                happened = (
+                    f"decoded: {cause}. pyarrow {pa.__version__} does not know what it contains. Write the file again, "
+                    "for example with Spark."
+                )
+            else:
+                is_made_here = self.manifest.source_columns is None
+                remedy = self.manifest.remedy if is_made_here else "Restore it from a copy, or leave it out."
+                happened = f"decoded: {cause}. The file is damaged. {remedy}"
             message = f"Row group {index} of {self.path} cannot be {happened}"
             raise ReadError(message, path=self.path, row_group=index) from error
 

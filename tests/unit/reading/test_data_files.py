@@ -296,6 +296,23 @@ def test_damage_behind_a_network_is_not_called_a_failure_of_the_store(compressio
     assert [text for text in messages if not re.search(r"cannot be decoded: .* The file is damaged\. ", text)] == []
 
 
+def test_a_codec_that_pyarrow_does_not_have_is_not_called_damage(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": np.arange(1000)}), tmp_path / "a.parquet", compression="snappy")
+    whole = (tmp_path / "a.parquet").read_bytes()
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    # The footer's field "codec", and after it the one of the number of values, 1000.
+    snappy, lzo = bytes.fromhex("1502 16d00f"), bytes.fromhex("1506 16d00f")
+    assert whole.count(snappy, start) == 1
+    (tmp_path / "a.parquet").write_bytes(whole[:start] + whole[start:].replace(snappy, lzo))
+    told = r"Row group 0 of .*LZO.* pyarrow .* does not know .* Write the file again"
+    with (
+        make_parquet_converter(str(tmp_path)) as made,
+        made.make_batch_reader() as reader,
+        pytest.raises(ReadError, match=told),
+    ):
+        list(reader)
+
+
 def put(url: str, table: pa.Table, *, compression: str = "none", checksum: bool = False) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(
