@@ -133,7 +133,11 @@ def _close_remote() -> None:
     # Threads of ours that just begin are in no pool's queue yet.
     if all(thread.daemon or thread.name.startswith("converter-") or is_in_thread_pool(thread) for thread in others):
         give_up_fetching()
-        _close_all(is_remote=True)
+        # Imported here, because `import converter` needs it in no other way.
+        from multiprocessing.process import parent_process
+
+        # A process of multiprocessing ends without `atexit` hooks if it was forked.
+        _close_all(is_remote=parent_process() is None)
 
 
 register_before_thread_pools(_close_remote)

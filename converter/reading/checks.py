@@ -232,15 +232,13 @@ class DataFile:
             cause = " ".join(str(error).split()).rstrip(".")
             if is_unreachable or isinstance(error, PermissionError):
                 happened = f"fetched: {cause}."
-            elif isinstance(error, pa.ArrowNotImplementedError) or "not supported" in cause:
-                happened = (
-                    f"decoded: {cause}. pyarrow {pa.__version__} does not know what it contains. Write the file again, "
-                    "for example with Spark."
-                )
+            elif self.manifest.source_columns is None:
+                happened = f"decoded: {cause}. The file is damaged. {self.manifest.remedy}"
             else:
-                is_made_here = self.manifest.source_columns is None
-                remedy = self.manifest.remedy if is_made_here else "Restore it from a copy, or leave it out."
-                happened = f"decoded: {cause}. The file is damaged. {remedy}"
+                happened = (
+                    f"decoded: {cause}. The file is damaged, or pyarrow {pa.__version__} cannot read it. Restore it "
+                    "from a copy, write it again with another writer, or leave it out."
+                )
             message = f"Row group {index} of {self.path} cannot be {happened}"
             raise ReadError(message, path=self.path, row_group=index) from error
 

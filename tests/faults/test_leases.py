@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import json
 import logging
+import multiprocessing
 import os
 import pickle
 import signal
@@ -559,6 +560,21 @@ def test_the_interpreters_end_keeps_what_was_only_opened(cache_dir: Path) -> Non
     before = tree(cache_dir)
     assert run_python(open_and_end, url) == NUM_ROWS
     assert tree(cache_dir) == before
+
+
+def end_as_a_child(method: str, cache_dir: str) -> int | None:
+    """Own an entry in a process that multiprocessing starts, and that ends without a word."""
+    child = multiprocessing.get_context(method).Process(target=own_and_end, args=(cache_dir, True, False))
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_the_end_of_a_process_of_multiprocessing_deletes_what_it_owned(method: str, cache_dir: Path) -> None:
+    """Those that were forked end without `atexit` hooks."""
+    assert run_python(end_as_a_child, method, str(cache_dir)) == 0
+    assert _is_empty(cache_dir)
 
 
 def raise_within(cache_dir: str) -> None:

@@ -293,10 +293,10 @@ def test_damage_behind_a_network_is_not_called_a_failure_of_the_store(compressio
             except ReadError as error:
                 messages.append(str(error))
     assert len(messages) > 0
-    assert [text for text in messages if not re.search(r"cannot be decoded: .* The file is damaged\. ", text)] == []
+    assert [text for text in messages if not re.search(r"cannot be decoded: .* The file is damaged, ", text)] == []
 
 
-def test_a_codec_that_pyarrow_does_not_have_is_not_called_damage(tmp_path: Path) -> None:
+def test_a_file_that_pyarrow_may_not_be_able_to_read_is_not_called_damaged_alone(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": np.arange(1000)}), tmp_path / "a.parquet", compression="snappy")
     whole = (tmp_path / "a.parquet").read_bytes()
     start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
@@ -304,7 +304,7 @@ def test_a_codec_that_pyarrow_does_not_have_is_not_called_damage(tmp_path: Path)
     snappy, lzo = bytes.fromhex("1502 16d00f"), bytes.fromhex("1506 16d00f")
     assert whole.count(snappy, start) == 1
     (tmp_path / "a.parquet").write_bytes(whole[:start] + whole[start:].replace(snappy, lzo))
-    told = r"Row group 0 of .*LZO.* pyarrow .* does not know .* Write the file again"
+    told = r"Row group 0 of .*LZO.*damaged, or pyarrow [0-9.]+ cannot read it\. .* write it again with another writer"
     with (
         make_parquet_converter(str(tmp_path)) as made,
         made.make_batch_reader() as reader,
