@@ -803,8 +803,8 @@ class DatasetConverter:
                 `df.repartition("key").sortWithinPartitions("key", "time")` writes them. If several files have rows of a
                 key, its sequences go on in the file whose rows are next in time; their times must not overlap.
             order_by: the column of times (or numbers), which must not decrease within a key in a file. Rows of one time
-                stay in the order of the files. A cache stores doubles as `float_dtype`, which is too coarse for seconds
-                since 1970: convert them to timestamps.
+                keep their order in a file; where two files meet at one time, either may come first. A cache stores
+                doubles as `float_dtype`, which is too coarse for seconds since 1970: convert them to timestamps.
             stride: how many rows after a sequence the next one of its key begins.
             max_gap: sequences do not cross a larger gap between two times: a `datetime.timedelta`, or for a column of
                 numbers a number.

@@ -86,8 +86,9 @@ def sample(
         raise TypeError(f"sample: weights must be a column's name, or a dict of values with by=…, got {weights!r:.80}.")
     else:
         numbers = _numbers_of(storage, manifest, weights)
-    if not numbers.sum() > 0:
+    if not numbers.max(initial=0) > 0:
         raise ValueError("sample: the weights sum to 0, so no row would come. Give some rows a weight above 0.")
+    numbers = _scaled(numbers)
     expected = numbers * (total / numbers.sum()) if replacement else _at_most_once(numbers, total)
     return _with_draws(manifest, Expected(numbers=expected, total=total), total, seed, recipe)
 
@@ -134,7 +135,9 @@ def _at_most_once(weights: npt.NDArray[np.float64], total: int) -> npt.NDArray[n
     is_free = weights > 0
     while is_free.any():
         left = total - np.count_nonzero(chances == 1)
-        trial = weights * (left / weights[is_free].sum())
+        free = _scaled(weights[is_free])
+        trial = np.zeros(len(weights))
+        trial[is_free] = free * (left / free.sum())
         is_certain = is_free & (trial >= 1)
         if not is_certain.any():
             chances[is_free] = trial[is_free]
@@ -142,6 +145,11 @@ def _at_most_once(weights: npt.NDArray[np.float64], total: int) -> npt.NDArray[n
         chances[is_certain] = 1
         is_free &= ~is_certain
     return chances
+
+
+def _scaled(weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The weights times a power of two, so that no sum or quotient of them is infinite, and none is rounded."""
+    return np.asarray(np.ldexp(weights, -np.frexp(weights.max())[1]))
 
 
 def _weights_of(values: pa.Array, weights: Any, by: str) -> npt.NDArray[np.float64]:

@@ -128,6 +128,18 @@ def test_without_replacement_no_row_comes_twice(converter: DatasetConverter, wei
         converter.sample(weights, by=by, num_rows=99, replacement=False)
 
 
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("scale", [1e308, 1e-300, 5e-324])
+def test_weights_of_any_size_draw_as_many_rows_as_were_asked_for(
+    scale: float, replacement: bool, tmp_path: Path
+) -> None:
+    table = pa.table({"n": np.arange(90), "w": np.full(90, scale)})
+    pq.write_table(table, tmp_path / "part.parquet", row_group_size=9)
+    converter = make_parquet_converter(tmp_path, float_dtype=None)
+    for epoch in epochs_of(converter.sample("w", num_rows=60, replacement=replacement), 2):
+        assert len(epoch["n"]) == len(set(epoch["n"].tolist())) == 60
+
+
 def test_shards_and_resumed_epochs_have_the_same_rows(converter: DatasetConverter) -> None:
     balanced = converter.balance("label", num_rows=77)
     options: dict[str, Any] = {"seed": 3, "shuffle_window_rows": 20}
