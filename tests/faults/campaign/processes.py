@@ -79,7 +79,7 @@ class Worker:
         """End the process."""
         if self._child is None:
             return
-        os.close(self._requests)
+        self._ask_no_more()
         try:
             self._child.wait(timeout=_START_SECONDS)
         except subprocess.TimeoutExpired:
@@ -155,9 +155,14 @@ class Worker:
         self._log.seek(max(0, self._log.tell() - 8000))
         return str(self._log.read().decode(errors="replace"))
 
-    def _forget(self) -> None:
-        with contextlib.suppress(OSError):
+    def _ask_no_more(self) -> None:
+        # Once: by then its number may be that of another worker's pipe.
+        if self._requests != -1:
             os.close(self._requests)
+            self._requests = -1
+
+    def _forget(self) -> None:
+        self._ask_no_more()
         os.close(self._answers)
         self._log.close()
         self._child = None
