@@ -163,7 +163,7 @@ class Epochs:
             "shuffle_window_rows": source.window_rows,
             "uneven": source.uneven,
             "drop_last": source.drop_last,
-            "bucket_by": source.bucket_by,
+            "bucket_by": source.bucket_order,
             "num_epochs": self.num_epochs,
             "the epoch": begin.epoch,
             "the saved state": begin.past,

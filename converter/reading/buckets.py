@@ -6,6 +6,7 @@ the edge of a bucket pads more; there are few of those.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 
 from converter.plan import Shuffle
 from converter.reading.lists import flatten_lists
+from converter.reading.nulls import Nulls, check_fill, has_fill
 from converter.reading.ragged import find_rows, row_sizes
 from converter.schema import Field
 
@@ -39,6 +41,19 @@ def lengths_of(parts: Sequence[Any], field: Field) -> Numbers:
         else:
             found.append(np.asarray(pc.fill_null(pc.binary_length(part), 0), np.int64))
     return np.concatenate(found)
+
+
+def order_by(field: Field, nulls: Nulls) -> str:
+    """What decides how long the rows of a column are, for a state: its name, and what stands for its values."""
+    by = field.name
+    if field.categories is not None:
+        by += f" in {len(field.categories)} categories {zlib.crc32(repr(field.categories).encode()):08x}"
+    if not isinstance(nulls, str) and has_fill(nulls, field):
+        fill = check_fill(field, nulls[field.name])
+        # As in `lengths_of`: the bytes of a text, or the number itself.
+        length = len(fill.encode() if isinstance(fill, str) else fill) if field.is_object else int(fill)
+        by += f" with nulls as {length}" if length else ""
+    return by
 
 
 def in_buckets(order: Numbers, lengths: Numbers, shuffle: Shuffle, *, epoch: int, window: int) -> Numbers:

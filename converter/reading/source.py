@@ -12,6 +12,7 @@ from converter.manifest import Manifest
 from converter.mixing import Mixing
 from converter.plan import EpochPlan, Shuffle, plan_epoch
 from converter.positions import Shard
+from converter.reading import buckets
 from converter.reading.gather import Array, Stack
 from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged, RaggedRows
@@ -190,8 +191,13 @@ class BatchSource:
             epoch=epoch,
             epochs_done=0,
             past=(),
-            bucket_by=self.bucket_by or "",
+            bucket_by=self.bucket_order,
         )
+
+    @property
+    def bucket_order(self) -> str:
+        """What the order depends on besides the plan: the column `bucket_by`, and what stands for its values."""
+        return "" if self.bucket_by is None else buckets.order_by(self.schema[self.bucket_by], self.nulls)
 
     @property
     def windows_ahead(self) -> int:

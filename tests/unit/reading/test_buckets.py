@@ -90,6 +90,50 @@ def test_the_order_is_the_same_for_any_batch_size_shards_and_resumed_epoch(conve
         reader.load_state_dict(state | {"bucket_by": 3})
 
 
+@pytest.mark.parametrize(
+    ("by", "before", "after", "told"),
+    [
+        ("n", ({}, "mask"), ({}, {"n": 9}), "bucket_by was 'n' and is 'n with nulls as 9'"),
+        ("c", ({}, "mask"), ({}, {"c": "éé"}), "bucket_by was 'c' and is 'c with nulls as 4'"),
+        ("c", ({}, "mask"), ({"c": ["a", "bb"]}, "mask"), "bucket_by was 'c' and is 'c in 2 categories [0-9a-f]{8}'"),
+        ("c", ({"c": ["bb", "a"]}, "mask"), ({"c": ["a", "bb"]}, "mask"), "'c in 2 cat.* and is 'c in 2 categories"),
+        ("c", ({"c": ["bb", "a"]}, "mask"), ({"c": ["bb", "a"]}, {"c": 1}), "and is 'c in 2 .* with nulls as 1'"),
+        ("n", ({}, "mask"), ({}, {"n": 0}), None),
+        ("n", ({}, {"n": 9}), ({}, {"n": np.int16(9)}), None),
+        ("c", ({"c": ["bb", "a"]}, "mask"), ({"c": ["bb", "a"]}, "mask"), None),
+    ],
+)
+def test_a_state_is_refused_where_another_order_would_lose_rows(
+    by: str, before: tuple[Any, Any], after: tuple[Any, Any], told: str | None, tmp_path: Path
+) -> None:
+    """Rows were lost and repeated: the order depends on what stands for nulls, and on the codes of categories."""
+    numbers = np.random.default_rng(0).integers(0, 30, 9000).tolist()
+    table = pa.table(
+        {
+            "id": np.arange(9000),
+            "n": pa.array([None if number > 20 else number for number in numbers]),
+            "c": pa.array([None if number > 20 else ("a", "bb")[number % 2] for number in numbers]),
+        }
+    )
+    pq.write_table(table, tmp_path / "part.parquet")
+    options: dict[str, Any] = {"batch_size": 100, "shuffle": True, "columns": ["id", by], "bucket_by": by}
+    with make_parquet_converter(tmp_path, categories=before[0] or None).make_batch_reader(
+        nulls=before[1], **options
+    ) as reader:
+        rows = [batch["id"] for batch in itertools.islice(reader, 17)]
+        state = json.loads(json.dumps(reader.state_dict()))
+    with make_parquet_converter(tmp_path, categories=after[0] or None).make_batch_reader(
+        nulls=after[1], **options
+    ) as reader:
+        if told is not None:
+            with pytest.raises(StateMismatchError, match=told):
+                reader.load_state_dict(state)
+        else:
+            reader.load_state_dict(state)
+            rows += [batch["id"] for batch in reader]
+            assert np.sort(np.concatenate(rows)).tolist() == list(range(9000))
+
+
 def test_torch_views_and_null_rows(converter: DatasetConverter) -> None:
     options: dict[str, Any] = {"bucket_by": "null", "nulls": "mask", "columns": ["id", "null", "tokens"]}
     some = converter.where([("id", "<", 3000)])
