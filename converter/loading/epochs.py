@@ -119,7 +119,11 @@ class Epochs:
         """Begin one iteration. When it runs to its end, the next one takes the next epoch."""
         self.check_open()
         steps = Steps(self.meter)
-        iteration = Iteration(self, self._iterate(batches_of, steps), steps)
+        return self.begun(self._iterate(batches_of, steps), steps)
+
+    def begun(self, generator: Generator[Any, None, Any], steps: Steps | None = None) -> Iteration:
+        """An iteration that `close` ends, too."""
+        iteration = Iteration(self, generator, steps)
         self._running.add(iteration)
         return iteration
 

@@ -33,6 +33,7 @@ from converter import (
     open_converter,
 )
 from converter.frameworks.tensorflow import DatasetState, DatasetStateCallback
+from converter.frameworks.tensorflow.elements import stretches_in
 from converter.loading.options import LoaderOptions
 from tests.columns import ALL, ID, RAGGED, SCALARS, TENSORS, Column
 from tests.entries import write_converter
@@ -1004,6 +1005,34 @@ def test_a_dataset_that_is_closed_while_tensorflow_prefetches_ends(vectors: Data
     with vectors.make_tf_dataset(batch_size=1, num_epochs=None, **MIXED) as dataset:
         iterator = iter(dataset.prefetch(4))
         next(iterator)
+    assert no_reader_runs()
+
+
+@pytest.mark.parametrize("ahead", [None, 1])
+def test_who_awaits_a_batch_while_another_thread_closes_the_dataset_is_told_so(
+    vectors: DatasetConverter, ahead: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told "generator already executing". python -m tests.faults.campaign lives --case 48:834 --steps 1"""
+    closing, may_end = threading.Event(), threading.Event()
+
+    def slow_to_close(*arguments: Any) -> Iterator[Any]:
+        try:
+            yield from stretches_in(*arguments)
+        finally:
+            closing.set()
+            assert may_end.wait(40)
+
+    monkeypatch.setattr("converter.frameworks.tensorflow.dataset.stretches_in", slow_to_close)
+    dataset = vectors.make_tf_dataset(batch_size=1, num_epochs=None, **MIXED)
+    iterator = iter(dataset if ahead is None else dataset.prefetch(ahead))
+    next(iterator)
+    closer = threading.Thread(target=dataset.close)
+    closer.start()
+    assert closing.wait(40)
+    with pytest.raises(tf.errors.OpError, match="ConverterError: This loader was closed"):
+        list(itertools.islice(iterator, NUM_ROWS))
+    may_end.set()
+    closer.join()
     assert no_reader_runs()
 
 

@@ -15,7 +15,6 @@ import logging
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
@@ -34,7 +33,7 @@ from converter.frameworks.tensorflow.elements import (
 )
 from converter.frameworks.tensorflow.iterator import CountedIterator, EagerIterator, UntilError, begin_loop
 from converter.loading.batches import Batch
-from converter.loading.epochs import Epochs, Iteration
+from converter.loading.epochs import Epochs
 from converter.loading.names import Names
 from converter.loading.progress import follow
 from converter.loading.stats import LoaderStats, stats_of
@@ -44,8 +43,6 @@ from converter.reading.source import BatchSource
 from converter.shards import look_for_shard
 
 logger = logging.getLogger(__name__)
-
-_CLOSE_SECONDS = 60.0
 
 
 # A child that collects an iterator of tf.data waits for threads that only its parent has.
@@ -159,7 +156,6 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self.num_begun = 0
         """Iterations that have begun."""
 
-        self._running: weakref.WeakSet[Generator[Any, None, Any]] = weakref.WeakSet()
         self.read_error: BaseException | None = None
         """The error that reading raised; TensorFlow's own error has only its text."""
 
@@ -230,17 +226,6 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def close(self) -> None:
         """End every running iteration and its threads. The end of a `with` block calls it."""
         self._epochs.close()
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for generator in list(self._running):
-            while True:
-                try:
-                    generator.close()
-                    break
-                except ValueError:
-                    # A prefetching thread of TensorFlow runs it, until it has read its window.
-                    if time.monotonic() > deadline:
-                        break
-                    time.sleep(0.005)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration begin with this epoch, counted from 0.
@@ -365,9 +350,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
 
     def generate(self) -> Iterator[Any]:
         """One iteration for tf.data: stretches of batches, with one more dimension in front."""
-        generator = self._packed_stretches()
-        self._running.add(generator)
-        return UntilError(generator, self._end_next)
+        return UntilError(self._epochs.begun(self._packed_stretches()), self._end_next)
 
     def stats(self) -> LoaderStats:
         """What the dataset did in the iteration that was begun last: printed, it says what limits the loop.
@@ -395,9 +378,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
 
     def stretches(self) -> Iterator[tuple[Batch, int]]:
         """One iteration for an eager loop: stretches of batches, each with its number of batches."""
-        generator = self._elements(is_counted=False)
-        self._running.add(generator)
-        return Iteration(self._epochs, generator)
+        return self._epochs.begun(self._elements(is_counted=False))
 
     def _end_next(self) -> None:
         """Leave the next iteration empty: TensorFlow's `repeat` asks for it at once."""
