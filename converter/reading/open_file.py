@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from converter.reading.data_files import DataFiles
 
 
+_DELTA_TEXTS = frozenset((6, 7))
+"""DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY of the format's `Encodings.md`."""
+
+
 class OpenFile:
     """A data file whose footer was read once; on a local disk it is mapped into memory."""
 
@@ -51,7 +55,10 @@ class OpenFile:
         self._dictionaries = [
             ".".join((self.schema.field(place.top).name, *map(str, place.members)))
             for name, place in self.places.items()
-            if place is not None and name in file.manifest.categories and is_text(place.field.type)
+            if place is not None
+            and name in file.manifest.categories
+            and is_text(place.field.type)
+            and self._may_be_dictionary(place)
         ]
         """Columns whose different values are looked up, not each of them."""
 
@@ -63,6 +70,15 @@ class OpenFile:
                 plain_column = find_plain_column(self.metadata, place, files.fields[name])
                 if plain_column is not None:
                     self.plain[name] = plain_column
+
+    def _may_be_dictionary(self, place: Place) -> bool:
+        """Whether Arrow can look up the different values of a column: not of those that are stored as differences."""
+        num_row_groups = len(self.footer.row_group_rows)
+        return all(
+            _DELTA_TEXTS.isdisjoint(self.footer.chunk(index, leaf).encodings)
+            for index in range(num_row_groups)
+            for leaf in place.leaves
+        )
 
     def check_heads(self, number: int, fetched: Fetched) -> None:
         """Raise SourceChangedError if the columns of the dataset's row group do not begin as the manifest says.

@@ -16,7 +16,7 @@ from converter.reading import buckets
 from converter.reading.gather import Array, Stack
 from converter.reading.nulls import Nulls
 from converter.reading.ragged import Ragged, RaggedRows
-from converter.reading.runs import LENGTH_SUFFIX
+from converter.reading.runs import LENGTH_SUFFIX, VALID_SUFFIX
 from converter.schema import Field, Scale, Schema
 from converter.sequences import Sequences
 from converter.state import Past, State, Uneven
@@ -108,7 +108,9 @@ class BatchSource:
         return self.manifest.sequences
 
     def steps_name(self, name: str) -> str:
-        """The column whose steps a batch's column has: of a stack, each of its columns has the same."""
+        """The column whose steps a batch's column has: a mask those of its column, columns of a stack all the same."""
+        if name not in self.names:
+            name = name.removesuffix(ELEMENT_VALID_SUFFIX).removesuffix(VALID_SUFFIX)
         return next((stack.columns[0] for stack in self.stacks if stack.name == name), name)
 
     @property

@@ -46,13 +46,19 @@ def read_places(
         kind = innermost(column.type)
         if is_list(column.type) and (pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)):
             # As delta-rs declares them. Arrow can neither take nor filter lists of views.
-            plain = pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary()
-            to_plain = functools.partial(pc.cast, target_type=plain)
-            column = map_chunks(column, functools.partial(map_values, function=to_plain))
+            column = _cast_values(column, pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary())
+        if column.num_chunks > 1 and (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+            # More than 2 GiB, maybe, which together need larger offsets.
+            column = _cast_values(column, pa.large_string() if pa.types.is_string(kind) else pa.large_binary())
         if pa.types.is_time(kind) or pa.types.is_duration(kind):
             column = map_chunks(column, functools.partial(map_values, function=count_microseconds))
         columns.append(column)
     return columns
+
+
+def _cast_values(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """A column, or the innermost values of its lists, in another type."""
+    return map_chunks(column, functools.partial(map_values, function=functools.partial(pc.cast, target_type=kind)))
 
 
 def _read_tops(

@@ -303,7 +303,7 @@ class _WindowReader:
         for name, values in columns.items():
             field = source.field_of(name)
             fill = {"str": "", "bytes": b""}.get("" if field is None else field.dtype, 0)
-            column = source.steps_name(name.removesuffix(ELEMENT_VALID_SUFFIX).removesuffix(VALID_SUFFIX))
+            column = source.steps_name(name)
             found[name] = SequencedRows(
                 values=values,
                 offsets=layout.offsets,

@@ -313,6 +313,22 @@ def test_a_file_that_pyarrow_may_not_be_able_to_read_is_not_called_damaged_alone
         list(reader)
 
 
+@pytest.mark.long("5 s, and 4.5 GB of memory")
+def test_a_row_group_of_more_than_2_gib_of_bytes_is_read(tmp_path: Path) -> None:
+    """Arrow gives its rows in several chunks, whose offsets together do not fit into 32 bits."""
+    values = pa.array([bytes([97 + number]) * (1 << 20) for number in range(5)])
+    column = pa.DictionaryArray.from_arrays(pa.array(np.arange(2100) % 5, pa.int32()), values)
+    table = pa.table({"id": np.arange(2100), "s": column})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", store_schema=False)
+    with make_parquet_converter(tmp_path) as made:
+        rows = made.where([("id", ">=", 2097)]).head(3)
+    assert [(int(number), row[:1], len(row)) for number, row in zip(rows["id"], rows["s"], strict=True)] == [
+        (2097, b"c", 1 << 20),
+        (2098, b"d", 1 << 20),
+        (2099, b"e", 1 << 20),
+    ]
+
+
 def put(url: str, table: pa.Table, *, compression: str = "none", checksum: bool = False) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(

@@ -401,3 +401,23 @@ def test_rows_that_are_left_out_may_have_other_values(tmp_path: Path) -> None:
     rest = make_parquet_converter(tmp_path / "part.parquet", categories=known).where([("id", ">", 0)])
     with pytest.raises(SourceError, match=r"the value 'c' in row 2 \(row 2 of .*\), which is none of its 2"):
         rest.head()
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_texts_that_arrow_cannot_look_up_in_a_dictionary_are_categories_as_well(encoding: str, tmp_path: Path) -> None:
+    texts = [None if row % 11 == 0 else f"text {row % 5}" for row in range(200)]
+    table = pa.table({"c": texts, "list": [[text or "none"] for text in texts]})
+    of = {"c": encoding, "list.list.element": encoding}
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, column_encoding=of, row_group_size=90)
+    pq.write_table(table, tmp_path / "b.parquet")
+    with make_parquet_converter(tmp_path, categories=["c", "list"]) as converter:
+        known = converter.schema["c"].categories
+        assert known == tuple(f"text {number}" for number in range(5))
+        of_lists = converter.schema["list"].categories
+        assert of_lists is not None
+        (batch,) = converter.make_batch_reader(batch_size=400, nulls="mask", ragged="nested")
+        found = [known[code] if valid else None for code, valid in zip(batch["c"], batch["c__valid"], strict=True)]
+        assert found == texts + texts
+        assert [of_lists[code] for (code,) in batch["list"]] == [text or "none" for text in texts + texts]
+        assert converter.verify(every_row=True) == []
+        assert len(converter.where([("c", "==", "text 1")])) == 2 * texts.count("text 1")

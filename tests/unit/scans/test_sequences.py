@@ -428,6 +428,18 @@ def test_rows_that_sequences_share_are_decoded_once(tmp_path: Path, steps: Any, 
     assert decoder.num_rows == sum(bool(row % 4) and is_touched(row % 40) for row in range(80))
 
 
+@pytest.mark.parametrize("suffix", ["__valid", "__element_valid"])
+def test_a_column_of_the_users_named_like_a_mask_has_its_own_steps(suffix: str, tmp_path: Path) -> None:
+    name = f"a{suffix}"
+    pq.write_table(pa.table({"a": np.arange(6), name: np.arange(7, 13)}), tmp_path / "a.parquet")
+    converter = make_parquet_converter(tmp_path)
+    (batch,) = converter.sequences(3, steps={name: [2, 0]}).make_batch_reader(columns=[name])
+    assert batch[name].tolist() == [[9, 7], [10, 8], [11, 9], [12, 10]]
+    (batch,) = converter.sequences(2, steps={"a": 0}).make_batch_reader(columns=["a", name])
+    assert batch["a"].tolist() == [0, 1, 2, 3, 4]
+    assert batch[name].tolist() == [[7, 8], [8, 9], [9, 10], [10, 11], [11, 12]]
+
+
 def test_a_row_of_a_sequence_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     raw = [RAW.pack(row, row) for row in range(8)]
     raw[5] = b"short"
