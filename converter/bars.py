@@ -15,10 +15,20 @@ def is_in_notebook() -> bool:
     return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
 
 
+def is_in_terminal() -> bool:
+    """Whether somebody may see at once what is printed to stderr, which a service may not have."""
+    return _has_stderr() and sys.stderr.isatty()
+
+
+def _has_stderr() -> bool:
+    return sys.stderr is not None and not getattr(sys.stderr, "closed", False)
+
+
 def is_seen(wanted: bool | None) -> bool:
     """Whether a bar is shown: with None, only if somebody may look at it and tqdm is installed."""
-    is_shown = (is_in_notebook() or sys.stderr.isatty()) if wanted is None else wanted
-    return is_shown and importlib.util.find_spec("tqdm") is not None
+    is_shown = (is_in_notebook() or is_in_terminal()) if wanted is None else wanted
+    has_place = is_in_notebook() or _has_stderr()
+    return is_shown and has_place and importlib.util.find_spec("tqdm") is not None
 
 
 def check_bar(wanted: bool | None, argument: str, extra: str) -> None:

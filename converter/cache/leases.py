@@ -85,7 +85,13 @@ def put_intent(entry: Storage, attempt_id: str, application_id: str) -> Lease:
 def _put(lease: Lease) -> Lease:
     if not lease.entry.put_if_absent(lease.name, lease.content):
         raise FileExistsError(f"{lease.entry.url}/{lease.name} exists already")
-    heartbeat.add(lease)
+    try:
+        heartbeat.add(lease)
+    except BaseException:
+        # For example no thread can be started.
+        with contextlib.suppress(OSError):
+            release(lease)
+        raise
     return lease
 
 

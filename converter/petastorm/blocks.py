@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from converter.petastorm.unischema import Unischema, UnischemaField
+from converter.reading.objects import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +60,7 @@ def _batch_column(name: str, column: pa.ChunkedArray, shape: tuple[int | None, .
         array = array.cast(array.type.value_type)
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        values: Array = array.to_numpy(zero_copy_only=False)
+        values: Array = to_numpy(array)
         return values if array.null_count else values.astype(np.str_)
     if is_list(kind):
         matrix = _matrix_of(name, array)
@@ -101,14 +102,14 @@ def plain_values(array: pa.Array) -> Array:
     if pa.types.is_decimal(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_null(kind):
         return _objects(array.to_pylist())
     if pa.types.is_integer(kind) and array.null_count:
-        return np.asarray(array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
-    values: Array = array.to_numpy(zero_copy_only=False)
+        return np.asarray(to_numpy(array.cast(pa.float64(), safe=False)))
+    values: Array = to_numpy(array)
     return values if values.flags.writeable else values.copy()
 
 
 def _times(array: pa.Array) -> Array:
     """Times as datetime64[ns]; in their own unit if one of them is beyond the years 1677 to 2262."""
-    values = np.asarray(pc.cast(array, pa.timestamp(array.type.unit)).to_numpy(zero_copy_only=False))
+    values = np.asarray(to_numpy(pc.cast(array, pa.timestamp(array.type.unit))))
     if array.type.unit == "ns" or not len(values):
         return values.astype("datetime64[ns]")
     present = values[~np.isnat(values)]

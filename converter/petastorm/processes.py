@@ -15,6 +15,7 @@ import queue
 import struct
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -61,8 +62,13 @@ class Processes:
         finally:
             self._idle.put(process)
 
+    def end(self) -> None:
+        """End the processes, in the middle of their calls: whoever waits for an answer gets an error."""
+        for process in self._all:
+            process.end()
+
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, and wait for them. No thread waits for an answer any more."""
         for process in self._all:
             process.close()
 
@@ -73,6 +79,10 @@ class _Process:
     def __init__(self, dumped: bytes) -> None:
         self._dumped = dumped
         self._popen: subprocess.Popen[bytes] | None = None
+        self._has_ended = False
+        self._lock = threading.Lock()
+        """Keeps `end` from missing a process that is being started."""
+
         self._to: BinaryIO
         self._back: BinaryIO
 
@@ -93,12 +103,17 @@ class _Process:
         return popen
 
     def ask(self, argument: Any) -> Any:
+        with self._lock:
+            if self._popen is None and not self._has_ended:
+                self._popen = self._start()
         if self._popen is None:
-            self._popen = self._start()
+            raise RuntimeError("The reader was stopped, so its transform is not called any more.")
         try:
             _send(self._to, pickle.dumps(argument, protocol=5))
             answer = _receive(self._back)
         except (BrokenPipeError, EOFError) as error:
+            if self._has_ended:
+                raise RuntimeError("The reader was stopped while a process of it ran the transform.") from None
             raise RuntimeError(
                 f"The process that ran the transform ended (exit status {self._popen.wait()}). Was it killed, or was "
                 "there too little memory? Try fewer workers, or reader_pool_type='thread'."
@@ -109,14 +124,20 @@ class _Process:
             return value
         raise value
 
+    def end(self) -> None:
+        with self._lock:
+            self._has_ended = True
+            if self._popen is not None:
+                # It may be in the middle of a call.
+                self._popen.terminate()
+
     def close(self) -> None:
+        self.end()
         if self._popen is None:
             return
         for pipe in (self._to, self._back):
             with contextlib.suppress(OSError):
                 pipe.close()
-        # It may be in the middle of a call.
-        self._popen.terminate()
         self._popen.wait()
         self._popen = None
 

@@ -10,7 +10,7 @@ import logging
 import random
 import threading
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -162,6 +162,9 @@ class Reader:
     def stop(self) -> None:
         """End the threads; what was read ahead is dropped."""
         self.stopped = True
+        if isinstance(self._apply, Processes):
+            # Before the lock: a thread that waits for an answer has it.
+            self._apply.end()
         with self._lock:
             self._pieces.close()
             self._at_hand = NOTHING
@@ -289,31 +292,33 @@ class Reader:
         threads = default_workers_count()
         threads = 1 if self._options.pool == "dummy" else max(1, min(self._options.workers_count, threads))
         items = self._order.epochs(self.num_epochs, self._epochs_done)
+        self._apply = _function_of(self._recipe, self._options, threads)
         # A function, not a method: a generator that knows its reader would keep it, and its threads, alive.
-        return _read_pieces(self._recipe, self._options, items, threads, self.work)
+        return _read_pieces(self._recipe, self._apply, items, threads, self.work)
+
+
+def _function_of(recipe: Recipe, options: ReaderOptions, threads: int) -> Callable[[Any], Any] | None:
+    """What the reader's threads call with rows: the user's function, here or in processes; None if there is none."""
+    function = None if options.transform is None else options.transform.func
+    if function is None:
+        return None
+    apply: Callable[[Any], Any] = function if recipe.is_batched else EachRow(function)
+    dumped = dump_function(apply) if options.pool == "process" else None
+    return apply if dumped is None else Processes(dumped, threads)
 
 
 def _read_pieces(
-    recipe: Recipe, options: ReaderOptions, items: Iterator[Item], threads: int, work: Work
+    recipe: Recipe, apply: Callable[[Any], Any] | None, items: Iterator[Item], threads: int, work: Work
 ) -> Generator[Piece, None, None]:
-    """The pieces of items, in order, with the user's function in the reader's threads or in processes."""
-    function = None if options.transform is None else options.transform.func
+    """The pieces of items, in order."""
     blocks = native_blocks(work)
     if blocks is not None:
         with contextlib.closing(blocks):
             for columns in blocks:
                 yield Piece(columns=columns)
         return
-    if function is None:
-        yield from _pieces_of(recipe, items, threads)
-        return
-    apply = function if recipe.is_batched else EachRow(function)
-    dumped = dump_function(apply) if options.pool == "process" else None
-    if dumped is None:
-        yield from _pieces_of(replace(recipe, apply=apply), items, threads)
-        return
-    with contextlib.closing(Processes(dumped, threads)) as processes:
-        yield from _pieces_of(replace(recipe, apply=processes), items, threads)
+    with contextlib.closing(apply) if isinstance(apply, Processes) else contextlib.nullcontext():
+        yield from _pieces_of(recipe if apply is None else replace(recipe, apply=apply), items, threads)
 
 
 def _pieces_of(recipe: Recipe, items: Iterator[Item], threads: int) -> Generator[Piece, None, None]:

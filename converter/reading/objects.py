@@ -5,6 +5,9 @@ Each row is an object array of `str` or `bytes`, or with one more dimension of s
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +19,20 @@ import pyarrow.compute as pc
 from converter.errors import SourceError
 from converter.portable.texts import find_bad_text
 from converter.schema import Field
+
+
+def to_numpy(array: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
+    """An Arrow array as Arrow itself makes NumPy's of it, texts and bytes as objects of Python."""
+    _import_pandas()
+    made: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return made
+
+
+@functools.cache
+def _import_pandas() -> None:
+    """Import pandas, if it is there, as Arrow does before its first array for NumPy: it swallows a Ctrl-C meanwhile."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("pandas")
 
 
 def decode_text(array: pa.Array, field: Field, fill: Any) -> pa.Array:

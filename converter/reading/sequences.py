@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from converter.manifest import Manifest
 from converter.reading.gather import Array, take
+from converter.reading.objects import to_numpy
 from converter.sequences import Numbers, Sequences
 
 
@@ -201,7 +202,7 @@ class SequencedRows:
         places = self.places() if index is None else index
         shape = (len(self), len(self.steps))
         if isinstance(self.values, pa.Array):
-            taken = self.values.take(pa.array(places)).to_numpy(zero_copy_only=False)
+            taken = to_numpy(self.values.take(pa.array(places)))
             array: npt.NDArray[Any] = taken.astype(object, copy=False).reshape(shape)
         else:
             array = take(np.ascontiguousarray(self.values), places).reshape(*shape, *self.values.shape[1:])

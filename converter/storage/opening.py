@@ -72,7 +72,16 @@ def open_storage(
         return RemoteStorage(store, root, shown)
     else:
         path = os.path.expanduser(text)
-    root = os.path.abspath(path)
+    try:
+        root = os.path.abspath(path)
+    except FileNotFoundError:
+        raise ValueError(
+            f"{text!r} is a relative path, but the working directory of this process was removed. Give a whole path."
+        ) from None
+    try:
+        root.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text!r} is a path whose name is no UTF-8. Rename the folder.") from None
     if is_on_databricks(root):
         check_mount(text, root)
     return LocalStorage(root)

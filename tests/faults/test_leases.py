@@ -82,6 +82,26 @@ def test_one_thread_renews_all_leases_of_a_process_and_ends_with_the_last(cache_
     assert not _beating()
 
 
+def test_a_thread_that_cannot_be_started_leaves_no_lease(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = leave_entry(cache_dir)
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "converter-heartbeat":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    start = threading.Thread.start
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            open_converter(url)
+    assert not _signs(cache_dir)
+    with open_converter(url) as converter:
+        assert len(_beating()) == 1
+        assert ids_of(converter) == list(range(NUM_ROWS))
+    assert not _beating()
+
+
 def test_the_thread_comes_again_after_it_ended(cache_dir: Path) -> None:
     for _ in range(3):
         with make_converter(str(cache_dir)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 from converter.petastorm import TransformSpec, make_batch_reader, make_reader
 from converter.petastorm.processes import Processes, dump_function
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -123,6 +125,36 @@ def test_a_transform_of_rows_runs_elsewhere_and_its_errors_come_here(numbers: st
     assert all(row.x == row.id / 2 and row.pid != os.getpid() for row in rows)
     before = {int(line) for line in children()}
     assert not before & {row.pid for row in rows}
+
+
+@pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")
+def test_stop_does_not_wait_for_a_transform_that_goes_on(numbers: str, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def wait(frame: Any) -> Any:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        (tmp_path / "pid").rename(begun)
+        time.sleep(600)
+        return frame
+
+    reader = make_batch_reader(numbers, transform_spec=TransformSpec(wait), reader_pool_type="process")
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            next(reader)
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    wait_until(begun.exists)
+    reader.stop()
+    reader.join()
+    thread.join(60)
+    assert "stopped while a process of it ran the transform" in str(errors[0])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
 
 
 def children() -> list[str]:

@@ -49,6 +49,7 @@ REACHES = {
     "reading.gather._rows_at_every_byte": "NumPy",
     "reading.stored._read_tops": "pyarrow",
     "sources.spark.identity._find_delta_version": "Spark",
+    "sources.spark.run._is_stopped": "pyspark",
     "sources.spark.session._is_local_list": "pyspark",
     "sources.spark.session._open_arrow_stream": "pyspark",
     "sources.spark.session.java_frame": "pyspark",

@@ -18,6 +18,7 @@ from converter.loading.names import Names
 from converter.plan import EpochPlan
 from converter.reading.data_files import DataFiles
 from converter.reading.gather import new_array
+from converter.reading.objects import to_numpy
 from converter.reading.ragged import RaggedRows, ragged_values
 from converter.reading.runs import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX, Run
 from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
@@ -163,7 +164,7 @@ def components(source: BatchSource, name: str, column: Any, num_batches: int) ->
         return {name: _aligned(column).reshape(num_batches, -1, *column.shape[1:])}
     assert field is not None
     if field.is_object and field.shape == ():
-        return {name: column.to_numpy(zero_copy_only=False).reshape(num_batches, -1)}
+        return {name: to_numpy(column).reshape(num_batches, -1)}
     rows = ragged_values(column, field)
     if source.ragged == "pad":
         return {key: padded[np.newaxis] for key, padded in source.padded(name, rows).items()}

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
+from converter.bars import is_in_terminal
 from converter.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def start_local_spark(
         for name, value in (conf or {}).items():
             builder = builder.config(name, value)
         return builder.appName(app_name).getOrCreate()
-    settings = _CONF | {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()} | dict(conf or {})
+    settings = _CONF | {"spark.ui.showConsoleProgress": str(is_in_terminal()).lower()} | dict(conf or {})
     for name, value in settings.items():
         builder = builder.config(name, value)
     with _environment_for_launch():

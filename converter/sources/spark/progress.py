@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from converter.bars import NotebookOutput, check_bar, is_in_notebook, is_seen
+from converter.bars import NotebookOutput, check_bar, is_in_notebook, is_in_terminal, is_seen
 from converter.storage.directory import Storage
 
 _LOOK_SECONDS = 2.0
@@ -98,7 +97,7 @@ def progress_bar(
         while not ended.wait(_SHOW_SECONDS):
             num_done, num_tasks = count()
             # In a log a line is printed only if the counts changed.
-            if is_notebook or sys.stderr.isatty() or shown != (num_done, num_tasks):
+            if is_notebook or is_in_terminal() or shown != (num_done, num_tasks):
                 shown = num_done, num_tasks
                 tasks = f"{num_done:,} of {num_tasks:,} tasks" if num_tasks else "planning"
                 show(text(f"Writing the cache: {tasks}{written() if num_done else ''}"))

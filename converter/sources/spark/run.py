@@ -98,6 +98,12 @@ def run_write(
 def _write_error(error: Exception, directory: Storage, local_path: str, session: Any, writer: str) -> CacheError:
     """Why Spark failed to write; if it was the second choice, also why the executors could not, and the remedy."""
     path = local_path if directory.is_local else directory.url
+    if _is_stopped(session):
+        return CacheError(
+            f"Spark could not write the cache into {path}: the DataFrame's session was stopped. Make the DataFrame "
+            "again in a new session.",
+            path=path,
+        )
     cause = directory.without_secrets(short_cause(error)).rstrip(".")
     message = f"Spark could not write the cache into {path}: {cause}."
     _, reason = probed.get(place_of(directory, session), ("", "")) if writer == "auto" else ("", "")
@@ -108,6 +114,18 @@ def _write_error(error: Exception, directory: Storage, local_path: str, session:
         remedy = f"Install {package} there" if is_missing else "Pass storage_options= that may write there"
         message += f" Spark's own writer was used because {reason}. {remedy}: executors get storage_options."
     return CacheError(message, path=path)
+
+
+def _is_stopped(session: Any) -> bool:
+    """Whether a classic session was stopped.
+
+    Reaches into: pyspark.SparkContext._jsc (pyspark 3.5 to 4.2).
+    Without it: the error names what Spark's own objects lack.
+    """
+    try:
+        return bool(session.sparkContext._jsc is None)  # noqa: SLF001
+    except Exception:  # noqa: BLE001 (a client of Connect has no context)
+        return False
 
 
 def _write_with_executors(

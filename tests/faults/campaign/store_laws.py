@@ -128,7 +128,9 @@ class Laws:
                 missing += self.missing(attempt, present)
                 self.require(not missing, "what is kept stays whole", f"{step}: {written.key} lacks {missing}")
         for held in self.held:
-            if held.attempt and held.lease is not None and not held.lease.lost:
+            # A stale listing may have shown a file that was lost, so that a damaged entry is in use.
+            is_spoiled = held.attempt in self.written and self.written[held.attempt].is_spoiled
+            if held.attempt and not is_spoiled and held.lease is not None and not held.lease.lost:
                 missing = self.missing(held.attempt, present)
                 self.require(not missing, "what is in use stays", f"{step}: {held.converter.url} lacks {missing}")
         changed = [name for name, data in self.users.items() if self.place.read(name) != data]

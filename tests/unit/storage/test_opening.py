@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import sys
 from importlib.metadata import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,3 +190,17 @@ def test_a_package_that_is_missing_is_named_with_what_pip_installs(
         make_parquet_converter(url)
     extras = set(metadata("spark-tensor-converter").get_all("Provides-Extra") or ())
     assert set(re.findall(r"\[(\w+)\]", remedy)) <= extras
+
+
+def test_a_relative_path_needs_a_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ValueError, match=r"'cache' is a relative path, but the working directory .* was removed"):
+        open_storage("cache")
+    assert open_storage(str(tmp_path)).url == f"file://{tmp_path}"
+
+
+def test_a_path_that_is_no_utf_8_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"'/data/n\\udcff' is a path whose name is no UTF-8. Rename the folder"):
+        open_storage(os.fsdecode(b"/data/n\xff"))
