@@ -27,7 +27,7 @@ NAMES_OF_SPARK_AND_JAVA = ("SPARK", "PYSPARK", "CONVERTER", "JAVA", "JDK_JAVA", 
 # Starts a session, writes three rows, reads them, and prints one JSON line.
 PROGRAM = """
 import json, os, sys, tempfile
-from converter import make_spark_converter, start_local_spark
+from converter import CacheError, make_spark_converter, start_local_spark
 before = dict(os.environ)
 spark = start_local_spark("tests", master="local[1]")
 after = dict(os.environ)
@@ -36,15 +36,23 @@ with tempfile.TemporaryDirectory() as folder:
         with converter.make_batch_reader() as reader:
             ids = [number for batch in reader for number in batch["id"].tolist()]
 jvm = spark.sparkContext._jvm.java.lang.System
-print(json.dumps({
+said = {
     "ids": ids,
     "version": spark.version,
     "master": spark.sparkContext.master,
     "java_home": jvm.getProperty("java.home"),
     "marker": jvm.getProperty("converter.test.marker"),
     "changed": {name: after.get(name) for name in before.keys() | after.keys() if before.get(name) != after.get(name)},
-}))
+}
+frame = spark.range(3)
 spark.stop()
+with tempfile.TemporaryDirectory() as folder:
+    try:
+        make_spark_converter(frame, cache_dir=folder)
+    except CacheError as error:
+        said["stopped"] = str(error)
+    said["left"] = [file for _, _, files in os.walk(folder) for file in files]
+print(json.dumps(said))
 """
 
 
@@ -274,6 +282,11 @@ def test_the_environment_is_given_back_as_it_was(started_beside_other_settings: 
     of_pyspark_itself = {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"}
     changed = started_beside_other_settings["changed"]
     assert {name: value for name, value in changed.items() if name not in of_pyspark_itself} == {}
+
+
+def test_a_frame_of_a_session_that_was_stopped_is_told_as_that(started_beside_other_settings: dict[str, Any]) -> None:
+    assert "the DataFrame's session was stopped. Make the DataFrame again" in started_beside_other_settings["stopped"]
+    assert started_beside_other_settings["left"] == [".owner"]
 
 
 def test_a_session_that_exists_is_returned_as_it_is(tmp_path: Path) -> None:
