@@ -5,6 +5,7 @@ Their bytes are the same in every process, so that a step of a case is the same 
 
 from __future__ import annotations
 
+import base64
 import decimal
 import io
 import json
@@ -227,6 +228,25 @@ def agreeing(manifest: bytes, data: dict[str, bytes]) -> bytes:
     made = json.dumps(document, separators=(",", ":")).encode()
     Manifest.from_json(made, path="manifest")
     return made
+
+
+def contradictions(manifest: bytes) -> list[str]:
+    """What in a manifest that was opened says two things of its rows or files, or names a file that is not ours."""
+    document = json.loads(manifest)
+    files, groups = document["files"], document["row_groups"]
+    found = []
+    if sum(groups["rows"]) != document["num_rows"]:
+        found.append("num_rows")
+    if not all(re.fullmatch(r"data-[0-9a-f]{32}/part-[^/]+\.parquet", name) for name in files["name"]):
+        found.append("name")
+    sums = files["footer_crc32"]
+    if sums is not None and len(sums) != len(files["name"]):
+        found.append("footer_crc32")
+    if "footers" in files:
+        content = io.BytesIO(zlib.decompress(base64.b64decode(files["footers"]["zlib"])))
+        if [zlib.crc32(content.read(size)) for size in files["footers"]["bytes"]] != sums:
+            found.append("footers")
+    return found
 
 
 def _crc_of_end(data: bytes) -> int:

@@ -28,13 +28,14 @@ _PARTS = {
     "entry": {"manifest": 4, "data": 5, "owner": 1, "sign": 2},
     "away": {"manifest": 2, "data": 3, "local": 5},
     "files": {"data": 1},
-    "table": {"commit": 4, "checkpoint": 4, "hint": 1, "totals": 1, "vector": 3, "data": 3},
+    "table": {"commit": 4, "checkpoint": 4, "hint": 1, "totals": 3, "vector": 3, "data": 3},
 }
 """Which files are damaged, and how often."""
 
 _HOWS = {
-    "manifest": damages.OF_JSON, "sign": damages.OF_JSON, "commit": damages.OF_JSON, "hint": damages.OF_JSON,
-    "totals": damages.OF_JSON, "checkpoint": damages.OF_CHECKPOINT, "data": damages.OF_PARQUET,
+    "manifest": damages.OF_MANIFEST, "sign": damages.OF_SMALL_JSON, "commit": damages.OF_JSON,
+    "hint": damages.OF_SMALL_JSON, "totals": damages.OF_SMALL_JSON, "checkpoint": damages.OF_CHECKPOINT,
+    "data": damages.OF_PARQUET,
 }  # fmt: skip
 _USES = {
     "entry": {"read": 8, "verify": 2, "choose": 3, "resume": 3, "command": 2, "delete": 2, "sweep": 2, "again": 2},
@@ -63,7 +64,10 @@ def _draw(chance: random.Random) -> list[Step]:
         steps.append(of | {"do": "damage", "part": part, "how": how, "seed": chance.randrange(2**32)})
         if kind in ("entry", "away") and part == "data" and chance.random() < 0.3:
             steps.append(of | {"do": "agree"})
-        if chance.random() < 0.3:
+        if part == "sign" and chance.random() < 0.7:
+            # Few others look at it.
+            steps.append(of | {"do": chance.choice(("sweep", "delete")), "kept": False})
+        elif chance.random() < 0.3:
             steps.append(of | _draw_use(chance, kind))
     steps += [of | _draw_use(chance, kind) for _ in range(chance.choice((1, 2, 3)))]
     return steps

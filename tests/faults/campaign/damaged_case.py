@@ -105,7 +105,8 @@ class Case:
             return
         names = sorted(name for name in self.base.files if PARTS[step["part"]].fullmatch(name))
         names = names or sorted(name for name in self.base.files if PARTS["data"].fullmatch(name))
-        name = chance.choice(names)
+        # Of a log the newest files are read, and few others.
+        name = names[-1] if step["part"] in ("commit", "totals") and chance.random() < 0.5 else chance.choice(names)
         data, whole = self.files.get(name), self.base.files[name]
         if data is None:
             return
@@ -138,7 +139,7 @@ class Case:
         """As if the damaged data had been written so: sizes and sums of footers in the manifest are those of now."""
         manifest = self.files.get(f"{damaged_bases.ENTRY}/manifest.json") or b""
         data = {name.removeprefix(f"{damaged_bases.ENTRY}/"): self.files.get(name) for name in self.base.files}
-        with contextlib.suppress(ConverterError, ValueError, LookupError, TypeError, AttributeError):
+        with contextlib.suppress(ConverterError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             agreeing = damaged_bases.agreeing(manifest, {name: some for name, some in data.items() if some is not None})
             name = f"{damaged_bases.ENTRY}/manifest.json"
             self.files.put(name, agreeing)
@@ -165,6 +166,9 @@ class Case:
             data = [name for name in changed if PARTS["data"].fullmatch(name) and not name.startswith(BEGUN)]
             other = [name for name in data if len(self.files.get(name) or b"") != len(self.base.files[name])]
             require(not other, "an entry with a file of another size is not opened", f"{other}")
+        elif self.kind in ("entry", "away"):
+            odd = damaged_bases.contradictions(self.files.get(f"{damaged_bases.ENTRY}/manifest.json") or b"")
+            require(not odd, "a manifest that contradicts itself is refused", f"{odd}")
         return converter
 
     @contextlib.contextmanager

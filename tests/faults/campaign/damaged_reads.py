@@ -23,6 +23,8 @@ class Truth:
 
     columns: Columns
     num_rows: int
+    file_names: frozenset[str]
+    """The files with rows."""
 
 
 class Bases:
@@ -54,7 +56,9 @@ class Bases:
             files = Files(self.base(kind, name), self._folder / f"truth-{len(self._truths)}", is_away=False)
             with contextlib.closing(files), open_of(key[0], files.url) as converter:
                 columns = read(converter, {})
-                self._truths[key] = Truth(columns=columns, num_rows=len(converter))
+                manifest = converter._manifest
+                read_files = {manifest.file_names[one] for one in manifest.row_group_file[manifest.live_rows > 0]}
+                self._truths[key] = Truth(columns=columns, num_rows=len(converter), file_names=frozenset(read_files))
                 require(len(columns["row"]) == len(converter) > 0, "what is not damaged is read", f"{key}")
         return self._truths[key]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -22,6 +24,17 @@ from tests.faults.campaign.damaged_reads import Columns, differing, open_of, rea
 from tests.faults.small_entries import ids_of, write_data
 
 _COMMAND = typer.main.get_command(app)
+
+
+@contextlib.contextmanager
+def _deep_stack() -> Iterator[None]:
+    """Let a parser make values of more levels than this process can go down."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 class UsedCase(Case):
@@ -59,6 +72,10 @@ class UsedCase(Case):
         if self.kind == "entry" and has_all:
             ends = [name for name in data if self.files.has_other_end(name)]
             require(not ends, "another footer is refused", f"{ends}")
+        if self.kind == "table" and has_all:
+            sizes = {name: (len(self.files.get(name) or b""), len(self.base.files[name])) for name in data}
+            other = [name for name in sizes.keys() & self.truth.file_names if sizes[name][0] != sizes[name][1]]
+            require(not other, "a file that has another size than the log says is refused", f"{other}")
         is_covered = not data and not self.has_local_damage
         if self.kind in ("entry", "away") and (verifies or not any(map(self.files.has_other_pages, data))):
             is_covered = not self.has_local_damage or verifies
@@ -158,7 +175,8 @@ class UsedCase(Case):
             if step["how"]:
                 harmed = damages.damage(saved, step["how"], step["seed"], whole=saved, others=[]) or b"{}"
             try:
-                state = json.loads(harmed)
+                with _deep_stack():
+                    state = json.loads(harmed)
             except (ValueError, RecursionError):
                 return
             with converter.make_batch_reader(**options) as reader:

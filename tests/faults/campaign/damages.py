@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ _STRANGE = (
     "a" * 5000, "../../../etc/passwd", "/etc/passwd", "file:///etc/passwd", "x\x00y", "%2e%2e", "float32", "int64",
     "str", [], {}, [[]], [None], {"a": {}}, "9" * 25, "1970-01-01", "null",
 )  # fmt: skip
+_VALUE = re.compile(rb'[:\[]\s*("[^"\\]*"|-?[0-9]+|true|false|null)')
 _MARKED = (0, 1, 2, 0x7F, 0x80, 0xFE, 0xFF)
 """Bytes at the edge of what is counted in 32 bits, or not at all."""
 
@@ -99,9 +101,11 @@ _WHOLE = ("gone", "empty", "junk", "twice", "longer", "other")
 BYTES = (*_EDITS, *_WHOLE)
 """What may happen to any file."""
 
-OF_JSON = ("json", "json", "json", "lines", *BYTES)
+OF_JSON = ("json", "json", "json", "lines", "deep", *BYTES)
+OF_MANIFEST = ("near",) * 20 + OF_JSON
+OF_SMALL_JSON = ("deep",) * 8 + OF_JSON
 OF_PARQUET = ("footer", "footer", "end", "end", "head", "head", "head", *BYTES)
-OF_CHECKPOINT = ("rows", "rows", *OF_PARQUET)
+OF_CHECKPOINT = ("rows", "rows", "deep", *OF_PARQUET)
 
 
 def damage(data: bytes, how: str, seed: int, *, whole: bytes, others: Sequence[bytes]) -> bytes | None:
@@ -131,8 +135,12 @@ def damage(data: bytes, how: str, seed: int, *, whole: bytes, others: Sequence[b
         return data
     if how == "json":
         return edit_json(data, chance)
+    if how == "near":
+        return _edit_near(data, chance)
     if how == "lines":
         return _edit_lines(data, chance)
+    if how == "deep" and whole[-4:] != b"PAR1":
+        return _deepen(data, chance)
     if how == "rows":
         return _edit_rows(whole, chance)
     if how == "footer" and whole[-4:] == b"PAR1":
@@ -201,6 +209,16 @@ def edit_json(data: bytes, chance: random.Random) -> bytes:
     return b"\n".join(lines)
 
 
+def _deepen(data: bytes, chance: random.Random) -> bytes:
+    """JSON in which a value became many brackets: more than a parser's stack may hold."""
+    depth = chance.choice((100, 3000, 3000, 100_000))
+    left, right = chance.choice(((b"[", b"]"), (b'{"a":', b"}")))
+    deep = left * depth + b"1" + right * depth
+    places = [found.span(1) for found in _VALUE.finditer(data)]
+    start, stop = chance.choice(places) if places else (0, len(data))
+    return data[:start] + deep + data[stop:]
+
+
 def _edit_value(whole: list[Any], chance: random.Random) -> None:
     places: list[tuple[Any, Any]] = []
     waiting: list[Any] = [whole]
@@ -234,6 +252,32 @@ def _edit_value(whole: list[Any], chance: random.Random) -> None:
     else:
         # A copy: the lists among them may be damaged later.
         holder[key] = json.loads(json.dumps(chance.choice(_STRANGE)))
+
+
+def _edit_near(data: bytes, chance: random.Random) -> bytes:
+    """A manifest in which a value became another of its type, so that it is found only by what it means."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    if not isinstance(document, dict):
+        return data
+    lists = [document[name] for name in ("files", "row_groups") if document.get(name)]
+    for _ in range(5):
+        whole = [chance.choice(lists) if lists and chance.random() < 0.5 else document]
+        holder, key = _from_above(whole, chance)
+        inner = holder[key]
+        if holder is whole or isinstance(inner, (bool, float, list, dict)) or inner is None:
+            continue
+        if isinstance(holder, list) and chance.random() < 0.5:
+            # Its order, or how many there are.
+            chance.choice((chance.shuffle, list.pop, lambda some: some.append(some[0])))(holder)
+        elif isinstance(inner, int):
+            holder[key] = inner + chance.choice((-1, 1))
+        else:
+            holder[key] = chance.choice((f"./{inner}", f"x/../{inner}", f"{inner}x"))
+        break
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def _from_above(whole: list[Any], chance: random.Random) -> tuple[Any, Any]:
