@@ -33,7 +33,7 @@ _PARTS = {
 """Which files are damaged, and how often."""
 
 _HOWS = {
-    "manifest": damages.OF_MANIFEST, "sign": damages.OF_SMALL_JSON, "commit": damages.OF_JSON,
+    "manifest": damages.OF_MANIFEST, "sign": damages.OF_SMALL_JSON, "commit": damages.OF_COMMIT,
     "hint": damages.OF_SMALL_JSON, "totals": damages.OF_SMALL_JSON, "checkpoint": damages.OF_CHECKPOINT,
     "data": damages.OF_PARQUET,
 }  # fmt: skip

@@ -102,8 +102,11 @@ BYTES = (*_EDITS, *_WHOLE)
 """What may happen to any file."""
 
 OF_JSON = ("json", "json", "json", "lines", "deep", *BYTES)
-OF_MANIFEST = ("near",) * 20 + OF_JSON
-OF_SMALL_JSON = ("deep",) * 8 + OF_JSON
+OF_MANIFEST = ("near",) * 20 + ("very deep", *OF_JSON)
+OF_SMALL_JSON = ("deep",) * 8 + ("very deep", *OF_JSON)
+OF_COMMIT = OF_JSON
+"""Not very deep: delta-rs takes as much stack as JSON is deep (converter/SECURITY.md)."""
+
 OF_PARQUET = ("footer", "footer", "end", "end", "head", "head", "head", *BYTES)
 OF_CHECKPOINT = ("rows", "rows", "deep", *OF_PARQUET)
 
@@ -139,8 +142,8 @@ def damage(data: bytes, how: str, seed: int, *, whole: bytes, others: Sequence[b
         return _edit_near(data, chance)
     if how == "lines":
         return _edit_lines(data, chance)
-    if how == "deep" and whole[-4:] != b"PAR1":
-        return _deepen(data, chance)
+    if how in ("deep", "very deep") and whole[-4:] != b"PAR1":
+        return _deepen(data, chance, (100, 3000) if how == "deep" else (100_000,))
     if how == "rows":
         return _edit_rows(whole, chance)
     if how == "footer" and whole[-4:] == b"PAR1":
@@ -209,9 +212,9 @@ def edit_json(data: bytes, chance: random.Random) -> bytes:
     return b"\n".join(lines)
 
 
-def _deepen(data: bytes, chance: random.Random) -> bytes:
+def _deepen(data: bytes, chance: random.Random, depths: Sequence[int]) -> bytes:
     """JSON in which a value became many brackets: more than a parser's stack may hold."""
-    depth = chance.choice((100, 3000, 3000, 100_000))
+    depth = chance.choice(depths)
     left, right = chance.choice(((b"[", b"]"), (b'{"a":', b"}")))
     deep = left * depth + b"1" + right * depth
     places = [found.span(1) for found in _VALUE.finditer(data)]
