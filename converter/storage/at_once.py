@@ -96,8 +96,8 @@ def result_of(future: futures.Future[Output], waited: Callable[[float], None] | 
     """
     begun = time.monotonic()
     while not future.done():
-        with contextlib.suppress(futures.TimeoutError):
-            return future.result(_LOOK_SECONDS)
-        if waited is not None:
+        # Not `result`: its TimeoutError may be that of a time limit of the user's, whose signal comes here.
+        futures.wait((future,), _LOOK_SECONDS)
+        if waited is not None and not future.done():
             waited(time.monotonic() - begun)
     return future.result()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from converter.storage.at_once import Turn, at_once
+from converter.storage.at_once import Turn, at_once, result_of
 
 
 def test_a_store_that_is_away_is_asked_once_by_each_thread() -> None:
@@ -73,3 +74,32 @@ def test_nobody_waits_for_a_turn_that_is_not_wanted() -> None:
     turn = Turn(Turn())
     assert at_once(lambda number: number, [1, 2], given_up=given_up, turn=turn) == [1, 2]
     assert turn.is_over.is_set()
+
+
+def test_a_time_limit_of_the_users_ends_the_wait() -> None:
+    """Its signal handler raises TimeoutError, as the wait's own end does."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("the user's limit")
+
+    held = threading.Event()
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(held.wait, 60)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                with pytest.raises(TimeoutError, match="the user's limit"):
+                    result_of(future)
+            finally:
+                held.set()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_error_of_the_call_is_no_end_of_the_wait() -> None:
+    def fail() -> None:
+        raise TimeoutError("the store's")
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(TimeoutError, match="the store's"):
+        result_of(pool.submit(fail))
