@@ -35,6 +35,9 @@ _MOST_LOOKS = 10
 """How often an entry is listed again because a lease was released in between; a guess."""
 
 _MAX_CLOCKS = 10
+_UNKNOWN = "?"
+"""When a process began, if that cannot be seen."""
+
 _LAST_RENEWAL_SECONDS = 5.0
 """How long `release` waits for a renewal under way; a guess. A renewal that takes longer hangs."""
 
@@ -145,8 +148,7 @@ def is_dead(entry: Storage, info: FileInfo, *, now: float) -> bool:
     sign = read_sign(entry, info.name) or {}
     if sign.get("host") != this_host():
         return False
-    pid = sign.get("pid")
-    if isinstance(pid, int) and _process_start(pid) == sign.get("process_start"):
+    if _may_run(sign.get("pid"), sign.get("process_start")):
         return False
     return not sign.get("is_shared") or now - info.modified > RENEW_SECONDS + _TAKE_OVER_SECONDS
 
@@ -186,21 +188,29 @@ def this_host() -> str:
     return "/".join(parts)
 
 
+def _may_run(pid: Any, begun: Any) -> bool:
+    """Whether a process of this host may still run; if that cannot be seen, only its silence tells."""
+    found = _process_start(pid) if isinstance(pid, int) else None
+    return found is not None and (found == begun or _UNKNOWN in (found, begun or _UNKNOWN))
+
+
 def _process_start(pid: int) -> str | None:
     """When a process began, in the kernel's ticks, so that a reused number is noticed; None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        if os.path.isdir("/proc/self"):
-            return None
+    except (FileNotFoundError, ProcessLookupError):
+        # There is no /proc, or it hides the processes of other users.
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
             return None
-        except PermissionError:
+        except OSError:
             pass
-        return "?"
+        return _UNKNOWN
+    except OSError:
+        # For example too many open files.
+        return _UNKNOWN
     return None if fields[0] in ("Z", "X") else fields[19]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from converter.loading.steps import Steps
 from converter.markup import facts
 from converter.plan import EpochPlan
 from converter.positions import remaining_positions
+from converter.reading.ahead import close_generator
 from converter.reading.data_files import DataFiles
 from converter.reading.meter import Meter
 from converter.reading.source import BatchSource
@@ -32,8 +32,6 @@ from converter.shards import find_shard, look_for_shard
 from converter.state import Past, State
 
 _MAX_SHOWN = 5
-_CLOSE_SECONDS = 60.0
-_LOOK_SECONDS = 0.005
 
 BatchesOf = Callable[[EpochPlan], Iterator[Any]]
 """Yields the batches of a plan in order."""
@@ -379,16 +377,8 @@ class Iteration:
         self._is_closed = True
         generator: Any = self._generator
         self._generator = _no_batches()
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        while not _is_in(generator):
-            try:
-                generator.close()
-            except ValueError:
-                if not generator.gi_running or time.monotonic() > deadline:
-                    raise
-                time.sleep(_LOOK_SECONDS)
-            else:
-                return
+        if not _is_in(generator):
+            close_generator(generator)
 
 
 def _no_batches() -> Generator[Any, None, None]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from converter.reading.meter import Meter
 from converter.storage.at_once import result_of
 
 Item = TypeVar("Item")
 Output = TypeVar("Output")
+
+
+_CLOSE_SECONDS = 60.0
+_LOOK_SECONDS = 0.005
 
 
 def default_workers_count() -> int:
@@ -59,6 +64,24 @@ def read_ahead(
                 future.cancel()
             for event in given_up:
                 event.set()
+
+
+def close_generator(generator: Any) -> None:
+    """Close a generator; if another thread runs it, once that one has come to its next step.
+
+    Raises:
+        ValueError: that took more than a minute.
+    """
+    deadline = time.monotonic() + _CLOSE_SECONDS
+    while True:
+        try:
+            generator.close()
+        except ValueError:
+            if not generator.gi_running or time.monotonic() > deadline:
+                raise
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return
 
 
 def map_row_groups(function: Callable[[int, threading.Event], Output], row_groups: Iterable[int]) -> Iterator[Output]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from converter.mixing import CYCLE_ROWS
 from converter.plan import EpochPlan
 from converter.positions import take_positions
-from converter.reading.ahead import read_ahead
+from converter.reading.ahead import close_generator, read_ahead
 from converter.reading.bounds import element_bytes, is_wide, memory_bound, mixed_bytes
 from converter.reading.data_files import DataFiles
 from converter.reading.gather import WindowRows, gather, gather_windows, is_joint, take_columns
@@ -177,7 +177,8 @@ class _Stream:
         """End the thread and the reading; `over` and `given_up` are set by now."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
-        self._columns.close()
+        # An interrupt while the thread was being started keeps the pool from waiting for it.
+        close_generator(self._columns)
 
 
 def _interleaved(source: BatchSource, parts: Sequence[Columns], ids: Any, rows: Any) -> Columns:

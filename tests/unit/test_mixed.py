@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,9 @@ from hypothesis import strategies as st
 
 from converter import DatasetConverter, StateMismatchError, make_parquet_converter, mix
 from converter.mixing import BLOCK_ROWS, CYCLE_ROWS, Mixing, rows_until, share
+from converter.reading import windows
 from tests.properties import examples
+from tests.waiting import wait_until
 
 
 def write(folder: Path, num_rows: int, *, first: int = 0, with_nulls: bool = False) -> DatasetConverter:
@@ -197,6 +202,30 @@ def test_shards_and_resumed_epochs_have_the_same_rows(sources: dict[str, Dataset
         batches = list(reader)
     assert sum(len(batch["n"]) for batch in batches) == 195
     assert not batches[-1]["__valid"][-1] or all(batch["__valid"].all() for batch in batches)
+
+
+def test_an_interrupt_while_a_thread_is_started_is_what_ends_the_loop(
+    sources: dict[str, DatasetConverter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool does not know the thread then, and does not wait for it."""
+    start = threading.Thread.start
+
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("converter-take"):
+            raise KeyboardInterrupt
+
+    def read_slowly(*arguments: Any) -> Iterator[Any]:
+        for columns in read_plans(*arguments):
+            time.sleep(0.2)
+            yield columns
+
+    read_plans = windows.read_plans
+    monkeypatch.setattr(windows, "read_plans", read_slowly)
+    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    with mix(sources).make_batch_reader(batch_size=8, columns=["n"]) as reader, pytest.raises(KeyboardInterrupt):
+        next(iter(reader))
+    wait_until(lambda: not [thread.name for thread in threading.enumerate() if thread.name.startswith("converter-")])
 
 
 def test_weights_may_change_with_the_epochs(sources: dict[str, DatasetConverter]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +54,59 @@ def test_a_lease_that_was_swept_knows_it_is_lost_and_does_not_come_back(
     assert held.lease.lost
     assert signs(ours) == []
     assert caplog.text.count("was taken for dead and swept") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reads", "kills", "is_gone"),
+    [
+        # Too many open files, here or in the process that put the lease.
+        (OSError(errno.EMFILE, "Too many open files"), 0, None, False),
+        (OSError(errno.EMFILE, "Too many open files"), 1, None, False),
+        # Mounted with hidepid=1, or 2: processes of other users are hidden.
+        (PermissionError(errno.EACCES, "Permission denied"), 1, None, False),
+        (FileNotFoundError(errno.ENOENT, "No such file"), 1, PermissionError(errno.EPERM, "Not permitted"), False),
+        (FileNotFoundError(errno.ENOENT, "No such file"), 1, None, False),
+        (FileNotFoundError(errno.ENOENT, "No such file"), 1, ProcessLookupError(errno.ESRCH, "No such process"), True),
+    ],
+)
+def test_a_process_that_cannot_be_seen_is_not_taken_for_dead(
+    root: Storage,
+    monkeypatch: pytest.MonkeyPatch,
+    error: OSError,
+    reads: int,
+    kills: OSError | None,
+    is_gone: bool,
+) -> None:
+    """A sweep removed what a live process held. `reads`: how often its number can be looked up before."""
+    left = [reads]
+
+    def open_file(path: str, *arguments: Any, **options: Any) -> Any:
+        if path == f"/proc/{os.getpid()}/stat":
+            left[0] -= 1
+            if left[0] < 0:
+                raise error
+        return open(path, *arguments, **options)
+
+    def kill(pid: int, number: int) -> None:
+        assert (pid, number) == (os.getpid(), 0)
+        if kills is not None:
+            raise kills
+
+    monkeypatch.setattr(leases, "open", open_file, raising=False)
+    monkeypatch.setattr(leases.os, "kill", kill)
+    held = commit(root)
+    left[0] = max(left[0], 0)
+    if not reads:
+        # Only the process that put the lease could not see itself.
+        monkeypatch.delattr(leases, "open")
+    assert (leases.held_now(root.below(KEY)) == set()) is is_gone
+    silence_all(root)
+    assert leases.held_now(root.below(KEY)) == set()
+    held.release()
+
+
+def silence_all(root: Storage) -> None:
+    """No lease was renewed for long."""
+    folder = Path(root.below(KEY).path())
+    for path in folder.glob("lease-*.json"):
+        silence(path)
