@@ -56,35 +56,50 @@ def test_a_lease_that_was_swept_knows_it_is_lost_and_does_not_come_back(
     assert caplog.text.count("was taken for dead and swept") == 1
 
 
+HIDDEN = FileNotFoundError(errno.ENOENT, "No such file")
+
+
 @pytest.mark.parametrize(
-    ("error", "reads", "kills", "is_gone"),
+    ("error", "kills", "is_gone"),
     [
-        # Too many open files, here or in the process that put the lease.
-        (OSError(errno.EMFILE, "Too many open files"), 0, None, False),
-        (OSError(errno.EMFILE, "Too many open files"), 1, None, False),
+        (OSError(errno.EMFILE, "Too many open files"), None, False),
         # Mounted with hidepid=1, or 2: processes of other users are hidden.
-        (PermissionError(errno.EACCES, "Permission denied"), 1, None, False),
-        (FileNotFoundError(errno.ENOENT, "No such file"), 1, PermissionError(errno.EPERM, "Not permitted"), False),
-        (FileNotFoundError(errno.ENOENT, "No such file"), 1, None, False),
-        (FileNotFoundError(errno.ENOENT, "No such file"), 1, ProcessLookupError(errno.ESRCH, "No such process"), True),
+        (PermissionError(errno.EACCES, "Permission denied"), None, False),
+        (HIDDEN, PermissionError(errno.EPERM, "Not permitted"), False),
+        (HIDDEN, None, False),
+        (HIDDEN, ProcessLookupError(errno.ESRCH, "No such process"), True),
     ],
 )
 def test_a_process_that_cannot_be_seen_is_not_taken_for_dead(
-    root: Storage,
-    monkeypatch: pytest.MonkeyPatch,
-    error: OSError,
-    reads: int,
-    kills: OSError | None,
-    is_gone: bool,
+    root: Storage, monkeypatch: pytest.MonkeyPatch, error: OSError, kills: OSError | None, is_gone: bool
 ) -> None:
-    """A sweep removed what a live process held. `reads`: how often its number can be looked up before."""
-    left = [reads]
+    """A sweep removed what a live process held."""
+    held = commit(root)
+    cannot_see_itself(monkeypatch, error, kills)
+    assert (leases.held_now(root.below(KEY)) == set()) is is_gone
+    silence_all(root)
+    assert leases.held_now(root.below(KEY)) == set()
+    held.release()
+
+
+def test_a_process_that_could_not_see_itself_is_not_taken_for_dead(
+    root: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        cannot_see_itself(patch, OSError(errno.EMFILE, "Too many open files"))
+        held = commit(root)
+    assert leases.held_now(root.below(KEY)) == {entries.attempt_of(held.manifest)}
+    silence_all(root)
+    assert leases.held_now(root.below(KEY)) == set()
+    held.release()
+
+
+def cannot_see_itself(patch: pytest.MonkeyPatch, error: OSError, kills: OSError | None = None) -> None:
+    """Let this process fail to look itself up in /proc, and maybe to send itself signal 0."""
 
     def open_file(path: str, *arguments: Any, **options: Any) -> Any:
         if path == f"/proc/{os.getpid()}/stat":
-            left[0] -= 1
-            if left[0] < 0:
-                raise error
+            raise error
         return open(path, *arguments, **options)
 
     def kill(pid: int, number: int) -> None:
@@ -92,17 +107,8 @@ def test_a_process_that_cannot_be_seen_is_not_taken_for_dead(
         if kills is not None:
             raise kills
 
-    monkeypatch.setattr(leases, "open", open_file, raising=False)
-    monkeypatch.setattr(leases.os, "kill", kill)
-    held = commit(root)
-    left[0] = max(left[0], 0)
-    if not reads:
-        # Only the process that put the lease could not see itself.
-        monkeypatch.delattr(leases, "open")
-    assert (leases.held_now(root.below(KEY)) == set()) is is_gone
-    silence_all(root)
-    assert leases.held_now(root.below(KEY)) == set()
-    held.release()
+    patch.setattr(leases, "open", open_file, raising=False)
+    patch.setattr(leases.os, "kill", kill)
 
 
 def silence_all(root: Storage) -> None:
