@@ -35,7 +35,7 @@ from converter import ConverterError, DatasetConverter, ReadError, SourceChanged
 from tests.columns import ID, Column, assert_batch
 from tests.entries import write_converter
 from tests.faults.small_entries import tree
-from tests.processes import error_of, finish, start_python
+from tests.processes import error_of, finish, run_python, start_python
 from tests.servers.process import server_pids
 from tests.waiting import wait_until
 
@@ -343,6 +343,40 @@ def be_interrupted(cache_dir: str, ready: str, rounds: int) -> list[list[Any]]:
                 again = ids_of(loader) == expected
             told.append([name, interrupted, left, again])
     return told
+
+
+def interrupt_a_fork(cache_dir: str, persistent: bool) -> dict[str, Any]:
+    """Receive an interrupt in the midst of each fork, where Python ignores what a handler raises."""
+    is_armed = False
+
+    def interrupt() -> None:
+        if is_armed:
+            signal.raise_signal(signal.SIGINT)
+
+    os.register_at_fork(after_in_parent=interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    options: dict[str, Any] = {"multiprocessing_context": "fork", "persistent_workers": persistent}
+    with (
+        write(cache_dir) as converter,
+        converter.make_torch_dataloader(num_workers=2, columns=["id"], **OPTIONS, **options) as loader,
+    ):
+        is_armed = True
+        try:
+            next(iter(loader))
+            found = "no interrupt"
+        except KeyboardInterrupt:
+            found = "interrupt"
+        is_armed = False
+        left = len(multiprocessing.active_children())
+        rows = len(ids_of(loader))
+        handler = signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    return {"found": found, "left": left, "rows": rows, "handler": handler}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_interrupt_in_the_midst_of_a_fork_is_not_lost(cache_dir: Path, persistent: bool) -> None:
+    found = run_python(interrupt_a_fork, str(cache_dir), persistent)
+    assert found == {"found": "interrupt", "left": 0, "rows": NUM_ROWS, "handler": True}
 
 
 def interrupted_names(rounds: int) -> list[str]:

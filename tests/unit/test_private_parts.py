@@ -30,7 +30,7 @@ REACHES = {
     "frameworks.tensorflow.saving.DatasetState._copy_trackable_to_cpu": "TensorFlow",
     "frameworks.torch.loader.TorchDataLoader._end_workers": "torch",
     "frameworks.transformers._tell_batch_size": "Transformers",
-    "frameworks.torch.loader._is_starting_process": "CPython",
+    "frameworks.torch.workers.is_starting_process": "CPython",
     "frameworks.torch.workers.end_begun": "torch",
     "holding.is_in_thread_pool": "CPython",
     "holding.register_before_thread_pools": "CPython",

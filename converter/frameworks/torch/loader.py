@@ -28,7 +28,13 @@ from converter.frameworks.torch.tensors import (
     torch_batches,
     whole_run,
 )
-from converter.frameworks.torch.workers import close_at_exit, end_begun, end_with_parent
+from converter.frameworks.torch.workers import (
+    close_at_exit,
+    end_begun,
+    end_with_parent,
+    is_starting_process,
+    signals_wait,
+)
 from converter.loading.batches import numpy_batches
 from converter.loading.epochs import BatchesOf, Epochs, as_generator
 from converter.loading.progress import follow
@@ -304,9 +310,11 @@ class TorchDataLoader(DataLoader[Batch]):
         self._runs.is_own = True
         close_at_exit(self)
         try:
-            return super().__iter__()
+            with signals_wait():
+                return super().__iter__()
         except BaseException as error:
             end_begun(error)
+            self._end_workers()
             raise
         finally:
             self._runs.is_own = False
@@ -369,7 +377,7 @@ class _Runs(IterableDataset[_Item]):
     def __getstate__(self) -> dict[str, Any]:
         # A pickled source has no credentials, but workers need them. They travel only while a process is started:
         # any other pickle may end up anywhere.
-        options = [storage.options for storage in self.source.storages] if _is_starting_process() else None
+        options = [storage.options for storage in self.source.storages] if is_starting_process() else None
         return {**self.__dict__, "storage_options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -460,16 +468,6 @@ def _joined(batches: list[Batch]) -> list[Batch]:
         for number, value in zip(owners, values, strict=True):
             joined[number][name] = value
     return joined
-
-
-def _is_starting_process() -> bool:
-    """Whether an object that is pickled now goes to a process that multiprocessing starts.
-
-    Reaches into: multiprocessing.context.get_spawning_popen, undocumented (CPython 3.10 to 3.13).
-    Without it: no credentials go along, and started workers take those of their environment.
-    """
-    get_spawning_popen = getattr(multiprocessing.context, "get_spawning_popen", lambda: None)
-    return get_spawning_popen() is not None
 
 
 def _check_pickles(source: BatchSource, multiprocessing_context: Any) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
+import multiprocessing.context
 import multiprocessing.process
 import multiprocessing.util  # Before our hook at the interpreter's end, so that ours runs first.
 import os
+import signal
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 _THREAD = "watch-parent"
@@ -36,6 +40,16 @@ def _wait_and_end(trainer: Any, is_child: bool) -> None:
     os._exit(1)
 
 
+def is_starting_process() -> bool:
+    """Whether an object that is pickled now goes to a process that multiprocessing starts.
+
+    Reaches into: multiprocessing.context.get_spawning_popen, undocumented (CPython 3.10 to 3.13).
+    Without it: no credentials go along, and started workers take those of their environment.
+    """
+    get_spawning_popen = getattr(multiprocessing.context, "get_spawning_popen", lambda: None)
+    return get_spawning_popen() is not None
+
+
 def end_begun(error: BaseException) -> None:
     """End the worker processes that torch had started when an error, such as an interrupt, kept it from the others.
 
@@ -56,6 +70,43 @@ def end_begun(error: BaseException) -> None:
                 process.kill()
                 process.join()
         trace = trace.tb_next
+
+
+_noting: dict[int, Any] = {}
+"""The handlers of signals that wait."""
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """Let signals wait for the end of the block, in which processes are forked.
+
+    What a handler raises in the midst of a fork is lost, and leaves the lock of `logging` held: the next thread that
+    logs would hang. Python runs handlers in the main thread alone.
+    """
+    if threading.current_thread() is not threading.main_thread() or _noting:
+        yield
+        return
+    came: list[int] = []
+    numbers = signal.valid_signals() - {getattr(signal, "SIGCHLD", None)}
+    _noting.update({number: signal.getsignal(number) for number in numbers if callable(signal.getsignal(number))})
+    try:
+        for number in _noting:
+            signal.signal(number, lambda number, _: came.append(number))
+        yield
+    finally:
+        _restore_handlers()
+        with contextlib.ExitStack() as stack:
+            for number in came:
+                stack.callback(signal.raise_signal, number)
+
+
+def _restore_handlers() -> None:
+    while _noting:
+        signal.signal(*_noting.popitem())
+
+
+# A child has its own signals.
+os.register_at_fork(after_in_child=_restore_handlers)
 
 
 _with_workers: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from converter import DatasetConverter
 from converter.dataset import borrow_files
-from converter.frameworks.torch import loader as torch_loader
+from converter.frameworks.torch import workers
 from converter.storage.opening import open_storage
 from tests.columns import ID, SCALARS, TENSORS, Column, assert_batch
 from tests.entries import write_converter
@@ -665,12 +665,12 @@ def test_without_torchs_private_parts_processes_end_with_their_iterator(converte
 
 
 def test_credentials_go_along_only_while_a_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not torch_loader._is_starting_process()
+    assert not workers.is_starting_process()
     multiprocessing.context.set_spawning_popen(object())
     try:
-        assert torch_loader._is_starting_process()
+        assert workers.is_starting_process()
         monkeypatch.delattr(multiprocessing.context, "get_spawning_popen")
-        assert not torch_loader._is_starting_process()
+        assert not workers.is_starting_process()
     finally:
         multiprocessing.context.set_spawning_popen(None)
 
