@@ -71,6 +71,39 @@ class SourceColumn:
             level = below
         return None
 
+    def find_lists(self, level: Level) -> Outline | None:
+        """Where a file has structs in lists without this member: it has as many nulls there as the lists have structs.
+
+        None if the file has no such lists: the column is null in each row.
+        """
+        leaf, members, top, above = 0, [], -1, pa.null()
+        for depth, key in enumerate(self.field_ids or self.path):
+            number = level.number_of(key, ignores_case=self.ignores_case)
+            if number is None:
+                break
+            leaf += level.leaves[number]
+            above = level.fields[number].type
+            if depth:
+                members.append(number if level.is_map else level.fields[number].name)
+            else:
+                top = number
+            below = level.below(number)
+            if below is None:
+                return None
+            level = below
+        else:
+            return None
+        list_depth = depth_of(above)
+        if not list_depth:
+            return None
+        while True:
+            # Its first member has the same lists.
+            members.append(0 if level.is_map else level.fields[0].name)
+            below = level.below(0)
+            if below is None:
+                return Outline(Place(leaf, top, tuple(members), level.fields[0]), list_depth)
+            level = below
+
 
 class Level:
     """The columns of a file, or the members of a struct in it, indexed once for all look-ups.
@@ -142,6 +175,16 @@ class Place(NamedTuple):
         return range(self.leaf, self.leaf + count_leaves(self.field.type))
 
 
+class Outline(NamedTuple):
+    """Lists of a file that tell how long those of a column are that it does not hold."""
+
+    place: Place
+    """Another member of the same structs."""
+
+    list_depth: int
+    """How many lists are around the structs."""
+
+
 def is_list(kind: pa.DataType) -> bool:
     """Whether a type is a list in any of its forms; a map is none."""
     types = pa.types
@@ -162,6 +205,18 @@ def innermost(kind: pa.DataType) -> pa.DataType:
     while is_list(kind):
         kind = kind.value_type
     return kind
+
+
+def depth_of(kind: pa.DataType) -> int:
+    """How many lists are around the elements of nested lists; a map is a list of its entries.
+
+    >>> depth_of(pa.list_(pa.list_(pa.int8()))), depth_of(pa.int8())
+    (2, 0)
+    """
+    depth = 0
+    while is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    return depth + int(pa.types.is_map(kind))
 
 
 def list_of(kind: pa.DataType, values: pa.Field) -> pa.DataType:

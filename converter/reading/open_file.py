@@ -17,7 +17,7 @@ from converter.reading.checks import DataFile
 from converter.reading.decode import is_text
 from converter.reading.gather import Array
 from converter.reading.pages import Chunk, PlainColumn, find_plain_column
-from converter.reading.stored import find_places, read_places
+from converter.reading.stored import constant_column, find_outlines, find_places, nulls_in, read_places
 from converter.storage.ranges import Fetched, Range
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ class OpenFile:
                 self.metadata, self.schema = parquet.metadata, parquet.schema_arrow
             file.check_bounds(self.metadata, self.footer, self.schema)
         self.places = find_places(file.manifest, list(files.fields), self.schema)
-        self._leaves = [leaf for place in self.places.values() if place is not None for leaf in place.leaves]
+        self._outlines = find_outlines(file.manifest, self.places, self.schema)
+        wanted = [*self.places.values(), *(outline.place for outline in self._outlines.values())]
+        self._leaves = [leaf for place in wanted if place is not None for leaf in place.leaves]
         self.footer.keep(self._leaves)
         self._dictionaries = [
             ".".join((self.schema.field(place.top).name, *map(str, place.members)))
@@ -181,3 +183,13 @@ class OpenFile:
             if len(column) != num_rows and most_rows is None:
                 raise ValueError(f"{len(column)} values of column {place.field.name!r}, expected {num_rows}")
         return columns
+
+    def read_absent(
+        self, name: str, indices: Sequence[int], num_rows: int, fetched: Fetched | None, most_rows: int | None = None
+    ) -> pa.ChunkedArray:
+        """A column that the file does not hold: one value for all rows, nulls, or lists of nulls."""
+        outline = self._outlines.get(name)
+        if outline is None:
+            return constant_column(self.file, name, num_rows)
+        (column,) = self.read(indices, [outline.place], fetched, most_rows)
+        return nulls_in(column, outline, self.file.manifest, name)

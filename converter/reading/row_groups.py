@@ -22,7 +22,6 @@ from converter.reading.lists import map_chunks, map_values
 from converter.reading.nulls import fills_elements, has_fill, null_element_error, null_error
 from converter.reading.open_file import OpenFile
 from converter.reading.pages import Chunk
-from converter.reading.stored import constant_column
 from converter.schema import Field
 from converter.storage.ranges import Fetched
 
@@ -174,7 +173,7 @@ class RowGroup:
         for name in names:
             field, place = files.fields[name], stored.get(name)
             if place is None:
-                columns[name] = constant_column(self.opened.file, name, self.num_rows)
+                columns[name] = self.opened.read_absent(name, self._indices, self.num_rows, self._fetched)
             categories = files.manifest.categories.get(name)
             if categories is not None and categories.are_coded:
                 columns[name] = categories.global_codes(columns[name], self.opened.file.number)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from converter.manifest import Manifest
-from converter.places import Level, Place, innermost, is_list
+from converter.places import Level, Outline, Place, innermost, is_list
 from converter.reading.calendars import count_microseconds, in_todays_calendar
 from converter.reading.checks import DataFile
-from converter.reading.lists import map_chunks, map_values, member_of, without_views
+from converter.reading.lists import around, map_chunks, map_values, member_of, without_views
 
 
 def find_places(manifest: Manifest, names: Sequence[str], schema: pa.Schema) -> dict[str, Place | None]:
@@ -23,6 +23,29 @@ def find_places(manifest: Manifest, names: Sequence[str], schema: pa.Schema) -> 
         return {name: manifest.source_columns[name].find(level) for name in names}
     numbers = {name: number for number, name in enumerate(manifest.schema.names)}
     return {name: Place(numbers[name], numbers[name], (), schema.field(numbers[name])) for name in names}
+
+
+def find_outlines(manifest: Manifest, places: Mapping[str, Place | None], schema: pa.Schema) -> dict[str, Outline]:
+    """For columns that a file of this schema does not hold: where lists are that tell how many nulls they are there."""
+    absent = [name for name, place in places.items() if place is None]
+    if manifest.source_columns is None or not absent:
+        return {}
+    level = Level(schema)
+    found = {name: manifest.source_columns[name].find_lists(level) for name in absent}
+    return {name: outline for name, outline in found.items() if outline is not None}
+
+
+def nulls_in(column: pa.ChunkedArray, outline: Outline, manifest: Manifest, name: str) -> pa.ChunkedArray:
+    """Lists of nulls for a column that a file does not hold, as long as those of another member."""
+    assert manifest.source_columns is not None
+    kind = manifest.source_columns[name].arrow_type
+    for _ in range(outline.list_depth):
+        kind = kind.value_type
+
+    def nulls_of(array: pa.Array, depth: int) -> pa.Array:
+        return around(array, nulls_of(array.values, depth - 1)) if depth else pa.nulls(len(array), kind)
+
+    return map_chunks(column, functools.partial(nulls_of, depth=outline.list_depth))
 
 
 def read_places(

@@ -10,7 +10,6 @@ from converter.places import is_list
 from converter.reading.calendars import floor_times
 from converter.reading.data_files import DataFiles
 from converter.reading.decode import signed
-from converter.reading.stored import constant_column
 
 
 def read_live_columns(files: DataFiles, row_group: int, given_up: threading.Event | None = None) -> pa.Table:
@@ -38,15 +37,14 @@ def read_columns(
             opened, parts = fetched.opened, fetched.parts
             opened.check_heads(row_group, parts)
         stored = {name: place for name, place in opened.places.items() if place is not None}
-        columns = dict(
-            zip(stored, opened.read(opened.row_groups(row_group), list(stored.values()), parts, most_rows), strict=True)
-        )
+        indices = opened.row_groups(row_group)
+        columns = dict(zip(stored, opened.read(indices, list(stored.values()), parts, most_rows), strict=True))
         num_rows = int(manifest.row_group_rows[row_group])
         if most_rows is not None:
             num_rows = min([most_rows, num_rows, *map(len, columns.values())])
         for name in files.fields:
             if name not in columns:
-                columns[name] = constant_column(file, name, num_rows)
+                columns[name] = opened.read_absent(name, indices, num_rows, parts, most_rows)
             categories = manifest.categories.get(name)
             if categories is not None and categories.are_coded:
                 columns[name] = categories.values_of(columns[name], file.number)

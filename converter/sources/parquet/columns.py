@@ -214,7 +214,11 @@ def count_in(column: Column, counts: Sequence[Counts]) -> None:
     for kind in counts:
         place = column.source.find(kind.level)
         if place is None:
-            nulls = None if nulls is None else nulls + kind.num_rows
+            outline = column.source.find_lists(kind.level)
+            nulls = None if nulls is None or outline is not None else nulls + kind.num_rows
+            if outline is not None:
+                column.has_null_elements = True
+                column.lengths |= kind.list_lengths.get(outline.place.leaf, set())
             continue
         count = int(kind.leaf_nulls[place.leaf])
         if place.members and pa.types.is_dictionary(innermost(place.field.type)):
