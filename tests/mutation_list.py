@@ -137,8 +137,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="places.py",
         claim="a column behind a nested one is looked for too early",
-        old="leaf += level.leaves[number]",
-        new="leaf += number",
+        old="leaf += level.leaves[number]\n            field",
+        new="leaf += number\n            field",
         tests=("tests/unit/sources/parquet", "tests/unit/sources/delta", "tests/parity/test_parquet_parity.py"),
     ),
     Mutation(
@@ -1369,8 +1369,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="reading/ahead.py",
         claim="threads are not told that nobody waits",
-        old="                event.set()\n\n\ndef map",
-        new="                pass\n\n\ndef map",
+        old="                event.set()\n\n\ndef close_generator",
+        new="                pass\n\n\ndef close_generator",
         tests=("tests/unit/reading", "tests/unit/scans", "tests/unit/loading", "tests/unit/storage"),
     ),
     Mutation(

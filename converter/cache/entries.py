@@ -434,11 +434,11 @@ def _end(lease: HostLease | None) -> None:
 
 @named_errors
 def discard(root: Storage, key: str) -> None:
-    """`delete_corrupt`, with named errors, so that the entry can be written again."""
-    delete_corrupt(root, key)
+    """`delete_corrupt`, with named errors, so that the entry can be written again; the caller has told why."""
+    delete_corrupt(root, key, is_told=True)
 
 
-def delete_corrupt(root: Storage, key: str, *, own_attempt: str | None = None) -> bool:
+def delete_corrupt(root: Storage, key: str, *, own_attempt: str | None = None, is_told: bool = False) -> bool:
     """Remove a manifest that could not be read if it cannot at a second look either, and no other process writes there.
 
     Whether the entry can be read or written now.
@@ -454,7 +454,7 @@ def delete_corrupt(root: Storage, key: str, *, own_attempt: str | None = None) -
         if is_being_filled:
             logger.info("Left a manifest alone that another process may be about to fill: %s", error)
             return False
-        logger.warning("Removed a manifest that cannot be read: %s", error)
+        logger.log(logging.INFO if is_told else logging.WARNING, "Removed a manifest that cannot be read: %s", error)
         for attempt_id in sorted(intents):
             # First: a writer that was taken for dead sees that it was.
             entry.delete_file(f"data-{attempt_id}.intent")
