@@ -35,6 +35,9 @@ _MOST_LOOKS = 10
 """How often an entry is listed again because a lease was released in between; a guess."""
 
 _MAX_CLOCKS = 10
+_MAX_PID = 1 << 31
+"""What Linux's numbers of processes stay below. 0 and less would mean many processes."""
+
 _UNKNOWN = "?"
 """When a process began, if that cannot be seen."""
 
@@ -190,7 +193,7 @@ def this_host() -> str:
 
 def _may_run(pid: Any, begun: Any) -> bool:
     """Whether a process of this host may still run; if that cannot be seen, only its silence tells."""
-    found = _process_start(pid) if isinstance(pid, int) else None
+    found = _process_start(pid) if type(pid) is int and 0 < pid < _MAX_PID else None
     return found is not None and (found == begun or _UNKNOWN in (found, begun or _UNKNOWN))
 
 
