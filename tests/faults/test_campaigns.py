@@ -111,9 +111,7 @@ def test_damaged_bytes_are_rows_or_an_error_by_name() -> None:
     assert not result.violations, result.violations[0]
     done = result.done
     assert done["files damaged"] > 400
-    assert (
-        min(done["errors by name"], done["reads"], done["verifications"], done["states resumed"], done["sweeps"]) > 5
-    )
+    assert min(done["errors by name"], done["reads"], done["verifications"], done["states resumed"], done["sweeps"]) > 5
 
 
 def test_values_and_filters_are_what_spark_says() -> None:
