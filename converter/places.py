@@ -20,7 +20,8 @@ _FIELD_ID = b"PARQUET:field_id"
 class SourceColumn:
     """How files of other writers hold a column, each perhaps in its own way.
 
-    A file without the column was written before the column was added: it is null there.
+    A file without the column was written before the column was added: it is null there, and a member of structs in
+    lists is null in each of them.
     """
 
     arrow_type: pa.DataType

@@ -88,8 +88,8 @@ def signals_wait() -> Iterator[None]:
         return
     came: list[int] = []
     numbers = signal.valid_signals() - {getattr(signal, "SIGCHLD", None)}
-    _noting.update({number: signal.getsignal(number) for number in numbers if callable(signal.getsignal(number))})
     try:
+        _noting.update({number: signal.getsignal(number) for number in numbers if callable(signal.getsignal(number))})
         for number in _noting:
             signal.signal(number, lambda number, _: came.append(number))
         yield
