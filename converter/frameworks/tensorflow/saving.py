@@ -15,6 +15,8 @@ from converter.frameworks.tensorflow.dataset import TFDataset
 class DatasetState(tf.train.experimental.PythonState):  # type: ignore[misc]
     """A dataset's state as a part of a `tf.train.Checkpoint`.
 
+    TensorFlow cannot save the iterator itself ("PyFunc is stateful"): give the checkpoint this object in its place.
+
     For a loop over the dataset itself. If a strategy or a `tf.function` takes the batches, they are not counted: save
     `dataset.state_dict(batches=…)` beside the checkpoint instead.
 

@@ -110,6 +110,11 @@ def _mapped(folder: Path) -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
 
 
+def open_in(folder: Path) -> list[str]:
+    """Files below a folder that this process has open or mapped."""
+    return [link for link in _descriptors() if str(folder) in link] + _mapped(folder)
+
+
 def _shared_memory() -> list[str]:
     """Of this process: torch and multiprocessing name theirs after it."""
     own = (f"torch_{os.getpid()}_", f"sem.{SEMAPHORES[1:]}-", f"psm_{os.getpid()}")

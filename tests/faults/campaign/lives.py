@@ -40,6 +40,7 @@ from tests.faults.campaign.left_behind import (
     leases_in,
     look,
     name_semaphores,
+    open_in,
     require_as_before,
     resident_bytes,
 )
@@ -232,7 +233,16 @@ class _Case:
             self.done["told of a killed worker"] += 1
         if end in ("block", "close elsewhere"):
             _require_closed(loader)
+            if not self.kept:
+                self.require_no_files()
         self.done["rows compared"] += num_rows
+
+    def require_no_files(self) -> None:
+        """Require that closed loaders, which are still there, have no files open."""
+        gc.collect()
+        held = [*open_in(self.folder), *open_in(self.rows.folder)]
+        require(not held, "a closed loader lets go of its files", f"{held}")
+        self.done["closed loaders without files"] += 1
 
     def loop(self, step: Step, loader: Any, order: np.ndarray, deletions: int) -> int:
         """Take the batches, and do what ends the loop."""
@@ -255,7 +265,7 @@ class _Case:
             self.converters.pop("entry").delete()
             self.deletions += 1
         elif end == "fork":
-            self.fork(step, loader, order)
+            self.fork(step, loader, iterator, order)
         elif end == "kill worker":
             for worker in multiprocessing.active_children()[:1]:
                 os.kill(worker.pid or 0, signal.SIGKILL)
@@ -359,8 +369,8 @@ class _Case:
             self.done["interrupts"] += 1
         sender.join()
 
-    def fork(self, step: Step, loader: Any, order: np.ndarray) -> None:
-        """Fork in the middle of an iteration: the child reads the loader from its beginning."""
+    def fork(self, step: Step, loader: Any, iterator: Iterator[Any], order: np.ndarray) -> None:
+        """Fork in the middle of an iteration: the child reads the loader from its beginning, and not its parent's."""
         said = self.folder / "said by a child"
         pid = os.fork()
         if not pid:
@@ -371,7 +381,7 @@ class _Case:
                 loader.set_epoch(step["epoch"])
                 for batch in loader:
                     num_rows += check_batch(self.rows, batch, order, num_rows, step["transform"])
-                status = 0 if num_rows == NUM_ROWS else 2
+                status = 0 if num_rows == NUM_ROWS and _is_refused(iterator) else 2
             except TransformError:
                 status = 0 if step["transform"] == "fail" else 3
             except BaseException:  # noqa: BLE001 (told to the parent)
@@ -386,6 +396,15 @@ class _Case:
             time.sleep(0.0005)
         told = said.read_text() if said.exists() else f"status {ended[1]}"
         require(ended[1] == 0, "a forked child reads what its parent reads", told)
+
+
+def _is_refused(iterator: Iterator[Any]) -> bool:
+    """Whether a forked child is told that an iteration is its parent's."""
+    try:
+        next(iterator)
+    except ConverterError as error:
+        return "begun in another process" in str(error)
+    return False
 
 
 def _is_expected_of_tensorflow(step: Step, error: Exception) -> bool:
