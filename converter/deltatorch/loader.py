@@ -173,9 +173,11 @@ class _Work(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield a worker's items: each is a list of chunks, and whether a chunk is the epoch's last."""
+        end_with_parent()
+        return self._items()
+
+    def _items(self) -> Iterator[Any]:
         worker = get_worker_info()
-        if worker is not None:
-            end_with_parent()
         index, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
         self._rows.num_processes = count
         ranges = self._ranges(index, count)

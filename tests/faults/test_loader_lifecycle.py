@@ -669,6 +669,65 @@ def test_worker_processes_end_with_a_trainer_that_is_killed(cache_dir: Path, met
     assert len(workers) == 2
 
 
+class KillsItsTrainer:
+    """A transform that kills the trainer when it is sent to the second worker, while the first one begins."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.num_sent = 0
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        if multiprocessing.context.get_spawning_popen() is not None:
+            self.num_sent += 1
+            if self.num_sent == 2:
+                wait_until(lambda: bool(os.listdir(self.folder)))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return {"folder": self.folder, "trainer": os.getpid()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.folder = state["folder"]
+        begin_without_trainer(self.folder, state["trainer"])
+
+
+def begin_without_trainer(folder: str, trainer: int) -> None:
+    """In a worker that begins: it goes on when its trainer is gone."""
+    Path(folder, str(os.getpid())).touch()
+    wait_until(lambda: not is_running(trainer))
+
+
+def begin_to_read(cache_dir: str, method: str, folder: str) -> None:
+    """Be killed while the workers begin."""
+    with write(cache_dir) as converter:
+        trainer = os.getpid()
+        transform = None
+        if method == "fork":
+            os.register_at_fork(
+                after_in_child=lambda: begin_without_trainer(folder, trainer),
+                after_in_parent=lambda: (
+                    wait_until(lambda: bool(os.listdir(folder))),
+                    os.kill(trainer, signal.SIGKILL),
+                ),
+            )
+        else:
+            transform = KillsItsTrainer(folder)
+        next(iter(make(converter, "processes", multiprocessing_context=method, transform=transform)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_worker_processes_end_if_their_trainer_is_killed_while_they_begin(
+    cache_dir: Path, tmp_path: Path, method: str
+) -> None:
+    (folder := tmp_path / "begun").mkdir()
+    with start_python(begin_to_read, str(cache_dir), method, str(folder)) as process:
+        process.wait(60)
+        assert process.returncode == -signal.SIGKILL
+        (begun,) = (int(name) for name in os.listdir(folder))
+        wait_until(lambda: not is_running(begun), seconds=60)
+
+
 def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -409,9 +409,11 @@ class _Runs(IterableDataset[_Item]):
                 "device=accelerator.device, cur_shard=accelerator.process_index, "
                 "shard_count=accelerator.num_processes."
             )
+        end_with_parent()
+        return self._items()
+
+    def _items(self) -> Iterator[_Item]:
         worker = get_worker_info()
-        if worker is not None:
-            end_with_parent()
         index, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
         epochs = Epochs(self.source, self._num_epochs)
         epoch, epochs_done = self._begin.tolist()

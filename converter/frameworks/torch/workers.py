@@ -15,17 +15,23 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils.data import get_worker_info
+
 _THREAD = "watch-parent"
 _LOOK_SECONDS = 5.0
 
 
 def end_with_parent() -> None:
-    """Let this worker process end as soon as its trainer is gone, killed trainers included.
+    """Let this process, if it is a worker, end as soon as its trainer is gone, killed trainers included.
 
-    torch's workers look whether their parent process has changed, and then end in order. But a worker of a fork server,
-    the default of Python 3.14 on, is a child of that server, which lives as long as its children do; and one that waits
-    until somebody takes its batches cannot end in order.
+    torch's workers look whether their parent process has changed since they looked first, and then end in order. But a
+    trainer may be gone by then. A worker of a fork server, the default of Python 3.14 on, is a child of that server,
+    which lives as long as its children do. And a worker that waits until its batches are taken cannot end in order.
+
+    Called when a worker makes its dataset's iterator, before it waits for work.
     """
+    if get_worker_info() is None:
+        return
     trainer = multiprocessing.parent_process()
     if trainer is not None and all(one.name != _THREAD for one in threading.enumerate()):
         is_child = trainer.pid == os.getppid()
@@ -33,11 +39,21 @@ def end_with_parent() -> None:
 
 
 def _wait_and_end(trainer: Any, is_child: bool) -> None:
-    # What tells of the trainer's end is held by workers that were forked later, too, so a child also looks for itself.
-    while trainer.is_alive() and not (is_child and trainer.pid != os.getppid()):
+    # What tells of the trainer's end is held by workers that were forked later, too, so a worker also looks for itself.
+    while trainer.is_alive() and not (is_child and trainer.pid != os.getppid()) and _is_there(trainer.pid):
         trainer.join(_LOOK_SECONDS)
     # Nobody is left to whom anything could be said, and the main thread may wait for a store.
     os._exit(1)
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def is_starting_process() -> bool:
