@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from converter.decoders.npy import is_settled
+from converter.decoders.npy import is_settled, undisturbed
 
 Array = npt.NDArray[Any]
 
@@ -181,9 +181,9 @@ def decode_rows(decoder: Decoder, values: pa.LargeBinaryArray, out: Array | None
         return [] if out is None else None
     decode_into = getattr(decoder, "decode_into", None)
     if out is not None and decode_into is not None:
-        decode_into(values, out)
+        undisturbed(lambda: decode_into(values, out))
         return None
-    decoded: Any = decoder.decode(values)
+    decoded: Any = undisturbed(lambda: decoder.decode(values))
     if not hasattr(decoded, "__len__") or len(decoded) != len(values):
         found = f"{len(decoded)} rows" if hasattr(decoded, "__len__") else type(decoded).__name__
         raise WrongDecoderError(f"decode() returned {found}, expected {len(values)} rows")

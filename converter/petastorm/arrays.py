@@ -7,7 +7,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from converter.decoders import NumPy
+from converter.decoders.npy import read_header, undisturbed
 from converter.petastorm.columns import buffers_of, to_column
 
 Array = npt.NDArray[Any]
 
 _NPY_1 = b"\x93NUMPY\x01\x00"
-_MAX_KEPT_HEADERS = 1000
 # Signature, version, flags, method, time, date, CRC, packed and unpacked size, lengths of the name and of extra fields.
 _ZIP_HEADER = struct.Struct("<4s5H3I2H")
 _ZIP_SIGNATURE = b"PK\x03\x04"
@@ -35,7 +35,7 @@ def load_npy(raw: Any) -> Array:
     Raises:
         ValueError, EOFError: the bytes hold no array, or one of Python objects.
     """
-    loaded: Array = np.load(io.BytesIO(raw), allow_pickle=False)
+    loaded: Array = undisturbed(lambda: np.load(io.BytesIO(raw), allow_pickle=False))
     return loaded
 
 
@@ -45,12 +45,16 @@ def load_npz(raw: Any) -> Array:
     Raises:
         ValueError, KeyError, EOFError, zipfile.BadZipFile: the bytes hold no such array, or one of Python objects.
     """
-    loaded = np.load(io.BytesIO(raw), allow_pickle=False)
-    if not isinstance(loaded, np.lib.npyio.NpzFile):
-        raise ValueError("the bytes are no .npz file, but an .npy file, which NdarrayCodec reads")
-    with loaded:
-        array: Array = loaded["arr"]
-        return array
+
+    def load() -> Array:
+        loaded = np.load(io.BytesIO(raw), allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise ValueError("the bytes are no .npz file, but an .npy file, which NdarrayCodec reads")
+        with loaded:
+            array: Array = loaded["arr"]
+            return array
+
+    return undisturbed(load)
 
 
 def npy_column(values: pa.Array) -> Array:
@@ -60,7 +64,7 @@ def npy_column(values: pa.Array) -> Array:
         ValueError, EOFError: as `load_npy`.
     """
     column = values.cast(pa.large_binary())
-    return _alike(column) if _may_be_alike(column) else _rows(column, _Headers().load)
+    return _alike(column) if _may_be_alike(column) else _rows(column, _load)
 
 
 def npz_column(values: pa.Array) -> Array:
@@ -69,11 +73,10 @@ def npz_column(values: pa.Array) -> Array:
     Raises:
         ValueError, KeyError, EOFError, zipfile.BadZipFile: as `load_npz`.
     """
-    headers = _Headers()
 
     def load(raw: memoryview) -> Array:
         unpacked = _unpacked_member(raw)
-        return load_npz(raw) if unpacked is None else headers.load(memoryview(unpacked))
+        return load_npz(raw) if unpacked is None else _load(memoryview(unpacked))
 
     return _rows(values, load)
 
@@ -88,13 +91,12 @@ def _may_be_alike(column: pa.Array) -> bool:
 
 def _alike(column: pa.Array) -> Array:
     """Rows of one size, copied at once if their headers are equal."""
-    headers = _Headers()
-    first = headers.load(memoryview(column[0].as_buffer()).cast("B"))
+    first = _load(memoryview(column[0].as_buffer()).cast("B"))
     try:
         # A dtype, not its name, which says nothing of a text's length.
         decoded: Any = NumPy(first.dtype.newbyteorder("="), first.shape).decode(column)
     except ValueError:
-        return _rows(column, headers.load)
+        return _rows(column, _load)
     array: Array = decoded
     return array
 
@@ -103,42 +105,17 @@ def _rows(column: pa.Array, load: Callable[[memoryview], Array]) -> Array:
     return to_column([None if raw is None else load(raw) for raw in buffers_of(column)])
 
 
-class _Header(NamedTuple):
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    order: Any
-    num_bytes: int
-
-
-class _Headers:
-    """Loads arrays whose headers were mostly seen before: reading one takes ten times as long as copying a row."""
-
-    def __init__(self) -> None:
-        self._kept: dict[bytes, _Header] = {}
-
-    def load(self, raw: memoryview) -> Array:
-        """As `load_npy`."""
-        if raw[:8] != _NPY_1:
-            return load_npy(raw)
-        stop = 10 + int.from_bytes(raw[8:10], "little")
-        text = raw[:stop].tobytes()
-        header = self._kept.get(text)
-        if header is None:
-            header = _read_header(text)
-            if len(self._kept) < _MAX_KEPT_HEADERS:
-                self._kept[text] = header
-        count = math.prod(header.shape)
-        array = np.frombuffer(raw, header.dtype, count, header.num_bytes) if count else np.empty(0, header.dtype)
-        return np.array(array.reshape(header.shape, order=header.order))
-
-
-def _read_header(text: bytes) -> _Header:
-    stream = io.BytesIO(text)
-    np.lib.format.read_magic(stream)
-    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+def _load(raw: memoryview) -> Array:
+    """As `load_npy`; headers that were seen before are not read again."""
+    if raw[:8] != _NPY_1:
+        return load_npy(raw)
+    stop = 10 + int.from_bytes(raw[8:10], "little")
+    dtype, shape, order, num_bytes = read_header(raw[:stop].tobytes())
     if dtype.hasobject or not dtype.itemsize or min(shape, default=0) < 0:
         raise ValueError(f"an array of {dtype} {shape}, which cannot be read without unpickling")
-    return _Header(dtype, shape, "F" if is_fortran else "C", len(text))
+    count = math.prod(shape)
+    array = np.frombuffer(raw, dtype, count, num_bytes) if count else np.empty(0, dtype)
+    return np.array(array.reshape(shape, order=order))
 
 
 def _unpacked_member(raw: memoryview) -> bytes | None:

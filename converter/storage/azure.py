@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import difflib
 import importlib.util
@@ -10,6 +11,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +31,8 @@ _AZURE_CONNECTION = "AZURE_STORAGE_CONNECTION_STRING"
 _FSSPEC_OPTIONS = {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop"}
 """Options of every filesystem of fsspec."""
 
+_CLOSE_SECONDS = 1.0
+
 
 class AzureStore(Store):
     """Azure's blobs through adlfs, on flat and hierarchical accounts."""
@@ -38,9 +42,15 @@ class AzureStore(Store):
 
     def _open(self) -> Any:
         try:
-            return super()._open()
+            filesystem = super()._open()
         except (ValueError, TypeError, AttributeError) as error:
             raise self._unusable(error) from None
+        clients = [filesystem.service_client]
+        if self.options.get("credential") is None:
+            # The user's own may be in use elsewhere.
+            clients.append(filesystem.credential)
+        _close_when_freed(filesystem, clients)
+        return filesystem
 
     def _unusable(self, error: Exception) -> OSError:
         names = ", ".join(sorted(set(self.options) & set(_AZURE_CREDENTIALS))) or "no credential"
@@ -288,6 +298,41 @@ def _account_in(connection_string: Any) -> str | None:
     patterns = (r"AccountName=([^;]+)", r"BlobEndpoint=https?://([^./:;]+)\.blob\.")
     matches = (re.search(pattern, connection_string) for pattern in patterns)
     return next((match[1] for match in matches if match is not None), None)
+
+
+def _close_when_freed(filesystem: Any, clients: list[Any]) -> None:
+    """Let adlfs' filesystem be freed with its store, and its clients be closed then, instead of at the process's end.
+
+    Reaches into: weakref.finalize._registry, where adlfs 2026.8 holds each of its filesystems (CPython 3.10 to 3.13).
+    Without it: filesystems of converters that are gone stay in memory, with their connections, as with adlfs alone.
+    """
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        held = finalizer.peek()
+        if held is not None and held[0] is filesystem:
+            finalizer.detach()
+    weakref.finalize(filesystem, _close, os.getpid(), filesystem.loop, clients)
+
+
+def _close(pid: int, loop: asyncio.AbstractEventLoop, clients: list[Any]) -> None:
+    if os.getpid() != pid:
+        # The loop's thread is the parent's.
+        return
+
+    async def close() -> None:
+        for client in clients:
+            with contextlib.suppress(Exception):
+                closing = client.close()
+                if inspect.isawaitable(closing):
+                    await closing
+
+    try:
+        sync(loop, close, timeout=_CLOSE_SECONDS)
+    except NotImplementedError:
+        # The collector runs in the loop's own thread.
+        asyncio.run_coroutine_threadsafe(close(), loop)
+    except (RuntimeError, asyncio.TimeoutError):
+        # The loop has ended, or is busy.
+        pass
 
 
 def _default_place_of_spark() -> AzurePlace | None:

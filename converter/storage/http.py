@@ -27,7 +27,8 @@ class HttpStore(Store):
         self.host = host
 
     def _open(self) -> Any:
-        return DirFileSystem(path=f"{self.protocol}://{self.host}", fs=super()._open())
+        # fsspec would keep each of them, and its connections, for ever.
+        return DirFileSystem(path=f"{self.protocol}://{self.host}", fs=super()._open(), skip_instance_cache=True)
 
     def ask(self, request: Callable[[Any], Result], *, path: str, given_up: threading.Event | None = None) -> Result:
         """As every store's; errors name the host."""

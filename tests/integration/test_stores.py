@@ -155,6 +155,33 @@ def test_objects_that_stand_for_folders_hide_no_file(s3: S3) -> None:
     assert rows_of(make_parquet_converter(f"{storage.url}/x=1", storage_options=s3.options)) == [1]
 
 
+def test_clients_of_azure_and_their_connections_end_with_their_converters(azurite: Azurite) -> None:
+    """adlfs holds each of its filesystems until the process ends."""
+    storage, stream = blobs(azurite), io.BytesIO()
+    pq.write_table(pa.table({"id": range(4)}), stream)
+    assert storage.put_if_absent("a.parquet", stream.getvalue())
+    options = {"connection_string": azurite.connection_string}
+
+    def read() -> None:
+        with (
+            make_parquet_converter(storage.url, storage_options=options) as converter,
+            converter.make_batch_reader(batch_size=4) as reader,
+        ):
+            assert [batch["id"].tolist() for batch in reader] == [[0, 1, 2, 3]]
+
+    def held() -> tuple[int, ...]:
+        gc.collect()
+        kinds = [type(one).__name__ for one in gc.get_objects()]
+        clients = map(kinds.count, ("AzureBlobFileSystem", "BlobServiceClient", "ClientSession"))
+        return *clients, len(os.listdir("/proc/self/fd"))
+
+    read()
+    before = held()
+    for _ in range(5):
+        read()
+    wait_until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), seconds=10)
+
+
 def test_a_blob_that_hides_a_folder_is_named(azurite: Azurite) -> None:
     options = {"connection_string": azurite.connection_string}
     container = azurite.new_container()

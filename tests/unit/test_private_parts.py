@@ -55,6 +55,7 @@ REACHES = {
     "sources.spark.session.java_frame": "pyspark",
     "sources.spark.session.java_packages": "pyspark",
     "sources.spark.session.travels_by_value": "pyspark",
+    "storage.azure._close_when_freed": "CPython",
     "storage.azure._default_place_of_spark": "pyspark",
 }
 """Every function and class that reaches into another library, and which one. A new reach is entered here."""

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from converter import NumPy, ReadError, SourceError, make_parquet_converter
+from converter.decoders.npy import read_header
 
 
 def npy(array: np.ndarray[Any, Any], **options: Any) -> bytes:
@@ -170,3 +171,51 @@ def test_rows_of_another_shape_than_the_first_are_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ReadError, match=r"in row 2 .*shape \(1, 3, 4\), expected \(2, 3, 4\)"):
         converter.head()
+
+
+@pytest.mark.parametrize("key", [None, "x"])
+def test_a_header_is_read_again_if_another_thread_disturbed_it(
+    key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPython 3.11 may raise SystemError in threads that evaluate literals at the same time."""
+    reads, disturbed = np.lib.format.read_array_header_1_0, []
+
+    def read(stream: Any) -> Any:
+        if len(disturbed) < 3:
+            disturbed.append(1)
+            raise SystemError("AST constructor recursion depth mismatch (before=57, after=53)")
+        return reads(stream)
+
+    monkeypatch.setattr("numpy.lib.format.read_array_header_1_0", read)
+    read_header.cache_clear()
+    row = np.arange(6, dtype=np.int16).reshape(2, 3)
+    np.testing.assert_array_equal(
+        decode(NumPy("int16", (2, 3), key=key), npy(row) if key is None else npz(x=row))[0], row
+    )
+    assert len(disturbed) == 3
+
+
+class Disturbed:
+    """A decoder that evaluates what it reads, and is disturbed at its first call."""
+
+    dtype, shape = "int64", (1,)
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def decode(self, values: pa.LargeBinaryArray) -> Any:
+        self.num_calls += 1
+        if self.num_calls == 1:
+            raise SystemError("AST constructor recursion depth mismatch (before=57, after=53)")
+        return np.array([[int(value.as_py())] for value in values])
+
+
+def test_a_decoder_that_another_thread_disturbed_is_called_again(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": pa.array([b"7", b"8"], pa.binary())}), tmp_path / "x.parquet")
+    decoder = Disturbed()
+    with (
+        make_parquet_converter(tmp_path, decode={"x": decoder}) as converter,
+        converter.make_batch_reader(batch_size=2) as reader,
+    ):
+        assert [batch["x"].tolist() for batch in reader] == [[[7], [8]]]
+    assert decoder.num_calls == 2

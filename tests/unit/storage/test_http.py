@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import pickle
 import signal
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.http import HTTPFileSystem
 
 from converter import (
     CacheError,
@@ -28,6 +30,7 @@ from converter.cache import roots
 from converter.sources.parquet.footers import look_at
 from converter.storage.opening import open_storage
 from tests.processes import run_python
+from tests.waiting import wait_until
 
 
 class RangeHandler(SimpleHTTPRequestHandler):
@@ -125,6 +128,28 @@ def test_files_of_a_web_server_are_read(tmp_path: Path, web: str) -> None:
     with pytest.raises(ValueError, match="has a user's name or password in it") as caught:
         make_parquet_converter(web.replace("//", "//me:hidden@"))
     assert "hidden" not in str(caught.value)
+
+
+def test_clients_and_connections_end_with_their_converters(tmp_path: Path, web: str) -> None:
+    urls = []
+    for number in range(3):
+        pq.write_table(pa.table({"id": [number] * 4}), tmp_path / f"{number}.parquet")
+        urls.append(f"{web}/{number}.parquet")
+
+    def read() -> None:
+        with make_parquet_converter(urls, timeout_seconds=10) as converter:
+            assert first_batch(converter)["id"].tolist() == [0, 0, 0, 0]
+
+    def held() -> tuple[int, int]:
+        gc.collect()
+        return sum(isinstance(one, HTTPFileSystem) for one in gc.get_objects()), len(os.listdir("/proc/self/fd"))
+
+    read()
+    before = held()
+    for _ in range(5):
+        read()
+    # The server closes its ends in threads of its own.
+    wait_until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), seconds=10)
 
 
 def test_two_web_servers_are_two_stores(tmp_path: Path, web: str) -> None:
