@@ -405,7 +405,8 @@ def make_delta_converter(
     """Read one version of a Delta table through a converter, without a copy; `delete()` never touches it.
 
     The version is fixed when the converter is made: all ranks, workers and pickled copies read the same rows, even if
-    the table changes. Rows in deletion vectors are left out. Spark is not needed.
+    the table changes. Rows in deletion vectors are left out. Spark is not needed. Times of partition columns that have
+    no zone in the log, as Spark wrote them before Delta 3.3, are taken for UTC, with a warning.
 
     Example:
         ```python

@@ -5,6 +5,7 @@ Left would be: a thread of ours, a child process, an open or mapped data file, a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
 import functools
@@ -377,6 +378,34 @@ def interrupt_a_fork(cache_dir: str, persistent: bool) -> dict[str, Any]:
 def test_an_interrupt_in_the_midst_of_a_fork_is_not_lost(cache_dir: Path, persistent: bool) -> None:
     found = run_python(interrupt_a_fork, str(cache_dir), persistent)
     assert found == {"found": "interrupt", "left": 0, "rows": NUM_ROWS, "handler": True}
+
+
+def signal_a_fork(cache_dir: str) -> int:
+    """How often asyncio calls the handler of one signal, which comes while workers are forked."""
+    called: list[int] = []
+    sent: list[int] = []
+
+    def send() -> None:
+        if not sent:
+            sent.append(1)
+            signal.raise_signal(signal.SIGUSR1)
+
+    async def read() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, lambda: called.append(1))
+        with write(cache_dir) as converter:
+            os.register_at_fork(before=send)
+            assert len(ids_of(make(converter, "processes", multiprocessing_context="fork"))) == NUM_ROWS
+        # What the signal wrote to the loop's socket is read in its next turns.
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+
+    asyncio.run(read())
+    return len(called)
+
+
+def test_asyncio_is_told_once_of_a_signal_that_comes_while_workers_start(cache_dir: Path) -> None:
+    assert run_python(signal_a_fork, str(cache_dir)) == 1
 
 
 def interrupted_names(rounds: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.process
@@ -113,7 +114,14 @@ def signals_wait() -> Iterator[None]:
         _restore_handlers()
         with contextlib.ExitStack() as stack:
             for number in came:
-                stack.callback(signal.raise_signal, number)
+                stack.callback(_handle, number)
+
+
+def _handle(number: int) -> None:
+    # Not raised again: whoever waits for signals by `set_wakeup_fd`, such as asyncio, was told of it when it came.
+    handler = signal.getsignal(number)
+    if callable(handler):
+        handler(number, inspect.currentframe())
 
 
 def _restore_handlers() -> None:

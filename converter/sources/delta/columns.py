@@ -85,7 +85,7 @@ def table_columns(
         for _ in range(num_lists if not pa.types.is_null(arrow_type) else 0):
             arrow_type = pa.list_(arrow_type)
         partition = f"partition.{name}"
-        if len(names) == 1 and partition in actions.column_names:
+        if len(names) == 1 and partition in actions.column_names and not pa.types.is_null(arrow_type):
             values = pc.cast(bounds_array(actions, partition), arrow_type)
             source = SourceColumn(arrow_type=arrow_type, values=values.dictionary_encode())
             columns.append(Column(name=name, source=source, null_count=1 if values.null_count else 0, num_bytes=0))

@@ -12,9 +12,14 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
+import logging
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from converter.errors import SourceError
 from converter.manifest import Manifest
@@ -32,9 +37,12 @@ from converter.sources.delta.log import (
     read_actions,
     read_log_folder,
 )
+from converter.sources.parquet.columns import Column
 from converter.sources.parquet.fields import choose_columns, plan_fields, statistics_of
 from converter.storage.directory import Storage, StorageOptions
 from converter.storage.opening import open_storage
+
+logger = logging.getLogger(__name__)
 
 
 def read_snapshot(
@@ -91,6 +99,7 @@ def read_snapshot(
         wanted = choose_columns(by_name, columns=columns, shapes=shapes)
     except ValueError as error:
         raise ValueError(f"{error} (in {described})") from None
+    _tell_of_times_without_zone(wanted, actions["path"], described)
     root, names = place_files(storage, actions["path"].to_pylist(), described)
     files = TableFiles(root, names, actions, remedy)
     # A declared shape need not be derived from footers.
@@ -129,6 +138,27 @@ def read_snapshot(
         remedy=remedy,
         formats=files.formats,
     )
+
+
+def _tell_of_times_without_zone(wanted: Sequence[Column], paths: pa.ChunkedArray, described: str) -> None:
+    """Log a warning for columns whose values a folder's name shows as Spark wrote them before Delta 3.3.
+
+    They have no zone: Spark takes them for the zone of its session, and deltalake for UTC, in which it writes its own,
+    with six digits behind the seconds. Spark leaves zeros at the end out.
+    """
+    for column in wanted:
+        kind = column.source.arrow_type
+        if column.source.values is None or not pa.types.is_timestamp(kind) or kind.tz is None:
+            continue
+        # One with a zone ends with Z.
+        without = rf"(^|/){re.escape(column.name)}=[^/.]*[0-9](\.[0-9]{{1,5}})?/"
+        if pc.any(pc.match_substring_regex(paths, without)).as_py():
+            logger.warning(
+                "The times of partition column %r in %s have no zone and are taken for UTC. Spark takes them for the "
+                "zone of its session: if they were written in another one, they are wrong here. Leave the column out "
+                "with columns=…, or write it anew with Spark.",
+                column.name, described,
+            )  # fmt: skip
 
 
 def find_location(spark: Any, name: str) -> str:

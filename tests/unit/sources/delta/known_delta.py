@@ -90,7 +90,14 @@ def file_of(path: Path, version: int) -> Path:
     return path / unquote(added)
 
 
-def write_log(path: Path, fields: Mapping[str, str], files: Sequence[Mapping[str, Any]], *, features: Any = ()) -> Path:
+def write_log(
+    path: Path,
+    fields: Mapping[str, str],
+    files: Sequence[Mapping[str, Any]],
+    *,
+    features: Any = (),
+    partitioned_by: Sequence[str] = (),
+) -> Path:
     """A log of one commit, with what it says of its files: a path, and what differs from the usual."""
     (path / "_delta_log").mkdir(parents=True, exist_ok=True)
     schema = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields.items()]
@@ -100,12 +107,12 @@ def write_log(path: Path, fields: Mapping[str, str], files: Sequence[Mapping[str
         protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": named, "writerFeatures": named}
     metadata = {
         "id": "0f6e073b-58cf-479f-98b5-b669a1503c93", "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps({"type": "struct", "fields": schema}), "partitionColumns": [], "configuration": {},
-        "createdTime": 0,
+        "schemaString": json.dumps({"type": "struct", "fields": schema}), "partitionColumns": list(partitioned_by),
+        "configuration": {}, "createdTime": 0,
     }  # fmt: skip
     actions: list[dict[str, Any]] = [{"protocol": protocol}, {"metaData": metadata}]
     for file in files:
-        found = path / file["path"]
+        found = path / unquote(file["path"])
         add = {"partitionValues": {}, "modificationTime": 0, "dataChange": True, "size": found.stat().st_size} | file
         if isinstance(add.get("stats"), dict):
             add["stats"] = json.dumps(add["stats"])

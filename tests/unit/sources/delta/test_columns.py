@@ -8,13 +8,16 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake import Schema as DeltaSchema
+from deltalake.schema import PrimitiveType
 
 from converter import (
     DatasetConverter,
@@ -22,6 +25,7 @@ from converter import (
     ReadError,
     SourceChangedError,
     SourceError,
+    UnsupportedTypeError,
     make_delta_converter,
 )
 from tests.unit.sources.delta.known_delta import (
@@ -191,3 +195,45 @@ def test_texts_that_delta_rs_stores_as_views_are_categories(tmp_path: Path) -> N
     assert found == [["c"], None, ["a", None], ["b", "a"], ["c"]]
     with pytest.raises(SourceError, match=r"Column 'tags' has the value 'c' in row 1 "):
         make_delta_converter(path, categories={"tags": ["a", "b"]}).head()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ("2020-05-16 23:04:05", True),  # as Spark wrote it before Delta 3.3, in the zone of its session
+        ("2020-05-16 23:04:05.25", True),
+        ("2020-05-16 23:04:05.000000", False),  # as deltalake writes it, in UTC
+        ("2020-05-16T23:04:05.000000Z", False),
+    ],
+)
+def test_times_of_partitions_without_a_zone_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, is_told: bool
+) -> None:
+    folder = f"t={quote(text, safe=' ')}"
+    (tmp_path / folder).mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / folder / "a.parquet")
+    write_log(
+        tmp_path, {"id": "long", "t": "timestamp"},
+        [{"path": quote(f"{folder}/a.parquet", safe="/="), "partitionValues": {"t": text}, "stats": {"numRecords": 1}}],
+        partitioned_by=["t"],
+    )  # fmt: skip
+    with make_delta_converter(tmp_path) as converter:
+        (time,) = rows_of(converter)["t"]
+    assert (time.year, time.day, time.hour) == (2020, 16, 23)
+    told = [record.getMessage() for record in caplog.records]
+    assert [("partition column 't'" in one and "no zone" in one) for one in told] == [True] * is_told
+    with make_delta_converter(tmp_path, columns=["id"]):
+        assert len(caplog.records) == len(told)
+
+
+@pytest.mark.parametrize("partitions", [[], ["p"]])
+def test_a_column_that_spark_pads_is_refused_also_as_a_partition(tmp_path: Path, partitions: list[str]) -> None:
+    padded = Field("p", PrimitiveType("string"), metadata={"__CHAR_VARCHAR_TYPE_STRING": "char(3)"})
+    table = DeltaTable.create(
+        str(tmp_path), DeltaSchema([Field("id", PrimitiveType("long")), padded]), partition_by=partitions
+    )
+    write_deltalake(table, pa.table({"id": [1, 2], "p": ["x  ", "abc"]}), mode="append")
+    with pytest.raises(UnsupportedTypeError, match=r"'p' has type char\(3\): leave it out with columns="):
+        make_delta_converter(tmp_path)
+    with make_delta_converter(tmp_path, columns=["id"]) as converter:
+        assert sorted(rows_of(converter)["id"]) == [1, 2]
