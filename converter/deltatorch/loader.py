@@ -20,7 +20,7 @@ from converter.deltatorch.ranks import Steps, batches_of_worker, plan_steps
 from converter.deltatorch.recipes import make_recipe
 from converter.deltatorch.rows import Rows, cut_parts
 from converter.deltatorch.values import Values
-from converter.frameworks.torch.workers import end_with_parent
+from converter.frameworks.torch.workers import end_broken, end_with_parent, end_workers
 
 _ITEM_BYTES, _ITEM_ROWS = 1 << 20, 2048
 """The most that a worker process takes to make several batches of before it sends them; a guess."""
@@ -102,7 +102,7 @@ class DeltaDataLoader(DataLoader[Batch]):
             # Persistent workers outlive an iteration that stops early. Others end now: a traceback would hold them.
             if not (self.persistent_workers and isinstance(error, GeneratorExit)):
                 self._workers = None
-                _end_workers(items)
+                end_workers(items)
             raise
 
     def _start_workers(self, epoch: int) -> Iterator[Any]:
@@ -122,6 +122,7 @@ class DeltaDataLoader(DataLoader[Batch]):
         self._workers.generator.manual_seed(epoch)
         context = self._workers.multiprocessing_context or multiprocessing
         self._work.begin(epoch, is_forked=context.get_start_method() == "fork")
+        end_broken(self._workers)
         return iter(self._workers)
 
 
@@ -211,15 +212,6 @@ class _Work(IterableDataset[Any]):
         if num_whole:
             yield self.make.chunk(part[: num_whole * size], sizes[:num_whole]), False
         yield self.make.chunk(part[num_whole * size :], sizes[num_whole:]), True
-
-
-def _end_workers(items: Any) -> None:
-    """End the worker processes of an iteration now.
-
-    Reaches into: _shutdown_workers of the iterator of a DataLoader (torch 2.4 to 2.15).
-    Without it: garbage collection ends the processes, and torch waits up to five seconds for each of them.
-    """
-    getattr(items, "_shutdown_workers", lambda: None)()
 
 
 def _cut(batches: range, most: int) -> Iterator[range]:

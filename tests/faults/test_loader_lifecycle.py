@@ -675,6 +675,31 @@ def test_a_worker_that_is_killed_is_an_error_and_no_hang(cache_dir: Path, kind: 
     assert_only_the_marker_is_left(cache_dir)
 
 
+def lose_workers_between_epochs(cache_dir: str) -> list[Any]:
+    """What epochs give before which persistent workers are killed; a loader then stands where another one stood."""
+    found: list[Any] = []
+    with write(cache_dir) as converter:
+        expected = epochs_of(converter, 3)
+        for _ in range(5):
+            with make(converter, "persistent", multiprocessing_context="fork") as loader:
+                for epoch in range(3):
+                    loader.set_epoch(epoch)
+                    try:
+                        found.append(ids_of(loader) == expected[epoch])
+                    except RuntimeError as error:
+                        # torch tells of a killed worker wherever this process is.
+                        found.append(str(error))
+                    for worker in multiprocessing.active_children():
+                        os.kill(worker.pid or 0, signal.SIGKILL)
+                    with contextlib.suppress(RuntimeError):
+                        wait_until(lambda: not multiprocessing.active_children())
+    return found
+
+
+def test_persistent_workers_that_were_killed_between_epochs_are_started_again(cache_dir: Path) -> None:
+    assert run_python(lose_workers_between_epochs, str(cache_dir)) == [True] * 15
+
+
 def read_until_killed(cache_dir: str, method: str) -> None:
     """Tell the worker processes, then wait in the middle of an epoch."""
     with write(cache_dir) as converter:

@@ -22,7 +22,6 @@ import converter
 PACKAGE = Path(converter.__file__).parent
 
 REACHES = {
-    "deltatorch.loader._end_workers": "torch",
     "frameworks.tensorflow.dataset.TFDataset._inputs": "TensorFlow",
     "frameworks.tensorflow.iterator.EagerIterator": "TensorFlow",
     "frameworks.tensorflow.iterator._find_eager_tensor": "TensorFlow",
@@ -31,7 +30,10 @@ REACHES = {
     "frameworks.torch.loader.TorchDataLoader._end_workers": "torch",
     "frameworks.transformers._tell_batch_size": "Transformers",
     "frameworks.torch.workers.is_starting_process": "CPython",
+    "frameworks.torch.workers._kill": "torch",
     "frameworks.torch.workers.end_begun": "torch",
+    "frameworks.torch.workers.end_workers": "torch",
+    "frameworks.torch.workers.end_broken": "torch",
     "holding.is_in_thread_pool": "CPython",
     "holding.register_before_thread_pools": "CPython",
     "loading.agreement._store_of_ranks": "torch",

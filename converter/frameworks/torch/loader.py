@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import multiprocessing
-import pickle
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -29,9 +27,12 @@ from converter.frameworks.torch.tensors import (
     whole_run,
 )
 from converter.frameworks.torch.workers import (
+    check_pickles,
     close_at_exit,
     end_begun,
+    end_broken,
     end_with_parent,
+    end_workers,
     is_starting_process,
     signals_wait,
 )
@@ -102,7 +103,7 @@ class TorchDataLoader(DataLoader[Batch]):
         ):
             multiprocessing_context = "spawn"
         if num_workers:
-            _check_pickles(source, multiprocessing_context)
+            check_pickles(source, multiprocessing_context)
         super().__init__(
             self._runs,  # type: ignore[arg-type]  # Its items are lists of batches; this class unrolls them.
             batch_size=None,
@@ -307,6 +308,7 @@ class TorchDataLoader(DataLoader[Batch]):
         if self._runs.begin_at(begin.epoch, begin.epochs_done, begin.past):
             # Running workers were started with another position.
             self._end_workers()
+        end_broken(self)
         self._runs.is_own = True
         close_at_exit(self)
         try:
@@ -322,12 +324,12 @@ class TorchDataLoader(DataLoader[Batch]):
     def _end_workers(self, items: Any = None) -> None:
         """End the worker processes of an iteration, or the persistent ones, now.
 
-        Reaches into: DataLoader._iterator and its _shutdown_workers (torch 2.4 to 2.15).
-        Without it: garbage collection ends the processes, and torch waits up to five seconds for each of them.
+        Reaches into: DataLoader._iterator (torch 2.4 to 2.15).
+        Without it: persistent workers go on until the loader is freed.
         """
         kept = getattr(self, "_iterator", None)
         items = kept if items is None else items
-        getattr(items, "_shutdown_workers", lambda: None)()
+        end_workers(items)
         if items is kept:
             self._iterator = None
 
@@ -470,31 +472,3 @@ def _joined(batches: list[Batch]) -> list[Batch]:
         for number, value in zip(owners, values, strict=True):
             joined[number][name] = value
     return joined
-
-
-def _check_pickles(source: BatchSource, multiprocessing_context: Any) -> None:
-    """Raise TypeError if the transform, a decoder or a token provider cannot be sent to worker processes."""
-    method = multiprocessing_context
-    if method is None:
-        # get_start_method() would fix the method for the whole process.
-        method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    elif not isinstance(method, str):
-        # torch itself refuses an object that is no context.
-        method = method.get_start_method() if hasattr(method, "get_start_method") else "fork"
-    if method == "fork":
-        return
-    options = {
-        f"storage_options[{name!r}]": option for storage in source.storages for name, option in storage.options.items()
-    }
-    decoders = {
-        f"decode[{name!r}]": decoder for part in (source, *source.parts) for name, decoder in part.decoders.items()
-    }
-    for name, value in {"transform": source.transform, **decoders, **options}.items():
-        try:
-            pickle.dumps(value)
-        except Exception as error:
-            instead = "" if name == "transform" or name in decoders else ", pass an object of azure-identity"
-            raise TypeError(
-                f"{name} cannot be sent to worker processes ({method}): {error}. Define it at the top of a "
-                f"module{instead}, or pass num_workers=0, which runs it in threads."
-            ) from error

@@ -10,16 +10,24 @@ import multiprocessing.context
 import multiprocessing.process
 import multiprocessing.util  # Before our hook at the interpreter's end, so that ours runs first.
 import os
+import pickle
 import signal
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from converter.reading.source import BatchSource
+
 _THREAD = "watch-parent"
 _LOOK_SECONDS = 5.0
+
+SIGCHLD = {signal.SIGCHLD} if hasattr(signal, "SIGCHLD") else set()
+ALL_BUT_SIGCHLD = signal.valid_signals() - SIGCHLD
+"""torch sets its handler of SIGCHLD while it starts worker processes."""
 
 
 def end_with_parent() -> None:
@@ -67,6 +75,34 @@ def is_starting_process() -> bool:
     return get_spawning_popen() is not None
 
 
+def check_pickles(source: BatchSource, multiprocessing_context: Any) -> None:
+    """Raise TypeError if the transform, a decoder or a token provider cannot be sent to worker processes."""
+    method = multiprocessing_context
+    if method is None:
+        # get_start_method() would fix the method for the whole process.
+        method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    elif not isinstance(method, str):
+        # torch itself refuses an object that is no context.
+        method = method.get_start_method() if hasattr(method, "get_start_method") else "fork"
+    if method == "fork":
+        return
+    options = {
+        f"storage_options[{name!r}]": option for storage in source.storages for name, option in storage.options.items()
+    }
+    decoders = {
+        f"decode[{name!r}]": decoder for part in (source, *source.parts) for name, decoder in part.decoders.items()
+    }
+    for name, value in {"transform": source.transform, **decoders, **options}.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            instead = "" if name == "transform" or name in decoders else ", pass an object of azure-identity"
+            raise TypeError(
+                f"{name} cannot be sent to worker processes ({method}): {error}. Define it at the top of a "
+                f"module{instead}, or pass num_workers=0, which runs it in threads."
+            ) from error
+
+
 def end_begun(error: BaseException) -> None:
     """End the worker processes that torch had started when an error, such as an interrupt, kept it from the others.
 
@@ -82,11 +118,53 @@ def end_begun(error: BaseException) -> None:
         if hasattr(begun, "_workers"):
             # Half made, it could not end its processes, and would print an error when it is freed.
             begun._shutdown = True  # noqa: SLF001
-        for process in {*getattr(begun, "_workers", ()), seen.get("w")}:
-            if isinstance(process, multiprocessing.process.BaseProcess) and process.pid is not None:
-                process.kill()
-                process.join()
+        _kill(begun, {*getattr(begun, "_workers", ()), seen.get("w")})
         trace = trace.tb_next
+
+
+def end_broken(loader: Any) -> None:
+    """End the persistent worker processes of a DataLoader if one of them was killed, so that it starts new ones.
+
+    Reaches into: DataLoader._iterator and its _workers (torch 2.4 to 2.15).
+    Without it: if one was killed between two epochs, the next is an error.
+    """
+    iterator = getattr(loader, "_iterator", None)
+    if any(not worker.is_alive() for worker in getattr(iterator, "_workers", ())):
+        end_workers(iterator)
+        loader._iterator = None  # noqa: SLF001
+
+
+def end_workers(iterator: Any) -> None:
+    """End the worker processes of one of torch's iterators now.
+
+    Reaches into: DataLoader's iterators, their _workers and _shutdown_workers (torch 2.4 to 2.15).
+    Without it: garbage collection ends the processes, and torch waits up to five seconds for each of them.
+    """
+    # torch's handler of SIGCHLD tells of a worker that was killed at any moment, also in here.
+    with contextlib.suppress(RuntimeError):
+        getattr(iterator, "_shutdown_workers", lambda: None)()
+    if hasattr(iterator, "_workers"):
+        _kill(iterator, iterator._workers)  # noqa: SLF001
+
+
+def _kill(iterator: Any, processes: Iterable[Any]) -> None:
+    """End worker processes at once, and let torch forget them.
+
+    Reaches into: torch.utils.data._utils.signal_handling._remove_worker_pids (torch 2.4 to 2.15).
+    Without it: a later loader is refused if its iterator has this one's place in memory.
+    """
+    begun = [one for one in processes if isinstance(one, multiprocessing.process.BaseProcess) and one.pid is not None]
+    if not begun:
+        return
+    # Nothing waits in here but for processes that were killed.
+    with signals_wait(SIGCHLD):
+        with contextlib.suppress(ImportError, AttributeError, ValueError):
+            from torch.utils.data._utils import signal_handling
+
+            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]  # noqa: SLF001
+        for process in begun:
+            process.kill()
+            process.join()
 
 
 _noting: dict[int, Any] = {}
@@ -94,8 +172,8 @@ _noting: dict[int, Any] = {}
 
 
 @contextlib.contextmanager
-def signals_wait() -> Iterator[None]:
-    """Let signals wait for the end of the block, in which processes are forked.
+def signals_wait(numbers: AbstractSet[int] = ALL_BUT_SIGCHLD) -> Iterator[None]:
+    """Let signals wait for the end of the block, in which processes are forked, or ended.
 
     What a handler raises in the midst of a fork is lost, and leaves the lock of `logging` held: the next thread that
     logs would hang. Python runs handlers in the main thread alone.
@@ -104,7 +182,6 @@ def signals_wait() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    numbers = signal.valid_signals() - {getattr(signal, "SIGCHLD", None)}
     try:
         _noting.update({number: signal.getsignal(number) for number in numbers if callable(signal.getsignal(number))})
         for number in _noting:
