@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -23,9 +22,6 @@ _WAIT_SECONDS = 60.0
 """How long a rank waits for the others; then it goes on alone."""
 
 _LOOK_SECONDS = 0.25
-
-_counted: tuple[int, int, int] = (0, 0, 0)
-"""The process, its store, and how many loaders have begun there: the n-th of each rank are compared."""
 
 
 def _store_of_ranks() -> Any:
@@ -50,7 +46,8 @@ def check_agreement(what: Mapping[str, Any], rank: int, num_ranks: int) -> None:
     store = _store_of_ranks()
     if store is None:
         return
-    prefix = f"converter/{_next_number(store)}"
+    # The n-th loaders of all ranks are compared. Counted there: a process may have several stores, one after the other.
+    prefix = f"converter/{num_ranks}/{store.add(f'converter/{num_ranks}/begun/{rank}', 1)}"
     text = json.dumps({"rank": rank, **what})
     # What came first stays.
     first, own = json.loads(store.compare_set(f"{prefix}/first", "", text)), json.loads(text)
@@ -62,13 +59,6 @@ def check_agreement(what: Mapping[str, Any], rank: int, num_ranks: int) -> None:
     _wait(store, prefix, num_ranks)
     if odd or store.check([f"{prefix}/odd"]):
         raise ConverterError(store.get(f"{prefix}/odd").decode())
-
-
-def _next_number(store: Any) -> int:
-    global _counted
-    place = (os.getpid(), id(store))
-    _counted = (*place, _counted[2] + 1 if _counted[:2] == place else 0)
-    return _counted[2]
 
 
 def _difference(first: Mapping[str, Any], other: Mapping[str, Any], names: list[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import pickle
 import re
@@ -679,6 +680,33 @@ def test_ranks_that_disagree_are_told_so_on_each_of_them(
     for name in ("agree", "again"):
         assert first[name] == second[name] == ["", ""]
     assert [second[name] for name in ("alone 1", "alone 2", "never")] == [["", ""]] * 3
+
+
+def begin_groups(rank: int, url: str, path: str) -> int:
+    """How often a rank waited in vain for the other one, in one process group after the other."""
+    agreement._WAIT_SECONDS = 1.0
+    waits: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: waits.append(record.getMessage())  # type: ignore[method-assign]
+    agreement.logger.addHandler(handler)
+    if rank:
+        # As if each store had the place in memory of the last one, as it may be on some of the ranks.
+        agreement.id = lambda _: 1  # type: ignore[attr-defined]
+    converter = open_converter(url)
+    for number in range(3):
+        torch.distributed.init_process_group("gloo", init_method=f"file://{path}-{number}", rank=rank, world_size=2)
+        with converter.make_batch_reader(**SHUFFLED) as reader:
+            list(reader)
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    return len(waits)
+
+
+def test_ranks_do_not_wait_in_the_next_process_group(
+    converter: DatasetConverter, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = str(tmp_path_factory.mktemp("groups") / "store")
+    assert run_ranks(begin_groups, converter.url, path, environment=False) == [0, 0]
 
 
 # Accelerate ----------------------------------------------------------------------------------
