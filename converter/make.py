@@ -115,7 +115,7 @@ def make_spark_converter(
             the sorted order of their values; `schema["carrier"].categories` lists the values.
             `{"carrier": train.schema["carrier"].categories}` gives them the codes of another converter. Strings, whole
             numbers, booleans and dates can be categories, and the elements of arrays of them. Filters and `split`
-            take the values.
+            take the values. Rows that `on_error="skip"` leaves out have values as well, unless decoded at `"write"`.
         unseen: what a value is that is none of the categories that you gave: `"raise"`, or `"null"`.
         standardize: `["dep_delay", "distance"]` hands these columns out as (x − mean) / std, by the statistics of these
             rows; `schema["distance"].scale` has the two numbers, and `{"distance": train.schema["distance"].scale}`
