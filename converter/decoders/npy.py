@@ -71,11 +71,11 @@ class NumPy:
         """
         if self.key is None and self._copy_alike(values, out):
             return
-        for value, row in zip(values, out, strict=True):
+        for row, value in enumerate(values):
             array = self._row(value.as_buffer())
             if array.shape != self.shape:
                 raise ValueError(f"an array of shape {array.shape}, expected {self.shape}")
-            row[...] = array
+            out[row] = array
 
     def _copy_alike(self, values: pa.LargeBinaryArray, out: Array) -> bool:
         """Copy all rows, if all have the first row's header and that is the right one; else return False."""

@@ -195,6 +195,21 @@ def test_a_header_is_read_again_if_another_thread_disturbed_it(
     assert len(disturbed) == 3
 
 
+@pytest.mark.parametrize(("rows", "key"), [
+    ([npy(np.float64(row)) for row in range(3)], None),
+    ([npy(np.float64(0)), npy(np.array(1, ">f8")), npy(np.float64(2))], None),
+    ([npz(x=np.float64(row)) for row in range(3)], "x"),
+])  # fmt: skip
+def test_arrays_without_dimensions_are_numbers(tmp_path: Path, rows: list[bytes], key: str | None) -> None:
+    pq.write_table(pa.table({"x": pa.array(rows, pa.binary())}), tmp_path / "x.parquet")
+    decoder = NumPy(key=key, on_error="skip")
+    with (
+        make_parquet_converter(tmp_path, decode={"x": decoder}) as converter,
+        converter.make_batch_reader(batch_size=3) as reader,
+    ):
+        assert [batch["x"].tolist() for batch in reader] == [[0.0, 1.0, 2.0]]
+
+
 class Disturbed:
     """A decoder that evaluates what it reads, and is disturbed at its first call."""
 
