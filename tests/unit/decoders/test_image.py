@@ -111,6 +111,15 @@ def test_whatever_the_file_has_becomes_the_mode(picture: Any, mode: Any, expecte
     np.testing.assert_array_equal(decoded, expected)
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "I;16"])
+@pytest.mark.parametrize("numbers", [np.int32([[0, 70_000]]), np.int32([[-5, 9]]), np.float32([[0.0, 0.5]])])
+def test_numbers_of_32_bits_are_refused_unless_they_fit_into_16(numbers: Any, mode: Any) -> None:
+    with pytest.raises(ValueError, match="a picture of 32 bits; only 8 and 16 are decoded"):
+        decode(Image(mode=mode), saved(PIL.Image.fromarray(numbers), "TIFF"))
+    fits = saved(PIL.Image.fromarray(np.int32([[0, 65_535]])), "TIFF")
+    assert decode(Image(mode=mode), fits)[0].max() == (65_535 if mode == "I;16" else 255)
+
+
 def test_palettes_become_colours_also_with_a_transparent_one() -> None:
     palette = PIL.Image.fromarray(NOISE).quantize(16)
     expected = np.asarray(palette.convert("RGB"))
