@@ -288,9 +288,8 @@ def _converted(picture: Any, mode: str) -> Any:
 
     is_deep = picture.mode.startswith("I")
     # Pillow has 16 bits as 32 now and then.
-    if picture.mode == "F" or (
-        picture.mode == "I" and not 0 <= min(found := picture.getextrema()) <= max(found) < 1 << 16
-    ):
+    least, most = picture.getextrema() if picture.mode == "I" else (0, 0)
+    if picture.mode == "F" or least < 0 or most >= 1 << 16:
         raise ValueError("a picture of 32 bits; only 8 and 16 are decoded. Arrays are kept as numpy.save writes them")
     if mode == "I;16":
         if is_deep:
