@@ -21,6 +21,9 @@ _MAGIC = b"\x93NUMPY"
 _MOST_HEADER_BYTES = 1 << 16
 """NumPy refuses headers of more than 10,000."""
 
+_NDIM = 1
+"""What `NumPy` has if nothing is said."""
+
 _MOST_HEADERS = 1000
 """Headers that are kept."""
 
@@ -39,7 +42,7 @@ class NumPy:
         dtype: the dtype of every row; None takes the first row's when the converter is made. Byte order does not
             matter, nor whether a row is in C or Fortran order.
         shape: the shape of every row; None if rows differ; `"first"` takes the first row's when the converter is made.
-        ndim: dimensions of a row, if `shape` is None.
+        ndim: dimensions of a row, if `shape` is None; with `dtype=None`, 1 takes the first row's.
         key: the name of an array in `.npz` bytes, as `numpy.savez` writes them; None for `.npy`.
         on_error: `"skip"` leaves rows that cannot be decoded out of the dataset, at the cost of a pass when the
             converter is made.
@@ -47,7 +50,7 @@ class NumPy:
 
     dtype: Any = None
     shape: Any = "first"
-    ndim: int = 1
+    ndim: int = _NDIM
     key: str | None = None
     on_error: Literal["raise", "skip"] = "raise"
 
@@ -127,9 +130,13 @@ def settled(decoder: NumPy, first: Any) -> NumPy:
     """The decoder with what it lacks taken from the bytes of the first row.
 
     Raises:
-        ValueError: they are no array.
+        ValueError: they are no array, or one of another dtype or of other dimensions than the user said.
     """
     array = _read(first, decoder.key)
+    if decoder.dtype is not None and array.dtype.newbyteorder("=") != np.dtype(decoder.dtype):
+        raise ValueError(f"an array of {array.dtype}, expected {decoder.dtype}")
+    if decoder.shape is None and decoder.ndim not in (_NDIM, array.ndim):
+        raise ValueError(f"an array of {array.ndim} dimensions, expected {decoder.ndim}")
     shape = array.shape if decoder.shape == "first" else decoder.shape
     return NumPy(
         dtype=decoder.dtype or array.dtype.newbyteorder("=").name,

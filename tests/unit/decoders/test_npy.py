@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,18 @@ def test_a_first_row_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(ReadError, match=r"'x' cannot be decoded in row 1 \(row 1 of .*part\.parquet\)"):
         make_parquet_converter(folder, decode={"x": NumPy()})
     assert make_parquet_converter(folder, decode={"x": NumPy(on_error="skip")}).schema["x"].shape == (2, 3, 4)
+
+
+@pytest.mark.parametrize("decoder", [
+    NumPy("float32", on_error="skip"), NumPy(None, None, 2, on_error="skip"), NumPy("float32", None, 2, on_error="skip")
+])  # fmt: skip
+def test_a_row_that_is_not_as_declared_settles_nothing(tmp_path: Path, decoder: NumPy) -> None:
+    rows = [npy(np.zeros(9)), *[npy(np.full((2, 2), row, np.float32)) for row in range(3)]]
+    pq.write_table(pa.table({"x": pa.array(rows, pa.binary())}), tmp_path / "x.parquet")
+    with make_parquet_converter(tmp_path, decode={"x": decoder}) as converter:
+        assert len(converter) == 3
+    with pytest.raises(ReadError, match=r"row 0 .*: an array of (float64, expected float32|1 dimensions, expected 2)"):
+        make_parquet_converter(tmp_path, decode={"x": replace(decoder, on_error="raise")}).head(4)
 
 
 def test_nulls_alone_settle_nothing(tmp_path: Path) -> None:
