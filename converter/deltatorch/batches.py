@@ -91,7 +91,9 @@ class ByColumn:
         node = self._recipe.nodes[number]
         if node.shape is None:
             return self._values.objects(part, node.column)
-        return list(self._values.numbers(part, node.column, node.shape))
+        numbers = self._values.numbers(part, node.column, node.shape)
+        # A function may write into what it gets, which others would see: the bytes may be the table's own.
+        return list(numbers.copy()) if isinstance(numbers, np.ndarray) else numbers
 
     def _of_column(self, part: Part, name: str, sizes: list[int]) -> tuple[str, Any]:
         """A column that no field changes, in the dtypes that Python's numbers get."""

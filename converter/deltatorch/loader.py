@@ -20,7 +20,7 @@ from converter.deltatorch.ranks import Steps, batches_of_worker, plan_steps
 from converter.deltatorch.recipes import make_recipe
 from converter.deltatorch.rows import Rows, cut_parts
 from converter.deltatorch.values import Values
-from converter.frameworks.torch.workers import end_broken, end_with_parent, end_workers
+from converter.frameworks.torch.workers import end_broken, end_with_parent, end_workers, kept_from_children
 
 _ITEM_BYTES, _ITEM_ROWS = 1 << 20, 2048
 """The most that a worker process takes to make several batches of before it sends them; a guess."""
@@ -123,7 +123,7 @@ class DeltaDataLoader(DataLoader[Batch]):
         context = self._workers.multiprocessing_context or multiprocessing
         self._work.begin(epoch, is_forked=context.get_start_method() == "fork")
         end_broken(self._workers)
-        return iter(self._workers)
+        return kept_from_children(self._workers, iter(self._workers))
 
 
 def _make_chunks(dataset: DeltaIterableDataset, collate_fn: Callable[[list[Any]], Any] | None) -> ByColumn | ByRecord:

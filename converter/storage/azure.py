@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from fsspec.asyn import sync
 
 from converter.storage.requests import GONE_STATUS, status_of
-from converter.storage.store import Store, require_package
+from converter.storage.store import Store, detach_finalizers, require_package
 from converter.storage.urls import AZURE_SCHEMES, check_names, check_signs, split_url
 
 _AZURE_SCOPE = "https://storage.azure.com/.default"
@@ -49,7 +49,9 @@ class AzureStore(Store):
         if self.options.get("credential") is None:
             # The user's own may be in use elsewhere.
             clients.append(filesystem.credential)
-        _close_when_freed(filesystem, clients)
+        # adlfs's own would hold it until the process ends.
+        detach_finalizers(filesystem)
+        weakref.finalize(filesystem, _close, os.getpid(), filesystem.loop, clients)
         return filesystem
 
     def _unusable(self, error: Exception) -> OSError:
@@ -298,19 +300,6 @@ def _account_in(connection_string: Any) -> str | None:
     patterns = (r"AccountName=([^;]+)", r"BlobEndpoint=https?://([^./:;]+)\.blob\.")
     matches = (re.search(pattern, connection_string) for pattern in patterns)
     return next((match[1] for match in matches if match is not None), None)
-
-
-def _close_when_freed(filesystem: Any, clients: list[Any]) -> None:
-    """Let adlfs' filesystem be freed with its store, and its clients be closed then, instead of at the process's end.
-
-    Reaches into: weakref.finalize._registry, where adlfs 2026.8 holds each of its filesystems (CPython 3.10 to 3.13).
-    Without it: filesystems of converters that are gone stay in memory, with their connections, as with adlfs alone.
-    """
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        held = finalizer.peek()
-        if held is not None and held[0] is filesystem:
-            finalizer.detach()
-    weakref.finalize(filesystem, _close, os.getpid(), filesystem.loop, clients)
 
 
 def _close(pid: int, loop: asyncio.AbstractEventLoop, clients: list[Any]) -> None:

@@ -10,6 +10,7 @@ Each process opens its own client: clients do not survive a fork.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib.util
 import os
@@ -18,6 +19,7 @@ import ssl
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +68,10 @@ PACKAGES = (
     | dict.fromkeys(HTTP_SCHEMES, ("aiohttp", "aiohttp"))
 )
 """The module that fsspec needs for a scheme, and what pip installs for it."""
+
+
+_with_clients: weakref.WeakSet[Store] = weakref.WeakSet()
+"""Stores that have opened a client in this process."""
 
 
 class NotOpenedError(OSError):
@@ -146,7 +152,20 @@ class Store:
                 self._opening = threading.Lock()
             with self._opening:
                 opened = self._opened = os.getpid(), self._open()
+                _with_clients.add(self)
         return opened[1]
+
+    def leave_client_to_parent(self) -> None:
+        """In a forked child: never free the client that the parent has opened.
+
+        Its sockets would be closed here, and with that the loop of the parent would hear of them no more: its epoll is
+        shared. Nor may it be closed at the end of this process.
+        """
+        if self._opened is not None:
+            client = self._opened[1]
+            for part in (client, getattr(client, "fs", client)):
+                detach_finalizers(part)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
     def delta_options(self) -> dict[str, str]:
         """The options by deltalake's names; values that are no texts are for fsspec alone."""
@@ -425,3 +444,25 @@ def require_package(module: str, requirement: str, url: str) -> None:
         raise MissingDependencyError(
             f"{url} needs {module.replace('_', '-')}, which is not installed: pip install {requirement}."
         )
+
+
+def detach_finalizers(filesystem: Any) -> None:
+    """Let nothing be called for a filesystem when it is freed, or at the end of the process.
+
+    Reaches into: weakref.finalize._registry (CPython 3.10 to 3.13).
+    Without it: adlfs 2026.8 holds each of its filesystems for ever, and in forked children fsspec closes the parent's.
+    """
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        held = finalizer.peek()
+        if held is not None and held[0] is filesystem:
+            finalizer.detach()
+
+
+def _leave_clients_to_parent() -> None:
+    for store in list(_with_clients):
+        store.leave_client_to_parent()
+    _with_clients.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_clients_to_parent)

@@ -675,6 +675,42 @@ def test_a_worker_that_is_killed_is_an_error_and_no_hang(cache_dir: Path, kind: 
     assert_only_the_marker_is_left(cache_dir)
 
 
+def leave_workers_in_forks(cache_dir: str, kind: str) -> list[Any]:
+    """What forked children say that leave a loader in each way, and whether the parent still gets its rows."""
+    found: list[Any] = []
+    said = Path(cache_dir).with_name("said")
+    with write(cache_dir) as converter:
+        expected = epochs_of(converter, 2)
+        for leaves, is_inside in itertools.product(("closes", "reads", "frees"), (False, True)):
+            loader = make(converter, kind, multiprocessing_context="fork")
+            iterator = iter(loader)
+            rows = next(iterator)["id"].tolist() if is_inside else ids_of(iterator)
+            if not (pid := os.fork()):
+                try:
+                    if leaves == "closes":
+                        loader.close()
+                    elif leaves == "reads":
+                        loader.set_epoch(0)
+                        assert ids_of(loader) == expected[0]
+                    del loader, iterator
+                    gc.collect()
+                    said.write_text("nothing")
+                except BaseException as error:  # noqa: BLE001 (told to the parent)
+                    said.write_text(repr(error))
+                os._exit(0)
+            os.waitpid(pid, 0)
+            rows += ids_of(iterator)
+            found.append([said.read_text(), rows == expected[0], ids_of(loader) == expected[1]])
+            loader.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["processes", "persistent"])
+def test_a_forked_child_leaves_the_worker_processes_of_its_parent_alone(cache_dir: Path, kind: str) -> None:
+    with start_python(leave_workers_in_forks, str(cache_dir), kind) as process:
+        assert finish(process, seconds=90) == [["nothing", True, True]] * 6
+
+
 def lose_workers_between_epochs(cache_dir: str) -> list[Any]:
     """What epochs give before which persistent workers are killed; a loader then stands where another one stood."""
     found: list[Any] = []

@@ -31,6 +31,7 @@ REACHES = {
     "frameworks.transformers._tell_batch_size": "Transformers",
     "frameworks.torch.workers.is_starting_process": "CPython",
     "frameworks.torch.workers._kill": "torch",
+    "frameworks.torch.workers._leave_workers_to_parent": "torch",
     "frameworks.torch.workers.end_begun": "torch",
     "frameworks.torch.workers.end_workers": "torch",
     "frameworks.torch.workers.end_broken": "torch",
@@ -57,8 +58,8 @@ REACHES = {
     "sources.spark.session.java_frame": "pyspark",
     "sources.spark.session.java_packages": "pyspark",
     "sources.spark.session.travels_by_value": "pyspark",
-    "storage.azure._close_when_freed": "CPython",
     "storage.azure._default_place_of_spark": "pyspark",
+    "storage.store.detach_finalizers": "CPython",
 }
 """Every function and class that reaches into another library, and which one. A new reach is entered here."""
 

@@ -34,6 +34,7 @@ from converter.frameworks.torch.workers import (
     end_with_parent,
     end_workers,
     is_starting_process,
+    kept_from_children,
     signals_wait,
 )
 from converter.loading.batches import numpy_batches
@@ -313,7 +314,7 @@ class TorchDataLoader(DataLoader[Batch]):
         close_at_exit(self)
         try:
             with signals_wait():
-                return super().__iter__()
+                return kept_from_children(self, super().__iter__())
         except BaseException as error:
             end_begun(error)
             self._end_workers()

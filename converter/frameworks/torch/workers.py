@@ -16,11 +16,13 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
 from converter.reading.source import BatchSource
+
+Iteration = TypeVar("Iteration")
 
 _THREAD = "watch-parent"
 _LOOK_SECONDS = 5.0
@@ -213,6 +215,12 @@ os.register_at_fork(after_in_child=_restore_handlers)
 _with_workers: weakref.WeakSet[Any] = weakref.WeakSet()
 """The loaders of this process that have started worker processes."""
 
+_loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The same as DataLoaders of torch, of which DeltaTorch's have one inside."""
+
+_iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+"""torch's iterators of these loaders."""
+
 
 def close_at_exit(loader: Any) -> None:
     """Close a loader with worker processes at the interpreter's end, if it is open then.
@@ -228,5 +236,27 @@ def _close_all() -> None:
         loader.close()
 
 
-# The workers are the parent's.
-os.register_at_fork(after_in_child=_with_workers.clear)
+def kept_from_children(loader: Any, iterator: Iteration) -> Iteration:
+    """The same iterator of a DataLoader; its worker processes are none of the business of children of this process."""
+    _loaders.add(loader)
+    _iterators.add(iterator)
+    return iterator
+
+
+def _leave_workers_to_parent() -> None:
+    """In a forked child: forget the worker processes, which are the parent's.
+
+    torch would end them where their iterator is freed or closed, or the child ends: all processes share an event.
+
+    Reaches into: DataLoader._iterator, its _workers and _shutdown (torch 2.4 to 2.15).
+    Without it: the parent waits for ever for a batch of such a worker, as with torch's own loaders.
+    """
+    for iterator in list(_iterators):
+        iterator._shutdown, iterator._workers = True, []  # noqa: SLF001
+    for loader in list(_loaders):
+        loader._iterator = None  # noqa: SLF001
+    for known in (_iterators, _loaders, _with_workers):
+        known.clear()
+
+
+os.register_at_fork(after_in_child=_leave_workers_to_parent)
