@@ -7,6 +7,7 @@ spelled out.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -66,8 +67,16 @@ def is_terminal() -> bool:
 
 
 def show_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    print(json.dumps(value, indent=2, default=str))
+    """One JSON document on stdout. Numbers that JSON does not have are texts: `"nan"`, `"inf"` and `"-inf"`."""
+    print(json.dumps(_with_finite(value), indent=2, default=str))
+
+
+def _with_finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_finite(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, right: Sequence[int] = ()) -> None:

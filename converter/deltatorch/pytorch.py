@@ -32,8 +32,9 @@ def create_pytorch_dataloader(
 ) -> DataLoader[Any]:
     """A `torch.utils.data.DataLoader` over one version of a Delta table. Its batches are dicts by field.
 
-    Together the ranks read each row once in an epoch, in equally many batches. `loader.dataset` is an
-    `IDBasedDeltaDataset`, and its `len()` the number of this rank's rows.
+    Together the ranks read each row once in an epoch, in equally many batches. Only batches of one row cannot be cut:
+    there some ranks may have one more. `loader.dataset` is an `IDBasedDeltaDataset`, and its `len()` the number of
+    this rank's rows.
 
     Example:
         ```python

@@ -569,6 +569,25 @@ def test_bytes_that_do_not_fit_the_shape_are_named(path: str, num_workers: int, 
     assert isinstance(caught.value, SourceError)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_transform_that_writes_into_its_array_changes_that_field_alone(tmp_path: Path, num_workers: int) -> None:
+    deltalake.write_deltalake(str(tmp_path), pa.table({"image": pa.array([bytes([1, 2]), bytes([3, 4])])}))
+    fields = [
+        FieldSpec("image", (2,), transform=doubled_in_place, target_name="doubled"),
+        FieldSpec("image", (2,), transform=np.asarray, target_name="same"),
+        FieldSpec("image", (2,), target_name="plain"),
+    ]
+    (batch,) = load(tmp_path, fields, num_workers=num_workers)
+    assert batch["image"] == [bytes([1, 2]), bytes([3, 4])]
+    assert batch["doubled"].tolist() == [[2, 4], [6, 8]]
+    assert batch["same"].tolist() == batch["plain"].tolist() == [[1, 2], [3, 4]]
+
+
+def doubled_in_place(image: Any) -> Any:
+    image *= 2
+    return image
+
+
 def test_rows_of_different_lengths_make_no_tensor(path: str) -> None:
     with pytest.raises(RuntimeError, match="equal size"):
         list(load(path, [FieldSpec("data", (-1,))]))

@@ -182,6 +182,31 @@ def test_clients_of_azure_and_their_connections_end_with_their_converters(azurit
     wait_until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), seconds=10)
 
 
+def test_forked_children_do_not_close_the_connections_of_azure_of_their_parent(azurite: Azurite) -> None:
+    storage, stream = blobs(azurite), io.BytesIO()
+    pq.write_table(pa.table({"id": range(4)}), stream)
+    assert storage.put_if_absent("a.parquet", stream.getvalue())
+    options = {"connection_string": azurite.connection_string}
+    with make_parquet_converter(storage.url, storage_options=options, timeout_seconds=10) as converter:
+
+        def read(**how: Any) -> list[list[int]]:
+            with converter.make_torch_dataloader(batch_size=4, **how) as loader:
+                return [batch["id"].tolist() for batch in loader]
+
+        for _ in range(2):
+            assert read() == [[0, 1, 2, 3]]
+            assert read(num_workers=1, multiprocessing_context="fork") == [[0, 1, 2, 3]]
+            if not (pid := os.fork()):
+                status = 1
+                with contextlib.suppress(BaseException):
+                    assert read() == [[0, 1, 2, 3]]
+                    gc.collect()
+                    status = 0
+                os._exit(status)
+            assert os.waitpid(pid, 0)[1] == 0
+        assert read() == [[0, 1, 2, 3]]
+
+
 def test_a_blob_that_hides_a_folder_is_named(azurite: Azurite) -> None:
     options = {"connection_string": azurite.connection_string}
     container = azurite.new_container()

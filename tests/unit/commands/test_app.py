@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -223,6 +224,14 @@ def test_head_shows_the_rows_and_columns_that_are_wanted(run: Run, rides: Path) 
     lines = run("head", rides, *options).stdout.splitlines()
     assert lines == ["48\tnull\tcity 0", "50\t50\tcity 2", "51\t51\tcity 0"]
     assert len(told(run("head", rides, "-n", 5000, "--json"))) == 300
+
+
+def test_numbers_that_json_does_not_have_are_texts(run: Run, tmp_path: Path) -> None:
+    odd = [1.5, math.nan, math.inf, -math.inf]
+    pq.write_table(pa.table({"x": odd, "xs": [[number] for number in odd]}), tmp_path / "a.parquet")
+    found = told(run("head", tmp_path, "--json"))
+    texts = [1.5, "nan", "inf", "-inf"]
+    assert found == [{"x": text, "xs": [text]} for text in texts]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -9,6 +10,7 @@ import pickle
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -142,7 +144,7 @@ def test_clients_and_connections_end_with_their_converters(tmp_path: Path, web: 
 
     def held() -> tuple[int, int]:
         gc.collect()
-        return sum(isinstance(one, HTTPFileSystem) for one in gc.get_objects()), len(os.listdir("/proc/self/fd"))
+        return sum(type(one) is HTTPFileSystem for one in gc.get_objects()), len(os.listdir("/proc/self/fd"))
 
     read()
     before = held()
@@ -150,6 +152,22 @@ def test_clients_and_connections_end_with_their_converters(tmp_path: Path, web: 
         read()
     # The server closes its ends in threads of its own.
     wait_until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), seconds=10)
+
+
+def test_a_forked_child_does_not_close_the_connections_of_its_parent(tmp_path: Path, web: str) -> None:
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "a.parquet")
+    with make_parquet_converter(f"{web}/a.parquet", timeout_seconds=10) as converter:
+        for _ in range(3):
+            assert first_batch(converter)["id"].tolist() == [1, 2]
+            if not (pid := os.fork()):
+                status = 1
+                with contextlib.suppress(BaseException):
+                    assert first_batch(converter)["id"].tolist() == [1, 2]
+                    gc.collect()
+                    weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # as at the end of a process
+                    status = 0
+                os._exit(status)
+            assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_two_web_servers_are_two_stores(tmp_path: Path, web: str) -> None:
