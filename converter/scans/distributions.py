@@ -65,9 +65,11 @@ def quantiles_of(source: BatchSource, name: str, levels: Sequence[float]) -> Arr
     if dtype.startswith("datetime64"):
         nearest: Array = np.quantile(values, wanted, method="nearest")
         return nearest.astype(source.schema[name].stored_dtype).astype(dtype)
+    # In doubles: the difference of two whole numbers may be none of their own dtype.
+    numbers = values.astype(np.float64)
     # Between a number and infinity there is none.
-    has_infinity = bool(np.isinf(values).any())
-    quantiles: Array = np.quantile(values, wanted, method="nearest" if has_infinity else "linear")
+    has_infinity = bool(np.isinf(numbers).any())
+    quantiles: Array = np.quantile(numbers, wanted, method="nearest" if has_infinity else "linear")
     return quantiles
 
 

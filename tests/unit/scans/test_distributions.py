@@ -71,6 +71,15 @@ def test_floats_around_a_large_mean_have_bins(tmp_path: Path) -> None:
     assert counts.tolist() == np.histogram(numbers.astype(np.float64), 18)[0].tolist()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+def test_quantiles_of_whole_numbers_that_are_far_apart_lie_between_them(tmp_path: Path, dtype: str) -> None:
+    most = np.iinfo(dtype).max
+    values = np.array([-most, most, most], dtype)
+    pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet")
+    found = make_parquet_converter(tmp_path).quantiles("x", LEVELS)
+    np.testing.assert_array_equal(found, np.quantile(values.astype(np.float64), LEVELS))
+
+
 def test_quantiles_know_infinities(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1.0, 2.0, 3.0, float("inf")]}), tmp_path / "part.parquet")
     assert make_parquet_converter(tmp_path).quantiles("x", [0, 0.34, 1]).tolist() == [1, 2, float("inf")]
