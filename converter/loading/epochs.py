@@ -363,6 +363,14 @@ class Iteration:
         except StopIteration:
             self._epochs.check_open()
             raise
+        except RuntimeError as error:
+            if "interpreter shutdown" not in str(error):
+                raise
+            # Python waits for this thread, and starts no other for it.
+            raise ConverterError(
+                "The program's main thread has ended, so nothing is read ahead any more. Let it wait for the thread "
+                "that iterates, with thread.join()."
+            ) from error
         except ValueError:
             if not self._is_closed:
                 raise

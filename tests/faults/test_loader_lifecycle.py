@@ -736,6 +736,27 @@ def test_persistent_workers_that_were_killed_between_epochs_are_started_again(ca
     assert run_python(lose_workers_between_epochs, str(cache_dir)) == [True] * 15
 
 
+def read_after_the_end(cache_dir: str, kind: str) -> None:
+    """Return while a thread reads epochs."""
+    folder = Path(cache_dir)
+    converter = write(cache_dir)
+    main = threading.main_thread()
+
+    def read() -> None:
+        wait_until(lambda: not main.is_alive(), pause_seconds=0.001)
+        folder.with_name("said").write_text(json.dumps(error_of(lambda: ids_of(make(converter, kind)))))
+
+    threading.Thread(target=read).start()
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_thread_that_begins_after_the_main_thread_has_ended_is_told(cache_dir: Path, kind: str) -> None:
+    with start_python(read_after_the_end, str(cache_dir), kind) as process:
+        process.wait(60)
+    name, text = json.loads(cache_dir.with_name("said").read_text())
+    assert (name, "with thread.join()" in text) == ("ConverterError", True)
+
+
 def read_until_killed(cache_dir: str, method: str) -> None:
     """Tell the worker processes, then wait in the middle of an epoch."""
     with write(cache_dir) as converter:
