@@ -290,7 +290,7 @@ def _converted(picture: Any, mode: str) -> Any:
     # Pillow has 16 bits as 32 now and then.
     least, most = picture.getextrema() if picture.mode == "I" else (0, 0)
     if picture.mode == "F" or least < 0 or most >= 1 << 16:
-        raise ValueError("a picture of 32 bits; only 8 and 16 are decoded. Arrays are kept as numpy.save writes them")
+        raise ValueError("a picture of 32 bits; only 8 and 16 are decoded, and NumPy() reads arrays of numpy.save")
     if mode == "I;16":
         if is_deep:
             return np.asarray(picture).astype(np.uint16)
