@@ -76,8 +76,10 @@ def close_generator(generator: Any) -> None:
     while True:
         try:
             generator.close()
-        except ValueError:
-            if not generator.gi_running or time.monotonic() > deadline:
+        except ValueError as error:
+            # One from within has the generator's own place. Whether it runs may have changed since.
+            is_from_within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            if is_from_within or time.monotonic() > deadline:
                 raise
             time.sleep(_LOOK_SECONDS)
         else:
