@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
@@ -53,6 +54,12 @@ class NumPy:
     ndim: int = _NDIM
     key: str | None = None
     on_error: Literal["raise", "skip"] = "raise"
+
+    def __post_init__(self) -> None:
+        # By its name, as a manifest has it: a dtype is also given as `np.float32`, `np.dtype("float32")` or `">f4"`.
+        with contextlib.suppress(TypeError):
+            if self.dtype is not None and (found := np.dtype(self.dtype)).kind in "biuf":
+                object.__setattr__(self, "dtype", found.name)
 
     def decode(self, values: pa.LargeBinaryArray) -> Array | Sequence[Array]:
         """The rows as one array `(len(values), *shape)`; if they differ in shape, as a list.

@@ -186,6 +186,12 @@ def test_rows_of_another_shape_than_the_first_are_named(tmp_path: Path) -> None:
         converter.head()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.dtype("float32"), np.dtype(">f4"), "<f4", "float32"])
+def test_a_dtype_is_kept_by_its_name(dtype: Any) -> None:
+    assert NumPy(dtype, (2,)) == NumPy("float32", (2,))
+    assert NumPy(dtype, (2,)).dtype == "float32"
+
+
 @pytest.mark.parametrize("key", [None, "x"])
 def test_a_header_is_read_again_if_another_thread_disturbed_it(
     key: str | None, monkeypatch: pytest.MonkeyPatch
