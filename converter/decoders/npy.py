@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import math
 import zipfile
@@ -207,26 +206,40 @@ class Header(NamedTuple):
     num_bytes: int
 
 
-@functools.lru_cache(maxsize=_MOST_HEADERS)
+class _Headers(dict[bytes, Header]):
+    """Headers that were read. They stay here when this module travels to executors."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Headers, ()
+
+
+_known = _Headers()
+
+
 def read_header(text: bytes) -> Header:
-    """A header, given its bytes; those seen last are kept, because reading one takes longer than copying a small row.
+    """A header, given its bytes; those that were read are kept, because that takes longer than copying a small row.
 
     Raises:
         ValueError: NumPy cannot read it.
     """
+    known = _known.get(text)
+    if known is None:
+        shape, is_fortran, dtype = undisturbed(lambda: _read_parts(io.BytesIO(text)))
+        known = Header(dtype, shape, "F" if is_fortran else "C", len(text))
+        if len(_known) >= _MOST_HEADERS:
+            _known.clear()
+        _known[text] = known
+    return known
 
-    def read() -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-        stream = io.BytesIO(text)
-        version = np.lib.format.read_magic(stream)
-        if version not in ((1, 0), (2, 0), (3, 0)):
-            raise ValueError(f"an .npy file of version {version[0]}.{version[1]}, which NumPy does not know")
-        if version == (1, 0):
-            return np.lib.format.read_array_header_1_0(stream)
-        # Version 3 is version 2 for names that are not ASCII, which arrays of numbers do not have.
-        return np.lib.format.read_array_header_2_0(stream)
 
-    shape, is_fortran, dtype = undisturbed(read)
-    return Header(dtype, shape, "F" if is_fortran else "C", len(text))
+def _read_parts(stream: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"an .npy file of version {version[0]}.{version[1]}, which NumPy does not know")
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(stream)
+    # Version 3 is version 2 for names that are not ASCII, which arrays of numbers do not have.
+    return np.lib.format.read_array_header_2_0(stream)
 
 
 def undisturbed(decode: Callable[[], Result]) -> Result:

@@ -138,11 +138,16 @@ class NGram:
         length, count = self.length, len(times)
         if count < length:
             return np.zeros(0, np.int64)
-        if times.dtype.kind in "ub":
-            # Differences of unsigned numbers are never below zero.
-            times = times.astype(np.int64)
-        gaps = times[1:] - times[:-1]
-        if length > 1 and _falls(gaps):
+        falls: Any
+        if times.dtype.kind in "iub":
+            # Differences of whole numbers that are sorted fit into 64 bits, if not into their own dtype.
+            falls = (times[1:] < times[:-1]).any()
+            wide = times if times.dtype == np.uint64 else times.astype(np.int64).view(np.uint64)
+            gaps = wide[1:] - wide[:-1]
+        else:
+            gaps = times[1:] - times[:-1]
+            falls = _falls(gaps)
+        if length > 1 and falls:
             raise NotImplementedError(
                 f"NGram assumes that the data is sorted by {self.timestamp_name} field which is not the case"
             )

@@ -39,8 +39,10 @@ from converter.loading.progress import follow
 from converter.loading.stats import LoaderStats, stats_of
 from converter.loading.steps import Steps
 from converter.memory import keep_garbage_of_parents
+from converter.positions import Shard
 from converter.reading.source import BatchSource
 from converter.shards import look_for_shard
+from converter.state import Past
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +262,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iteration begin where the state was taken, at the cost of reading one window.
 
-        That iteration has `remaining` steps; the cardinality does not change, because it counts whole epochs.
+        That iteration has `remaining` steps; the cardinality does not change, because it counts whole epochs. If no
+        rank has a batch left in that epoch, the next one begins, because Keras fails on an empty iteration.
 
         Raises:
             StateMismatchError: the state is of other rows or another order; the message says what differs.
@@ -269,10 +272,16 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             self._has_given_all, self._last_used = False, None
             self._epochs.load_state_dict(state_dict)
             begin, num_epochs = self._epochs.next, self._epochs.num_epochs
-            if begin.past and not self._source.plan(begin.epoch, begin.past).num_batches:
-                # The epoch has no batch left: begin the next one, because Keras fails on an empty iteration.
+            if begin.past and not self._is_any_batch_left(begin.epoch, begin.past):
+                # Begin the next epoch, because Keras fails on an empty iteration.
                 done = begin.epochs_done + 1
                 self._epochs.begin_at(begin.epoch + 1, 0 if done == num_epochs else done, ())
+
+    def _is_any_batch_left(self, epoch: int, past: Past) -> bool:
+        """Whether any rank has a batch left in an epoch: all of them begin the next one, or none."""
+        ranks = range(self._source.shard.count)
+        sources = (replace(self._source, shard=Shard(index=rank, count=len(ranks))) for rank in ranks)
+        return any(source.plan(epoch, past).num_batches for source in (self._source, *sources))
 
     def next_begin(self) -> tuple[Any, int | None]:
         """Where the next iteration begins, and how many batches it has (None if it is endless)."""

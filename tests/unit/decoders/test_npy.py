@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from converter import NumPy, ReadError, SourceError, make_parquet_converter
-from converter.decoders.npy import read_header
 
 
 def npy(array: np.ndarray[Any, Any], **options: Any) -> bytes:
@@ -206,7 +205,7 @@ def test_a_header_is_read_again_if_another_thread_disturbed_it(
         return reads(stream)
 
     monkeypatch.setattr("numpy.lib.format.read_array_header_1_0", read)
-    read_header.cache_clear()
+    monkeypatch.setattr("converter.decoders.npy._known", {})
     row = np.arange(6, dtype=np.int16).reshape(2, 3)
     np.testing.assert_array_equal(
         decode(NumPy("int16", (2, 3), key=key), npy(row) if key is None else npz(x=row))[0], row
