@@ -415,6 +415,25 @@ def test_a_state_continues_with_the_next_row_here_and_in_numpy(vectors: DatasetC
         dataset.load_state_dict(state)
 
 
+@pytest.mark.parametrize(("batches", "rest_of_ranks"), [(9, [0, 0, 1]), (10, [3, 3, 4])])
+def test_ranks_begin_the_next_epoch_together(tmp_path: Path, batches: int, rest_of_ranks: list[int]) -> None:
+    """Also if a rank has no row left in an epoch, and others have one."""
+    pq.write_table(pa.table({"id": range(10)}), tmp_path / "a.parquet")
+    options: dict[str, Any] = {"shuffle": True, "seed": 1, "uneven": "keep"}
+    with make_parquet_converter(tmp_path) as converter:
+        with converter.make_batch_reader(batch_size=1, cur_shard=0, shard_count=1, **options) as reader:
+            state = reader.state_dict(batches=batches)
+        found, epochs = [], []
+        for rank in range(3):
+            with converter.make_tf_dataset(batch_size=2, cur_shard=rank, shard_count=3, **options) as dataset:
+                dataset.load_state_dict(state)
+                found.append(len(ids(dataset)))
+                epochs.append(dataset.state_dict()["epoch"])
+                assert len(ids(dataset)) in (3, 4)
+    assert found == rest_of_ranks
+    assert len(set(epochs)) == 1
+
+
 def test_a_state_that_nobody_can_know_is_asked_for(vectors: DatasetConverter) -> None:
     with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
         mapped = iter(dataset.map(lambda batch: batch))

@@ -440,6 +440,10 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         batches of a stretch count once the next one is asked for, and the last batch at once.
         """
         begin, num_steps = self._begin()
+        if num_steps == 0:
+            # A state left rows for other ranks alone.
+            with self._lock:
+                self._has_given_all = self._has_given_all or self._epochs.next is begin
         step = 0
         for at, plan in self._epochs.plans(begin):
             progress = replace(at)

@@ -101,3 +101,12 @@ def test_a_time_that_several_fields_match_is_refused() -> None:
 def test_windows_are_equal_if_their_fields_are() -> None:
     assert ngram_of(2, 1) == ngram_of(2, 5)
     assert ngram_of(2, 1) != ngram_of(3, 1)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint64"])
+def test_times_that_are_further_apart_than_their_dtype_reaches_are_sorted(dtype: str) -> None:
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    times = np.array([least, least + 1, most - 1, most], dtype)
+    assert ngram_of(2, 4).starts(times).tolist() == [0, 2]
+    with pytest.raises(NotImplementedError, match="sorted by"):
+        ngram_of(2, 4).starts(times[::-1])
