@@ -45,13 +45,12 @@ class AzureStore(Store):
             filesystem = super()._open()
         except (ValueError, TypeError, AttributeError) as error:
             raise self._unusable(error) from None
-        clients = [filesystem.service_client]
-        if self.options.get("credential") is None:
-            # The user's own may be in use elsewhere.
-            clients.append(filesystem.credential)
+        # Not a credential of the user's, which may be in use elsewhere.
+        names = ("service_client", "credential") if self.options.get("credential") is None else ("service_client",)
+        clients = [getattr(filesystem, name, None) for name in names]
         # adlfs's own would hold it until the process ends.
         detach_finalizers(filesystem)
-        weakref.finalize(filesystem, _close, os.getpid(), filesystem.loop, clients)
+        weakref.finalize(filesystem, _close, os.getpid(), getattr(filesystem, "loop", None), clients)
         return filesystem
 
     def _unusable(self, error: Exception) -> OSError:
@@ -302,8 +301,8 @@ def _account_in(connection_string: Any) -> str | None:
     return next((match[1] for match in matches if match is not None), None)
 
 
-def _close(pid: int, loop: asyncio.AbstractEventLoop, clients: list[Any]) -> None:
-    if os.getpid() != pid:
+def _close(pid: int, loop: asyncio.AbstractEventLoop | None, clients: list[Any]) -> None:
+    if os.getpid() != pid or loop is None:
         # The loop's thread is the parent's.
         return
 
