@@ -433,6 +433,10 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             self.read_error = error
             raise
 
+    def _note_given_all(self, begin: Any) -> None:
+        with self._lock:
+            self._has_given_all = self._has_given_all or self._epochs.next is begin
+
     def _elements(self, *, is_counted: bool) -> Generator[tuple[Batch, int], None, bool]:
         """Yield stretches of batches and their number; components have one more dimension in front.
 
@@ -442,8 +446,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         begin, num_steps = self._begin()
         if num_steps == 0:
             # A state left rows for other ranks alone.
-            with self._lock:
-                self._has_given_all = self._has_given_all or self._epochs.next is begin
+            self._note_given_all(begin)
         step = 0
         for at, plan in self._epochs.plans(begin):
             progress = replace(at)
@@ -460,8 +463,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                     stretches.close()
                     if num_batches > 1:
                         yield {name: column[:-1] for name, column in batches.items()}, num_batches - 1
-                    with self._lock:
-                        self._has_given_all = self._has_given_all or self._epochs.next is begin
+                    self._note_given_all(begin)
                     progress.num_batches += num_batches * is_counted
                     yield {name: column[-1:] for name, column in batches.items()}, 1
         return num_steps is not None and num_steps < len(self._epochs)
