@@ -11,8 +11,6 @@ An array owns its memory: it is not used again while an array, a tensor or a vie
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
 import math
 import mmap
 import os
@@ -131,40 +129,6 @@ def _begin_anew() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
-
-
-_collected_before: list[bool] = []
-"""Whether garbage was collected before each fork that is under way."""
-
-
-@functools.cache
-def keep_garbage_of_parents() -> None:
-    """Let forked children never collect this process's garbage: some clients wait for threads that it alone has."""
-    if hasattr(os, "register_at_fork"):
-        # Off from before the fork: the hooks of other libraries run in the child before ours.
-        os.register_at_fork(
-            before=_stop_collecting, after_in_parent=_collect_again, after_in_child=_freeze_and_collect_again
-        )
-
-
-def _stop_collecting() -> None:
-    _collected_before.append(gc.isenabled())
-    gc.disable()
-
-
-def _collect_again() -> None:
-    if _collected_before.pop():
-        gc.enable()
-
-
-def _freeze_and_collect_again() -> None:
-    """Keep what the parent has left, in a child.
-
-    Reaches into: gc.freeze, for the whole process (CPython 3.10 to 3.13).
-    Without it: a child that collects a parent's reader of hdfs-native, or iterator of tf.data, hangs.
-    """
-    gc.freeze()
-    _collect_again()
 
 
 def give_back_idle() -> None:

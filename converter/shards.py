@@ -86,7 +86,12 @@ def warn_of_other_shard(given: Shard) -> None:
 
 def look_for_shard() -> tuple[Shard, str]:
     """This process's shard, and where it was found."""
-    return _of_torch() or _of_jax() or _of_environment() or _of_tensorflow() or (Shard(), "no environment")
+    return look_for_group() or _of_environment() or _of_tensorflow() or (Shard(), "no environment")
+
+
+def look_for_group() -> tuple[Shard, str] | None:
+    """This process's place in a group of processes that is initialised, and by whom."""
+    return _of_torch() or _of_jax()
 
 
 def _of_torch() -> tuple[Shard, str] | None:

@@ -28,7 +28,7 @@ from converter.reading.data_files import DataFiles
 from converter.reading.meter import Meter
 from converter.reading.source import BatchSource
 from converter.reading.windows import open_files
-from converter.shards import find_shard, look_for_shard
+from converter.shards import find_shard, look_for_group, look_for_shard
 from converter.state import Past, State
 
 _MAX_SHOWN = 5
@@ -256,11 +256,23 @@ class Epochs:
         self._begun_in = os.getpid()
 
     def check_shard(self) -> None:
-        """Raise ConverterError if the loader would read all rows in each of several processes.
+        """Raise ConverterError if the loader's shard is not this process's, so that rows would be read twice or never.
 
-        That happens if it was made or used before torch.distributed was initialised.
+        That happens if it was made or used before torch.distributed was initialised, or initialised again.
         """
-        if not self.source.is_shard_found or self.source.shard.count > 1:
+        shard = self.source.shard
+        if not self.source.is_shard_found:
+            return
+        if shard.count > 1:
+            # Who started the process may call it another one than its group does: a worker process has no group.
+            group = look_for_group()
+            if group is not None and group[0] != shard:
+                now, where = group
+                raise ConverterError(
+                    f"This loader reads shard {shard.index} of {shard.count}, because it was made or used when this "
+                    f"process was that one; it is {now.index} of {now.count} now ({where}). Make a new loader, and let "
+                    "it load this one's state, or pass cur_shard and shard_count."
+                )
             return
         now, where = look_for_shard()
         if now.count > 1:

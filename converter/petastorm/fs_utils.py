@@ -14,7 +14,7 @@ from urllib.parse import ParseResult, urlparse
 
 import fsspec
 
-from converter.memory import keep_garbage_of_parents
+from converter.garbage import keep_garbage_of_parents
 from converter.petastorm import places
 from converter.portable.filesystems import open_filesystem
 from converter.storage.databricks import python_path_of

@@ -29,6 +29,7 @@ except ModuleNotFoundError as error:
         "pip install 'spark-tensor-converter[tf,petastorm]'."
     ) from error
 
+from converter.frameworks.prompt import from_generator
 from converter.petastorm.reader_impl.tf_columns import (
     Leaf,
     nanoseconds_of_date,
@@ -125,7 +126,7 @@ def make_batched_dataset(
                     parts = (column[start:stop] for column in columns)
                     yield schema.make_namedtuple_tf(*(part.reshape(-1, size, *part.shape[1:]) for part in parts))
 
-    stretches = v1.data.Dataset.from_generator(generate, output_signature=schema.make_namedtuple_tf(*specs))
+    stretches = from_generator(generate, schema.make_namedtuple_tf(*specs), v1.data.Dataset)
     return _asked_late(stretches.flat_map(without_autograph(v1.data.Dataset.from_tensor_slices)))
 
 
@@ -149,8 +150,8 @@ def _dataset_of_batches(reader: Any) -> Any:
         for block in blocks_of(reader):
             yield schema.make_namedtuple_tf(*(tf_column(field, block[field.name]) for field in fields))
 
-    dataset = v1.data.Dataset.from_generator(generate, output_signature=schema.make_namedtuple_tf(*specs))
-    dataset = _asked_late(dataset)
+    dataset = from_generator(generate, schema.make_namedtuple_tf(*specs), v1.data.Dataset)
+    dataset = _asked_late(dataset.filter(without_autograph(lambda batch: tf.shape(batch[0])[0] > 0)))
     _cut_by_columns(dataset, reader)
     return dataset
 
@@ -197,7 +198,7 @@ def _dataset_of_columns(reader: Any, leaves: Sequence[Leaf], pack: Callable[...,
         return _slices(leaves, pack, columns)
 
     signature = tuple(spec for leaf in leaves for spec in leaf.specs)
-    return v1.data.Dataset.from_generator(generate, output_signature=signature).flat_map(without_autograph(slices))
+    return from_generator(generate, signature, v1.data.Dataset).flat_map(without_autograph(slices))
 
 
 def _slices(leaves: Sequence[Leaf], pack: Callable[..., Any], columns: Sequence[Any]) -> Any:
@@ -256,19 +257,22 @@ def _dataset_of_rows(reader: Any, leaves: Sequence[Leaf], pack: Callable[..., An
 
     def generate() -> Iterator[Any]:
         if reader.ngram:
-            yield from _ngrams_generator(reader)
+            for window in _ngrams_generator(reader):
+                yield True, *window
             return
         _reset_if_consumed(reader)
         for row in reader:
-            yield tuple(_sanitize_field_tf_types(row))
+            yield True, *_sanitize_field_tf_types(row)
 
-    def packed(*values: Any) -> Any:
+    def packed(_: Any, *values: Any) -> Any:
         for leaf, value in zip(leaves, values, strict=True):
             value.set_shape(leaf.field.shape)
         return pack(*values)
 
-    dataset = v1.data.Dataset.from_generator(generate, tuple(leaf.dtype for leaf in leaves))
-    return dataset.map(without_autograph(packed))
+    is_row = tf.TensorSpec((), tf.bool)
+    signature = (is_row, *(tf.TensorSpec(None, leaf.dtype) for leaf in leaves))
+    rows = from_generator(generate, signature, v1.data.Dataset).filter(without_autograph(lambda is_row, *_: is_row))
+    return rows.map(without_autograph(packed))
 
 
 def _reset_if_consumed(reader: Any) -> None:

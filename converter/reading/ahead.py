@@ -7,9 +7,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from converter.garbage import Threads, is_collecting
 from converter.reading.meter import Meter
 from converter.storage.at_once import result_of
 
@@ -49,7 +50,7 @@ def read_ahead(
         with meter.blocking(pool):
             return result_of(future, waited)
 
-    with ThreadPoolExecutor(workers_count, thread_name_prefix="converter-read") as threads:
+    with Threads(workers_count, "converter-read") as threads:
         pending: deque[Future[Output]] = deque()
         try:
             for item in items:
@@ -69,6 +70,8 @@ def read_ahead(
 def close_generator(generator: Any) -> None:
     """Close a generator; if another thread runs it, once that one has come to its next step.
 
+    The garbage collector does not wait for that.
+
     Raises:
         ValueError: that took more than a minute.
     """
@@ -81,6 +84,9 @@ def close_generator(generator: Any) -> None:
             is_from_within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
             if is_from_within or time.monotonic() > deadline:
                 raise
+            if is_collecting():
+                # The thread that runs it may wait for the collector; it drops the generator at its next step.
+                return
             time.sleep(_LOOK_SECONDS)
         else:
             return

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from converter.garbage import Threads
 from converter.plan import Piece
 from converter.reading.row_groups import FetchedGroup
 from converter.reading.source import BatchSource
@@ -38,8 +39,8 @@ def fetching(
     fetchers_count = min(source.windows_ahead, _MAX_FETCHERS)
     requests_count = min(source.windows_ahead * MAX_REQUESTS_AT_ONCE, _MAX_REQUESTS)
     with (
-        ThreadPoolExecutor(fetchers_count, thread_name_prefix="converter-fetch") as fetchers,
-        ThreadPoolExecutor(requests_count, thread_name_prefix="converter-fetch") as requests,
+        Threads(fetchers_count, "converter-fetch") as fetchers,
+        Threads(requests_count, "converter-fetch") as requests,
     ):
         _given_up.add(given_up)
         try:

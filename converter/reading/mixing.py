@@ -6,13 +6,14 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from converter.garbage import Threads, is_collecting
 from converter.mixing import CYCLE_ROWS
 from converter.plan import EpochPlan
 from converter.positions import take_positions
@@ -147,7 +148,7 @@ class _Stream:
         """Cancels the fetching of the source's files."""
 
         self._left: Columns | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="converter-take") if has_thread else None
+        self._thread = Threads(1, "converter-take") if has_thread else None
 
     def take(self, num_rows: int) -> Future[list[Columns]]:
         """The next rows, in parts, after those that were asked for before."""
@@ -176,7 +177,7 @@ class _Stream:
     def close(self) -> None:
         """End the thread and the reading; `over` and `given_up` are set by now."""
         if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+            self._thread.shutdown(wait=not is_collecting(), cancel_futures=True)
         # An interrupt while the thread was being started keeps the pool from waiting for it.
         close_generator(self._columns)
 

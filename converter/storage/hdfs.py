@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from converter.memory import keep_garbage_of_parents
+from converter.garbage import keep_garbage_of_parents
 from converter.portable.filesystems import close_whole
 from converter.storage.ranges import Data
 from converter.storage.store import TIMEOUT_SECONDS, NotOpenedError, Store

@@ -11,6 +11,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,9 +33,11 @@ from converter import (
     make_parquet_converter,
     open_converter,
 )
+from converter.frameworks import prompt
 from converter.frameworks.tensorflow import DatasetState, DatasetStateCallback
 from converter.frameworks.tensorflow.elements import stretches_in
 from converter.loading.options import LoaderOptions
+from converter.reading import windows
 from tests.columns import ALL, ID, RAGGED, SCALARS, TENSORS, Column
 from tests.entries import write_converter
 from tests.processes import finish, run_python, start_python
@@ -1115,6 +1118,76 @@ def leave_in_the_middle(url: str) -> str:
 @pytest.mark.long("a process of its own, 22 s")
 def test_an_interpreter_ends_with_iterators_under_way(vectors: DatasetConverter) -> None:
     assert run_python(leave_in_the_middle, vectors.url) == "[[0], [0]]"
+
+
+def free_in_a_readers_thread(url: str) -> list[bool]:
+    """The collector frees TensorFlow's iterators, which read ahead, in threads that TensorFlow waits for."""
+    gather, is_held, may_collect, is_collected = (windows.gather, *(threading.Event() for _ in range(3)))
+
+    def gather_late(*arguments: Any) -> Any:
+        if is_held.is_set():
+            is_held.clear()
+            may_collect.wait()
+            gc.collect()
+            is_collected.set()
+        return gather(*arguments)
+
+    windows.gather = gather_late  # type: ignore[assignment]
+    gc.disable()
+    found = []
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "shuffle_window_rows": 20, "workers_count": 1}
+    for prefetch in (64, None):
+        with open_converter(url).make_tf_dataset(num_epochs=None, prefetch=prefetch, **options) as dataset:
+            iterator = iter(dataset if prefetch else dataset.map(lambda batch: batch).prefetch(64))
+            next(iterator)
+            is_held.set()
+            lost: list[Any] = [iterator]
+            lost.append(lost)
+            del iterator, lost
+            # TensorFlow takes what was read, and waits for the next window.
+            time.sleep(2)
+            may_collect.set()
+            found.append(is_collected.wait(60))
+            may_collect.clear()
+            is_collected.clear()
+    return found
+
+
+@pytest.mark.long("a process of its own, 25 s")
+def test_an_iterator_that_reads_ahead_is_freed_in_the_thread_that_it_waits_for(vectors: DatasetConverter) -> None:
+    assert run_python(free_in_a_readers_thread, vectors.url) == [True, True]
+
+
+@pytest.mark.parametrize("ragged", ["pad", "nested"])
+def test_batches_that_come_late_are_the_same(
+    converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch, ragged: Any
+) -> None:
+    """TensorFlow is told that there is nothing yet, and asks again."""
+    monkeypatch.setattr(prompt, "_ANSWER_SECONDS", 0.0)
+    nothings = []
+    monkeypatch.setattr(prompt.Prompt, "__next__", told(prompt.Prompt.__next__, nothings))
+    options: dict[str, Any] = {"batch_size": 10, "nulls": "mask", "ragged": ragged, "shuffle": True, "num_epochs": 2}
+    with converter.make_tf_dataset(**options) as one, converter.make_tf_dataset(**options) as other:
+        expected = list(one)
+        found = list(other.map(lambda batch: batch))
+    assert len(nothings) > 2
+    assert len(found) == len(expected) == 22
+    for batch, wanted in zip(found, expected, strict=True):
+        assert batch.keys() == wanted.keys()
+        for name, column in batch.items():
+            assert str(column) == str(wanted[name])
+
+
+def told(function: Callable[..., Any], nothings: list[Any]) -> Callable[..., Any]:
+    """The function of a `Prompt`, which notes each time that there is nothing yet."""
+
+    def noting(self: Any) -> Any:
+        answer = function(self)
+        if answer is self._nothing:
+            nothings.append(answer)
+        return answer
+
+    return noting
 
 
 def use_both(url: str) -> list[int]:

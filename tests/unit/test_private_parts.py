@@ -38,7 +38,7 @@ REACHES = {
     "holding.is_in_thread_pool": "CPython",
     "holding.register_before_thread_pools": "CPython",
     "loading.agreement._store_of_ranks": "torch",
-    "memory._freeze_and_collect_again": "CPython",
+    "garbage._freeze_and_collect_again": "CPython",
     "petastorm.etl.dataset_metadata.hadoop_configuration": "pyspark",
     "petastorm.etl.petastorm_generate_metadata._write_summary_of_row_groups": "pyspark",
     "portable.filesystems._keep_whole_paths": "hdfs-native",

@@ -445,6 +445,25 @@ def test_a_loader_that_was_made_before_the_processes_met_finds_its_part_when_it_
             ids_of(late)
 
 
+def test_a_loader_of_a_group_that_is_another_one_now_says_so(
+    converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the rows of a rank that was lost would never be read."""
+    say(monkeypatch, PAIRS[0], 1, 3)
+    kinds = (converter.make_batch_reader, converter.make_torch_dataloader)
+    loaders = [kind(batch_size=10) for kind in kinds]
+    passed = converter.make_batch_reader(batch_size=10, cur_shard=1, shard_count=3)
+    expected = ids_of(passed)
+    assert [ids_of(loader) for loader in loaders] == [expected] * 2
+    with distributed():
+        for loader in loaders:
+            with pytest.raises(ConverterError, match=r"reads shard 1 of 3.* it is 0 of 1 now \(torch.distributed\)"):
+                ids_of(loader)
+        assert ids_of(passed) == expected
+    # A group that has ended takes no part away.
+    assert [ids_of(loader) for loader in loaders] == [expected] * 2
+
+
 def test_a_part_that_is_found_late_is_checked_as_one_that_was_found_at_once(
     converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from converter.arguments import check_integer
 from converter.errors import ConverterError
+from converter.frameworks.prompt import from_generator
 from converter.frameworks.tensorflow.elements import (
     Packer,
     find_specs,
@@ -32,13 +33,13 @@ from converter.frameworks.tensorflow.elements import (
     stretches_in,
 )
 from converter.frameworks.tensorflow.iterator import CountedIterator, EagerIterator, UntilError, begin_loop
+from converter.garbage import keep_garbage_of_parents
 from converter.loading.batches import Batch
 from converter.loading.epochs import Epochs
 from converter.loading.names import Names
 from converter.loading.progress import follow
 from converter.loading.stats import LoaderStats, stats_of
 from converter.loading.steps import Steps
-from converter.memory import keep_garbage_of_parents
 from converter.positions import Shard
 from converter.reading.source import BatchSource
 from converter.shards import look_for_shard
@@ -84,8 +85,7 @@ def _slice_stretches(generate: Callable[[], Iterator[Any]], signature: Any) -> A
     def slices(*batches: Any) -> Any:
         return tf.data.Dataset.from_tensor_slices(batches if len(batches) > 1 else batches[0])
 
-    dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
-    return dataset.flat_map(tf.autograph.experimental.do_not_convert(slices))
+    return from_generator(generate, signature).flat_map(tf.autograph.experimental.do_not_convert(slices))
 
 
 def _dataset_options(source: BatchSource) -> Any:

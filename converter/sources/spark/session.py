@@ -25,18 +25,26 @@ _MAX_COMMAND_BYTES = 4096
 def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
     """Set session confs for a while; one that the platform refuses stays as it is."""
     before: dict[str, str | None] = {}
+    is_away = False
     try:
         for name, value in wanted.items():
             try:
                 explicit = session.conf.get(name, None)
                 session.conf.set(name, value)
-            except Exception as error:  # noqa: BLE001 (each platform refuses with an error of its own)
+            except Exception as error:
+                if _is_away(error):
+                    raise
+                # Each platform refuses with an error of its own.
                 logger.debug("Spark keeps %s as it is: %s", name, error)
                 continue
             before[name] = explicit
         yield
+    except Exception as error:
+        is_away = _is_away(error)
+        raise
     finally:
-        for name, explicit in before.items():
+        while before and not is_away:
+            name, explicit = before.popitem()
             try:
                 if explicit is None:
                     session.conf.unset(name)
@@ -44,6 +52,14 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
                     session.conf.set(name, explicit)
             except Exception as error:  # noqa: BLE001 (the other confs must still be restored)
                 logger.warning("Could not restore the conf %s: %s", name, error)
+                is_away = _is_away(error)
+        if before:
+            logger.warning("Spark's server cannot be reached, so these confs were not restored: %s", ", ".join(before))
+
+
+def _is_away(error: BaseException) -> bool:
+    """Whether Spark Connect has tried to reach its server for some ten minutes: each further call would do so again."""
+    return type(error).__name__ == "RetriesExceeded" or "StatusCode.UNAVAILABLE" in str(error)
 
 
 def explain(df: Any, mode: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Generator
 
@@ -72,3 +73,93 @@ def test_what_a_generator_raises_while_it_is_closed_is_raised() -> None:
     next(generator)
     with pytest.raises(ValueError, match="of the generator"):
         close_generator(generator)
+
+
+class Lost:
+    """What only the garbage collector frees."""
+
+    def __init__(self, held: object) -> None:
+        self.held, self.itself = held, self
+
+
+def living(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(name)]
+
+
+def test_the_collector_frees_a_reader_in_the_readers_own_thread() -> None:
+    """It cannot wait for itself: Python would say so on stderr, and the other threads would not be told."""
+    may_collect, is_collected = threading.Event(), threading.Event()
+
+    def read(item: int) -> int:
+        if item == 5:
+            may_collect.wait(60)
+            gc.collect()
+            is_collected.set()
+        return item
+
+    given_up = threading.Event()
+    results = read_ahead(read, iter(range(9)), workers_count=2, ahead=6, given_up=[given_up])
+    assert next(results) == 0
+    Lost(results)
+    del results
+    may_collect.set()
+    assert is_collected.wait(60)
+    assert given_up.is_set()
+    for thread in living("converter-read"):
+        thread.join(60)
+    assert not living("converter-read")
+
+
+def test_the_collector_does_not_wait_for_threads_that_wait_for_the_thread_in_which_it_runs() -> None:
+    is_reading, may_go_on = threading.Event(), threading.Event()
+
+    def read(item: int) -> int:
+        if item:
+            is_reading.set()
+            may_go_on.wait()
+        return item
+
+    results = read_ahead(read, iter(range(9)), workers_count=1, ahead=2)
+    assert next(results) == 0
+    assert is_reading.wait(60)
+    Lost(results)
+    del results
+    collecting = threading.Thread(target=lambda: (gc.collect(), may_go_on.set()), daemon=True)
+    collecting.start()
+    collecting.join(60)
+    assert not collecting.is_alive()
+    for thread in living("converter-read"):
+        thread.join(60)
+    assert not living("converter-read")
+
+
+def test_the_collector_leaves_a_generator_that_a_thread_runs_to_that_thread() -> None:
+    is_inside, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def numbers() -> Generator[int, None, None]:
+        try:
+            is_inside.set()
+            may_go_on.wait()
+            yield 1
+        finally:
+            ended.set()
+
+    class Closes:
+        def __init__(self, generator: Generator[int, None, None]) -> None:
+            self.generator, self.itself = generator, self
+
+        def __del__(self) -> None:
+            close_generator(self.generator)
+
+    lost = Closes(numbers())
+    thread = threading.Thread(target=next, args=(lost.generator,))
+    thread.start()
+    assert is_inside.wait(60)
+    del lost
+    collecting = threading.Thread(target=gc.collect, daemon=True)
+    collecting.start()
+    collecting.join(30)
+    assert not collecting.is_alive()
+    may_go_on.set()
+    thread.join()
+    assert ended.wait(60)

@@ -177,6 +177,61 @@ def test_a_conf_that_cannot_be_given_back_is_told_and_does_not_keep_the_others(
     assert caplog.text.count("Could not restore the conf both") == 1
 
 
+class AwayError(Exception):
+    """As pyspark's, after it has tried for ten minutes."""
+
+    def __str__(self) -> str:
+        return "<_MultiThreadedRendezvous of RPC that terminated with: status = StatusCode.UNAVAILABLE>"
+
+
+class AwayConf(Conf):
+    """Confs of a server that ends once `is_away` is set."""
+
+    is_away = False
+    num_calls = 0
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        return self._asked() or super().get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        self._asked()
+        super().set(name, value)
+
+    def unset(self, name: str) -> None:
+        self._asked()
+        super().unset(name)
+
+    def _asked(self) -> None:
+        if self.is_away:
+            self.num_calls += 1
+            raise AwayError
+
+
+def test_a_server_that_is_away_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Each call to Spark Connect's server would take ten minutes."""
+    session = Session()
+    conf = session.conf = AwayConf({"user": "set", "both": "old"}, refused=set())
+    with changed_confs(session, WANTED):
+        conf.is_away = True
+    assert conf.num_calls == 1
+    assert "these confs were not restored: both, fresh" in caplog.text
+
+    def fail() -> None:
+        with changed_confs(session, WANTED):
+            conf.is_away = True
+            raise AwayError
+
+    conf.is_away, conf.num_calls = False, 0
+    with pytest.raises(AwayError):
+        fail()
+    assert conf.num_calls == 0
+
+    conf.is_away = True
+    with pytest.raises(AwayError):
+        fail()
+    assert conf.num_calls == 1
+
+
 def test_a_block_in_a_block_gives_back_what_the_outer_one_set() -> None:
     session = Session()
     with changed_confs(session, {"both": "outer"}):
