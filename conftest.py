@@ -197,7 +197,7 @@ def no_reader_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     for thread in threading.enumerate():
-        if thread.name in (CLOSING_THREAD, REQUEST_THREAD, TOKEN_THREAD):
+        if thread.name in (CLOSING_THREAD, REQUEST_THREAD, TOKEN_THREAD, "converter-tensorflow"):
             # It ends by itself: half a second after it was last needed, or when its store is back.
             thread.join(5)
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("converter-")]

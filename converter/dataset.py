@@ -74,7 +74,7 @@ class DatasetConverter:
         self._state = ""
         self._has_suggested = False
         self._statistics = _written_statistics(manifest.of_rows)
-        if is_owner:
+        if is_owner and holding.entry is not None:
             holdings.add(holding)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -8,16 +8,19 @@ fsspec. Then both would wait for ever.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from converter.garbage import Threads, is_collecting
+from converter.garbage import is_collecting, watch_collector
 
 _ANSWER_SECONDS = 0.5
+_IDLE_SECONDS = 0.02
 
 
 def from_generator(generate: Callable[[], Iterator[Any]], signature: Any, kind: Any = tf.data.Dataset) -> Any:
@@ -25,6 +28,7 @@ def from_generator(generate: Callable[[], Iterator[Any]], signature: Any, kind: 
 
     The first dimension of a spec, if it has one, must be open.
     """
+    watch_collector()
     nothing = tf.nest.map_structure(_nothing_of, signature)
     return kind.from_generator(lambda: Prompt(generate(), nothing), output_signature=signature)
 
@@ -44,7 +48,7 @@ class Prompt:
 
     def __init__(self, elements: Iterator[Any], nothing: Any) -> None:
         self._elements, self._nothing, self._pid = elements, nothing, os.getpid()
-        self._threads = Threads(1, "converter-tensorflow")
+        self._maker = _Maker(elements)
         self._coming: Future[Any] | None = None
 
     def __iter__(self) -> Prompt:
@@ -56,7 +60,7 @@ class Prompt:
             return next(self._elements)
         if self._coming is None:
             try:
-                self._coming = self._threads.submit(next, self._elements)
+                self._coming = self._maker.ask()
             except RuntimeError:
                 # Python's end has begun, and starts no other threads either: this raises, or is the end.
                 return next(self._elements)
@@ -67,5 +71,59 @@ class Prompt:
         return coming.result()
 
     def __del__(self) -> None:
-        # What the thread has begun it ends, and then it frees the elements.
-        self._threads.shutdown(wait=self._pid == os.getpid() and not is_collecting(), cancel_futures=True)
+        if self._pid == os.getpid():
+            self._maker.end()
+
+
+class _Maker:
+    """A thread that takes elements of an iterator; it ends soon if nobody asks, for its user may never come back."""
+
+    def __init__(self, elements: Iterator[Any]) -> None:
+        self._elements: Iterator[Any] | None = elements
+        self._asked: SimpleQueue[Future[Any] | None] = SimpleQueue()
+        # The collector may end this while the lock is held.
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+
+    def ask(self) -> Future[Any]:
+        """The next element. Raises RuntimeError if no thread can be started."""
+        coming: Future[Any] = Future()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._make, name="converter-tensorflow")
+                try:
+                    self._thread.start()
+                except RuntimeError:
+                    self._thread = None
+                    raise
+            self._asked.put(coming)
+        return coming
+
+    def _make(self) -> None:
+        while True:
+            try:
+                coming = self._asked.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                with self._lock:
+                    if self._asked.empty():
+                        self._thread = None
+                        return
+                continue
+            if coming is None:
+                # Freed here: that may take until a request is given up.
+                self._elements = None
+                return
+            assert self._elements is not None
+            try:
+                coming.set_result(next(self._elements))
+            except BaseException as error:  # noqa: BLE001 (raised by `result`)
+                coming.set_exception(error)
+            del coming
+
+    def end(self) -> None:
+        """Free the elements, and wait for the thread unless that may wait for this one."""
+        with self._lock:
+            thread = self._thread
+            self._asked.put(None)
+        if thread is not None and not is_collecting():
+            thread.join()

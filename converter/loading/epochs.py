@@ -23,7 +23,7 @@ from converter.loading.steps import Steps
 from converter.markup import facts
 from converter.plan import EpochPlan
 from converter.positions import remaining_positions
-from converter.reading.ahead import close_generator
+from converter.reading.ahead import BEGUN_ELSEWHERE, close_generator
 from converter.reading.data_files import DataFiles
 from converter.reading.meter import Meter
 from converter.reading.source import BatchSource
@@ -365,7 +365,7 @@ class Iteration:
     def __next__(self) -> Any:
         if self._pid != os.getpid():
             # Its reader threads are not in this process, so it would wait for ever.
-            raise ConverterError("This iteration was begun in another process. Iterate the loader again in this one.")
+            raise ConverterError(BEGUN_ELSEWHERE)
         steps = self._steps
         try:
             if steps is None or not steps.every.is_next():

@@ -6,10 +6,13 @@ Long, because both functions repeat Petastorm's 28 arguments for `help()` and ed
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
+import os
 import random
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -18,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from converter.errors import ConverterWarning
+from converter.errors import ConverterError, ConverterWarning
 from converter.petastorm import places
 from converter.petastorm.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
 from converter.petastorm.elements import NOTHING, Elements, batches, rows, windows
@@ -137,6 +140,7 @@ class Reader:
         self._pieces = self._read()
         self._at_hand = NOTHING
         self._failure: BaseException | None = None
+        _readers.add(self)
 
     # Life --------------------------------------------------------------------------
 
@@ -168,6 +172,16 @@ class Reader:
         with self._lock:
             self._pieces.close()
             self._at_hand = NOTHING
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: what was begun is its parent's, which has the threads and reads the rows."""
+        # Another thread of the parent may have held it.
+        self._lock = threading.Lock()
+        if inspect.getgeneratorstate(self._pieces) != inspect.GEN_CREATED:
+            self._at_hand = NOTHING
+            self._failure = self._failure or ConverterError(
+                "This reader was begun in the process that this one was forked from. Make another one here."
+            )
 
     def join(self) -> None:
         """Wait for the threads; `stop` has done so already."""
@@ -295,6 +309,18 @@ class Reader:
         self._apply = _function_of(self._recipe, self._options, threads)
         # A function, not a method: a generator that knows its reader would keep it, and its threads, alive.
         return _read_pieces(self._recipe, self._apply, items, threads, self.work)
+
+
+_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+def _leave_readers_to_parent() -> None:
+    for reader in list(_readers):
+        reader.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_readers_to_parent)
 
 
 def _function_of(recipe: Recipe, options: ReaderOptions, threads: int) -> Callable[[Any], Any] | None:

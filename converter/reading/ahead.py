@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from converter.errors import ConverterError
 from converter.garbage import Threads, is_collecting
 from converter.reading.meter import Meter
 from converter.storage.at_once import result_of
@@ -17,6 +18,8 @@ from converter.storage.at_once import result_of
 Item = TypeVar("Item")
 Output = TypeVar("Output")
 
+
+BEGUN_ELSEWHERE = "This iteration was begun in another process. Iterate the loader again in this one."
 
 _CLOSE_SECONDS = 60.0
 _LOOK_SECONDS = 0.005
@@ -42,9 +45,15 @@ def read_ahead(
 
     When it ends, for any reason, the events `given_up` are set. While the consumer waits, `waited` is told for how many
     seconds, and the meter notes that it waits for this pool of threads.
+
+    Raises:
+        ConverterError: it was begun in another process, which alone has the threads.
     """
+    pid = os.getpid()
 
     def result(future: Future[Output]) -> Output:
+        if pid != os.getpid():
+            raise ConverterError(BEGUN_ELSEWHERE)
         if meter is None or future.done():
             return result_of(future, waited)
         with meter.blocking(pool):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import os
 import shutil
 import threading
 import warnings
@@ -687,3 +688,44 @@ def test_a_folder_of_copies_with_other_files_stays(stored: Stored, tmp_path: Pat
     with make_reader(stored.url, cache_type="local-disk", cache_location=str(tmp_path)) as reader:
         next(reader)
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def said_by_child(call: Callable[[], Any]) -> str:
+    """What `call` returns or raises in a forked child."""
+    reading, writing = os.pipe()
+    if not (pid := os.fork()):
+        said = "ended"
+        try:
+            said = str(call())
+        except BaseException as error:  # noqa: BLE001 (the test says what it must be)
+            said = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(writing, said.encode())
+            os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@BOTH
+def test_a_forked_child_is_told_that_a_reader_is_its_parents(plain: Stored, make: Make, pool: str) -> None:
+    """It would wait for threads that it does not have, after rows that the parent reads, too."""
+    with plain_reader(make, plain, reader_pool_type=pool, num_epochs=2) as reader, reader._lock:
+        # Begun by nobody: the child may read all of it, whoever held the lock.
+        expected = sorted([*range(len(plain.rows))] * 2)
+        assert said_by_child(lambda: sorted(ids_of(reader))) == str(expected)
+        reader._lock.release()
+        first = next(reader)
+        reader._lock.acquire()
+        for call in (lambda: next(reader), reader.next_block):
+            assert said_by_child(call) == (
+                "ConverterError: This reader was begun in the process that this one was forked from. Make another one "
+                "here."
+            )
+        reader._lock.release()
+        given = first.id.tolist() if reader.batched_output else [int(first.id)]
+        assert sorted([*given, *ids_of(reader)]) == expected
+        reader._lock.acquire()

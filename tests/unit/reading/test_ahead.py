@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Callable, Generator
 
 import pytest
 
+from converter.errors import ConverterError
 from converter.reading.ahead import close_generator, read_ahead
 
 
@@ -163,3 +165,20 @@ def test_the_collector_leaves_a_generator_that_a_thread_runs_to_that_thread() ->
     may_go_on.set()
     thread.join()
     assert ended.wait(60)
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
+    may_go_on = threading.Event()
+    results = read_ahead(lambda item: item or may_go_on.wait(), iter(range(-1, 3)), workers_count=1, ahead=2)
+    assert next(results) == -1
+    if not (pid := os.fork()):
+        status = 1
+        try:
+            next(results)
+        except ConverterError as error:
+            status = 0 if "was begun in another process" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    may_go_on.set()
+    assert list(results) == [True, 1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from converter import (
     SourceError,
     make_parquet_converter,
 )
+from converter.holding import Holding
 from converter.storage.directory import FileInfo, Storage
 from tests.unit.sources.parquet.known_files import (
     put,
@@ -270,3 +272,19 @@ def test_a_file_is_read_where_its_folder_may_not_be_listed(tmp_path: Path, monke
             assert read(converter)["id"].tolist() == ids
     with pytest.raises(SourceError, match="Permission denied"):
         make_parquet_converter(tmp_path)
+
+
+def test_converters_that_are_never_closed_leave_nothing(tmp_path: Path) -> None:
+    """As in a notebook: there is nothing to release, so nothing need be kept until the process ends."""
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "a.parquet")
+
+    def count() -> int:
+        gc.collect()
+        return sum(type(one) is Holding for one in gc.get_objects())
+
+    before = count()
+    for _ in range(5):
+        converter = make_parquet_converter(tmp_path)
+        assert len(converter) == 2
+        del converter
+    assert count() == before
