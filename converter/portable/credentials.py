@@ -7,6 +7,7 @@ import contextlib
 import datetime as dt
 import inspect
 import json
+import os
 import re
 import threading
 import time
@@ -113,6 +114,13 @@ def async_credential(provider: Any) -> Any:
     return Credential()
 
 
+class _Asking:
+    """A call of a provider of signatures in a thread, which may hang."""
+
+    def __init__(self, begun: float) -> None:
+        self.begun, self.pid, self.is_over = begun, os.getpid(), threading.Event()
+
+
 def renewed_signature(provider: Callable[[], str]) -> Any:
     """A credential, as adlfs takes it, from a function that gives shared access signatures.
 
@@ -131,8 +139,8 @@ def renewed_signature(provider: Callable[[], str]) -> Any:
     class Signature(AzureSasCredential):
         def __init__(self) -> None:
             super().__init__(ask())
-            self._asking = threading.Lock()
-            self._asked = threading.Event()
+            self._starting = threading.Lock()
+            self._asking: _Asking | None = None
             self._ends = self._renew_at = 0.0
             self._error: Exception | None = None
             self._take(super().signature)
@@ -140,35 +148,57 @@ def renewed_signature(provider: Callable[[], str]) -> Any:
         @property
         def signature(self) -> str:
             now = time.time()
-            if now > self._renew_at and self._asking.acquire(blocking=False):
-                self._asked.clear()
-                threading.Thread(target=self._renew, name=TOKEN_THREAD, daemon=True).start()
+            if now > self._renew_at:
+                self._ask_beside(now)
             if now > self._ends:
                 # No request can be sent without it, so all requests of this process wait: once, and not without end.
-                if not isinstance(self._error, TimeoutError) and not self._asked.wait(_SIGNATURE_SECONDS):
+                asking = self._asking
+                was_late = isinstance(self._error, TimeoutError)
+                if not was_late and (asking is None or not asking.is_over.wait(_SIGNATURE_SECONDS)):
                     self._error = TimeoutError("storage_options['sas_token'] gives no signature")
                 if self._error is not None:
                     raise self._error
             return super().signature
 
+        def _ask_beside(self, now: float) -> None:
+            """Ask in a thread, unless one asks that may still be answered: this process's, and begun lately."""
+            if not self._starting.acquire(blocking=False):
+                return
+            try:
+                asking = self._asking
+                if (
+                    asking is None
+                    or asking.is_over.is_set()
+                    or asking.pid != os.getpid()
+                    or now - asking.begun > _SIGNATURE_SECONDS
+                ):
+                    asking = self._asking = _Asking(begun=now)
+                    threading.Thread(target=self._renew, args=(asking,), name=TOKEN_THREAD, daemon=True).start()
+            finally:
+                self._starting.release()
+
         def _take(self, signature: str) -> None:
             now = time.time()
-            self._ends = signature_expiry(signature)
+            ends = signature_expiry(signature)
+            if ends < self._ends:
+                # An answer that came late, after another thread's.
+                return
+            self._ends = ends
             self._renew_at = now + max(self._ends - now - _RENEW_SECONDS, (self._ends - now) / 2)
             self.update(signature)
             self._error = None
 
-        def _renew(self) -> None:
+        def _renew(self, asking: _Asking) -> None:
             try:
                 self._take(ask())
             except BaseException as error:  # noqa: BLE001 (raised once the old one has ended)
                 ended = RuntimeError(f"storage_options['sas_token'] failed: it raised {type(error).__name__}")
-                self._error = error if isinstance(error, Exception) else ended
-                # From then on each request asks again.
-                self._renew_at = min(time.time() + _ASK_AGAIN_SECONDS, self._ends)
+                if asking is self._asking:
+                    self._error = error if isinstance(error, Exception) else ended
+                    # From then on each request asks again.
+                    self._renew_at = min(time.time() + _ASK_AGAIN_SECONDS, self._ends)
             finally:
-                self._asked.set()
-                self._asking.release()
+                asking.is_over.set()
 
     return Signature()
 

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import datetime as dt
 import json
+import os
 import threading
 import time
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from azure.core.pipeline.policies import AsyncBearerTokenCredentialPolicy
 from azure.core.rest import HttpRequest
 
 from converter.portable import credentials
+from converter.portable.deadlines import TOKEN_THREAD
 from converter.storage.opening import open_storage, open_store
 from tests.processes import error_of, run_python
 from tests.waiting import wait_until
@@ -174,20 +176,61 @@ def test_a_signature_stays_while_no_other_is_given_until_it_ends(clock: Clock) -
     assert provider.num_asked == 2
 
 
-def test_a_provider_of_signatures_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_a_provider_of_signatures_that_hangs_is_waited_for_once_and_asked_again_later(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     provider, credential = signature_of(200, clock)
-    is_over, waited = threading.Event(), []
-    wait = threading.Event.wait
+    is_over, hanging, give = threading.Event(), [], Signatures.__call__
+
+    def hang(_: Signatures) -> str:
+        hanging.append(1)
+        is_over.wait()
+        return f"?se=2001-01-01T00:00:00Z&sig=late-{len(hanging)}"
+
     monkeypatch.setattr(credentials, "_SIGNATURE_SECONDS", 0.05)
-    monkeypatch.setattr(Signatures, "__call__", lambda _: str(is_over.wait()))
-    credential._asked.wait = lambda seconds: waited.append(seconds) or wait(credential._asked, seconds)
+    monkeypatch.setattr(Signatures, "__call__", hang)
     clock.now += 300
-    for _ in range(3):
+
+    def is_refused() -> bool:
         with pytest.raises(TimeoutError, match=r"sas_token'\] gives no signature"):
             credential.signature  # noqa: B018 (a property that asks)
+        return True
+
+    assert is_refused()
+    # Another one would be waited for.
+    monkeypatch.setattr(credentials, "_SIGNATURE_SECONDS", 1000)
+    assert [is_refused() for _ in range(3)] == [True] * 3
+    assert len(hanging) == 1
+    clock.now += 1001
+    monkeypatch.setattr(Signatures, "__call__", give)
+
+    def is_given() -> bool:
+        with contextlib.suppress(TimeoutError):
+            return bool(credential.signature.endswith("of-2"))
+        return False
+
+    wait_until(is_given)
+    # What comes late is no better.
     is_over.set()
-    assert waited == [0.05]
-    assert provider.num_asked == 1
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == TOKEN_THREAD])
+    assert credential.signature.endswith("of-2")
+    assert provider.num_asked == 2
+
+
+def test_a_forked_child_asks_for_a_signature_itself(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Who asks in the parent gives the child nothing."""
+    _, credential = signature_of(200, clock)
+    is_over, give = threading.Event(), Signatures.__call__
+    monkeypatch.setattr(Signatures, "__call__", lambda provider: is_over.wait() and give(provider))
+    clock.now += 150
+    assert credential.signature.endswith("of-1")
+    clock.now += 100
+    monkeypatch.setattr(Signatures, "__call__", give)
+    if not (pid := os.fork()):
+        os._exit(0 if credential.signature.endswith("of-2") else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    is_over.set()
+    assert credential.signature.endswith(("of-2", "of-3"))
 
 
 @pytest.mark.parametrize(("given", "kind"), [(None, "NoneType"), ("abc", "a text without sig="), (7, "int")])
