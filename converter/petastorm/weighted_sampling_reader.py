@@ -64,8 +64,11 @@ class WeightedSamplingReader:
         self._parts: list[list[Columns]] = [[] for _ in readers]
         """Rows of each reader that `next_block` has read and not handed out."""
 
-        self._is_at_end = False
-        """Whether `next_block` has drawn a reader that has ended."""
+        self._ending: int | None = None
+        """The reader that has ended, if `next_block` has drawn it after the rows that it has handed out."""
+
+        self._ended: int | None = None
+        """The reader that ended the last pass."""
 
         self.batched_output = readers[0].batched_output
         self.ngram = readers[0].ngram
@@ -83,7 +86,11 @@ class WeightedSamplingReader:
         number = self._draw_one()
         parts = self._parts[number]
         if not parts:
-            return next(self._readers[number])
+            try:
+                return next(self._readers[number])
+            except StopIteration:
+                self._ended = number
+                raise
         row = {name: column[0] for name, column in parts[0].items()}
         self._take(number, 1)
         return self.schema.make_namedtuple(**row)
@@ -111,13 +118,16 @@ class WeightedSamplingReader:
         return self._drawn.pop()
 
     def _next_batch(self) -> Columns:
-        block: Columns = self._readers[self._draw_one()].next_block()
+        number = self._draw_one()
+        try:
+            block: Columns = self._readers[number].next_block()
+        except StopIteration:
+            self._ended = number
+            raise
         return block
 
     def _next_rows(self) -> Columns:
-        if self._is_at_end:
-            self._is_at_end = False
-            raise StopIteration
+        self._end()
         drawn = self._draw(_ROWS_AT_ONCE)
         for number in range(len(self._readers)):
             places = np.flatnonzero(drawn == number)
@@ -125,10 +135,9 @@ class WeightedSamplingReader:
             if num_read < len(places):
                 # This reader has ended; so the draw that asks it for one more ends all.
                 drawn = drawn[: places[num_read]]
-                self._is_at_end = True
+                self._ending = number
         if not len(drawn):
-            self._is_at_end = False
-            raise StopIteration
+            self._end()
         counts = np.bincount(drawn, minlength=len(self._readers))
         starts = np.cumsum(counts) - counts
         rows = np.empty(len(drawn), np.int64)
@@ -137,6 +146,12 @@ class WeightedSamplingReader:
             rows[drawn == number] = starts[number] + np.arange(count)
             taken += self._take(number, count)
         return {name: take_rows(join([part[name] for part in taken]), rows) for name in self.schema.fields}
+
+    def _end(self) -> None:
+        """Raise StopIteration if a reader that has ended was drawn."""
+        if self._ending is not None:
+            self._ended, self._ending = self._ending, None
+            raise StopIteration
 
     def _read(self, number: int, count: int) -> int:
         """Read at least `count` rows of a reader, if there are so many; returns how many of them there are."""
@@ -163,21 +178,20 @@ class WeightedSamplingReader:
 
     @property
     def last_row_consumed(self) -> bool:
-        """Whether one of the readers has handed out all its rows."""
-        return any(reader.last_row_consumed for reader in self._readers)
+        """Whether a pass has ended, because one of the readers had handed out all its rows."""
+        return self._ended is not None
 
     def reset(self) -> None:
-        """Begin again with the readers that have ended; the others go on.
+        """Begin again with the reader that has ended; the others go on.
 
         Raises:
             NotImplementedError: none has ended.
         """
-        ended = [number for number, reader in enumerate(self._readers) if reader.last_row_consumed]
-        if not ended:
+        if self._ended is None:
             raise NotImplementedError("Currently do not support resetting a reader while in the middle of iteration.")
-        for number in ended:
-            self._parts[number] = []
-            self._readers[number].reset()
+        # The others may have been read to their ends, too, but not handed out.
+        self._readers[self._ended].reset()
+        self._ended = None
 
     def stop(self) -> None:
         """Stop all readers."""

@@ -201,3 +201,27 @@ def test_real_readers_are_mixed_by_columns(plain: Stored) -> None:
     with BatchedDataLoader(WeightedSamplingReader(own, [0.5, 0.5]), 50, shuffling_queue_capacity=100) as loader:
         batch = next(iter(loader))
     assert (batch["speed"] * 4 == batch["id"]).all()
+
+
+@pytest.mark.parametrize("lengths", [(60, 50), (50, 60), (300, 30)])
+def test_rows_that_were_read_ahead_come_after_a_reset(lengths: tuple[int, int]) -> None:
+    """Of readers that are short enough to be read whole, only the one that was drawn at its end begins again."""
+    mixed = WeightedSamplingReader(readers(RowBlockReader, *lengths), [0.5, 0.5])
+    seen: list[list[int]] = [[], []]
+    with DataLoader(mixed, batch_size=10) as loader:
+        for _ in range(30):
+            for batch in loader:
+                for of, number in zip(batch["reader"].tolist(), batch["id"].tolist(), strict=True):
+                    seen[of].append(number)
+    for numbers, length in zip(seen, lengths, strict=True):
+        assert len(numbers) > 2 * length
+        assert numbers == [place % length for place in range(len(numbers))]
+
+
+def test_a_pass_that_was_left_early_has_not_ended() -> None:
+    mixed = WeightedSamplingReader(readers(RowBlockReader, 50, 50), [0.5, 0.5])
+    with DataLoader(mixed, batch_size=10) as loader:
+        next(iter(loader))
+        assert not mixed.last_row_consumed
+        with pytest.raises(NotImplementedError, match="in the middle of iteration"):
+            next(iter(loader))
