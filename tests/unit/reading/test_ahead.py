@@ -128,8 +128,11 @@ def test_the_collector_does_not_wait_for_threads_that_wait_for_the_thread_in_whi
     del results
     collecting = threading.Thread(target=lambda: (gc.collect(), may_go_on.set()), daemon=True)
     collecting.start()
-    collecting.join(60)
-    assert not collecting.is_alive()
+    collecting.join(30)
+    try:
+        assert not collecting.is_alive()
+    finally:
+        may_go_on.set()
     for thread in living("converter-read"):
         thread.join(60)
     assert not living("converter-read")
@@ -161,8 +164,10 @@ def test_the_collector_leaves_a_generator_that_a_thread_runs_to_that_thread() ->
     collecting = threading.Thread(target=gc.collect, daemon=True)
     collecting.start()
     collecting.join(30)
-    assert not collecting.is_alive()
-    may_go_on.set()
+    try:
+        assert not collecting.is_alive()
+    finally:
+        may_go_on.set()
     thread.join()
     assert ended.wait(60)
 
