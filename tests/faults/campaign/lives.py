@@ -63,7 +63,9 @@ _QUICK_ENDS = (
     "close elsewhere", "delete", "keep", "keep", "fork", "interrupt", "interrupt", "interrupt",
 )  # fmt: skip
 _ENDS_OF_WORKERS = ("whole", "break", "error", "close iterator", "block", "delete", "interrupt", "kill worker")
-_ENDS_OF_TENSORFLOW = ("whole", "break", "error", "forget", "block", "close elsewhere", "delete", "interrupt")
+_ENDS_OF_TENSORFLOW = (
+    "whole", "break", "error", "forget", "cycle", "cycle", "block", "close elsewhere", "delete", "interrupt",
+)  # fmt: skip
 
 _GROWTH_BYTES = 200 << 20
 """How much a process may grow after its first cases. Its allocator's fragments come to less."""
@@ -108,6 +110,7 @@ def _life(chance: random.Random, kind: str, end: str, *, sources: Sequence[str] 
         "device": chance.choice([None, None, "cpu"]),
         "num_workers": 0,
         "tf_prefetch": chance.choice([None, 1, 2]),
+        "collects_after": chance.choice([None, None, None, 20, 200]),
     }
 
 
@@ -138,6 +141,23 @@ def _tensorflow(chance: random.Random) -> Step:
 
 
 # The lives ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _collecting_often(num_objects: int | None) -> Iterator[None]:
+    """Let the garbage collector look at what is new after so many objects: it runs in every thread then."""
+    if num_objects is None:
+        yield
+        return
+    before = gc.get_threshold()
+    # What was there would be looked at each time.
+    gc.freeze()
+    gc.set_threshold(num_objects, 1, 1)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 class _BodyError(Exception):
@@ -183,10 +203,12 @@ class _Case:
         self.done[f"ended by {step['end']}"] += 1
         if step["end"] == "interrupt":
             self.interrupted(lambda: self.live(step, converter, order), step["after_us"])
-        elif step["in_thread"]:
-            _in_thread(lambda: self.live(step, converter, order))
         else:
-            self.live(step, converter, order)
+            with _collecting_often(step.get("collects_after")):
+                if step["in_thread"]:
+                    _in_thread(lambda: self.live(step, converter, order))
+                else:
+                    self.live(step, converter, order)
 
     def converter(self, source: str) -> DatasetConverter:
         """The one converter of each kind, until it is deleted."""
@@ -239,6 +261,7 @@ class _Case:
 
     def require_no_files(self) -> None:
         """Require that closed loaders, which are still there, have no files open."""
+        gc.unfreeze()
         gc.collect()
         held = [*open_in(self.folder), *open_in(self.rows.folder)]
         require(not held, "a closed loader lets go of its files", f"{held}")

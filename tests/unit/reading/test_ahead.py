@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 import pytest
 
 from converter.errors import ConverterError
+from converter.garbage import watch_collector
 from converter.reading.ahead import close_generator, read_ahead
 
 
@@ -156,6 +157,7 @@ def test_the_collector_leaves_a_generator_that_a_thread_runs_to_that_thread() ->
         def __del__(self) -> None:
             close_generator(self.generator)
 
+    watch_collector()
     lost = Closes(numbers())
     thread = threading.Thread(target=next, args=(lost.generator,))
     thread.start()
