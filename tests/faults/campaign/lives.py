@@ -552,6 +552,8 @@ def _run_in(steps: Sequence[Step], shared: _Shared, folder: Path) -> Counter[str
         shared.first_bytes = None
     if any(step["do"] == "exit" for step in steps):
         shared.exits.start()
+    # What a fork has frozen is garbage as any other here, and can be seen.
+    gc.unfreeze()
     before = look()
     with temporary_files_in(temporary):
         try:
