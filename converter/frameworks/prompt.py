@@ -7,6 +7,7 @@ fsspec. Then both would wait for ever.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -29,8 +30,24 @@ def from_generator(generate: Callable[[], Iterator[Any]], signature: Any, kind: 
     The first dimension of a spec, if it has one, must be open.
     """
     watch_collector()
-    nothing = tf.nest.map_structure(_nothing_of, signature)
-    return kind.from_generator(lambda: Prompt(generate(), nothing), output_signature=signature)
+
+    def prompt() -> Prompt:
+        # Not before: a graph may be built now, whose tensors are nobody's later.
+        return Prompt(generate(), tf.nest.map_structure(_nothing_of, signature))
+
+    return kind.from_generator(prompt, output_signature=signature)
+
+
+def _eagerly() -> contextlib.AbstractContextManager[None]:
+    """Where TensorFlow's functions make values, as in the functions that it calls itself; threads begin without.
+
+    Reaches into: tf.__internal__.eager_context.eager_mode (TensorFlow 2.21).
+    Without it: ragged columns fail in programs that have called tf.compat.v1.disable_eager_execution().
+    """
+    internal = getattr(tf, "__internal__", None)
+    eager_mode = getattr(getattr(internal, "eager_context", None), "eager_mode", contextlib.nullcontext)
+    mode: contextlib.AbstractContextManager[None] = eager_mode()
+    return mode
 
 
 def _nothing_of(spec: Any) -> Any:
@@ -100,6 +117,10 @@ class _Maker:
         return coming
 
     def _make(self) -> None:
+        with _eagerly():
+            self._answer()
+
+    def _answer(self) -> None:
         while True:
             try:
                 coming = self._asked.get(timeout=_IDLE_SECONDS)

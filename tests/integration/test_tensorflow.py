@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import io
@@ -1176,6 +1177,27 @@ def test_batches_that_come_late_are_the_same(
         assert batch.keys() == wanted.keys()
         for name, column in batch.items():
             assert str(column) == str(wanted[name])
+
+
+def read_without_eager_execution(url: str) -> list[int]:
+    """Ragged rows in a program of TensorFlow 1, some of which come late."""
+    tf.compat.v1.disable_eager_execution()
+    prompt._ANSWER_SECONDS = 0.0
+    found: list[int] = []
+    with tf.Graph().as_default(), open_converter(url) as converter:
+        dataset = converter.make_tf_dataset(batch_size=10, columns=["id", RAGGED.name], nulls="mask", ragged="nested")
+        batch = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
+        with dataset, tf.compat.v1.Session() as session, contextlib.suppress(tf.errors.OutOfRangeError):
+            while True:
+                numbers, values = session.run((batch["id"], batch[RAGGED.name]))
+                assert values.row_splits.shape == (len(numbers) + 1,)
+                found += numbers.tolist()
+    return found
+
+
+@pytest.mark.long("a process of its own, 23 s")
+def test_ragged_rows_come_in_a_graph(converter: DatasetConverter) -> None:
+    assert run_python(read_without_eager_execution, converter.url) == list(range(NUM_ROWS))
 
 
 def told(function: Callable[..., Any], nothings: list[Any]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ REACHES = {
     "frameworks.tensorflow.saving.DatasetState._copy_trackable_to_cpu": "TensorFlow",
     "frameworks.torch.loader.TorchDataLoader._end_workers": "torch",
     "frameworks.transformers._tell_batch_size": "Transformers",
+    "frameworks.prompt._eagerly": "TensorFlow",
     "frameworks.torch.workers.is_starting_process": "CPython",
     "frameworks.torch.workers._kill": "torch",
     "frameworks.torch.workers._leave_workers_to_parent": "torch",
