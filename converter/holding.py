@@ -8,12 +8,13 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from converter.cache.entries import HeldEntry
 from converter.cache.leases import HURRY_SECONDS, RENEW_SECONDS
 from converter.errors import CacheError, ConverterError
+from converter.exits import register_before_thread_pools
 from converter.reading.fetching import give_up_fetching
 from converter.sources.spark import identity
 
@@ -97,19 +98,6 @@ class Holding:
 
 
 holdings: set[Holding] = set()
-
-
-def register_before_thread_pools(close: Callable[[], None]) -> None:
-    """Call `close` at the interpreter's end while thread pools still work.
-
-    Reaches into: threading._register_atexit (CPython 3.11).
-    Without it: `close` runs as an `atexit` hook, when remote stores cannot be asked: entries there wait for a sweep.
-    """
-    try:
-        register = threading._register_atexit  # type: ignore[attr-defined]  # noqa: SLF001
-    except AttributeError:
-        register = atexit.register
-    register(close)
 
 
 def is_in_thread_pool(thread: threading.Thread) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from converter.exits import register_before_thread_pools
 from converter.garbage import is_collecting, watch_collector
 
 _ANSWER_SECONDS = 0.5
@@ -107,12 +109,10 @@ class _Maker:
         coming: Future[Any] = Future()
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._make, name="converter-tensorflow")
-                try:
-                    self._thread.start()
-                except RuntimeError:
-                    self._thread = None
-                    raise
+                # Not a daemon, as threads of TensorFlow's are: the interpreter's end waits for it.
+                thread = threading.Thread(target=self._make, name="converter-tensorflow", daemon=False)
+                _starts.start(thread)
+                self._thread = thread
             self._asked.put(coming)
         return coming
 
@@ -146,5 +146,27 @@ class _Maker:
         with self._lock:
             thread = self._thread
             self._asked.put(None)
-        if thread is not None and not is_collecting():
+        if thread is not None and not is_collecting() and not sys.is_finalizing():
             thread.join()
+
+
+class _Starts:
+    """Starts threads until the interpreter's end begins: who starts one later would wait for it for ever."""
+
+    def __init__(self) -> None:
+        self._lock, self._are_over = threading.Lock(), False
+        register_before_thread_pools(self._end)
+
+    def start(self, thread: threading.Thread) -> None:
+        """Start it. Raises RuntimeError once the interpreter's end has begun."""
+        with self._lock:
+            if self._are_over:
+                raise RuntimeError("can't start a thread: interpreter shutdown")
+            thread.start()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._are_over = True
+
+
+_starts = _Starts()

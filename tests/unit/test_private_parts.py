@@ -37,7 +37,7 @@ REACHES = {
     "frameworks.torch.workers.end_workers": "torch",
     "frameworks.torch.workers.end_broken": "torch",
     "holding.is_in_thread_pool": "CPython",
-    "holding.register_before_thread_pools": "CPython",
+    "exits.register_before_thread_pools": "CPython",
     "loading.agreement._store_of_ranks": "torch",
     "garbage._freeze_and_collect_again": "CPython",
     "petastorm.etl.dataset_metadata.hadoop_configuration": "pyspark",
