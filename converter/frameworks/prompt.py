@@ -23,7 +23,10 @@ from converter.exits import register_before_thread_pools
 from converter.garbage import is_collecting, watch_collector
 
 _ANSWER_SECONDS = 0.5
+"""How long TensorFlow waits for an answer (a guess)."""
+
 _IDLE_SECONDS = 0.02
+"""How long a thread waits for the next question: longer than most steps, and short enough for who looks for threads."""
 
 
 def from_generator(generate: Callable[[], Iterator[Any]], signature: Any, kind: Any = tf.data.Dataset) -> Any:
@@ -154,8 +157,15 @@ class _Starts:
     """Starts threads until the interpreter's end begins: who starts one later would wait for it for ever."""
 
     def __init__(self) -> None:
-        self._lock, self._are_over = threading.Lock(), False
+        self._are_over = False
+        self._renew_lock()
         register_before_thread_pools(self._end)
+        if hasattr(os, "register_at_fork"):
+            # Another thread of the parent may have held it.
+            os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def start(self, thread: threading.Thread) -> None:
         """Start it. Raises RuntimeError once the interpreter's end has begun."""

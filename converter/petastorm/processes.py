@@ -79,9 +79,9 @@ class _Process:
     def __init__(self, dumped: bytes) -> None:
         self._dumped = dumped
         self._popen: subprocess.Popen[bytes] | None = None
-        self._has_ended = False
-        self._lock = threading.Lock()
-        """Keeps `end` from missing a process that is being started."""
+        self._ended = threading.Event()
+        self._lock = threading.RLock()
+        """Keeps `end` from missing a process that is being started; the collector may call that from `_start`."""
 
         self._to: BinaryIO
         self._back: BinaryIO
@@ -104,15 +104,17 @@ class _Process:
 
     def ask(self, argument: Any) -> Any:
         with self._lock:
-            if self._popen is None and not self._has_ended:
+            if self._popen is None and not self._ended.is_set():
                 self._popen = self._start()
+                if self._ended.is_set():
+                    self._popen.terminate()
         if self._popen is None:
             raise RuntimeError("The reader was stopped, so its transform is not called any more.")
         try:
             _send(self._to, pickle.dumps(argument, protocol=5))
             answer = _receive(self._back)
         except (BrokenPipeError, EOFError) as error:
-            if self._has_ended:
+            if self._ended.is_set():
                 raise RuntimeError("The reader was stopped while a process of it ran the transform.") from None
             raise RuntimeError(
                 f"The process that ran the transform ended (exit status {self._popen.wait()}). Was it killed, or was "
@@ -126,7 +128,7 @@ class _Process:
 
     def end(self) -> None:
         with self._lock:
-            self._has_ended = True
+            self._ended.set()
             if self._popen is not None:
                 # It may be in the middle of a call.
                 self._popen.terminate()

@@ -179,18 +179,17 @@ def renewed_signature(provider: Callable[[], str]) -> Any:
 
         def _take(self, signature: str) -> None:
             now = time.time()
-            ends = signature_expiry(signature)
-            if ends < self._ends:
-                # An answer that came late, after another thread's.
-                return
-            self._ends = ends
+            self._ends = signature_expiry(signature)
             self._renew_at = now + max(self._ends - now - _RENEW_SECONDS, (self._ends - now) / 2)
             self.update(signature)
             self._error = None
 
         def _renew(self, asking: _Asking) -> None:
             try:
-                self._take(ask())
+                signature = ask()
+                # An answer may come late, after that of another thread.
+                if asking is self._asking or signature_expiry(signature) > self._ends:
+                    self._take(signature)
             except BaseException as error:  # noqa: BLE001 (raised once the old one has ended)
                 ended = RuntimeError(f"storage_options['sas_token'] failed: it raised {type(error).__name__}")
                 if asking is self._asking:
