@@ -5,28 +5,42 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _collected_before: list[bool] = []
 """Whether garbage was collected before each fork that is under way."""
 
+_MOMENT_SECONDS = 1.0
+
 _phases = ["stop"]
 """What the collector told last: "start" or "stop"."""
 
 
 class Threads(ThreadPoolExecutor):
-    """Threads that end with their `with` block, which waits for them, but not if the garbage collector ends it.
+    """Threads that end with their `with` block, which waits for them, but not long if the garbage collector ends it.
 
-    The collector runs in any thread: in one of these, which cannot wait for itself, or in one that they wait for.
+    The collector runs in any thread: in one of these, which cannot wait for itself, or in one that they wait for. For
+    the main thread they may wait only if the collector came while it held a lock: there they get a moment.
     """
 
     def __init__(self, most: int, name: str) -> None:
-        super().__init__(most, thread_name_prefix=name)
+        started: list[threading.Thread] = []
+        super().__init__(most, thread_name_prefix=name, initializer=lambda: started.append(threading.current_thread()))
+        self._started = started
         watch_collector()
 
     def __exit__(self, *error: object) -> None:
-        self.shutdown(wait=not is_collecting())
+        if not is_collecting():
+            self.shutdown()
+            return
+        self.shutdown(wait=False)
+        if threading.get_ident() == threading.main_thread().ident:
+            end = time.monotonic() + _MOMENT_SECONDS
+            for thread in self._started:
+                thread.join(max(0.0, end - time.monotonic()))
 
 
 @functools.cache

@@ -171,7 +171,7 @@ class _Starts:
         """Start it. Raises RuntimeError once the interpreter's end has begun."""
         with self._lock:
             if self._are_over:
-                raise RuntimeError("can't start a thread: interpreter shutdown")
+                raise RuntimeError("The interpreter ends, so no thread is started.")
             thread.start()
 
     def _end(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable, Generator
 
 import pytest
@@ -110,6 +111,15 @@ def test_the_collector_frees_a_reader_in_the_readers_own_thread() -> None:
     assert given_up.is_set()
     for thread in living("converter-read"):
         thread.join(60)
+    assert not living("converter-read")
+
+
+def test_what_the_collector_frees_in_the_main_thread_has_ended_after_it() -> None:
+    results = read_ahead(lambda item: time.sleep(0.05) or item, iter(range(9)), workers_count=2, ahead=4)
+    assert next(results) == 0
+    Lost(results)
+    del results
+    gc.collect()
     assert not living("converter-read")
 
 
