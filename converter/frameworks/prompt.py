@@ -114,7 +114,7 @@ class _Maker:
             if self._thread is None:
                 # Not a daemon, as threads of TensorFlow's are: the interpreter's end waits for it.
                 thread = threading.Thread(target=self._make, name="converter-tensorflow", daemon=False)
-                _starts.start(thread)
+                _start(thread)
                 self._thread = thread
             self._asked.put(coming)
         return coming
@@ -153,30 +153,30 @@ class _Maker:
             thread.join()
 
 
-class _Starts:
-    """Starts threads until the interpreter's end begins: who starts one later would wait for it for ever."""
-
-    def __init__(self) -> None:
-        self._are_over = False
-        self._renew_lock()
-        register_before_thread_pools(self._end)
-        if hasattr(os, "register_at_fork"):
-            # Another thread of the parent may have held it.
-            os.register_at_fork(after_in_child=self._renew_lock)
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
-
-    def start(self, thread: threading.Thread) -> None:
-        """Start it. Raises RuntimeError once the interpreter's end has begun."""
-        with self._lock:
-            if self._are_over:
-                raise RuntimeError("The interpreter ends, so no thread is started.")
-            thread.start()
-
-    def _end(self) -> None:
-        with self._lock:
-            self._are_over = True
+_starting = threading.Lock()
+_has_end_begun = False
 
 
-_starts = _Starts()
+def _start(thread: threading.Thread) -> None:
+    """Start a thread. Raises RuntimeError once the interpreter's end has begun: who started it would wait for ever."""
+    with _starting:
+        if _has_end_begun:
+            raise RuntimeError("The interpreter ends, so no thread is started.")
+        thread.start()
+
+
+def _start_no_more() -> None:
+    global _has_end_begun
+    with _starting:
+        _has_end_begun = True
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _starting
+    _starting = threading.Lock()
+
+
+register_before_thread_pools(_start_no_more)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
