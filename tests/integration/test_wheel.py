@@ -130,7 +130,8 @@ def pickled(spark: SparkSession, cache_dir: Path, tmp_path: Path) -> Iterator[Pa
 
 def test_both_archives_pass_the_index_checks_and_work_in_an_empty_environment(built: Distributions) -> None:
     said = re.sub(r"\x1b\[\d*m", "", built.said)
-    assert said.count(": PASSED\n") == 2
+    # Lines are broken by the length of the paths, in the midst of this too.
+    assert "".join(said.split()).count(":PASSED") == 2
     assert said.count("No broken requirements found.\n") == 2
     assert said.count(f"What was installed is version {package.__version__}\n") == 2
 
