@@ -90,6 +90,22 @@ def living(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith(name)]
 
 
+def require_quick_end(collecting: threading.Thread, may_go_on: threading.Event) -> None:
+    """Require that a thread ends before `may_go_on` is set."""
+    collecting.start()
+    collecting.join(30)
+    try:
+        assert not collecting.is_alive()
+    finally:
+        may_go_on.set()
+
+
+def require_ends_of_readers() -> None:
+    for thread in living("converter-read"):
+        thread.join(60)
+    assert not living("converter-read")
+
+
 def test_the_collector_frees_a_reader_in_the_readers_own_thread() -> None:
     """It cannot wait for itself: Python would say so on stderr, and the other threads would not be told."""
     may_collect, is_collected = threading.Event(), threading.Event()
@@ -109,9 +125,7 @@ def test_the_collector_frees_a_reader_in_the_readers_own_thread() -> None:
     may_collect.set()
     assert is_collected.wait(60)
     assert given_up.is_set()
-    for thread in living("converter-read"):
-        thread.join(60)
-    assert not living("converter-read")
+    require_ends_of_readers()
 
 
 def test_what_the_collector_frees_in_the_main_thread_has_ended_after_it() -> None:
@@ -138,15 +152,8 @@ def test_the_collector_does_not_wait_for_threads_that_wait_for_the_thread_in_whi
     Lost(results)
     del results
     collecting = threading.Thread(target=lambda: (gc.collect(), may_go_on.set()), daemon=True)
-    collecting.start()
-    collecting.join(30)
-    try:
-        assert not collecting.is_alive()
-    finally:
-        may_go_on.set()
-    for thread in living("converter-read"):
-        thread.join(60)
-    assert not living("converter-read")
+    require_quick_end(collecting, may_go_on)
+    require_ends_of_readers()
 
 
 def test_the_collector_leaves_a_generator_that_a_thread_runs_to_that_thread() -> None:
@@ -174,12 +181,7 @@ def test_the_collector_leaves_a_generator_that_a_thread_runs_to_that_thread() ->
     assert is_inside.wait(60)
     del lost
     collecting = threading.Thread(target=gc.collect, daemon=True)
-    collecting.start()
-    collecting.join(30)
-    try:
-        assert not collecting.is_alive()
-    finally:
-        may_go_on.set()
+    require_quick_end(collecting, may_go_on)
     thread.join()
     assert ended.wait(60)
 
