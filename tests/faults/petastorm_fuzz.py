@@ -10,6 +10,7 @@ violation.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -203,7 +204,8 @@ class Guard:
 
     def run(self, label: str, read: Callable[[dict[bytes, bytes]], Any], metadata: dict[bytes, bytes]) -> str | None:
         """What is wrong with the end of a case; None if nothing is."""
-        begun, self.events, self.is_on = time.perf_counter(), [], True
+        # The processor's seconds: another program on the machine is no fault of the reader's.
+        begun, self.events, self.is_on = time.process_time(), [], True
         try:
             read(metadata)
         except PetastormMetadataError as error:
@@ -217,8 +219,8 @@ class Guard:
             self.is_on = False
         if self.events:
             wrong = f"started {self.events[:3]}"
-        if time.perf_counter() - begun > _MAX_SECONDS:
-            wrong = f"took {time.perf_counter() - begun:.1f} s"
+        if (seconds := time.process_time() - begun) > _MAX_SECONDS:
+            wrong = f"took {seconds:.1f} s"
         return None if wrong is None else f"{label}: {wrong}"
 
 
@@ -252,12 +254,15 @@ def _refused(read: Callable[[dict[bytes, bytes]], Any], metadata: dict[bytes, by
 
 
 def run_bombs() -> list[str]:
-    """The violations of the bombs: all must be refused, in little memory."""
+    """The violations of the bombs: all must be refused, in little time and, seen in a second pass, in little memory."""
     guard, violations = Guard(), []
     for name, data in bombs():
         for key, read in ((UNISCHEMA_KEY, read_schema), (ROWGROUPS_INDEX_KEY, read_indexes)):
-            tracemalloc.start()
+            # Tracing takes four to six times as long as the reading itself.
             wrong = guard.run(name, functools.partial(_refused, read), {key: data})
+            tracemalloc.start()
+            with contextlib.suppress(PetastormMetadataError):
+                _refused(read, {key: data})
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             # A step may keep a list in a memo.
