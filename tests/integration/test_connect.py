@@ -6,19 +6,28 @@ A local Connect server refuses to start beside a classic session, so it has a pr
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import json
 import os
 import re
 import shutil
+import subprocess
 import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import PIL.Image
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.connect.client.retries import DefaultPolicy
 
 from converter import DatasetConverter, Image, make_spark_converter
 from converter.sources.spark.local import find_java_home
@@ -26,7 +35,7 @@ from tests.folders import files_below
 from tests.processes import error_of, run_python
 from tests.rows import assert_same, concatenate, known_rows, known_valid, known_values
 from tests.servers.connect import only_connect_server
-from tests.waiting import ReadStderr, rows_that_wait
+from tests.waiting import ReadStderr, rows_that_wait, wait_until
 
 pytestmark = pytest.mark.short
 
@@ -163,6 +172,51 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
     return result
 
 
+def lose_the_server(folder: str) -> dict[str, Any]:
+    """Convert while the server ends; count how often Spark used up its retries, which take some ten minutes each."""
+    os.environ |= {
+        "JAVA_HOME": str(find_java_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    builder: Any = SparkSession.builder.remote("local[2]")
+    spark = builder.getOrCreate()
+    spark.client.set_retry_policies([DefaultPolicy(max_retries=2, initial_backoff=10, max_backoff=10)])
+    begun = f"{folder}/begun"
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        Path(begun).touch()
+        time.sleep(600)
+        yield from batches
+
+    def end_server() -> None:
+        wait_until(Path(begun).exists)
+        subprocess.run(["pkill", "-KILL", "-s", str(os.getsid(0)), "java"], check=True)
+
+    slow = spark.range(0, 6, 1, 2).mapInArrow(rows, "id long")
+    killer = threading.Thread(target=end_server)
+    killer.start()
+    told: list[str] = []
+
+    def tell(message: Warning | str, *_: Any) -> None:
+        # Spark gives back what a dead server holds in a thread of its own, for which nobody waits.
+        if threading.current_thread() is threading.main_thread():
+            told.append(str(message))
+
+    warnings.simplefilter("always")
+    warnings.showwarning = tell
+    result: dict[str, Any] = {}
+    for name, frame in (("killed", slow), ("dead", spark.range(5))):
+        told.clear()
+        result[name] = error_of(functools.partial(make_spark_converter, frame, cache_dir=f"{folder}/cache"))
+        result[f"{name}: rounds"] = sum("[RETRIES_EXCEEDED]" in message for message in told)
+        killer.join()
+    result["left"] = files_below(f"{folder}/cache")
+    print(json.dumps(result), flush=True)
+    # Spark's own end would ask the server again.
+    os._exit(0)
+
+
 @pytest.fixture(scope="module")
 def connect(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What `convert_over_connect` saw; that its values are exact it has asserted itself."""
@@ -237,3 +291,18 @@ def test_errors_over_connect_are_ours(connect: dict[str, Any]) -> None:
     assert kind == "SourceError"
     assert re.search("A streaming DataFrame has no end", text)
     assert all(name.endswith(".owner") for name in connect["left at the end"])
+
+
+@pytest.mark.long("a Connect server of its own: 12 s")
+def test_a_server_that_ends_in_a_write_is_waited_for_once(tmp_path: Path) -> None:
+    with only_connect_server():
+        seen = run_python(lose_the_server, str(tmp_path))
+    kind, text = seen["killed"]
+    assert kind == "CacheError"
+    assert re.search(
+        r"^Spark could not write the cache into .*: the server of Spark Connect cannot be reached \(", text
+    )
+    assert text.endswith("Make the DataFrame again in a new session once the server is back.")
+    assert seen["killed: rounds"] == 1
+    assert seen["dead: rounds"] == 1
+    assert all(name.endswith(".owner") for name in seen["left"])

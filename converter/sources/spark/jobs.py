@@ -12,6 +12,7 @@ from typing import Any
 
 from converter.portable.tasks import FINDING
 from converter.sources.spark.progress import stages_of
+from converter.sources.spark.session import is_server_away
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,9 @@ def short_cause(error: Exception) -> str:
         causes = [text.strip().splitlines()[0] for text in _causes_of(error) if text.strip()]
         causes = [line for line in causes if "[TASK_WRITE_FAILED]" not in line]
     whole = [line.strip() for line in lines if not line.startswith(("\t", "    at"))]
-    best = classed[:1] or causes[-1:] or whole[:1]
+    # gRPC's errors begin with the name of a class of its own.
+    details = [match[1] for line in lines if (match := re.fullmatch(r'\s*details = "(.+)"', line))]
+    best = classed[:1] or causes[-1:] or details or whole[:1]
     return (best[0].removeprefix("Caused by: ") if best else type(error).__name__)[:_MAX_CAUSE]
 
 
@@ -85,8 +88,9 @@ def write_job(session: Any, is_connect: bool, name: str) -> Iterator[None]:
         session.addTag(name)
         try:
             yield
-        except BaseException:
-            session.interruptTag(name)
+        except BaseException as error:
+            if not is_server_away(error):
+                _interrupt(session, name)
             raise
         finally:
             session.removeTag(name)
@@ -110,6 +114,14 @@ def write_job(session: Any, is_connect: bool, name: str) -> Iterator[None]:
     finally:
         for key, value in before.items():
             context.setLocalProperty(key, value)
+
+
+def _interrupt(session: Any, name: str) -> None:
+    """Stop the jobs of Spark Connect under a tag; what made them end early is to be told, not that this failed."""
+    try:
+        session.interruptTag(name)
+    except Exception as error:  # noqa: BLE001 (a server that ends, or whose version knows no tags)
+        logger.warning("Could not stop Spark's jobs of %s: %s", name, short_cause(error))
 
 
 def _wait_for_tasks(tracker: Any, group: str) -> None:

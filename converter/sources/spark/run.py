@@ -21,6 +21,7 @@ from converter.sources.spark.session import (
     collect_reports,
     count_scan_partitions,
     explain,
+    is_server_away,
     stream_reports,
     travels_by_value,
 )
@@ -105,6 +106,13 @@ def _write_error(error: Exception, directory: Storage, local_path: str, session:
             path=path,
         )
     cause = directory.without_secrets(short_cause(error)).rstrip(".")
+    if is_server_away(error):
+        # Nothing more is asked of it: each question would be asked again for minutes.
+        return CacheError(
+            f"Spark could not write the cache into {path}: the server of Spark Connect cannot be reached ({cause}). "
+            "Make the DataFrame again in a new session once the server is back.",
+            path=path,
+        )
     message = f"Spark could not write the cache into {path}: {cause}."
     _, reason = probed.get(place_of(directory, session), ("", "")) if writer == "auto" else ("", "")
     if reason:

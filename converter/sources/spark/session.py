@@ -32,7 +32,7 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
                 explicit = session.conf.get(name, None)
                 session.conf.set(name, value)
             except Exception as error:
-                if _is_away(error):
+                if is_server_away(error):
                     raise
                 # Each platform refuses with an error of its own.
                 logger.debug("Spark keeps %s as it is: %s", name, error)
@@ -40,7 +40,7 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
             before[name] = explicit
         yield
     except Exception as error:
-        is_away = _is_away(error)
+        is_away = is_server_away(error)
         raise
     finally:
         while before and not is_away:
@@ -52,14 +52,16 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
                     session.conf.set(name, explicit)
             except Exception as error:  # noqa: BLE001 (the other confs must still be restored)
                 logger.warning("Could not restore the conf %s: %s", name, error)
-                is_away = _is_away(error)
+                is_away = is_server_away(error)
         if before:
             logger.warning("Spark's server cannot be reached, so these confs were not restored: %s", ", ".join(before))
 
 
-def _is_away(error: BaseException) -> bool:
+def is_server_away(error: BaseException) -> bool:
     """Whether Spark Connect has tried to reach its server for some ten minutes: each further call would do so again."""
-    return type(error).__name__ == "RetriesExceeded" or "StatusCode.UNAVAILABLE" in str(error)
+    text = str(error)
+    # Executors' errors may quote gRPC, too; only its own begin with the name of its class.
+    return type(error).__name__ == "RetriesExceeded" or (text.startswith("<_") and "StatusCode.UNAVAILABLE" in text)
 
 
 def explain(df: Any, mode: str) -> str:

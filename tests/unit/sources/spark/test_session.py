@@ -36,6 +36,12 @@ FAILED_WRITE = "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed
 ANCIENT = "org.apache.spark.SparkUpgradeException: [INCONSISTENT.WRITE_ANCIENT_DATETIME] Writing dates before 1582."
 
 
+GRPC = (
+    "<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n"
+    '\tdetails = "failed to connect to all addresses"\n\tdebug_error_string = "UNAVAILABLE"\n>'
+)
+
+
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
@@ -53,9 +59,13 @@ ANCIENT = "org.apache.spark.SparkUpgradeException: [INCONSISTENT.WRITE_ANCIENT_D
         ),
         (f"{FAILED_WRITE}\n{STACK}", FAILED_WRITE),
         ("plain\nwords", "plain"),
+        (
+            GRPC,
+            "failed to connect to all addresses",
+        ),
         ("", "Exception"),
     ],
-    ids=["traceback", "in a line", "task write failed", "java", "both", "task alone", "plain", "nothing"],
+    ids=["traceback", "in a line", "task write failed", "java", "both", "task alone", "plain", "grpc", "nothing"],
 )
 def test_the_cause_of_a_spark_error_is_one_line(text: str, cause: str) -> None:
     assert short_cause(Exception(text)) == cause
