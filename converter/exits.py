@@ -6,6 +6,8 @@ import atexit
 import threading
 from collections.abc import Callable
 
+from converter.errors import ConverterError
+
 
 def register_before_thread_pools(close: Callable[[], None]) -> None:
     """Call `close` at the interpreter's end while thread pools still work.
@@ -18,3 +20,14 @@ def register_before_thread_pools(close: Callable[[], None]) -> None:
     except AttributeError:
         register = atexit.register
     register(close)
+
+
+def end_of_program(error: RuntimeError) -> ConverterError | None:
+    """What to raise where Python starts no more threads, because the main thread has ended; None for other errors."""
+    if "shutdown" not in str(error) or threading.main_thread().is_alive():
+        return None
+    # Python waits for the thread that reads, and starts no other for it.
+    return ConverterError(
+        "The program's main thread has ended, so nothing is read ahead any more. Let it wait for the thread that "
+        "iterates, with thread.join()."
+    )

@@ -1,10 +1,11 @@
-"""What Python's garbage collector frees: in whatever thread it runs, and in forked children."""
+"""What is freed in a thread that must not wait: where the garbage collector runs, in fsspec's, in forked children."""
 
 from __future__ import annotations
 
 import functools
 import gc
 import os
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ _phases = ["stop"]
 
 
 class Threads(ThreadPoolExecutor):
-    """Threads that end with their `with` block, which waits for them, but not long if the garbage collector ends it.
+    """Threads that end with their `with` block, which waits for them if it may, and else for a moment at most.
 
     The collector runs in any thread: in one of these, which cannot wait for itself, or in one that they wait for. For
     the main thread they may wait only if the collector came while it held a lock: there they get a moment.
@@ -33,7 +34,7 @@ class Threads(ThreadPoolExecutor):
         watch_collector()
 
     def __exit__(self, *error: object) -> None:
-        if not is_collecting():
+        if may_wait():
             self.shutdown()
             return
         self.shutdown(wait=False)
@@ -53,12 +54,19 @@ def _note(phase: str, _: Any) -> None:
     _phases[0] = phase
 
 
-def is_collecting() -> bool:
-    """Whether the garbage collector runs, in this thread or in another one.
+def may_wait() -> bool:
+    """Whether this thread may wait for others of ours: not while the collector runs, and never if it is fsspec's.
 
-    In another one it may wait for this thread: TensorFlow frees an iterator in threads of its own.
+    If the collector runs in another thread, that may wait for this one: TensorFlow frees an iterator in threads of its
+    own. And what reads from a web server or a store waits for fsspec's thread.
+
+    Reaches into: fsspec.asyn.iothread (fsspec 2025.2 to 2026.9).
+    Without it: a reader whose last reference fsspec's thread drops stands still until its requests are given up.
     """
-    return _phases[0] == "start"
+    if _phases[0] == "start":
+        return False
+    threads = getattr(sys.modules.get("fsspec.asyn"), "iothread", ())
+    return threading.current_thread() not in threads
 
 
 @functools.cache

@@ -91,6 +91,7 @@ _ROOMS = {
     "converter.portable": "any call that reads or writes files",
     "converter.cache": "any call that uses a cache",
     "converter.reading": "any call that reads rows",
+    "converter.exits": "any call that reads rows",
     "converter.commands": "the command converter",
     "converter.frameworks.lightning": "Trainer of Lightning",
     "converter.frameworks.tensorflow": "make_tf_dataset",

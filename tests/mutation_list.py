@@ -202,14 +202,21 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="garbage.py",
         claim="what the garbage collector frees waits for threads",
-        old="        if not is_collecting():\n",
+        old="        if may_wait():\n",
         new="        if True:\n",
+        tests=("tests/unit/reading/test_ahead.py",),
+    ),
+    Mutation(
+        module="garbage.py",
+        claim="a reader that fsspec's thread drops waits for requests there",
+        old="return threading.current_thread() not in threads",
+        new="return True",
         tests=("tests/unit/reading/test_ahead.py",),
     ),
     Mutation(
         module="reading/ahead.py",
         claim="the garbage collector waits for a thread that runs a generator",
-        old="            if is_collecting():\n",
+        old="            if not may_wait():\n",
         new="            if False:\n",
         tests=("tests/unit/reading/test_ahead.py",),
     ),

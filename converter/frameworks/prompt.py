@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from converter.exits import register_before_thread_pools
-from converter.garbage import is_collecting, watch_collector
+from converter.garbage import may_wait, watch_collector
 
 _ANSWER_SECONDS = 0.5
 """How long TensorFlow waits for an answer (a guess)."""
@@ -149,7 +149,7 @@ class _Maker:
         with self._lock:
             thread = self._thread
             self._asked.put(None)
-        if thread is not None and not is_collecting() and not sys.is_finalizing():
+        if thread is not None and may_wait() and not sys.is_finalizing():
             thread.join()
 
 

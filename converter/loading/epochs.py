@@ -17,6 +17,7 @@ from typing import Any
 
 from converter.arguments import check_integer
 from converter.errors import ConverterError
+from converter.exits import end_of_program
 from converter.loading.agreement import check_agreement
 from converter.loading.forecast import check_steps, log_uneven_shards
 from converter.loading.steps import Steps
@@ -376,13 +377,9 @@ class Iteration:
             self._epochs.check_open()
             raise
         except RuntimeError as error:
-            if "interpreter shutdown" not in str(error):
+            if (ended := end_of_program(error)) is None:
                 raise
-            # Python waits for this thread, and starts no other for it.
-            raise ConverterError(
-                "The program's main thread has ended, so nothing is read ahead any more. Let it wait for the thread "
-                "that iterates, with thread.join()."
-            ) from error
+            raise ended from error
         except ValueError:
             if not self._is_closed:
                 raise

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from converter.errors import ConverterError, ConverterWarning
+from converter.exits import end_of_program
 from converter.petastorm import places
 from converter.petastorm.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
 from converter.petastorm.elements import NOTHING, Elements, batches, rows, windows
@@ -295,6 +296,8 @@ class Reader:
             was_interrupted = not isinstance(error, Exception)
             interrupted = RuntimeError("The reader was interrupted, so rows are missing. Make it again.")
             self._failure = interrupted if was_interrupted else error
+            if isinstance(error, RuntimeError) and (ended := end_of_program(error)) is not None:
+                raise ended from error
             raise
         self._num_pieces += 1
         block = piece.block(self.schema)

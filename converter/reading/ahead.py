@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from converter.errors import ConverterError
-from converter.garbage import Threads, is_collecting
+from converter.garbage import Threads, may_wait
 from converter.reading.meter import Meter
 from converter.storage.at_once import result_of
 
@@ -79,7 +79,7 @@ def read_ahead(
 def close_generator(generator: Any) -> None:
     """Close a generator; if another thread runs it, once that one has come to its next step.
 
-    The garbage collector does not wait for that.
+    A thread that must not wait, such as one where the garbage collector runs, does not.
 
     Raises:
         ValueError: that took more than a minute.
@@ -93,8 +93,8 @@ def close_generator(generator: Any) -> None:
             is_from_within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
             if is_from_within or time.monotonic() > deadline:
                 raise
-            if is_collecting():
-                # The thread that runs it may wait for the collector; it drops the generator at its next step.
+            if not may_wait():
+                # The thread that runs it may wait for this one; it drops the generator at its next step.
                 return
             time.sleep(_LOOK_SECONDS)
         else:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from converter.garbage import Threads, is_collecting
+from converter.garbage import Threads, may_wait
 from converter.mixing import CYCLE_ROWS
 from converter.plan import EpochPlan
 from converter.positions import take_positions
@@ -177,7 +177,7 @@ class _Stream:
     def close(self) -> None:
         """End the thread and the reading; `over` and `given_up` are set by now."""
         if self._thread is not None:
-            self._thread.shutdown(wait=not is_collecting(), cancel_futures=True)
+            self._thread.shutdown(wait=may_wait(), cancel_futures=True)
         # An interrupt while the thread was being started keeps the pool from waiting for it.
         close_generator(self._columns)
 

@@ -28,11 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from converter import ConverterError, DatasetConverter, ReadError, SourceChangedError, open_converter
+from converter.petastorm import make_batch_reader
 from tests.columns import ID, Column, assert_batch
 from tests.entries import write_converter
 from tests.faults.small_entries import tree
@@ -741,15 +743,19 @@ def read_after_the_end(cache_dir: str, kind: str) -> None:
     folder = Path(cache_dir)
     converter = write(cache_dir)
     main = threading.main_thread()
+    rows = folder.with_name("rows.parquet")
+    pq.write_table(pa.table({"id": np.arange(100)}), rows, row_group_size=10)
+    petastorm_reader = make_batch_reader(rows.as_uri())
 
     def read() -> None:
         wait_until(lambda: not main.is_alive(), pause_seconds=0.001)
-        folder.with_name("said").write_text(json.dumps(error_of(lambda: ids_of(make(converter, kind)))))
+        told = error_of(lambda: list(petastorm_reader) if kind == "petastorm" else ids_of(make(converter, kind)))
+        folder.with_name("said").write_text(json.dumps(told))
 
     threading.Thread(target=read).start()
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("kind", ["numpy", "torch", "petastorm"])
 def test_a_thread_that_begins_after_the_main_thread_has_ended_is_told(cache_dir: Path, kind: str) -> None:
     with start_python(read_after_the_end, str(cache_dir), kind) as process:
         process.wait(60)

@@ -40,6 +40,7 @@ REACHES = {
     "exits.register_before_thread_pools": "CPython",
     "loading.agreement._store_of_ranks": "torch",
     "garbage._freeze_and_collect_again": "CPython",
+    "garbage.may_wait": "fsspec",
     "petastorm.etl.dataset_metadata.hadoop_configuration": "pyspark",
     "petastorm.etl.petastorm_generate_metadata._write_summary_of_row_groups": "pyspark",
     "portable.filesystems._keep_whole_paths": "hdfs-native",

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 
+import fsspec.asyn
 import pytest
 
 from converter.errors import ConverterError
@@ -153,6 +154,33 @@ def test_the_collector_does_not_wait_for_threads_that_wait_for_the_thread_in_whi
     del results
     collecting = threading.Thread(target=lambda: (gc.collect(), may_go_on.set()), daemon=True)
     require_quick_end(collecting, may_go_on)
+    require_ends_of_readers()
+
+
+def test_a_reader_that_fsspecs_thread_drops_does_not_wait_there_for_requests_which_wait_for_that_thread() -> None:
+    loop, dropped = fsspec.asyn.get_loop(), threading.Event()
+    is_reading, may_ask = threading.Event(), threading.Event()
+
+    async def answer(item: int) -> int:
+        return item
+
+    def read(item: int) -> int:
+        if item:
+            is_reading.set()
+            may_ask.wait(60)
+        return fsspec.asyn.sync(loop, answer, item)
+
+    results = read_ahead(read, iter(range(9)), workers_count=1, ahead=2)
+    assert next(results) == 0
+    assert is_reading.wait(60)
+    held = [results]
+    del results
+    loop.call_soon_threadsafe(held.clear)
+    loop.call_soon_threadsafe(dropped.set)
+    try:
+        assert dropped.wait(30)
+    finally:
+        may_ask.set()
     require_ends_of_readers()
 
 
