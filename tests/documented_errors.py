@@ -24,7 +24,7 @@ PAGE = PACKAGE / "messages.md"
 
 NOT_SHOWN = {
     "converter.portable.packing._packed",
-    "AttributeError", "CancelledError", "EOFError", "Exit", "GivenUpError", "NoAnswerError", "OutOfRangeError",
+    "AttributeError", "CancelledError", "EOFError", "Exit", "GivenUpError", "OutOfRangeError",
     "StopIteration", "UntilError",
 }  # fmt: skip
 """Errors, and functions with one, that are caught by another part of the package, by Python or by a framework."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,8 +85,8 @@ class Recipe:
     shuffle_rows: bool
     seed: int
 
-    def read(self, item: Item) -> pa.Table:
-        """The stored columns of the rows that are wanted, in their order.
+    def read(self, item: Item, given_up: threading.Event) -> pa.Table:
+        """The stored columns of the rows that are wanted, in their order. Requests end once `given_up` is set.
 
         Raises:
             ReadError: the row group cannot be read.
@@ -94,10 +95,10 @@ class Recipe:
         names = list(self.stored.fields)
         asked = self._asked_names()
         if not asked:
-            table = self.store.read(item.row_group, names)
+            table = self.store.read(item.row_group, names, given_up)
             rows = self._order_of(item, table.num_rows)
             return table if rows is None else table.take(rows)
-        early = self.store.read(item.row_group, asked)
+        early = self.store.read(item.row_group, asked, given_up)
         rows = self._order_of(item, early.num_rows)
         rows = np.arange(early.num_rows) if rows is None else rows
         if self.filters is not None:
@@ -107,7 +108,7 @@ class Recipe:
         if not len(rows):
             return pa.table({name: pa.array([], pa.null()) for name in names})
         late = [name for name in names if name not in asked]
-        table = self.store.read(item.row_group, late)
+        table = self.store.read(item.row_group, late, given_up)
         columns = dict(zip(early.column_names, early.columns, strict=True))
         columns |= dict(zip(table.column_names, table.columns, strict=True))
         return pa.table({name: columns[name] for name in names}).take(rows)

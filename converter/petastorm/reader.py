@@ -6,6 +6,7 @@ Long, because both functions repeat Petastorm's 28 arguments for `help()` and ed
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import os
@@ -138,6 +139,9 @@ class Reader:
         self._num_pieces = 0
         # Several threads may call next().
         self._lock = threading.Lock()
+        self._given_up: threading.Event
+        """Cancels the requests to a store."""
+
         self._pieces = self._read()
         self._at_hand = NOTHING
         self._failure: BaseException | None = None
@@ -167,8 +171,9 @@ class Reader:
     def stop(self) -> None:
         """End the threads; what was read ahead is dropped."""
         self.stopped = True
+        # Before the lock: a thread that waits for an answer has it.
+        self._given_up.set()
         if isinstance(self._apply, Processes):
-            # Before the lock: a thread that waits for an answer has it.
             self._apply.end()
         with self._lock:
             self._pieces.close()
@@ -278,12 +283,7 @@ class Reader:
             return columns
 
     def _next_piece(self) -> Elements:
-        if self.stopped:
-            raise RuntimeError(
-                "Trying to read a sample after a reader created by make_reader/make_batch_reader has stopped. This may "
-                "happen if the make_reader/make_batch_reader context manager has exited but you try to fetch a sample "
-                "from it anyway"
-            )
+        self._require_running()
         if self._failure is not None:
             # What comes after an error is no end: rows are missing.
             raise self._failure
@@ -296,6 +296,9 @@ class Reader:
             was_interrupted = not isinstance(error, Exception)
             interrupted = RuntimeError("The reader was interrupted, so rows are missing. Make it again.")
             self._failure = interrupted if was_interrupted else error
+            if not was_interrupted:
+                # Another thread may have stopped it, and so cancelled the requests.
+                self._require_running()
             if isinstance(error, RuntimeError) and (ended := end_of_program(error)) is not None:
                 raise ended from error
             raise
@@ -305,14 +308,24 @@ class Reader:
             return batches(block, self.schema)
         return rows(block, self.schema) if self.ngram is None else windows(block, self.schema, self.ngram)
 
+    def _require_running(self) -> None:
+        if self.stopped:
+            raise RuntimeError(_STOPPED)
+
     def _read(self) -> Generator[Piece, None, None]:
         threads = default_workers_count()
         threads = 1 if self._options.pool == "dummy" else max(1, min(self._options.workers_count, threads))
         items = self._order.epochs(self.num_epochs, self._epochs_done)
         self._apply = _function_of(self._recipe, self._options, threads)
         # A function, not a method: a generator that knows its reader would keep it, and its threads, alive.
-        return _read_pieces(self._recipe, self._apply, items, threads, self.work)
+        self._given_up = threading.Event()
+        return _read_pieces(self._recipe, self._apply, items, threads, self.work, self._given_up)
 
+
+_STOPPED = (
+    "Trying to read a sample after a reader created by make_reader/make_batch_reader has stopped. This may happen if "
+    "the make_reader/make_batch_reader context manager has exited but you try to fetch a sample from it anyway"
+)
 
 _readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
@@ -337,9 +350,14 @@ def _function_of(recipe: Recipe, options: ReaderOptions, threads: int) -> Callab
 
 
 def _read_pieces(
-    recipe: Recipe, apply: Callable[[Any], Any] | None, items: Iterator[Item], threads: int, work: Work
+    recipe: Recipe,
+    apply: Callable[[Any], Any] | None,
+    items: Iterator[Item],
+    threads: int,
+    work: Work,
+    given_up: threading.Event,
 ) -> Generator[Piece, None, None]:
-    """The pieces of items, in order."""
+    """The pieces of items, in order. Requests end once `given_up` is set."""
     blocks = native_blocks(work)
     if blocks is not None:
         with contextlib.closing(blocks):
@@ -347,13 +365,15 @@ def _read_pieces(
                 yield Piece(columns=columns)
         return
     with contextlib.closing(apply) if isinstance(apply, Processes) else contextlib.nullcontext():
-        yield from _pieces_of(recipe if apply is None else replace(recipe, apply=apply), items, threads)
+        yield from _pieces_of(recipe if apply is None else replace(recipe, apply=apply), items, threads, given_up)
 
 
-def _pieces_of(recipe: Recipe, items: Iterator[Item], threads: int) -> Generator[Piece, None, None]:
+def _pieces_of(
+    recipe: Recipe, items: Iterator[Item], threads: int, given_up: threading.Event
+) -> Generator[Piece, None, None]:
     """The pieces of items, in order: some threads read row groups ahead, others decode them in parts."""
-    given_up = threading.Event()
-    tables = read_ahead(recipe.read, items, workers_count=threads, ahead=threads + 1, given_up=[given_up])
+    read = functools.partial(recipe.read, given_up=given_up)
+    tables = read_ahead(read, items, workers_count=threads, ahead=threads + 1, given_up=[given_up])
     with contextlib.closing(tables):
         parts = (part for table in tables for part in recipe.pieces(table))
         with contextlib.closing(

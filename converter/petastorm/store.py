@@ -133,8 +133,10 @@ class Store:
                 self._footers[file] = kept
         return kept
 
-    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+    def read(self, row_group: RowGroup, columns: Sequence[str], given_up: threading.Event | None = None) -> pa.Table:
         """These columns of a row group. Partition columns are strings; a column that the file lacks is null.
+
+        Requests end once `given_up` is set.
 
         Raises:
             ReadError: the row group cannot be read; `.path` and `.row_group` say which.
@@ -143,7 +145,7 @@ class Store:
         file, index = row_group
         path = self.path(file)
         try:
-            parquet = self._open(file)
+            parquet = self._open(file, given_up)
             if index >= parquet.metadata.num_row_groups:
                 raise SourceChangedError(
                     f"{path} has {parquet.metadata.num_row_groups} row groups, and row group {index} was expected: the "
@@ -169,11 +171,11 @@ class Store:
                 arrays[name] = pa.chunked_array([pa.nulls(num_rows, kind)])
         return pa.table({name: arrays[name] for name in columns})
 
-    def _open(self, file: int) -> pq.ParquetFile:
+    def _open(self, file: int, given_up: threading.Event | None = None) -> pq.ParquetFile:
         name, path = self.names[file], self.path(file)
         try:
             return pq.ParquetFile(
-                self._source(file), metadata=self._footers.get(file), coerce_int96_timestamp_unit="us"
+                self._source(file, given_up), metadata=self._footers.get(file), coerce_int96_timestamp_unit="us"
             )
         except FileNotFoundError as error:
             raise SourceChangedError(f"{path} is gone. Make the reader again.", path=path) from error
@@ -183,18 +185,19 @@ class Store:
         except KeyError as error:
             raise SourceError(f"{name!r} is not a file of {self.storage.url}.", path=path) from error
 
-    def _source(self, file: int) -> Any:
+    def _source(self, file: int, given_up: threading.Event | None) -> Any:
         """A file to read from; of a remote one what was fetched before comes from this host's disk."""
         name, cache = self.names[file], self.local_cache
         if self.storage.is_local or cache is None:
-            return self.storage.open_parquet(name)
+            return self.storage.open_parquet(name, given_up=given_up)
         if file not in self._stamps:
-            self._stamps[file] = self.storage.look(name)
+            self._stamps[file] = self.storage.look(name, given_up)
         num_bytes, stamp = self._stamps[file]
 
         def fetch(start: int, stop: int) -> Data:
             piece = piece_name("rows", file, (name, start, stop, num_bytes, stamp))
-            parts, _ = cache.get(piece, [stop - start], lambda: [self.storage.read_part(name, start, stop)])
+            read = functools.partial(self.storage.read_part, name, start, stop, given_up)
+            parts, _ = cache.get(piece, [stop - start], lambda: [read()], given_up)
             return parts[0]
 
         return pa.PythonFile(PartialFile(num_bytes, fetch), mode="r")

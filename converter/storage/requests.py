@@ -35,24 +35,22 @@ class GivenUpError(OSError):
     """The caller no longer waits for this answer."""
 
 
-class NoAnswerError(Exception):
-    """A request hangs."""
+def is_answered(request: Request[Any], *, deadline: float, given_up: threading.Event | None = None) -> bool:
+    """Wait for a request; False if the deadline (of `time.monotonic`) comes first.
 
-
-def answer_of(
-    request: Request[Result], *, deadline: float = float("inf"), given_up: threading.Event | None = None
-) -> Result:
-    """What a request returns or raises; Ctrl-C ends the waiting.
-
-    Raises:
-        NoAnswerError: the deadline (of `time.monotonic`) has passed.
-        GivenUpError: `given_up` was set.
+    What a signal handler raises ends the waiting, Ctrl-C too. Raises GivenUpError once `given_up` is set.
     """
     while not request.is_answered(_LOOK_SECONDS):
         if given_up is not None and given_up.is_set():
             raise GivenUpError("the request was cancelled")
         if time.monotonic() > deadline:
-            raise NoAnswerError
+            return False
+    return True
+
+
+def answer_of(request: Request[Result]) -> Result:
+    """What a request returns or raises, however long that takes."""
+    is_answered(request, deadline=float("inf"))
     return request.answer()
 
 

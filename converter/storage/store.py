@@ -33,10 +33,9 @@ from converter.storage.requests import (
     REFUSED_STATUS,
     TELLING_BYTES,
     GivenUpError,
-    NoAnswerError,
     RequestLine,
-    answer_of,
     aws_code,
+    is_answered,
     status_of,
 )
 from converter.storage.urls import GOOGLE_SCHEMES, HTTP_SCHEMES, S3_SCHEMES, split_url
@@ -200,13 +199,18 @@ class Store:
         while True:
             try:
                 asked = Request(lambda: request(self.filesystem()), is_native=self.is_native)
-                return answer_of(asked, deadline=deadline, given_up=given_up)
+            except RuntimeError as error:
+                # No thread can be started.
+                raise self._named(error, path) from error
+            # Outside of the block below, which takes errors for those of the store: a signal handler may raise here.
+            if not is_answered(asked, deadline=deadline, given_up=given_up):
+                break
+            try:
+                return asked.answer()
             except (FileNotFoundError, FileExistsError, NotADirectoryError, GivenUpError, NotOpenedError):
                 raise
             except PermissionError as error:
                 raise self._named(error, path) from self.harmless(error)
-            except NoAnswerError:
-                break
             except Exception as error:  # noqa: BLE001 (each client has errors of its own)
                 if not self.is_transient(error):
                     raise self._named(error, path) from self.harmless(error)
@@ -227,10 +231,10 @@ class Store:
 
     def wait_for(self, call: Callable[[], Result], *, path: str) -> Result:
         """What another client returns, which may know no deadline. Raises TimeoutError."""
-        try:
-            return answer_of(Request(call, is_native=True), deadline=time.monotonic() + self.timeout_seconds)
-        except NoAnswerError:
-            raise self._too_late(path) from None
+        asked = Request(call, is_native=True)
+        if not is_answered(asked, deadline=time.monotonic() + self.timeout_seconds):
+            raise self._too_late(path)
+        return asked.answer()
 
     def _too_late(self, path: str, last: BaseException | None = None) -> TimeoutError:
         reason = self._why_silent() if last is None else f"; its last answer was {self._text(last)}"

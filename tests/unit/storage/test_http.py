@@ -29,6 +29,7 @@ from converter import (
     make_parquet_converter,
 )
 from converter.cache import roots
+from converter.petastorm import make_batch_reader
 from converter.sources.parquet.footers import look_at
 from converter.storage.opening import open_storage
 from tests.processes import run_python
@@ -43,6 +44,10 @@ class RangeHandler(SimpleHTTPRequestHandler):
     num_off: ClassVar[int] = 0
     num_busy: ClassVar[int] = 0
     num_cut: ClassVar[int] = 0
+    silent: ClassVar[str] = ""
+    is_asked: ClassVar[threading.Event]
+    """Set when the file `silent` is asked for, which is answered once `may_answer` is set."""
+    may_answer: ClassVar[threading.Event]
 
     def send_header(self, keyword: str, value: str) -> None:
         if keyword != "Last-Modified" or self.has_times:
@@ -62,6 +67,9 @@ class RangeHandler(SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, wanted = Path(self.translate_path(self.path)), self.headers.get("Range", "")
+        if path.name == self.silent:
+            self.is_asked.set()
+            self.may_answer.wait()
         if self.is_busy():
             return None
         if not path.is_file() or not wanted or not self.has_ranges:
@@ -279,3 +287,40 @@ def test_an_interrupt_ends_the_reading_of_footers(
 def test_a_store_that_is_only_read_is_named() -> None:
     with pytest.raises(OSError, match="the store cannot create a file only if there is none"):
         open_storage("https://localhost:1/x", timeout_seconds=5).put_if_absent("a", b"1")
+
+
+@pytest.mark.filterwarnings("ignore:make_batch_reader is Petastorm's interface")
+def test_a_petastorm_reader_is_stopped_while_the_server_is_silent(
+    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        # Text, which the native engine does not read for Petastorm's.
+        pq.write_table(pa.table({"id": [1, 2], "text": ["a", "b"]}), tmp_path / f"{name}.parquet")
+    for name in ("is_asked", "may_answer"):
+        monkeypatch.setattr(RangeHandler, name, threading.Event(), raising=False)
+    urls = [f"{web}/{name}.parquet" for name in "ab"]
+    reader = make_batch_reader(urls, workers_count=1, num_epochs=None)
+    # It has seen the footers then.
+    next(reader)
+    monkeypatch.setattr(RangeHandler, "silent", "b.parquet")
+    told: list[str] = []
+
+    def read() -> None:
+        try:
+            for _ in reader:
+                pass
+        except RuntimeError as error:
+            told.append(str(error))
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    assert RangeHandler.is_asked.wait(60)
+    stopping = threading.Thread(target=reader.stop, daemon=True)
+    stopping.start()
+    stopping.join(30)
+    try:
+        assert not stopping.is_alive()
+    finally:
+        RangeHandler.may_answer.set()
+    reading.join(60)
+    assert [text.partition(" created")[0] for text in told] == ["Trying to read a sample after a reader"]
