@@ -147,7 +147,8 @@ def make_spark_converter(
             own error is `__cause__`).
         MissingDependencyError: `progress=True` and tqdm is not installed; or a package that a URL needs is missing.
         NullValueError: a numeric array has null elements, or a nested array a null inner array.
-        SourceError: `df` has no rows or no columns, is a stream, or has rows that contradict `shapes`.
+        SourceError: `df` has no rows or no columns, is a stream, or has rows that contradict `shapes`; or Spark cannot
+            be reached any more.
         TypeError: `df` is no Spark DataFrame, or an option has a wrong type.
         UnsupportedTypeError: columns have no tensor form; the message names all of them.
         ValueError: an option has a wrong value.

@@ -83,6 +83,8 @@ class WeightedSamplingReader:
         Raises:
             StopIteration: that reader has ended.
         """
+        # Blocks were left for elements: the others go on until that reader is drawn again.
+        self._ending = None
         number = self._draw_one()
         parts = self._parts[number]
         if not parts:
@@ -191,7 +193,7 @@ class WeightedSamplingReader:
             raise NotImplementedError("Currently do not support resetting a reader while in the middle of iteration.")
         # The others may have been read to their ends, too, but not handed out.
         self._readers[self._ended].reset()
-        self._ended = None
+        self._ended = self._ending = None
 
     def stop(self) -> None:
         """Stop all readers."""

@@ -13,7 +13,7 @@ from converter.cache import entries
 from converter.errors import CacheError
 from converter.portable.tasks import PROBE_NAME, REPORT_SCHEMA, ask_python, make_probe
 from converter.sources.spark.jobs import short_cause
-from converter.sources.spark.session import is_server_away, java_packages
+from converter.sources.spark.session import ends_all, java_packages
 from converter.storage.directory import Storage
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def has_python(session: Any, *, is_connect: bool) -> bool:
             [row] = session.range(0, 1, 1, 1).mapInArrow(ask_python, REPORT_SCHEMA).collect()
             pythons[application] = _too_old(json.loads(row["report"])["pyarrow"])
         except Exception as error:
-            if is_server_away(error):
+            if ends_all(error):
                 raise
             # Executors that fail here for any reason would fail later.
             pythons[application] = f"the executors cannot run Python ({short_cause(error)})"
@@ -126,7 +126,7 @@ def _probe(directory: Storage, session: Any) -> tuple[Writer, str]:
         # In one partition: Azure refuses one of two that write the same blob at the same time.
         rows = session.range(0, 1, 1, 1).mapInArrow(probe, REPORT_SCHEMA).collect()
     except Exception as error:
-        if is_server_away(error):
+        if ends_all(error):
             raise
         # Executors that fail here for any reason would fail later.
         if type(error).__name__ in _PICKLING_ERRORS:

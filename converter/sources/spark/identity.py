@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from converter.sources.spark.session import changed_confs, count_local_lists, explain, java_frame
+from converter.sources.spark.session import changed_confs, count_local_lists, ends_all, explain, java_frame
 from converter.storage.urls import shown_url
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,10 @@ def find_delta_version(df: Any) -> DeltaVersion | None:
     """The version that a DataFrame reads, if it is only columns and filters of one Delta table; else None."""
     try:
         return _find_delta_version(df)
-    except Exception as error:  # noqa: BLE001 (doubt is never an error; Connect shows no plan)
+    except Exception as error:
+        if ends_all(error):
+            raise
+        # Doubt is never an error; Connect shows no plan.
         logger.debug("Could not tell which version of a Delta table the DataFrame reads: %s", error)
         return None
 
@@ -213,7 +216,10 @@ def gather_evidence(df: Any) -> Evidence | None:
     """What the rows of `df` depend on now; None if that cannot be told."""
     try:
         return _gather_evidence(df)
-    except Exception as error:  # noqa: BLE001 (a probe that fails is a doubt, and doubt is never an error)
+    except Exception as error:
+        if ends_all(error):
+            raise
+        # A probe that fails is a doubt, and doubt is never an error.
         logger.debug("Could not tell what the DataFrame depends on: %s", error)
         return None
 
@@ -305,7 +311,10 @@ def _still_holds(evidence: Evidence, df: Any) -> bool:
         session = df.sparkSession
         inputs = _look_at([path for path, *_ in evidence.inputs], session)
         return inputs == evidence.inputs and _confs_of(session) == evidence.confs
-    except Exception as error:  # noqa: BLE001 (doubt is never an error)
+    except Exception as error:
+        if ends_all(error):
+            raise
+        # Doubt is never an error.
         logger.debug("Could not tell whether the DataFrame's inputs changed: %s", error)
         return False
 

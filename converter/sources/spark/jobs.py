@@ -10,7 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from converter.errors import SourceError
 from converter.portable.tasks import FINDING
+from converter.signals import is_of_handler
 from converter.sources.spark.progress import stages_of
 from converter.sources.spark.session import is_server_away
 
@@ -23,6 +25,33 @@ _MAX_CAUSE = 400
 _MAX_CAUSES = 20
 
 
+def how_spark_ended(error: BaseException) -> str | None:
+    """What to tell and to do if Spark cannot be reached any more, without the last full stop; else None."""
+    if not is_server_away(error):
+        return None
+    if isinstance(error, OSError) or type(error).__name__ == "Py4JNetworkError":
+        return (
+            "Spark's JVM has ended, perhaps killed by the system for its memory. Start this program again (in a "
+            "notebook, its kernel): pyspark starts no other JVM"
+        )
+    return (
+        f"the server of Spark Connect cannot be reached ({short_cause(error)}). Make the DataFrame again in a new "
+        "session once the server is back"
+    )
+
+
+@contextlib.contextmanager
+def naming_the_end_of_spark(what: str) -> Iterator[None]:
+    """Raise SourceError, which begins with `what`, if Spark cannot be reached any more in the block."""
+    try:
+        yield
+    except Exception as error:
+        ended = how_spark_ended(error)
+        if ended is None:
+            raise
+        raise SourceError(f"{what}: {ended}.") from error
+
+
 def finding_in(error: Exception) -> dict[str, Any] | None:
     """The finding of an executor in the data, if Spark's error carries one."""
     _, marker, rest = str(error).partition(FINDING)
@@ -32,7 +61,7 @@ def finding_in(error: Exception) -> dict[str, Any] | None:
     return finding
 
 
-def short_cause(error: Exception) -> str:
+def short_cause(error: BaseException) -> str:
     """The line of a Spark error that says why it failed.
 
     Spark's texts hold a Python traceback of the worker, or an error class in brackets, or a Java cause, between
@@ -120,7 +149,10 @@ def _interrupt(session: Any, name: str) -> None:
     """Stop the jobs of Spark Connect under a tag; what made them end early is to be told, not that this failed."""
     try:
         session.interruptTag(name)
-    except Exception as error:  # noqa: BLE001 (a server that ends, or whose version knows no tags)
+    except Exception as error:
+        if is_of_handler(error):
+            raise
+        # A server that ends, or whose version knows no tags.
         logger.warning("Could not stop Spark's jobs of %s: %s", name, short_cause(error))
 
 

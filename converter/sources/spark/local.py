@@ -28,6 +28,7 @@ import platformdirs
 
 from converter.bars import is_in_terminal
 from converter.errors import MissingDependencyError
+from converter.sources.spark.jobs import naming_the_end_of_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,6 +49,7 @@ _CONF = {
 }
 
 
+@naming_the_end_of_spark("Spark cannot be started")
 def start_local_spark(
     app_name: str = "converter", *, master: str = "local[*]", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
@@ -71,6 +73,7 @@ def start_local_spark(
 
     Raises:
         MissingDependencyError: pyspark is not installed, or there is no Java 17 or newer.
+        SourceError: the JVM that this process had started has ended.
     """
     try:
         from pyspark.sql import SparkSession

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from converter.errors import CacheError, ConverterError
 from converter.portable import moments
 from converter.portable.tasks import REPORT_SCHEMA, add_moments, fold_reports, make_write_partition
+from converter.signals import is_of_handler
 from converter.sources.spark.choose import choose_writer, has_python, place_of, probed
-from converter.sources.spark.jobs import finding_in, short_cause, write_job
+from converter.sources.spark.jobs import finding_in, how_spark_ended, short_cause, write_job
 from converter.sources.spark.progress import Written, progress_bar
 from converter.sources.spark.reports import error_of
 from converter.sources.spark.schema import SparkColumn
@@ -21,7 +22,6 @@ from converter.sources.spark.session import (
     collect_reports,
     count_scan_partitions,
     explain,
-    is_server_away,
     stream_reports,
     travels_by_value,
 )
@@ -85,7 +85,9 @@ def run_write(
                 reports = write_with_spark(selected, columns, spec, directory=directory, packed=packed)
     except ConverterError:
         raise
-    except Exception as error:  # noqa: BLE001 (translated below)
+    except Exception as error:
+        if is_of_handler(error):
+            raise
         finding = finding_in(error)
         if finding is None:
             raise _write_error(error, directory, spec["directory"], session, writer) from directory.harmless(error)
@@ -105,14 +107,12 @@ def _write_error(error: Exception, directory: Storage, local_path: str, session:
             "again in a new session.",
             path=path,
         )
-    cause = directory.without_secrets(short_cause(error)).rstrip(".")
-    if is_server_away(error):
-        # Nothing more is asked of it: each question would be asked again for minutes.
+    ended = how_spark_ended(error)
+    if ended is not None:
         return CacheError(
-            f"Spark could not write the cache into {path}: the server of Spark Connect cannot be reached ({cause}). "
-            "Make the DataFrame again in a new session once the server is back.",
-            path=path,
+            f"Spark could not write the cache into {path}: {directory.without_secrets(ended)}.", path=path
         )
+    cause = directory.without_secrets(short_cause(error)).rstrip(".")
     message = f"Spark could not write the cache into {path}: {cause}."
     _, reason = probed.get(place_of(directory, session), ("", "")) if writer == "auto" else ("", "")
     if reason:

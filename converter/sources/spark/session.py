@@ -9,12 +9,14 @@ import contextlib
 import io
 import logging
 import threading
+import traceback
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from converter import decoders, portable
+from converter.signals import is_of_handler
 
 logger = logging.getLogger(__name__)
 _MAX_COMMAND_BYTES = 4096
@@ -26,18 +28,20 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
     """Set session confs for a while; one that the platform refuses stays as it is."""
     before: dict[str, str | None] = {}
     is_away = False
+    interruption: BaseException | None = None
     try:
         for name, value in wanted.items():
             try:
                 explicit = session.conf.get(name, None)
+                # Noted before, for a signal handler may raise once it is set.
+                before[name] = explicit
                 session.conf.set(name, value)
             except Exception as error:
-                if is_server_away(error):
+                if ends_all(error):
                     raise
                 # Each platform refuses with an error of its own.
                 logger.debug("Spark keeps %s as it is: %s", name, error)
-                continue
-            before[name] = explicit
+                before.pop(name, None)
         yield
     except Exception as error:
         is_away = is_server_away(error)
@@ -50,18 +54,35 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
                     session.conf.unset(name)
                 else:
                     session.conf.set(name, explicit)
-            except Exception as error:  # noqa: BLE001 (the other confs must still be restored)
+            except BaseException as error:  # noqa: BLE001 (all confs must be restored first)
+                if not isinstance(error, Exception) or is_of_handler(error):
+                    interruption, before[name] = error, explicit
+                    continue
                 logger.warning("Could not restore the conf %s: %s", name, error)
                 is_away = is_server_away(error)
         if before:
-            logger.warning("Spark's server cannot be reached, so these confs were not restored: %s", ", ".join(before))
+            logger.warning("Spark cannot be reached, so these confs were not restored: %s", ", ".join(before))
+        if interruption is not None:
+            raise interruption
+
+
+def ends_all(error: BaseException) -> bool:
+    """Whether an error says nothing of the call that it comes from, which might go on without an answer."""
+    return is_of_handler(error) or is_server_away(error)
 
 
 def is_server_away(error: BaseException) -> bool:
-    """Whether Spark Connect has tried to reach its server for some ten minutes: each further call would do so again."""
+    """Whether Spark cannot be reached any more: the server of Spark Connect, or the JVM of a classic session.
+
+    Spark Connect has tried for some ten minutes then; each further call would do so again.
+    """
     text = str(error)
+    if isinstance(error, ConnectionRefusedError):
+        frames = traceback.extract_tb(error.__traceback__)
+        return bool(frames) and "py4j" in frames[-1].filename
     # Executors' errors may quote gRPC, too; only its own begin with the name of its class.
-    return type(error).__name__ == "RetriesExceeded" or (text.startswith("<_") and "StatusCode.UNAVAILABLE" in text)
+    is_of_grpc = text.startswith("<_") and "StatusCode.UNAVAILABLE" in text
+    return is_of_grpc or type(error).__name__ in ("Py4JNetworkError", "RetriesExceeded")
 
 
 def explain(df: Any, mode: str) -> str:
@@ -97,7 +118,10 @@ def count_scan_partitions(df: Any) -> int | None:
     try:
         # Not `df.rdd`, which starts Python's side.
         return int(frame.queryExecution().toRdd().getNumPartitions())
-    except Exception as error:  # noqa: BLE001 (a shared cluster refuses; the job itself will name what is wrong)
+    except Exception as error:
+        if ends_all(error):
+            raise
+        # A shared cluster refuses; the job itself will name what is wrong.
         logger.debug("Could not count the partitions beforehand: %s", error)
         return None
 
@@ -167,7 +191,10 @@ def count_local_lists(df: Any) -> int:
         leaves = java_frame(df).queryExecution().optimizedPlan().collectLeaves()
         inputs = [leaves.apply(index) for index in range(leaves.size())]
         return sum(_is_local_list(leaf.rdd(), df) for leaf in inputs if leaf.nodeName() == "LogicalRDD")
-    except Exception as error:  # noqa: BLE001 (doubt is never an error)
+    except Exception as error:
+        if ends_all(error):
+            raise
+        # Doubt is never an error.
         logger.debug("Could not tell whether the DataFrame's inputs are lists: %s", error)
         return 0
 

@@ -33,6 +33,7 @@ from converter.scaling import StandardizeOption, check_standardize, standardized
 from converter.schema import DeclaredShape
 from converter.sources.spark import identity
 from converter.sources.spark.choose import find_other_user
+from converter.sources.spark.jobs import naming_the_end_of_spark
 from converter.sources.spark.options import WriteOptions
 from converter.sources.spark.progress import check_progress
 from converter.sources.spark.reports import manifest_from
@@ -94,6 +95,7 @@ class _Identity:
     """Keys of entries that hold the rows, if they exist."""
 
 
+@naming_the_end_of_spark("The DataFrame cannot be converted")
 def write_dataframe(
     df: Any,
     *,

@@ -225,3 +225,17 @@ def test_a_pass_that_was_left_early_has_not_ended() -> None:
         assert not mixed.last_row_consumed
         with pytest.raises(NotImplementedError, match="in the middle of iteration"):
             next(iter(loader))
+
+
+def test_elements_after_blocks_end_a_pass_of_their_own() -> None:
+    """Else the next pass would be the end that a block had drawn, and no row."""
+    mixed = WeightedSamplingReader(readers(RowBlockReader, 30, 60), [0.5, 0.5])
+    first = len(mixed.next_block()["id"])
+    assert not mixed.last_row_consumed
+    list(mixed)
+    assert mixed.last_row_consumed
+    mixed.reset()
+    assert not mixed.last_row_consumed
+    second = len(mixed.next_block()["id"])
+    assert 30 <= first < 90
+    assert second >= 30
