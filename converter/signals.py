@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import traceback
 from typing import Any
@@ -16,5 +17,7 @@ def is_of_handler(error: BaseException) -> bool:
 
 def _code_of(handler: Any) -> Any:
     """The code of a function, a method, or an object that can be called; None for those that C has."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
     code = getattr(handler, "__code__", None)
     return getattr(type(handler).__call__, "__code__", None) if code is None else code

@@ -214,6 +214,35 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/reading/test_ahead.py",),
     ),
     Mutation(
+        module="storage/store.py",
+        claim="an error of a signal handler is one of the store",
+        old="            if not is_answered(asked, deadline=deadline, given_up=given_up):\n                break\n            try:\n",
+        new="            try:\n                if not is_answered(asked, deadline=deadline, given_up=given_up):\n"
+        "                    break\n",
+        tests=("tests/unit/test_signals.py",),
+    ),
+    Mutation(
+        module="petastorm/reader.py",
+        claim="a Petastorm reader that is stopped waits for its requests",
+        old="        self._given_up.set()\n",
+        new="",
+        tests=("tests/unit/storage/test_http.py",),
+    ),
+    Mutation(
+        module="frameworks/tensorflow/saving.py",
+        claim="later asynchronous checkpoints hold the state of an earlier one",
+        old="        if tf.executing_eagerly():\n",
+        new="        if True:\n",
+        tests=("tests/integration/test_tensorflow.py",),
+    ),
+    Mutation(
+        module="petastorm/weighted_sampling_reader.py",
+        claim="an end that a block has drawn ends a later pass",
+        old="        self._ending = None\n        number",
+        new="        number",
+        tests=("tests/unit/petastorm/test_weighted_sampling_reader.py",),
+    ),
+    Mutation(
         module="reading/ahead.py",
         claim="the garbage collector waits for a thread that runs a generator",
         old="            if not may_wait():\n",

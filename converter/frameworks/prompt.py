@@ -62,7 +62,8 @@ def _nothing_of(spec: Any) -> Any:
         values = tf.zeros([0, *(size or 0 for size in inner)], spec.dtype)
         return tf.RaggedTensor.from_nested_row_splits(values, [np.zeros(1, np.int64)] * spec.ragged_rank)
     sizes = () if spec.shape.rank is None else spec.shape
-    return np.zeros([size or 0 for size in sizes], spec.dtype.as_numpy_dtype)
+    # NumPy's zero of TensorFlow's texts is a number.
+    return np.full([size or 0 for size in sizes], b"" if spec.dtype == tf.string else 0, spec.dtype.as_numpy_dtype)
 
 
 class Prompt:

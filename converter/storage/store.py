@@ -47,6 +47,8 @@ TIMEOUT_SECONDS = 120.0
 """How long a store may be out of reach before that is an error."""
 
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 5.0
+_LOOK_SECONDS = 0.05
+"""How often a pause looks whether anybody still waits."""
 
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _FIRST_BAD_STATUS = 400
@@ -221,11 +223,12 @@ class Store:
                 break
             # The pause ends before the deadline, so that requests go on until then.
             wait = min(wait, left / 2)
-            if given_up is not None:
-                if given_up.wait(wait):
+            end = time.monotonic() + wait
+            while (now := time.monotonic()) < end:
+                # Not the event's `wait`: the garbage collector may set it in this very thread, which has its lock then.
+                if given_up is not None and given_up.is_set():
                     raise GivenUpError(f"the request for {path} was cancelled")
-            else:
-                time.sleep(wait)
+                time.sleep(min(_LOOK_SECONDS, end - now))
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)
         raise self._too_late(path, last) from self.harmless(last)
 

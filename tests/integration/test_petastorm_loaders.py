@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections import namedtuple
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from converter.frameworks import prompt
 from converter.petastorm import PetastormDeprecationWarning, TransformSpec, make_batch_reader, make_reader, tf_utils
 from converter.petastorm.codecs import CompressedNdarrayCodec, NdarrayCodec
 from converter.petastorm.etl.dataset_metadata import write_metadata
@@ -184,6 +186,25 @@ def test_rows_have_their_values_types_and_shapes(url: str, wrap: Any) -> None:
     assert type(rows[0]).__name__ == "Drive_view_view"
     for row in rows:
         assert_row(row)
+
+
+@pytest.mark.parametrize("wrap", [lambda reader: reader, Rows], ids=["columns", "rows alone"])
+def test_rows_that_come_late_are_the_same(url: str, wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow is told that there is nothing yet, in a form that it understands, and asks again."""
+    monkeypatch.setattr(prompt, "_ANSWER_SECONDS", 0.0)
+    num_waits: list[int] = []
+
+    def wait(*arguments: Any) -> Any:
+        num_waits.append(1)
+        return futures.wait(*arguments)
+
+    monkeypatch.setattr(prompt, "wait", wait)
+    with make_reader(url, schema_fields=FIELDS, shuffle_row_groups=False) as reader:
+        rows = list(make_petastorm_dataset(wrap(reader)))
+    assert [int(row.id) for row in rows] == list(range(NUM_ROWS))
+    for row in rows:
+        assert_row(row)
+    assert len(num_waits) > NUM_ROWS // GROUP_ROWS
 
 
 def test_rows_of_one_shape_need_no_map(url: str) -> None:

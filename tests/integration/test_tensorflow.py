@@ -895,7 +895,8 @@ def test_an_asynchronous_checkpoint_holds_the_state_of_its_moment(vectors: Datas
         checkpoint = tf.train.Checkpoint(step=step, data=DatasetState(dataset))
         for number, _ in enumerate(dataset, 1):
             step.assign_add(1)
-            if number == 4:
+            # From the second save on TensorFlow runs a graph that it has made of the first ones.
+            if number in (1, 2, 4):
                 options = tf.train.CheckpointOptions(enable_async=True)
                 path = checkpoint.save(str(tmp_path / "model"), options=options)
             if number == 8:

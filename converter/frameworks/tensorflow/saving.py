@@ -49,7 +49,15 @@ class DatasetState(tf.train.experimental.PythonState):  # type: ignore[misc]
         Without it: TensorFlow does not call this, and an asynchronous checkpoint may hold a later state.
         """
         copied = object_map.setdefault(self, _CopiedState())
-        copied.text = self.serialize()
+
+        def copy() -> None:
+            copied.text = self.serialize()
+
+        if tf.executing_eagerly():
+            copy()
+        else:
+            # From the second save on TensorFlow runs the graph of this, which it makes once.
+            tf.py_function(copy, [], [])
 
 
 class _CopiedState(tf.train.experimental.PythonState):  # type: ignore[misc]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -230,6 +233,36 @@ def test_a_server_that_is_away_is_not_asked_again(caplog: pytest.LogCaptureFixtu
     with pytest.raises(AwayError):
         fail()
     assert conf.num_calls == 1
+
+
+def test_what_a_signal_handler_raises_is_raised_and_all_confs_are_restored() -> None:
+    """Setting and restoring a conf are requests to a server, in which most of the time of a short write passes."""
+
+    class OfTheUserError(Exception):
+        pass
+
+    def handle(*_: object) -> None:
+        raise OfTheUserError
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        for when in range(2 * len(WANTED) + 2):
+            session, calls = Session(), itertools.count()
+
+            def set_or_raise(
+                name: str, value: str, session: Session = session, calls: Iterator[int] = calls, when: int = when
+            ) -> None:
+                Conf.set(session.conf, name, value)
+                if next(calls) == when:
+                    signal.raise_signal(signal.SIGUSR1)
+
+            values = dict(session.conf.values)
+            session.conf.set = set_or_raise  # type: ignore[method-assign]
+            with contextlib.suppress(OfTheUserError), changed_confs(session, WANTED):
+                pass
+            assert session.conf.values == values
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_block_in_a_block_gives_back_what_the_outer_one_set() -> None:
