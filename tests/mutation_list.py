@@ -216,7 +216,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="storage/store.py",
         claim="an error of a signal handler is one of the store",
-        old="            if not is_answered(asked, deadline=deadline, given_up=given_up):\n                break\n            try:\n",
+        old="            if not is_answered(asked, deadline=deadline, given_up=given_up):\n"
+        "                break\n            try:\n",
         new="            try:\n                if not is_answered(asked, deadline=deadline, given_up=given_up):\n"
         "                    break\n",
         tests=("tests/unit/test_signals.py",),
