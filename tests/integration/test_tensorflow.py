@@ -887,6 +887,19 @@ def test_a_peek_does_not_stand_for_what_tensorflow_uses(vectors: DatasetConverte
             dataset.state_dict()
 
 
+@pytest.mark.parametrize("how", ["load_state_dict", "set_epoch"])
+def test_an_iterator_from_before_counts_no_more(vectors: DatasetConverter, how: str) -> None:
+    with vectors.make_tf_dataset(batch_size=10) as dataset:
+        old = iter(dataset)
+        for _ in range(3):
+            next(old)
+        begin = 3 if how == "load_state_dict" else 0
+        dataset.load_state_dict(dataset.state_dict()) if begin else dataset.set_epoch(0)
+        next(iter(dataset))
+        next(old)
+        assert dataset.state_dict()["past"] == [[1, 10 * begin + 10]]
+
+
 def test_an_asynchronous_checkpoint_holds_the_state_of_its_moment(vectors: DatasetConverter, tmp_path: Path) -> None:
     step = tf.Variable(0)
     with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:

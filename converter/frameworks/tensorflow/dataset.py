@@ -238,6 +238,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         with self._lock:
             self._settle()
             self._begun = self._last_used = None
+            self._iterators = weakref.WeakSet(iterator for iterator in self._iterators if not iterator.used)
             self._epochs.set_next(epoch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
@@ -270,6 +271,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         """
         with self._lock:
             self._has_given_all, self._last_used = False, None
+            self._iterators = weakref.WeakSet(iterator for iterator in self._iterators if not iterator.used)
             self._epochs.load_state_dict(state_dict)
             begin, num_epochs = self._epochs.next, self._epochs.num_epochs
             if begin.past and not self._is_any_batch_left(begin.epoch, begin.past):
@@ -314,10 +316,13 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             with self._lock:
                 self._num_asking -= 1
 
-    def note_use(self, batches: int) -> Any:
-        """Note how many batches a loop over this dataset itself has received; returns where its iteration began."""
-        self._last_used = batches
-        return self._begun
+    def note_use(self, iterator: EagerIterator | CountedIterator) -> None:
+        """Note that a loop over this dataset itself has received a batch."""
+        if iterator.used == 1:
+            iterator.begin = self._begun
+        # Those from before a load_state_dict or set_epoch count no more.
+        if iterator in self._iterators:
+            self._last_used = iterator.used
 
     def _num_used(self) -> int:
         """Batches that were used since the place where the next iteration would begin."""

@@ -285,9 +285,7 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
 
 def _count(iterator: EagerIterator | CountedIterator, dataset: TFDataset) -> None:
     iterator.used += 1
-    begun = dataset.note_use(iterator.used)
-    if iterator.used == 1:
-        iterator.begin = begun
+    dataset.note_use(iterator)
 
 
 def _raise_with_cause(dataset: TFDataset, error: Exception) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -239,3 +240,18 @@ def test_elements_after_blocks_end_a_pass_of_their_own() -> None:
     second = len(mixed.next_block()["id"])
     assert 30 <= first < 90
     assert second >= 30
+
+
+def test_blocks_after_an_element_are_not_ended_by_an_earlier_block() -> None:
+    nums_rows = []
+    for seed in range(12):
+        own = readers(RowBlockReader, 30, 3000)
+        for reader in own:
+            reader.seed = seed
+        mixed = WeightedSamplingReader(own, [0.5, 0.5])
+        assert len(mixed.next_block()["id"]) < 300
+        with contextlib.suppress(StopIteration):
+            next(mixed)
+            nums_rows.append(len(mixed.next_block()["id"]))
+    # Else the reader that has ended was drawn again, which half of the draws do.
+    assert any(nums_rows)
