@@ -48,6 +48,9 @@ class Threads(ThreadPoolExecutor):
 def watch_collector() -> None:
     """Note from now on when the collector runs."""
     gc.callbacks.append(_note)
+    if hasattr(os, "register_at_fork"):
+        # Its end in another thread of the parent is nobody's in a child.
+        os.register_at_fork(after_in_child=functools.partial(_note, "stop", None))
 
 
 def _note(phase: str, _: Any) -> None:

@@ -12,7 +12,7 @@ import fsspec.asyn
 import pytest
 
 from converter.errors import ConverterError
-from converter.garbage import watch_collector
+from converter.garbage import may_wait, watch_collector
 from converter.reading.ahead import close_generator, read_ahead
 
 
@@ -212,6 +212,24 @@ def test_the_collector_leaves_a_generator_that_a_thread_runs_to_that_thread() ->
     require_quick_end(collecting, may_go_on)
     thread.join()
     assert ended.wait(60)
+
+
+def test_a_collector_of_the_parent_does_not_run_in_a_forked_child() -> None:
+    watch_collector()
+    [note] = [callback for callback in gc.callbacks if callback.__module__ == "converter.garbage"]
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        note("start", {})
+        assert not may_wait()
+        if not (pid := os.fork()):
+            os._exit(0 if may_wait() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        note("stop", {})
+        if before:
+            gc.enable()
+    assert may_wait()
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
