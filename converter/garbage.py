@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _collected_before: list[bool] = []
-"""Whether garbage was collected before each fork that is under way."""
+"""For each fork that is under way, whether garbage was collected before: if any other is, it was for the first."""
 
 _MOMENT_SECONDS = 1.0
 
@@ -88,8 +88,10 @@ def _stop_collecting() -> None:
 
 
 def _collect_again() -> None:
-    if _collected_before.pop():
+    # Threads may fork at once; until the last one has, no garbage is collected.
+    if len(_collected_before) == 1 and _collected_before[0]:
         gc.enable()
+    _collected_before.pop()
 
 
 def _freeze_and_collect_again() -> None:
@@ -99,4 +101,6 @@ def _freeze_and_collect_again() -> None:
     Without it: a child that collects a parent's reader of hdfs-native, or iterator of tf.data, hangs.
     """
     gc.freeze()
-    _collect_again()
+    if any(_collected_before):
+        gc.enable()
+    _collected_before.clear()

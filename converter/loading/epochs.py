@@ -190,6 +190,9 @@ class Epochs:
         self._progress = None
         if check_integer("epoch", epoch, least=0) != self.next.epoch:
             self.next, self.is_resumed = _Progress(epoch=epoch, past=(), epochs_done=0), False
+        else:
+            # Another object: the end of an iteration that began there before does not move this one.
+            self.next = replace(self.next)
 
     def state_after(self, begin: _Progress, batches: int) -> dict[str, Any]:
         """The state `batches` after the place where an iteration began, across as many iterations as needed."""

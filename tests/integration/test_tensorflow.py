@@ -898,6 +898,10 @@ def test_an_iterator_from_before_counts_no_more(vectors: DatasetConverter, how: 
         next(iter(dataset))
         next(old)
         assert dataset.state_dict()["past"] == [[1, 10 * begin + 10]]
+        # Nor does its end: the next iteration begins as it was told.
+        dataset.load_state_dict(dataset.state_dict()) if begin else dataset.set_epoch(0)
+        list(old)
+        assert dataset.state_dict()["epoch"] == 0
 
 
 def test_an_asynchronous_checkpoint_holds_the_state_of_its_moment(vectors: DatasetConverter, tmp_path: Path) -> None:

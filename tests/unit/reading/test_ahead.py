@@ -12,8 +12,9 @@ import fsspec.asyn
 import pytest
 
 from converter.errors import ConverterError
-from converter.garbage import may_wait, watch_collector
+from converter.garbage import keep_garbage_of_parents, may_wait, watch_collector
 from converter.reading.ahead import close_generator, read_ahead
+from tests.processes import run_python
 
 
 def test_results_come_in_order_and_the_end_is_told() -> None:
@@ -231,6 +232,29 @@ def test_a_collector_of_the_parent_does_not_run_in_a_forked_child() -> None:
         if before:
             gc.enable()
     assert may_wait()
+
+
+def fork_at_once() -> list[int]:
+    """Fork in several threads, and count the children that collect no garbage."""
+    keep_garbage_of_parents()
+    statuses = []
+
+    def fork() -> None:
+        for _ in range(20):
+            if not (pid := os.fork()):
+                os._exit(0 if gc.isenabled() else 1)
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    threads = [threading.Thread(target=fork) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [sum(statuses), len(statuses), int(gc.isenabled())]
+
+
+def test_children_that_threads_fork_at_once_collect_their_garbage() -> None:
+    assert run_python(fork_at_once) == [0, 160, 1]
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
