@@ -47,10 +47,12 @@ said = {
 frame = spark.range(3)
 spark.stop()
 with tempfile.TemporaryDirectory() as folder:
-    try:
-        make_spark_converter(frame, cache_dir=folder)
-    except CacheError as error:
-        said["stopped"] = str(error)
+    said["stopped"] = []
+    for seed in (None, 1):
+        try:
+            make_spark_converter(frame, cache_dir=folder, shuffle_rows_seed=seed)
+        except CacheError as error:
+            said["stopped"].append(str(error))
     said["left"] = [file for _, _, files in os.walk(folder) for file in files]
 print(json.dumps(said))
 """
@@ -285,7 +287,9 @@ def test_the_environment_is_given_back_as_it_was(started_beside_other_settings: 
 
 
 def test_a_frame_of_a_session_that_was_stopped_is_told_as_that(started_beside_other_settings: dict[str, Any]) -> None:
-    assert "the DataFrame's session was stopped. Make the DataFrame again" in started_beside_other_settings["stopped"]
+    assert len(started_beside_other_settings["stopped"]) == 2
+    for text in started_beside_other_settings["stopped"]:
+        assert "the DataFrame's session was stopped. Make the DataFrame again" in text
     assert started_beside_other_settings["left"] == [".owner"]
 
 

@@ -56,12 +56,12 @@ def run_write(
     progress: bool | None,
 ) -> list[tuple[int, dict[str, Any]]]:
     """Run the write job and return the reports of all files, in the order of partitions."""
-    selected = df.selectExpr(*(column.select(f"c{index}") for index, column in enumerate(columns)))
-    if shuffle_rows_seed is not None:
-        selected = _shuffled(selected, shuffle_rows_seed)
-    confs = _batch_confs(columns, _version(session)) | WRITE_CONFS
     name = f"converter-{posixpath.basename(directory.url)}"
     try:
+        selected = df.selectExpr(*(column.select(f"c{index}") for index, column in enumerate(columns)))
+        if shuffle_rows_seed is not None:
+            selected = _shuffled(selected, shuffle_rows_seed)
+        confs = _batch_confs(columns, _version(session)) | WRITE_CONFS
         with (
             travels_by_value(),
             changed_confs(session, confs),
