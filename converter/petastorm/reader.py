@@ -296,7 +296,7 @@ class Reader:
             was_interrupted = not isinstance(error, Exception)
             interrupted = RuntimeError("The reader was interrupted, so rows are missing. Make it again.")
             self._failure = interrupted if was_interrupted else error
-            if not was_interrupted:
+            if isinstance(error, ConverterError):
                 # Another thread may have stopped it, and so cancelled the requests.
                 self._require_running()
             if isinstance(error, RuntimeError) and (ended := end_of_program(error)) is not None:
