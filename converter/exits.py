@@ -24,7 +24,10 @@ def register_before_thread_pools(close: Callable[[], None]) -> None:
 
 def end_of_program(error: RuntimeError) -> ConverterError | None:
     """What to raise where Python starts no more threads, because the main thread has ended; None for other errors."""
-    if "shutdown" not in str(error) or threading.main_thread().is_alive():
+    text = str(error)
+    # A pool that has just seen Python's end speaks of its own.
+    is_ending = "interpreter shutdown" in text or ("shutdown" in text and not threading.main_thread().is_alive())
+    if not is_ending:
         return None
     # Python waits for the thread that reads, and starts no other for it.
     return ConverterError(
