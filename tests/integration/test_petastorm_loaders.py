@@ -592,6 +592,8 @@ def test_values_of_a_row_become_what_tensorflow_takes() -> None:
         "int32": np.array([-(2**31), 5], np.int32),
         "uint16": np.array([2**16 - 1], np.uint16),
         "uint32": np.array([2**32 - 1], np.uint32),
+        "one_uint16": np.uint16(2**16 - 1),
+        "one_uint32": np.uint32(2**32 - 1),
         "decimal": decimal.Decimal("123.40"),
         "days": np.array(days),
         "times": np.array(days, "datetime64[D]"),
@@ -604,6 +606,8 @@ def test_values_of_a_row_become_what_tensorflow_takes() -> None:
     assert type(row) is kind
     assert (row.int32.dtype, row.uint16.dtype, row.uint32.dtype) == (np.int32, np.int32, np.int64)
     assert (row.uint16.tolist(), row.uint32.tolist(), row.decimal) == ([2**16 - 1], [2**32 - 1], "123.4")
+    assert (row.one_uint16.dtype, row.one_uint32.dtype) == (np.int32, np.int64)
+    assert (int(row.one_uint16), int(row.one_uint32)) == (2**16 - 1, 2**32 - 1)
     assert row.days.tolist() == row.times.tolist() == [-2 * NANOSECONDS, 0]
     assert row.time == tf_utils.date_to_nsec_from_epoch(DAY) == -2 * NANOSECONDS
     assert row.texts == ["a", "b"]

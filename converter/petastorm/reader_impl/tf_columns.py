@@ -93,8 +93,8 @@ def tf_value(name: Any, value: Any) -> Any:
         return str(value.normalize())
     if isinstance(value, np.datetime64):
         return value.astype(_NANOSECONDS).astype(np.int64)
-    if isinstance(value, np.ndarray):
-        return _tf_array(name, value)
+    if isinstance(value, (np.ndarray, np.uint16, np.uint32)):
+        return _tf_array(name, np.asarray(value))
     return value
 
 
