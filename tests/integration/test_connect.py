@@ -65,7 +65,8 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def convert_over_connect(folder: str) -> dict[str, Any]:
+def start_session() -> Any:
+    """A session of a server of its own."""
     # The server inherits them, and its Python workers are to be this Python.
     os.environ |= {
         "JAVA_HOME": str(find_java_home()),
@@ -75,7 +76,11 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
     builder: Any = SparkSession.builder.remote("local[2]")
     for name, value in CONF.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    return builder.getOrCreate()
+
+
+def convert_over_connect(folder: str) -> dict[str, Any]:
+    spark = start_session()
     cache_dir = f"{folder}/cache"
     result: dict[str, Any] = {"session": type(spark).__module__}
 
@@ -174,13 +179,7 @@ def convert_over_connect(folder: str) -> dict[str, Any]:
 
 def lose_the_server(folder: str) -> dict[str, Any]:
     """Convert while the server ends; count how often Spark used up its retries, which take some ten minutes each."""
-    os.environ |= {
-        "JAVA_HOME": str(find_java_home()),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    builder: Any = SparkSession.builder.remote("local[2]")
-    spark = builder.getOrCreate()
+    spark = start_session()
     spark.client.set_retry_policies([DefaultPolicy(max_retries=2, initial_backoff=10, max_backoff=10)])
     begun = f"{folder}/begun"
 
