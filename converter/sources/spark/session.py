@@ -56,7 +56,10 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
                     session.conf.set(name, explicit)
             except BaseException as error:  # noqa: BLE001 (all confs must be restored first)
                 if not isinstance(error, Exception) or is_of_handler(error):
-                    interruption, before[name] = error, explicit
+                    if interruption is None:
+                        # Once more. A timer that comes again and again must not keep us here.
+                        before[name] = explicit
+                    interruption = error
                     continue
                 logger.warning("Could not restore the conf %s: %s", name, error)
                 is_away = is_server_away(error)
