@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,10 +41,11 @@ class Work:
     first_epoch: int
 
 
-def native_manifest(work: Work) -> Manifest | None:
+def native_manifest(work: Work, given_up: threading.Event | None = None) -> Manifest | None:
     """The rows of a reader of batches as a manifest; None if only the reader itself can read them.
 
-    That is so with a user's function, a predicate or filters of rows, with nulls, and with columns that are no numbers.
+    That is so with a user's function, a predicate or filters of rows, with nulls, with columns that are no numbers, and
+    once `given_up` is set.
     """
     recipe, store = work.recipe, work.recipe.store
     is_plain = recipe.is_batched and recipe.predicate is None and recipe.filters is None
@@ -62,6 +64,7 @@ def native_manifest(work: Work) -> Manifest | None:
             dict(zip(store.names, store.partitions, strict=True)),
             columns=names,
             float_dtype=None,
+            given_up=given_up,
         )
     except (ConverterError, ValueError):
         # The reader itself says what is wrong, or reads it.

@@ -39,6 +39,7 @@ from converter.petastorm.transform import TransformSpec, transform_schema
 from converter.petastorm.unischema import Unischema, UnischemaField
 from converter.petastorm.warning import call, warn_once
 from converter.reading.ahead import default_workers_count, read_ahead
+from converter.storage.requests import GivenUpError
 
 logger = logging.getLogger(__name__)
 
@@ -296,7 +297,7 @@ class Reader:
             was_interrupted = not isinstance(error, Exception)
             interrupted = RuntimeError("The reader was interrupted, so rows are missing. Make it again.")
             self._failure = interrupted if was_interrupted else error
-            if isinstance(error, ConverterError):
+            if isinstance(error, (ConverterError, GivenUpError)):
                 # Another thread may have stopped it, and so cancelled the requests.
                 self._require_running()
             if isinstance(error, RuntimeError) and (ended := end_of_program(error)) is not None:
@@ -358,7 +359,7 @@ def _read_pieces(
     given_up: threading.Event,
 ) -> Generator[Piece, None, None]:
     """The pieces of items, in order. Requests end once `given_up` is set."""
-    blocks = native_blocks(work)
+    blocks = native_blocks(work, given_up)
     if blocks is not None:
         with contextlib.closing(blocks):
             for columns in blocks:

@@ -16,6 +16,18 @@ MAX_REQUESTS_AT_ONCE = 16
 _LOOK_SECONDS = 0.5
 
 
+class LinkedEvent(threading.Event):
+    """An event that counts as set while another one is, too, for who looks at it; waiting for it knows only its own."""
+
+    def __init__(self, other: threading.Event | None) -> None:
+        super().__init__()
+        self._other = other
+
+    def is_set(self) -> bool:
+        """Whether this event or the other one is set."""
+        return super().is_set() or (self._other is not None and self._other.is_set())
+
+
 class Turn:
     """A place in a queue: the requests of the turn before are sent first."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import sys
+import threading
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from converter.loading.epochs import as_generator
 from converter.loading.options import LoaderOptions
 from converter.manifest import Manifest
 from converter.petastorm.native import Work, native_manifest
 from converter.plan import EpochPlan
-from converter.reading.windows import open_files, read_runs
+from converter.reading.windows import open_files, read_plans
 
 _MOST_FILES = 256
 """More would delay the first rows: a manifest takes 0.2 ms for each file."""
@@ -24,32 +24,34 @@ _MOST_FILES = 256
 Columns = dict[str, npt.NDArray[Any]]
 
 
-def native_blocks(work: Work) -> Generator[Columns, None, None] | None:
+def native_blocks(work: Work, given_up: threading.Event) -> Generator[Columns, None, None] | None:
     """The columns of each row group in the reader's order, over its epochs; None if only the reader can read them.
 
     That is so with code of the user's, with columns that are no numbers or have nulls, and if rows change places.
+    Requests end once `given_up` is set, which the end of the blocks does, too.
     """
     if work.recipe.shuffle_rows or work.order.num_parts > 1 or len(work.recipe.store.names) > _MOST_FILES:
         return None
-    manifest = native_manifest(work)
-    return None if manifest is None else _blocks(work, manifest)
+    manifest = native_manifest(work, given_up)
+    return None if manifest is None else _blocks(work, manifest, given_up)
 
 
-def _blocks(work: Work, manifest: Manifest) -> Generator[Columns, None, None]:
+def _blocks(work: Work, manifest: Manifest, given_up: threading.Event) -> Generator[Columns, None, None]:
     options = LoaderOptions(batch_size=1, shuffle=False, cur_shard=0, shard_count=1)
     source = options.make_source(work.recipe.store.storage, manifest)
     files = open_files(source)
     numbers = _numbers_of(work, manifest)
     first = work.first_epoch
     epochs = itertools.count(first) if work.num_epochs is None else range(first, first + work.num_epochs)
-    for epoch in epochs:
+    num_rows = sys.maxsize if work.num_epochs is None else work.num_epochs * manifest.num_live_rows
+
+    def plan(epoch: int) -> EpochPlan:
         # A file without rows is not in the manifest.
         listed = [numbers[item.row_group] for item in work.order.epoch(epoch) if item.row_group in numbers]
         order = np.array(listed, np.int64)
-        plan = _in_order(source.plan(0), order, manifest.row_group_rows[order])
-        with contextlib.closing(as_generator(read_runs(source, plan, files))) as runs:
-            for run in runs:
-                yield dict(run.columns)
+        return _in_order(source.plan(0), order, manifest.row_group_rows[order])
+
+    yield from read_plans(source, map(plan, epochs), num_rows, files, given_up)
 
 
 def _numbers_of(work: Work, manifest: Manifest) -> dict[Any, int]:

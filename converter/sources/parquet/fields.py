@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -57,6 +58,7 @@ def manifest_of(
     float_dtype: str | None = "float32",
     shapes: Mapping[str, DeclaredShape] | None = None,
     standardized: Collection[str] = (),
+    given_up: threading.Event | None = None,
 ) -> Manifest:
     """The manifest of Parquet files, in this order: all that a source needs that knows its files.
 
@@ -67,12 +69,14 @@ def manifest_of(
         float_dtype: what floats become while reading; None keeps the stored type.
         shapes: as `make_parquet_converter` takes them.
         standardized: columns that stay doubles, because they are to be standardised.
+        given_up: ends the requests to a store once it is set.
 
     Raises:
         SourceError, UnsupportedTypeError, ValueError: as `read_footers`.
+        GivenUpError: `given_up` was set while a store was waited for.
     """
     shapes = shapes or {}
-    files = [file for file in look_at(storage, list(partitions)) if file.num_rows]
+    files = [file for file in look_at(storage, list(partitions), given_up=given_up) if file.num_rows]
     if not files:
         url = storage.below(next(iter(partitions))).url if len(partitions) == 1 else storage.url
         raise SourceError(

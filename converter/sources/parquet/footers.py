@@ -20,7 +20,7 @@ from converter.errors import SourceError
 from converter.parsed_footer import END_BYTES, Formats, ParsedFooter, parse_end
 from converter.places import count_leaves, is_bytes_type, is_list, list_of, refuse_encrypted
 from converter.portable.footers import end_of, open_footer
-from converter.storage.at_once import at_once
+from converter.storage.at_once import LinkedEvent, at_once
 from converter.storage.directory import Storage
 
 _FOOTER_THREADS = 8
@@ -69,19 +69,22 @@ def formats_of(footers: Iterable[Footer]) -> Formats | None:
     return Formats(frozenset().union(*codecs), frozenset().union(*encodings))
 
 
-def look_at(storage: Storage, names: Sequence[str], *, remedy: str = _REMEDY) -> list[Footer]:
+def look_at(
+    storage: Storage, names: Sequence[str], *, remedy: str = _REMEDY, given_up: threading.Event | None = None
+) -> list[Footer]:
     """Read the footers of files, several at a time; they come in the order of `names`.
 
+    Requests end once `given_up` is set.
+
     Raises:
+        GivenUpError: `given_up` was set while a store was waited for.
         SourceError: a file is gone, or damaged, and then the message ends with `remedy`; or it cannot be reached.
     """
     last: list[_Kind] = []
-    given_up = threading.Event()
+    # An error must not end the caller's other requests.
+    own = LinkedEvent(given_up)
     return at_once(
-        functools.partial(_read_footer, storage, last, given_up, remedy),
-        names,
-        threads_count=_FOOTER_THREADS,
-        given_up=given_up,
+        functools.partial(_read_footer, storage, last, own, remedy), names, threads_count=_FOOTER_THREADS, given_up=own
     )
 
 

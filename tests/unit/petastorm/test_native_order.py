@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def blocks_of(reader: Any) -> list[dict[str, Any]]:
 def test_row_groups_are_those_of_the_reader_in_its_order(plain: Stored, options: dict[str, Any]) -> None:
     arguments = {"schema_fields": FIELDS} | options
     with make_batch_reader(plain.url, **arguments) as reader, make_batch_reader(plain.url, **arguments) as other:
-        native = native_blocks(other.work)
+        native = native_blocks(other.work, threading.Event())
         assert native is not None
         expected, actual = blocks_of(reader), list(native)
     assert len(expected) == len(actual) > 3
@@ -58,7 +59,7 @@ def test_row_groups_are_those_of_the_reader_in_its_order(plain: Stored, options:
 
 def test_an_endless_reader_goes_on_with_the_next_epoch(plain: Stored) -> None:
     with make_batch_reader(plain.url, schema_fields=["id"], num_epochs=None) as reader:
-        native = native_blocks(reader.work)
+        native = native_blocks(reader.work, threading.Event())
         assert native is not None
         ids = np.concatenate([block["id"] for block in itertools.islice(native, 45)])
         native.close()
@@ -70,7 +71,7 @@ def test_a_file_without_rows_is_passed_over(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": range(5)}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "b.parquet")
     with make_batch_reader(tmp_path.as_uri()) as reader:
-        native = native_blocks(reader.work)
+        native = native_blocks(reader.work, threading.Event())
         assert native is not None
         assert [block["id"].tolist() for block in native] == [[0, 1, 2, 3, 4]]
 
@@ -89,15 +90,15 @@ def test_a_file_without_rows_is_passed_over(tmp_path: Path) -> None:
 )
 def test_what_the_engine_cannot_read_alike_is_left_to_the_reader(plain: Stored, options: dict[str, Any]) -> None:
     with make_batch_reader(plain.url, **{"schema_fields": FIELDS} | options) as reader:
-        assert native_blocks(reader.work) is None
+        assert native_blocks(reader.work, threading.Event()) is None
 
 
 def test_rows_that_codecs_decode_are_left_to_the_reader(stored: Stored) -> None:
     with make_reader(stored.url) as reader:
-        assert native_blocks(reader.work) is None
+        assert native_blocks(reader.work, threading.Event()) is None
 
 
 def test_many_files_are_left_to_the_reader(plain: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_order, "_MOST_FILES", 5)
     with make_batch_reader(plain.url, schema_fields=FIELDS) as reader:
-        assert native_blocks(reader.work) is None
+        assert native_blocks(reader.work, threading.Event()) is None
