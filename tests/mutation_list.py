@@ -716,7 +716,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        module="sources/spark/session.py",
+        module="sources/spark/confs.py",
         claim="a conf of the session stays changed",
         old="session.conf.unset(name)",
         new="session.conf.get(name)",

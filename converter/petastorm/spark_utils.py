@@ -9,7 +9,7 @@ from converter.petastorm import summary
 from converter.petastorm.etl.dataset_metadata import get_schema_from_dataset_url
 from converter.petastorm.unischema import Unischema
 from converter.petastorm.utils import decode_row
-from converter.sources.spark.session import changed_confs
+from converter.sources.spark.confs import changed_confs
 
 _AS_TEXTS = {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}
 """The schema says what partition values are; Spark would make a number of `007`."""

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from converter import CacheError, DatasetConverter, SourceError, make_spark_converter, open_converter
 from converter.portable import packing
 from converter.sources.spark import choose, reports, run, schema
-from converter.sources.spark.session import changed_confs
+from converter.sources.spark.confs import changed_confs
 from tests.folders import files_below
 
 WAYS = ("executors", "spark", "lists")

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from converter import CacheError, DatasetConverter, make_spark_converter, open_converter, start_local_spark, sweep
-from converter.sources.spark import identity
+from converter.sources.spark import identity, write
 from converter.sources.spark.local import find_java_home
 from tests.folders import files_below
 from tests.processes import run_python
@@ -512,6 +513,26 @@ def test_confs_that_change_while_rows_are_written_prove_nothing(
     spark.conf.unset(name)
     with one, convert() as two, convert() as three:
         assert one.url != two.url == three.url
+
+
+def test_threads_that_convert_at_once_leave_the_session_and_the_output_as_they_were(
+    spark: SparkSession, cache_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before, output = settings(spark), sys.stdout
+
+    def convert(number: int) -> list[tuple[Any, ...]]:
+        # One column that Spark hands to Python in small batches, and one that it does not.
+        df = spark.range(number).select("id", F.array(F.lit(0.5)).alias("x")) if number % 2 else spark.range(number)
+        with make_spark_converter(df, cache_dir=cache_dir) as converter:
+            return rows_in(converter)
+
+    with ThreadPoolExecutor(3) as threads:
+        for number, rows in enumerate(threads.map(convert, range(1, 13)), 1):
+            print("told")
+            assert [id_ for id_, *_ in rows] == list(range(number))
+    assert settings(spark) == before
+    assert sys.stdout is output
+    assert capfd.readouterr().out == "told\n" * 12
 
 
 @pytest.mark.parametrize("above", [False, True], ids=["itself", "below"])
@@ -1065,6 +1086,21 @@ def convert_twice_over_connect(folder: str) -> dict[str, Any]:
     result["times"] = {"is used again": one.url == two.url}
     one.delete()
     two.delete()
+
+    def write_others(*arguments: Any, **options: Any) -> Any:
+        # Connect asks for the rows of a name when the job begins.
+        view(spark.range(100, 105))
+        return run_write(*arguments, **options)
+
+    view(spark.range(5))
+    run_write, write.run_write = write.run_write, write_others
+    one = make_spark_converter(spark.table("numbers"), cache_dir=f"{folder}/renamed")
+    write.run_write = run_write
+    view(spark.range(5))
+    two = make_spark_converter(spark.table("numbers"), cache_dir=f"{folder}/renamed")
+    result["renamed"] = {"first": rows_in(one), "second": rows_in(two)}
+    one.delete()
+    two.delete()
     spark.stop()
     return result
 
@@ -1101,6 +1137,10 @@ def test_a_range_is_used_again_over_connect(connect: dict[str, Any], case: str) 
 def test_files_are_used_again_over_connect(connect: dict[str, Any]) -> None:
     for case in ("view over files", "appended files", "overwritten files"):
         assert connect[case]["is used again"], case
+
+
+def test_a_view_that_changes_while_it_is_written_proves_nothing_over_connect(connect: dict[str, Any]) -> None:
+    assert connect["renamed"] == {"first": [[id_] for id_ in range(100, 105)], "second": [[id_] for id_ in range(5)]}
 
 
 def test_the_time_of_day_is_written_each_time_over_connect(connect: dict[str, Any]) -> None:

@@ -33,8 +33,9 @@ from converter import (
 )
 from converter.portable import tasks
 from converter.sources.spark import choose, run
+from converter.sources.spark.confs import changed_confs
 from converter.sources.spark.local import find_java_home
-from converter.sources.spark.session import changed_confs, count_scan_partitions, stream_reports
+from converter.sources.spark.session import count_scan_partitions, stream_reports
 from converter.statistics import ColumnStatistics
 from tests.folders import files_below
 from tests.processes import run_python

@@ -20,7 +20,7 @@ from converter.petastorm.pickle_records import PetastormMetadataError
 from converter.petastorm.store import Store, open_store
 from converter.petastorm.stored_schema import ROW_GROUPS_PER_FILE_KEY, ROWGROUPS_INDEX_KEY, UNISCHEMA_KEY
 from converter.petastorm.unischema import Unischema
-from converter.sources.spark.session import changed_confs
+from converter.sources.spark.confs import changed_confs
 from converter.storage.at_once import at_once
 
 __all__ = [

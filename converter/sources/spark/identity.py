@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from converter.sources.spark.session import changed_confs, count_local_lists, ends_all, explain, java_frame
+from converter.sources.spark.confs import changed_confs, users_confs
+from converter.sources.spark.session import count_local_lists, ends_all, explain, java_frame
 from converter.storage.urls import shown_url
 
 logger = logging.getLogger(__name__)
@@ -263,7 +264,7 @@ def _gather_evidence(df: Any) -> Evidence | None:
 
 
 def _confs_of(session: Any) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((row[0], row[1]) for row in session.sql("SET").collect()))
+    return tuple(sorted(users_confs(session).items()))
 
 
 def _look_at(paths: list[str], session: Any) -> tuple[tuple[str, int, int, int], ...]:
@@ -306,9 +307,11 @@ def remember(bucket: str, df: Any, before: Evidence | None, key: str) -> None:
 
 
 def _still_holds(evidence: Evidence, df: Any) -> bool:
-    """Whether inputs and confs are as they were; the plan of a frame cannot change."""
+    """Whether inputs and confs are as they were, and what names stand for, which Connect asks in each job anew."""
     try:
         session = df.sparkSession
+        if java_frame(df) is None:
+            return gather_evidence(df) == evidence
         inputs = _look_at([path for path, *_ in evidence.inputs], session)
         return inputs == evidence.inputs and _confs_of(session) == evidence.confs
     except Exception as error:

@@ -14,7 +14,7 @@ from converter.errors import SourceError
 from converter.portable.tasks import FINDING
 from converter.signals import is_of_handler
 from converter.sources.spark.progress import stages_of
-from converter.sources.spark.session import is_server_away
+from converter.sources.spark.session import is_spark_away
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +23,12 @@ _CANCEL_SECONDS = 30.0
 
 _MAX_CAUSE = 400
 _MAX_CAUSES = 20
+_CRASHED = "Python worker exited unexpectedly"
 
 
 def how_spark_ended(error: BaseException) -> str | None:
     """What to tell and to do if Spark cannot be reached any more, without the last full stop; else None."""
-    if not is_server_away(error):
+    if not is_spark_away(error):
         return None
     if isinstance(error, OSError) or type(error).__name__ == "Py4JNetworkError":
         return (
@@ -67,6 +68,9 @@ def short_cause(error: BaseException) -> str:
     Spark's texts hold a Python traceback of the worker, or an error class in brackets, or a Java cause, between
     hundreds of lines of stack. The caller keeps the whole error as `__cause__`.
     """
+    if _CRASHED in str(error):
+        # What Java says of it is that a stream ended.
+        return _CRASHED
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
     lines = [line.removeprefix(": ") for line in lines if "An error occurred while calling" not in line]
     traceback = next((index for index, line in enumerate(lines) if "Traceback (most recent" in line), None)
@@ -118,7 +122,7 @@ def write_job(session: Any, is_connect: bool, name: str) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            if not is_server_away(error):
+            if not is_spark_away(error):
                 _interrupt(session, name)
             raise
         finally:

@@ -13,12 +13,12 @@ from converter.portable import moments
 from converter.portable.tasks import REPORT_SCHEMA, add_moments, fold_reports, make_write_partition
 from converter.signals import is_of_handler
 from converter.sources.spark.choose import choose_writer, has_python, place_of, probed
+from converter.sources.spark.confs import changed_confs
 from converter.sources.spark.jobs import finding_in, how_spark_ended, short_cause, write_job
 from converter.sources.spark.progress import Written, progress_bar
 from converter.sources.spark.reports import error_of
 from converter.sources.spark.schema import SparkColumn
 from converter.sources.spark.session import (
-    changed_confs,
     collect_reports,
     count_scan_partitions,
     explain,

@@ -1,16 +1,15 @@
-"""Reads a Spark session, sets its confs for a while, lets `portable` travel; most of Spark's private parts.
+"""Reads a Spark session, lets `portable` travel; most of Spark's private parts.
 
-Confs are restored afterwards. Each private part of Spark that is used has one function, most of them here.
+Each private part of Spark that is used has one function, most of them here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import threading
 import traceback
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -23,58 +22,12 @@ _MAX_COMMAND_BYTES = 4096
 """Classic Spark's own function over the rows of a list is 1.4 kB of pickle."""
 
 
-@contextlib.contextmanager
-def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Set session confs for a while; one that the platform refuses stays as it is."""
-    before: dict[str, str | None] = {}
-    is_away = False
-    interruption: BaseException | None = None
-    try:
-        for name, value in wanted.items():
-            try:
-                explicit = session.conf.get(name, None)
-                # Noted before, for a signal handler may raise once it is set.
-                before[name] = explicit
-                session.conf.set(name, value)
-            except Exception as error:
-                if ends_all(error):
-                    raise
-                # Each platform refuses with an error of its own.
-                logger.debug("Spark keeps %s as it is: %s", name, error)
-                before.pop(name, None)
-        yield
-    except Exception as error:
-        is_away = is_server_away(error)
-        raise
-    finally:
-        while before and not is_away:
-            name, explicit = before.popitem()
-            try:
-                if explicit is None:
-                    session.conf.unset(name)
-                else:
-                    session.conf.set(name, explicit)
-            except BaseException as error:  # noqa: BLE001 (all confs must be restored first)
-                if not isinstance(error, Exception) or is_of_handler(error):
-                    if interruption is None:
-                        # Once more. A timer that comes again and again must not keep us here.
-                        before[name] = explicit
-                    interruption = error
-                    continue
-                logger.warning("Could not restore the conf %s: %s", name, error)
-                is_away = is_server_away(error)
-        if before:
-            logger.warning("Spark cannot be reached, so these confs were not restored: %s", ", ".join(before))
-        if interruption is not None:
-            raise interruption
-
-
 def ends_all(error: BaseException) -> bool:
     """Whether an error says nothing of the call that it comes from, which might go on without an answer."""
-    return is_of_handler(error) or is_server_away(error)
+    return is_of_handler(error) or is_spark_away(error)
 
 
-def is_server_away(error: BaseException) -> bool:
+def is_spark_away(error: BaseException) -> bool:
     """Whether Spark cannot be reached any more: the server of Spark Connect, or the JVM of a classic session.
 
     Spark Connect has tried for some ten minutes then; each further call would do so again.
@@ -86,13 +39,6 @@ def is_server_away(error: BaseException) -> bool:
     # Executors' errors may quote gRPC, too; only its own begin with the name of its class.
     is_of_grpc = text.startswith("<_") and "StatusCode.UNAVAILABLE" in text
     return is_of_grpc or type(error).__name__ in ("Py4JNetworkError", "RetriesExceeded")
-
-
-def explain(df: Any, mode: str) -> str:
-    """What `df.explain(mode=…)` prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        df.explain(mode=mode)
-    return text.getvalue()
 
 
 def java_frame(df: Any) -> Any:
@@ -113,10 +59,27 @@ def java_packages(session: Any) -> Any:
     return getattr(session, "_jvm", None)
 
 
+def explain(df: Any, mode: str) -> str:
+    """What `df.explain(mode=…)` prints. Catching that would take what other threads print, and mix up `sys.stdout`.
+
+    Reaches into: DataFrame._explain_string of Spark Connect, the JVM's PythonSQLUtils (pyspark 3.5 to 4.3).
+    Without it: an empty text, so frames without a cache_key are written afresh and tasks are not counted.
+    """
+    frame = java_frame(df)
+    try:
+        if frame is None:
+            return str(df._explain_string(mode=mode))  # noqa: SLF001
+        return str(java_packages(df.sparkSession).PythonSQLUtils.explainString(frame.queryExecution(), mode))
+    except (AttributeError, TypeError) as error:
+        logger.debug("Spark does not tell its plan: %s", error)
+        return ""
+
+
 def count_scan_partitions(df: Any) -> int | None:
     """How many tasks will run a classic DataFrame that exchanges no rows; None if only running it would tell."""
     frame = java_frame(df)
-    if frame is None or "Exchange" in explain(df, "simple"):
+    plan = "" if frame is None else explain(df, "simple")
+    if not plan or "Exchange" in plan:
         return None
     try:
         # Not `df.rdd`, which starts Python's side.

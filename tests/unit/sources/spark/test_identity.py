@@ -8,16 +8,17 @@ import itertools
 import re
 import signal
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter.sources.spark import identity
+from converter.sources.spark import confs, identity
+from converter.sources.spark.confs import changed_confs, users_confs
 from converter.sources.spark.identity import Evidence, entry_key
 from converter.sources.spark.options import WriteOptions
-from converter.sources.spark.session import changed_confs
 from tests.properties import examples
 
 options = st.dictionaries(
@@ -131,6 +132,9 @@ class Conf:
 class Session:
     def __init__(self, refused: set[str] = frozenset()) -> None:  # type: ignore[assignment]
         self.conf = Conf({"user": "set", "both": "old"}, refused=set(refused))
+
+    def sql(self, _: str) -> Any:
+        return SimpleNamespace(collect=lambda: list(self.conf.values.items()))
 
 
 WANTED = {"both": "new", "fresh": "1", "user": "other"}
@@ -274,6 +278,33 @@ def test_a_block_in_a_block_gives_back_what_the_outer_one_set() -> None:
     assert session.conf.values["both"] == "old"
 
 
+def test_blocks_of_several_threads_give_back_what_the_user_had_set_in_whatever_order_they_end() -> None:
+    for ends in itertools.permutations(range(3)):
+        session = Session()
+        blocks = [contextlib.ExitStack() for _ in range(3)]
+        for number, block in enumerate(blocks):
+            block.enter_context(changed_confs(session, {"both": f"of {number}", "fresh": str(100 * (1 + number % 2))}))
+            # Numbers bound memory.
+            assert session.conf.values == {"user": "set", "both": f"of {number}", "fresh": "100"}
+        for count, number in enumerate(ends, 1):
+            assert session.conf.values["both"] == f"of {max(set(range(3)) - {*ends[: count - 1]})}"
+            assert users_confs(session) == {"user": "set", "both": "old"}
+            blocks[number].close()
+        assert session.conf.values == {"user": "set", "both": "old"}
+        assert not confs._changes
+
+
+def test_a_block_whose_conf_is_refused_leaves_those_of_others() -> None:
+    session = Session()
+    with changed_confs(session, {"both": "mine"}):
+        session.conf.refused.add("both")
+        with changed_confs(session, {"both": "other"}):
+            assert session.conf.values["both"] == "mine"
+        session.conf.refused.clear()
+    assert session.conf.values["both"] == "old"
+    assert not confs._changes
+
+
 # What is remembered
 
 
@@ -281,6 +312,7 @@ class Frame:
     """A DataFrame that depends on what it says, and is the same as another of its name."""
 
     sparkSession = None  # noqa: N815 (Spark's name)
+    _jdf = "a classic one's"
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -33,6 +33,7 @@ ValueError: no value for 777
 
 
 FAILED_WRITE = "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/x."
+CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly"
 ANCIENT = "org.apache.spark.SparkUpgradeException: [INCONSISTENT.WRITE_ANCIENT_DATETIME] Writing dates before 1582."
 
 
@@ -58,6 +59,10 @@ GRPC = (
             "java.io.IOException: Mkdirs",
         ),
         (f"{FAILED_WRITE}\n{STACK}", FAILED_WRITE),
+        (
+            f"x\n{STACK}{CRASHED} (crashed). Consider setting 'spark.x'\n{STACK}Caused by: java.io.EOFException\n",
+            "Python worker exited unexpectedly",
+        ),
         ("plain\nwords", "plain"),
         (
             GRPC,
