@@ -70,7 +70,18 @@ GRPC = (
         ),
         ("", "Exception"),
     ],
-    ids=["traceback", "in a line", "task write failed", "java", "both", "task alone", "plain", "grpc", "nothing"],
+    ids=[
+        "traceback",
+        "in a line",
+        "task write failed",
+        "java",
+        "both",
+        "task alone",
+        "crash",
+        "plain",
+        "grpc",
+        "nothing",
+    ],
 )
 def test_the_cause_of_a_spark_error_is_one_line(text: str, cause: str) -> None:
     assert short_cause(Exception(text)) == cause
