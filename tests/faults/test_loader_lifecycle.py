@@ -776,14 +776,18 @@ def read_until_killed(cache_dir: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_worker_processes_end_with_a_trainer_that_is_killed(cache_dir: Path, method: str) -> None:
-    with start_python(read_until_killed, str(cache_dir), method) as process:
+def test_worker_processes_end_with_a_trainer_that_is_killed(cache_dir: Path, tmp_path: Path, method: str) -> None:
+    places = tmp_path / "temporary"
+    places.mkdir()
+    with start_python(read_until_killed, str(cache_dir), method, environment={"TMPDIR": str(places)}) as process:
         assert process.stdout is not None
         workers = json.loads(process.stdout.readline())
         process.kill()
         # torch's own watch, of workers that are children of the trainer, looks every five seconds.
         wait_until(lambda: not any(is_running(pid) for pid in workers), seconds=60)
     assert len(workers) == 2
+    # A fork server's socket is in a folder of the trainer itself, which was killed, and later workers use that, too.
+    assert len(list(places.glob("pymp-*"))) <= (method == "forkserver")
 
 
 class KillsItsTrainer:

@@ -33,6 +33,7 @@ REACHES = {
     "frameworks.torch.workers.is_starting_process": "CPython",
     "frameworks.torch.workers._kill": "torch",
     "frameworks.torch.workers._leave_workers_to_parent": "torch",
+    "frameworks.torch.workers._temp_dir": "CPython",
     "frameworks.torch.workers.end_begun": "torch",
     "frameworks.torch.workers.end_workers": "torch",
     "frameworks.torch.workers.end_broken": "torch",

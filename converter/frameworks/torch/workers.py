@@ -11,6 +11,7 @@ import multiprocessing.process
 import multiprocessing.util  # Before our hook at the interpreter's end, so that ours runs first.
 import os
 import pickle
+import shutil
 import signal
 import threading
 import weakref
@@ -46,15 +47,30 @@ def end_with_parent() -> None:
     trainer = multiprocessing.parent_process()
     if trainer is not None and all(one.name != _THREAD for one in threading.enumerate()):
         is_child = trainer.pid == os.getppid()
-        threading.Thread(target=_wait_and_end, args=(trainer, is_child), name=_THREAD, daemon=True).start()
+        arguments = (trainer, is_child, _temp_dir())
+        threading.Thread(target=_wait_and_end, args=arguments, name=_THREAD, daemon=True).start()
 
 
-def _wait_and_end(trainer: Any, is_child: bool) -> None:
+def _wait_and_end(trainer: Any, is_child: bool, inherited_dir: str | None) -> None:
     # What tells of the trainer's end is held by workers that were forked later, too, so a worker also looks for itself.
     while trainer.is_alive() and not (is_child and trainer.pid != os.getppid()) and _is_there(trainer.pid):
         trainer.join(_LOOK_SECONDS)
+    own_dir = _temp_dir()
+    if own_dir is not None and own_dir != inherited_dir:
+        # With the socket over which batches went; in an orderly end multiprocessing removes it.
+        shutil.rmtree(own_dir, ignore_errors=True)
     # Nobody is left to whom anything could be said, and the main thread may wait for a store.
     os._exit(1)
+
+
+def _temp_dir() -> str | None:
+    """Where multiprocessing keeps this process's sockets; None if it has made no folder.
+
+    Reaches into: multiprocessing.process.BaseProcess._config (CPython 3.10 to 3.13).
+    Without it: workers of a killed trainer leave an empty folder `pymp-…` with a socket behind.
+    """
+    folder = getattr(multiprocessing.current_process(), "_config", {}).get("tempdir")
+    return None if folder is None else str(folder)
 
 
 def _is_there(pid: int) -> bool:

@@ -62,21 +62,33 @@ def deleted_rows(
 
 def _check_deleted(count: int, storage: Storage, log: Mapping[str, FileInfo], described: str, version: int) -> None:
     """Compare with the count that Spark may have written beside the commit: it detects a vector of another version."""
-    name = f"{version:020}.crc"
-    expected = None
-    if name in log:
-        with contextlib.suppress(Exception):
-            expected = json.loads(storage.below(LOG_FOLDER).read(name)).get("numDeletedRecordsOpt")
-    if isinstance(expected, int) and expected != count:
+    expected = _counted(storage, log, version, "numDeletedRecordsOpt")
+    if expected is not None and expected != count:
         raise SourceError(
-            f"The deletion vectors of {described} delete {count:,} rows, expected {expected:,} by {LOG_FOLDER}/{name}: "
-            "a file was replaced. Restore the table from a copy.",
+            f"The deletion vectors of {described} delete {count:,} rows, expected {expected:,} by "
+            f"{LOG_FOLDER}/{_counts_of(version)}: a file was replaced. Restore the table from a copy.",
             path=storage.url,
         )
 
 
+def _counts_of(version: int) -> str:
+    return f"{version:020}.crc"
+
+
+def _counted(storage: Storage, log: Mapping[str, FileInfo], version: int, name: str) -> int | None:
+    """A number that Spark wrote beside a version's commit; None if there is none."""
+    if _counts_of(version) not in log:
+        return None
+    with contextlib.suppress(Exception):
+        counted = json.loads(storage.below(LOG_FOLDER).read(_counts_of(version))).get(name)
+        return counted if isinstance(counted, int) else None
+    return None
+
+
 def _has_no_vectors(storage: Storage, log: Mapping[str, FileInfo], version: int) -> bool:
-    """Whether no file of a version has deleted rows for sure: all commits are there, and none names a vector."""
+    """Whether no file of a version has deleted rows for sure: Spark counted none, or none of all commits names one."""
+    if _counted(storage, log, version, "numDeletionVectorsOpt") == 0:
+        return True
     commits = [name for name in log if COMMIT_PATTERN.fullmatch(name) and int(name[:20]) <= version]
     is_whole = first_replayed(log, version) == 0 and len(commits) == version + 1
     return is_whole and not any(_VECTOR.search(storage.below(LOG_FOLDER).read(name)) for name in commits)
