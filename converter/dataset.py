@@ -450,7 +450,8 @@ class DatasetConverter:
                 Parquet files, of text, and inside arrays of structs or maps), `"pad"` adds `<name>__inner_length`
                 (`(rows, *longest[:-1])`); `"nested"` is an error for torch, a RaggedTensor for TensorFlow, and an
                 object array of arrays for NumPy. Arrays of strings or bytes are Python lists in any case, and padded
-                with empty ones only by `"pad"`.
+                with empty ones only by `"pad"`. To `transform`, nested rows are object arrays of arrays; what it
+                returns so is a list of arrays for torch, and an error for TensorFlow.
             workers_count: reader threads; None for one per core, at most four.
             prefetch_batches: batches that are read (and transformed) ahead of use; None for one window per thread,
                 with a transform two batches per thread. It does not change the order.

@@ -242,8 +242,8 @@ def _adopt_filled(root: Storage, attempt: Attempt) -> HeldEntry | None:
 
 def _swept(entry: Storage) -> CacheError:
     return CacheError(
-        f"The driver stopped renewing its lease in {entry.url} (was it suspended?), so the unfinished write was "
-        "removed. Convert again.",
+        f"The driver stopped renewing its lease in {entry.url} (was it suspended, or the folder removed?), so the "
+        "unfinished write was removed. Convert again.",
         path=entry.url,
     )
 

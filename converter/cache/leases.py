@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from converter.cache.roots import ATTEMPT_PATTERN, LEASE_PATTERN
+from converter.signals import is_of_handler
 from converter.storage.directory import FileInfo, Storage
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,15 @@ def put_intent(entry: Storage, attempt_id: str, application_id: str) -> Lease:
 
 
 def _put(lease: Lease) -> Lease:
-    if not lease.entry.put_if_absent(lease.name, lease.content):
+    try:
+        is_new = lease.entry.put_if_absent(lease.name, lease.content)
+    except BaseException as error:
+        if not isinstance(error, Exception) or is_of_handler(error):
+            # Interrupted: a store may have it by now, and nobody would remove it.
+            with contextlib.suppress(OSError), lease.entry.hurried(HURRY_SECONDS):
+                lease.entry.delete_file(lease.name)
+        raise
+    if not is_new:
         raise FileExistsError(f"{lease.entry.url}/{lease.name} exists already")
     try:
         heartbeat.add(lease)

@@ -22,6 +22,9 @@ from typing import Any, BinaryIO
 
 logger = logging.getLogger(__name__)
 
+_END_SECONDS = 10.0
+"""How long a process may take to end when it is told to; a guess."""
+
 _LENGTH = struct.Struct("<Q")
 _PICKLERS = ("cloudpickle", "pyspark.cloudpickle", "pickle")
 
@@ -140,7 +143,12 @@ class _Process:
         for pipe in (self._to, self._back):
             with contextlib.suppress(OSError):
                 pipe.close()
-        self._popen.wait()
+        try:
+            self._popen.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            # For example it was stopped by a signal, or the function handles this one.
+            self._popen.kill()
+            self._popen.wait()
         self._popen = None
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from converter.petastorm import TransformSpec, make_batch_reader, make_reader
+from converter.petastorm import TransformSpec, make_batch_reader, make_reader, processes
 from converter.petastorm.processes import Processes, dump_function
 from tests.waiting import wait_until
 
@@ -25,8 +25,8 @@ from tests.waiting import wait_until
 def started() -> Iterator[list[Processes]]:
     made: list[Processes] = []
     yield made
-    for processes in made:
-        processes.close()
+    for group in made:
+        group.close()
 
 
 def start(started: list[Processes], function: Any, count: int = 1) -> Processes:
@@ -155,6 +155,25 @@ def test_stop_does_not_wait_for_a_transform_that_goes_on(numbers: str, tmp_path:
     assert "stopped while a process of it ran the transform" in str(errors[0])
     with pytest.raises(ProcessLookupError):
         os.kill(int(begun.read_text()), 0)
+
+
+@pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")
+def test_a_process_that_does_not_end_when_it_is_told_to_is_killed(
+    numbers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_END_SECONDS", 0.2)
+
+    def go_on(frame: Any) -> Any:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        return frame
+
+    with make_batch_reader(
+        numbers, transform_spec=TransformSpec(go_on), reader_pool_type="process", workers_count=1
+    ) as reader:
+        next(reader)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def children() -> list[str]:

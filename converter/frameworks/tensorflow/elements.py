@@ -132,7 +132,7 @@ def dtype_of(name: str, column: np.ndarray[Any, Any]) -> Any:
     except (TypeError, pa.ArrowException) as error:
         raise TypeError(
             f"transform returned column {name!r} as {column.dtype}, which has no TensorFlow type. Return numbers, "
-            "booleans or text."
+            "booleans or text; rows of different shapes must be padded, which ragged='pad' does."
         ) from error
 
 

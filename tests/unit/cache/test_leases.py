@@ -31,6 +31,23 @@ def test_the_heartbeat_lives_exactly_while_there_is_a_lease(root: Storage) -> No
     assert beating() == []
 
 
+@pytest.mark.parametrize(("error", "num_left"), [(KeyboardInterrupt, 0), (OSError, 1)])
+def test_a_lease_that_was_interrupted_does_not_stay(
+    root: Storage, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], num_left: int
+) -> None:
+    """An error of the store is not followed by another request: it may be away."""
+    put = type(root).put_if_absent
+
+    def put_and_fail(storage: Storage, name: str, data: bytes) -> bool:
+        put(storage, name, data)
+        raise error
+
+    monkeypatch.setattr(type(root), "put_if_absent", put_and_fail)
+    with pytest.raises(error):
+        leases.put_lease(root, "attempt")
+    assert sum(info.name.startswith("lease-") for info in root.list()) == num_left
+
+
 def test_a_renewal_is_a_new_sign_of_life(root: Storage, ours: Path) -> None:
     attempt, _ = write_attempt(root)
     held = commit(root, mark="b")
