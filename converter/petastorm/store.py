@@ -154,6 +154,8 @@ class Store:
                 )
             stored = [name for name in columns if name in parquet.schema_arrow.names]
             table = parquet.read_row_group(index, columns=stored, use_threads=False)
+        except FileNotFoundError as error:
+            raise SourceChangedError(f"{path} is gone. Make the reader again.", path=path) from error
         except (pa.ArrowException, OSError, ValueError) as error:
             cause = str(error).rstrip(". \n")
             raise ReadError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import pickle
 import signal
@@ -326,3 +327,14 @@ def test_a_petastorm_reader_is_stopped_while_the_server_is_silent(
         RangeHandler.may_answer.set()
     reading.join(60)
     assert [text.partition(" created")[0] for text in told] == ["Trying to read a sample after a reader"]
+
+
+@pytest.mark.filterwarnings("ignore:make_batch_reader is Petastorm's interface")
+@pytest.mark.parametrize("columns", [["id"], ["id", "text"]], ids=" ".join)
+def test_a_file_that_a_petastorm_reader_no_longer_finds_is_told(tmp_path: Path, web: str, columns: list[str]) -> None:
+    pq.write_table(pa.table({"id": [1, 2], "text": ["a", "b"]}), tmp_path / "a.parquet")
+    with make_batch_reader([f"{web}/a.parquet"], columns, num_epochs=None) as reader:
+        next(reader)
+        (tmp_path / "a.parquet").unlink()
+        with pytest.raises(SourceChangedError, match=r"a\.parquet is (gone|not there)"):
+            list(itertools.islice(reader, 100))
