@@ -31,6 +31,7 @@ from converter import (
 )
 from converter.cache import roots
 from converter.petastorm import make_batch_reader
+from converter.petastorm.store import Store
 from converter.sources.parquet.footers import look_at
 from converter.storage.opening import open_storage
 from tests.processes import run_python
@@ -330,11 +331,28 @@ def test_a_petastorm_reader_is_stopped_while_the_server_is_silent(
 
 
 @pytest.mark.filterwarnings("ignore:make_batch_reader is Petastorm's interface")
-@pytest.mark.parametrize("columns", [["id"], ["id", "text"]], ids=" ".join)
-def test_a_file_that_a_petastorm_reader_no_longer_finds_is_told(tmp_path: Path, web: str, columns: list[str]) -> None:
-    pq.write_table(pa.table({"id": [1, 2], "text": ["a", "b"]}), tmp_path / "a.parquet")
+@pytest.mark.parametrize(
+    ("columns", "is_opened"),
+    [(["id"], False), (["id", "text"], False), (["id", "text"], True)],
+    ids=["native", "by the reader", "while it is read"],
+)
+def test_a_file_that_a_petastorm_reader_no_longer_finds_is_told(
+    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch, columns: list[str], is_opened: bool
+) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": [1, 2], "text": ["a", "b"]}), file)
+    open_file = Store._open
+
+    def open_and_remove(store: Store, *arguments: Any) -> Any:
+        opened = open_file(store, *arguments)
+        file.unlink(missing_ok=True)
+        return opened
+
     with make_batch_reader([f"{web}/a.parquet"], columns, num_epochs=None) as reader:
         next(reader)
-        (tmp_path / "a.parquet").unlink()
+        if is_opened:
+            monkeypatch.setattr(Store, "_open", open_and_remove)
+        else:
+            file.unlink()
         with pytest.raises(SourceChangedError, match=r"a\.parquet is (gone|not there)"):
             list(itertools.islice(reader, 100))
