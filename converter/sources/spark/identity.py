@@ -19,13 +19,13 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from converter.sources.spark.confs import changed_confs, users_confs
-from converter.sources.spark.session import count_local_lists, ends_all, explain, java_frame
+from converter.sources.spark.session import count_local_lists, ends_all, explain, is_spark_away, java_frame
 from converter.storage.urls import shown_url
 
 logger = logging.getLogger(__name__)
@@ -213,6 +213,42 @@ def hash_of_name(cache_key: str) -> str:
     return entry_key(named(cache_key), schema="", write_options={}).partition("-")[0]
 
 
+@contextlib.contextmanager
+def settled(df: Any) -> Iterator[Any]:
+    """The frame with names and files looked up once, as a classic one has them; None if that cannot be.
+
+    Spark Connect looks up in each job anew what a name of a view or a table stands for, and which files a folder has. A
+    temporary view keeps the plan.
+    """
+    if java_frame(df) is not None:
+        yield df
+        return
+    name, session = f"converter_{uuid.uuid4().hex}", df.sparkSession
+    try:
+        df.createTempView(name)
+        frame = session.table(name)
+    except Exception as error:
+        if ends_all(error):
+            raise
+        # Doubt is never an error.
+        logger.debug("Could not settle what the DataFrame's names stand for: %s", error)
+        frame = None
+    is_away = False
+    try:
+        yield frame
+    except Exception as error:
+        is_away = is_spark_away(error)
+        raise
+    finally:
+        if frame is not None and not is_away:
+            try:
+                session.catalog.dropTempView(name)
+            except Exception as error:
+                if ends_all(error):
+                    raise
+                logger.debug("Could not drop the view %s: %s", name, error)
+
+
 def gather_evidence(df: Any) -> Evidence | None:
     """What the rows of `df` depend on now; None if that cannot be told."""
     try:
@@ -307,11 +343,9 @@ def remember(bucket: str, df: Any, before: Evidence | None, key: str) -> None:
 
 
 def _still_holds(evidence: Evidence, df: Any) -> bool:
-    """Whether inputs and confs are as they were, and what names stand for, which Connect asks in each job anew."""
+    """Whether inputs and confs are as they were; the plan of a frame that is `settled` cannot change."""
     try:
         session = df.sparkSession
-        if java_frame(df) is None:
-            return gather_evidence(df) == evidence
         inputs = _look_at([path for path, *_ in evidence.inputs], session)
         return inputs == evidence.inputs and _confs_of(session) == evidence.confs
     except Exception as error:

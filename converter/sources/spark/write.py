@@ -59,6 +59,9 @@ class _Request:
     """What is to be written, and where: known before any entry is looked at."""
 
     df: Any
+    settled: Any
+    """The frame as `identity.settled` gives it; None if nothing is to be proved by it."""
+
     columns: Sequence[SparkColumn]
     root: Storage
     options: WriteOptions
@@ -148,6 +151,7 @@ def write_dataframe(
     )
     request = _Request(
         df=df,
+        settled=None,
         columns=columns,
         root=_open_root(df.sparkSession, cache_dir, storage_options, timeout_seconds, writer=writer),
         options=options,
@@ -156,13 +160,20 @@ def write_dataframe(
         progress=progress,
         complete=functools.partial(complete, categories=_given(categories, columns), unseen=unseen),
     )
-    identified = _identify(request, None if cache_key is not None else identity.find_delta_version(df))
-    try:
-        return _reuse(request, identified) or _write(request, identified)
-    except _TableChangedError:
-        logger.info("The Delta table had a new version while it was written, so it is written once more.")
-        identified = _identify(request, None)
-        return _reuse(request, identified) or _write(request, identified)
+    version = None if cache_key is not None else identity.find_delta_version(df)
+    needs_evidence = cache_key is None and not is_kept
+    with identity.settled(df) if needs_evidence else contextlib.nullcontext() as settled:
+        request = replace(request, settled=settled)
+        try:
+            return _find_or_write(request, version)
+        except _TableChangedError:
+            logger.info("The Delta table had a new version while it was written, so it is written once more.")
+            return _find_or_write(request, None)
+
+
+def _find_or_write(request: _Request, version: identity.DeltaVersion | None) -> HeldEntry:
+    identified = _identify(request, version)
+    return _reuse(request, identified) or _write(request, identified)
 
 
 def _check_decoders_travel(decoders: Mapping[str, Decoder]) -> None:
@@ -228,7 +239,7 @@ def _identify(request: _Request, version: identity.DeltaVersion | None) -> _Iden
     if name is not None:
         candidates = [kept_key] if request.is_kept else [kept_key, passing_key]
     else:
-        evidence = None if request.is_kept else identity.gather_evidence(request.df)
+        evidence = None if request.settled is None else identity.gather_evidence(request.settled)
         candidates = identity.recall(bucket, request.df, evidence)
     return _Identity(
         version=version,
@@ -280,7 +291,7 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
     }
     try:
         reports = run_write(
-            request.df,
+            request.df if request.settled is None else request.settled,
             request.columns,
             spec,
             directory=directory,
