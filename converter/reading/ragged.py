@@ -51,8 +51,12 @@ class RaggedRows:
     @property
     def is_block(self) -> npt.NDArray[np.bool_]:
         """For each row whether its lists on each level have one length, so that it is an array."""
-        is_block: npt.NDArray[np.bool_] = np.diff(self.offsets) == self.shapes.prod(axis=1)
-        return is_block
+        is_block, counts, most = np.ones((3, len(self.shapes)), np.int64)
+        for sizes, longest in zip(self.lengths or (), self.shapes.T, strict=False):
+            # On every level, for lists that are all empty have no values to count.
+            counts, most = _sums_of(sizes, counts), most * longest
+            is_block &= counts == most
+        return is_block.astype(np.bool_)
 
     def level_lengths(self) -> list[npt.NDArray[np.int64]]:
         """The lengths of the lists on each level, row after row."""

@@ -195,8 +195,9 @@ def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Ten
     if source.ragged == "pad":
         return {name: torch.from_numpy(column) for name, column in source.padded(field.name, rows).items()}
     # Rows of a jagged tensor may differ in their first dimension only.
-    sizes = rows.shapes[np.diff(rows.offsets) > 0, 1:]
-    if (len(sizes) and (sizes != sizes[0]).any()) or not rows.is_block.all():
+    has_values = np.diff(rows.offsets) > 0
+    sizes = rows.shapes[has_values, 1:]
+    if (len(sizes) and (sizes != sizes[0]).any()) or not rows.is_block[has_values].all():
         added = repr(field.name + LENGTH_SUFFIX)
         added += f" and {field.name + INNER_LENGTH_SUFFIX!r}" if field.is_jagged else ""
         raise SourceError(

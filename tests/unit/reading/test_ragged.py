@@ -79,6 +79,30 @@ def test_rows_of_different_shapes_come_back_as_they_were(case: Any, way: str, st
     assert sizes.reshape(len(rows), ndim).tolist() == [[0] * ndim if row is None else list(row.shape) for row in rows]
 
 
+def jagged(ndim: int) -> st.SearchStrategy[list[Any]]:
+    """Rows of lists in lists of any lengths; many have no number at all, and differ all the same."""
+    level: st.SearchStrategy[list[Any]] = st.just([]) | st.lists(st.integers(0, 9), max_size=2)
+    for _ in range(ndim):
+        level = st.lists(level, max_size=3)
+    return level
+
+
+def plain(part: Any) -> Any:
+    return [plain(one) for one in part] if part.dtype == object else part.tolist()
+
+
+@given(st.integers(2, 4).flatmap(lambda ndim: st.tuples(st.just(ndim), jagged(ndim))))
+@examples(200)
+def test_lists_of_any_lengths_come_back_as_they_were_filled_or_empty(case: tuple[int, list[Any]]) -> None:
+    ndim, rows = case
+    kind: pa.DataType = pa.int64()
+    for _ in range(ndim):
+        kind = pa.large_list(kind)
+    field = Field(name="x", dtype="int64", shape=None, ragged_ndim=ndim, is_jagged=True)
+    found = ragged_values(pa.array(rows, kind), field)
+    assert [plain(row) for row in found.split()] == found.to_lists() == rows
+
+
 @pytest.mark.parametrize("nulls", [False, True])
 def test_a_file_of_one_shape_is_read_beside_others(nulls: bool) -> None:
     field = Field(name="x", dtype="int16", shape=None, ragged_ndim=2)
