@@ -19,6 +19,9 @@ Item = TypeVar("Item")
 Output = TypeVar("Output")
 
 
+READER_THREADS = "converter-read"
+"""What the names of reader threads begin with."""
+
 BEGUN_ELSEWHERE = "This iteration was begun in another process. Iterate the loader again in this one."
 
 _CLOSE_SECONDS = 60.0
@@ -59,7 +62,7 @@ def read_ahead(
         with meter.blocking(pool):
             return result_of(future, waited)
 
-    with Threads(workers_count, "converter-read") as threads:
+    with Threads(workers_count, READER_THREADS) as threads:
         pending: deque[Future[Output]] = deque()
         try:
             for item in items:

@@ -23,13 +23,13 @@ from converter.schema import Field
 
 def to_numpy(array: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
     """An Arrow array as Arrow itself makes NumPy's of it, texts and bytes as objects of Python."""
-    _import_pandas()
+    import_pandas()
     made: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return made
 
 
 @functools.cache
-def _import_pandas() -> None:
+def import_pandas() -> None:
     """Import pandas, if it is there, as Arrow does before its first array for NumPy: it swallows a Ctrl-C meanwhile."""
     with contextlib.suppress(Exception):
         importlib.import_module("pandas")

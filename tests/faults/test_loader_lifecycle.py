@@ -10,6 +10,8 @@ import contextlib
 import faulthandler
 import functools
 import gc
+import importlib
+import importlib.abc
 import itertools
 import json
 import multiprocessing
@@ -788,6 +790,40 @@ def test_worker_processes_end_with_a_trainer_that_is_killed(cache_dir: Path, tmp
     assert len(workers) == 2
     # A fork server's socket is in a folder of the trainer itself, which was killed, and later workers use that, too.
     assert len(list(places.glob("pymp-*"))) <= (method == "forkserver")
+
+
+def fork_while_a_thread_imports(url: str) -> list[bool]:
+    """Whether NumPy's random numbers were there before, and whether workers that are forked meanwhile read all rows."""
+    importing, forked = threading.Event(), threading.Event()
+    os.register_at_fork(after_in_parent=forked.set)
+
+    class Slow(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "numpy.random._pickle":
+                importing.set()
+                forked.wait(5)
+
+    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
+    # Shuffled rows would need random numbers in this process, too, which would wait for them here.
+    with (
+        open_converter(url) as converter,
+        converter.make_torch_dataloader(batch_size=20, shuffle=False, **options) as loader,
+    ):
+        was_there = "numpy.random" in sys.modules
+        sys.meta_path.insert(0, Slow())
+        thread = threading.Thread(target=lambda: importlib.import_module("numpy.random"))
+        thread.start()
+        importing.wait(60)
+        faulthandler.dump_traceback_later(60, exit=True)
+        ids = ids_of(loader)
+        faulthandler.cancel_dump_traceback_later()
+        thread.join()
+        return [was_there, sorted(ids) == list(range(len(converter)))]
+
+
+def test_workers_that_are_forked_while_a_thread_imports_what_they_need_do_not_wait_for_it(cache_dir: Path) -> None:
+    with write(cache_dir) as converter:
+        assert run_python(fork_while_a_thread_imports, converter.url) == [False, True]
 
 
 class KillsItsTrainer:

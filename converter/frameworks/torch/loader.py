@@ -33,6 +33,7 @@ from converter.frameworks.torch.workers import (
     end_broken,
     end_with_parent,
     end_workers,
+    finish_imports,
     is_starting_process,
     kept_from_children,
     signals_wait,
@@ -312,6 +313,7 @@ class TorchDataLoader(DataLoader[Batch]):
         end_broken(self)
         self._runs.is_own = True
         close_at_exit(self)
+        finish_imports()
         try:
             with signals_wait():
                 return kept_from_children(self, super().__iter__())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import inspect
 import multiprocessing
 import multiprocessing.context
@@ -13,6 +14,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -21,6 +23,8 @@ from typing import Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
+from converter.reading.ahead import READER_THREADS
+from converter.reading.objects import import_pandas
 from converter.reading.source import BatchSource
 
 Iteration = TypeVar("Iteration")
@@ -81,6 +85,17 @@ def _is_there(pid: int) -> bool:
     except OSError:
         pass
     return True
+
+
+def finish_imports() -> None:
+    """Finish what reader threads import at their first use, before processes are forked.
+
+    A process that is forked while another thread imports a module waits for ever when it imports that, too.
+    """
+    importlib.import_module("numpy.random")
+    is_reading = any(thread.name.startswith(READER_THREADS) for thread in threading.enumerate())
+    if is_reading or "pandas" in sys.modules:
+        import_pandas()
 
 
 def is_starting_process() -> bool:
