@@ -32,7 +32,7 @@ from converter import (
     start_local_spark,
 )
 from converter.portable import tasks
-from converter.sources.spark import choose, run
+from converter.sources.spark import choose, run, with_spark
 from converter.sources.spark.confs import changed_confs
 from converter.sources.spark.local import find_java_home
 from converter.sources.spark.session import count_scan_partitions, stream_reports
@@ -146,6 +146,21 @@ def test_more_than_ten_partitions_stay_in_order(spark: SparkSession, cache_dir: 
     expected = [row for row in range(240) if row % 100 > 15]
     assert found["id"].tolist() == expected
     assert found["pair"].tolist() == [[row, row] for row in expected]
+
+
+def test_a_file_that_vanishes_while_spark_writes_is_told(
+    spark: SparkSession, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports_of = with_spark.reports_of_files
+
+    def remove_one(directory: Any, observed: Any) -> Any:
+        next(Path(directory.path()).glob("part-*.parquet")).unlink()
+        return reports_of(directory, observed)
+
+    monkeypatch.setattr(with_spark, "reports_of_files", remove_one)
+    with pytest.raises(CacheError, match=r"Spark wrote 40 rows into .*, but its files have 20: some were removed"):
+        make_spark_converter(spark.range(0, 40, 1, 2), cache_dir=cache_dir, writer="spark")
+    assert not list(cache_dir.rglob("part-*"))
 
 
 @pytest.mark.parametrize("num_partitions", [1, 64, 65])

@@ -129,6 +129,13 @@ def write_with_spark(
     if "finding" in summary:
         return [(0, summary)]
     reports = reports_of_files(directory, summary)
+    num_found = sum(sum(report["rows"]) for _, report in reports)
+    if num_found != observed["rows_after"]:
+        raise CacheError(
+            f"Spark wrote {observed['rows_after']:,} rows into {directory.url}, but its files have {num_found:,}: some "
+            "were removed, or added, meanwhile. Convert again.",
+            path=directory.url,
+        )
     if packed:
         reports = with_packs(reports, packs, columns, directory)
     # Spark Connect before 4.1 answers only one of two observations: then nobody knows how many there were.
