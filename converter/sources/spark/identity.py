@@ -237,7 +237,8 @@ def settled(df: Any) -> Iterator[Any]:
     try:
         yield frame
     except Exception as error:
-        is_away = is_spark_away(error)
+        # What fails has been told by an error of this package by now.
+        is_away = is_spark_away(error) or is_spark_away(error.__cause__ or error)
         raise
     finally:
         if frame is not None and not is_away:
