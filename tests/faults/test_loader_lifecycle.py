@@ -17,6 +17,8 @@ import json
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.forkserver
+import multiprocessing.resource_sharer
+import multiprocessing.util
 import os
 import random
 import shutil
@@ -685,7 +687,7 @@ def leave_workers_in_forks(cache_dir: str, kind: str) -> list[Any]:
     said = Path(cache_dir).with_name("said")
     with write(cache_dir) as converter:
         expected = epochs_of(converter, 2)
-        for leaves, is_inside in itertools.product(("closes", "reads", "frees"), (False, True)):
+        for leaves, is_inside in itertools.product(("closes", "reads", "frees", "ends"), (False, True)):
             loader = make(converter, kind, multiprocessing_context="fork")
             iterator = iter(loader)
             rows = next(iterator)["id"].tolist() if is_inside else ids_of(iterator)
@@ -696,6 +698,9 @@ def leave_workers_in_forks(cache_dir: str, kind: str) -> list[Any]:
                     elif leaves == "reads":
                         loader.set_epoch(0)
                         assert ids_of(loader) == expected[0]
+                    elif leaves == "ends":
+                        # What sys.exit() runs.
+                        multiprocessing.util._exit_function()
                     del loader, iterator
                     gc.collect()
                     said.write_text("nothing")
@@ -712,7 +717,7 @@ def leave_workers_in_forks(cache_dir: str, kind: str) -> list[Any]:
 @pytest.mark.parametrize("kind", ["processes", "persistent"])
 def test_a_forked_child_leaves_the_worker_processes_of_its_parent_alone(cache_dir: Path, kind: str) -> None:
     with start_python(leave_workers_in_forks, str(cache_dir), kind) as process:
-        assert finish(process, seconds=90) == [["nothing", True, True]] * 6
+        assert finish(process, seconds=90) == [["nothing", True, True]] * 8
 
 
 def lose_workers_between_epochs(cache_dir: str) -> list[Any]:
@@ -777,10 +782,15 @@ def read_until_killed(cache_dir: str, method: str) -> None:
         del iterator
 
 
+@pytest.fixture
+def places() -> Iterator[Path]:
+    """A temporary folder whose name is short enough for sockets, which `tmp_path` is not."""
+    with tempfile.TemporaryDirectory(prefix="c-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_worker_processes_end_with_a_trainer_that_is_killed(cache_dir: Path, tmp_path: Path, method: str) -> None:
-    places = tmp_path / "temporary"
-    places.mkdir()
+def test_worker_processes_end_with_a_trainer_that_is_killed(cache_dir: Path, places: Path, method: str) -> None:
     with start_python(read_until_killed, str(cache_dir), method, environment={"TMPDIR": str(places)}) as process:
         assert process.stdout is not None
         workers = json.loads(process.stdout.readline())
@@ -790,6 +800,54 @@ def test_worker_processes_end_with_a_trainer_that_is_killed(cache_dir: Path, tmp
     assert len(workers) == 2
     # A fork server's socket is in a folder of the trainer itself, which was killed, and later workers use that, too.
     assert len(list(places.glob("pymp-*"))) <= (method == "forkserver")
+
+
+def read_in_a_long_folder(cache_dir: str, method: str) -> Any:
+    with write(cache_dir) as converter:
+        return error_of(lambda: ids_of(make(converter, "processes", multiprocessing_context=method)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_temporary_folder_of_too_long_a_name_is_told(cache_dir: Path, tmp_path: Path, method: str) -> None:
+    (folder := tmp_path / ("long" * 25)).mkdir()
+    name, text = run_python(read_in_a_long_folder, str(cache_dir), method, environment={"TMPDIR": str(folder)})
+    assert name == "ConverterError"
+    assert str(folder) in text
+    assert "TMPDIR to a shorter one" in text
+
+
+class ClosesBeforeItEnds:
+    """A transform in a worker that closes the sockets of its batches some time before it ends, as a slow end does."""
+
+    def __init__(self, said: str) -> None:
+        self.said = said
+        self.calls = 0
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        self.calls += 1
+        if self.calls == 3:
+            # The second batch waits in its socket now, as the trainer has only taken the first.
+            time.sleep(0.5)
+            multiprocessing.resource_sharer.stop(5)
+            Path(self.said).touch()
+            time.sleep(0.5)
+            os._exit(1)
+        return batch
+
+
+def read_of_a_slow_end(cache_dir: str) -> Any:
+    said = Path(cache_dir).with_name("said")
+    with write(cache_dir) as converter:
+        transform = ClosesBeforeItEnds(str(said))
+        with make(converter, "torch", num_workers=1, batch_size=400, transform=transform) as loader:
+            next(iterator := iter(loader))
+            wait_until(said.exists)
+            return error_of(lambda: list(iterator))
+
+
+def test_a_worker_whose_sockets_close_before_it_ends_is_told_as_one_that_was_killed(cache_dir: Path) -> None:
+    name, text = run_python(read_of_a_slow_end, str(cache_dir))
+    assert (name, "exited unexpectedly" in text) == ("RuntimeError", True)
 
 
 def fork_while_a_thread_imports(url: str) -> list[bool]:

@@ -28,6 +28,8 @@ from converter.frameworks.torch.tensors import (
 )
 from converter.frameworks.torch.workers import (
     check_pickles,
+    check_temp_dir,
+    check_workers,
     close_at_exit,
     end_begun,
     end_broken,
@@ -291,7 +293,7 @@ class TorchDataLoader(DataLoader[Batch]):
                             "each iteration, or pass persistent_workers=False."
                         )
                     with self._epochs.meter.blocking("workers"):
-                        batches, worker, work = next(items)
+                        batches, worker, work = _next_of(items)
                     self._epochs.meter.report(worker, work)
                     left -= len(batches)
                     yield from batches
@@ -313,6 +315,7 @@ class TorchDataLoader(DataLoader[Batch]):
         end_broken(self)
         self._runs.is_own = True
         close_at_exit(self)
+        check_temp_dir()
         finish_imports()
         try:
             with signals_wait():
@@ -335,6 +338,14 @@ class TorchDataLoader(DataLoader[Batch]):
         end_workers(items)
         if items is kept:
             self._iterator = None
+
+
+def _next_of(items: Any) -> Any:
+    try:
+        return next(items)
+    except (OSError, EOFError) as error:
+        check_workers(items, error)
+        raise
 
 
 class _EpochSampler(Sampler[None]):

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import inspect
 import multiprocessing
+import multiprocessing.connection
 import multiprocessing.context
 import multiprocessing.process
 import multiprocessing.util  # Before our hook at the interpreter's end, so that ours runs first.
@@ -15,14 +16,17 @@ import pickle
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
+import torch.multiprocessing
 from torch.utils.data import get_worker_info
 
+from converter.errors import ConverterError
 from converter.reading.ahead import READER_THREADS
 from converter.reading.objects import import_pandas
 from converter.reading.source import BatchSource
@@ -31,6 +35,12 @@ Iteration = TypeVar("Iteration")
 
 _THREAD = "watch-parent"
 _LOOK_SECONDS = 5.0
+
+_SOCKET_BYTES = 107
+"""unix(7): `sun_path` has 108 bytes, the last of which is 0. torch shares files by sockets on Linux alone."""
+
+_END_SECONDS = 1.0
+"""How long a process that was killed may take from closing its sockets to its end."""
 
 SIGCHLD = {signal.SIGCHLD} if hasattr(signal, "SIGCHLD") else set()
 ALL_BUT_SIGCHLD = signal.valid_signals() - SIGCHLD
@@ -85,6 +95,27 @@ def _is_there(pid: int) -> bool:
     except OSError:
         pass
     return True
+
+
+def check_temp_dir() -> None:
+    """Raise ConverterError if the names of sockets in the temporary folder would be too long for the system.
+
+    Workers send tensors through such sockets. They would fail to, and the trainer would wait for ever.
+
+    Reaches into: multiprocessing.util._SUN_PATH_MAX (CPython 3.14, which takes another folder then).
+    Without it: a temporary folder of a long name is refused there, too.
+    """
+    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+    if strategy != "file_descriptor" or hasattr(multiprocessing.util, "_SUN_PATH_MAX"):
+        return
+    folder = _temp_dir() or os.path.join(tempfile.gettempdir(), "pymp-12345678")
+    if len(os.fsencode(os.path.join(folder, "listener-12345678"))) > _SOCKET_BYTES:
+        raise ConverterError(
+            f"The name of the temporary folder {tempfile.gettempdir()!r} is too long: worker processes send batches "
+            f"through sockets in it, and the system limits their names to {_SOCKET_BYTES} bytes. Set the environment "
+            "variable TMPDIR to a shorter one, such as /tmp, before Python starts, or pass num_workers=0, which reads "
+            "in threads."
+        )
 
 
 def finish_imports() -> None:
@@ -153,6 +184,24 @@ def end_begun(error: BaseException) -> None:
             begun._shutdown = True  # noqa: SLF001
         _kill(begun, {*getattr(begun, "_workers", ()), seen.get("w")})
         trace = trace.tb_next
+
+
+def check_workers(iterator: Any, error: Exception) -> None:
+    """Raise what torch says of a worker process that has ended, if that is why its batch could not be fetched.
+
+    torch looks at once, when the process that was killed has closed its sockets, but may not have ended yet.
+
+    Reaches into: DataLoader's iterators and their _workers (torch 2.4 to 2.15).
+    Without it: of some killed workers, "Connection reset by peer" is told instead.
+    """
+    if "in DataLoader worker process" in str(error):
+        # A worker's own error, which it has sent.
+        return
+    workers = {worker.sentinel: worker.pid for worker in getattr(iterator, "_workers", ())}
+    ended = multiprocessing.connection.wait(list(workers), _END_SECONDS)
+    if ended:
+        pids = ", ".join(str(workers[sentinel]) for sentinel in workers if sentinel in ended)
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
 
 
 def end_broken(loader: Any) -> None:
@@ -283,11 +332,21 @@ def _leave_workers_to_parent() -> None:
     Without it: the parent waits for ever for a batch of such a worker, as with torch's own loaders.
     """
     for iterator in list(_iterators):
+        _forget(iterator._workers)  # noqa: SLF001
         iterator._shutdown, iterator._workers = True, []  # noqa: SLF001
     for loader in list(_loaders):
         loader._iterator = None  # noqa: SLF001
     for known in (_iterators, _loaders, _with_workers):
         known.clear()
+
+
+def _forget(workers: Iterable[Any]) -> None:
+    """In a forked child: keep multiprocessing from ending the parent's workers when this process ends.
+
+    Reaches into: multiprocessing.process._children (CPython 3.10 to 3.13).
+    Without it: a child of os.fork() that ends by sys.exit() ends them, as with torch's own loaders.
+    """
+    getattr(multiprocessing.process, "_children", set()).difference_update(workers)
 
 
 os.register_at_fork(after_in_child=_leave_workers_to_parent)
