@@ -201,7 +201,7 @@ def check_workers(iterator: Any, error: Exception) -> None:
     ended = multiprocessing.connection.wait(list(workers), _END_SECONDS)
     if ended:
         pids = ", ".join(str(workers[sentinel]) for sentinel in workers if sentinel in ended)
-        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly, or was killed.") from error
 
 
 def end_broken(loader: Any) -> None:

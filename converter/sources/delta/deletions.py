@@ -66,21 +66,21 @@ def _check_deleted(count: int, storage: Storage, log: Mapping[str, FileInfo], de
     if expected is not None and expected != count:
         raise SourceError(
             f"The deletion vectors of {described} delete {count:,} rows, expected {expected:,} by "
-            f"{LOG_FOLDER}/{_counts_of(version)}: a file was replaced. Restore the table from a copy.",
+            f"{LOG_FOLDER}/{_checksum_file(version)}: a file was replaced. Restore the table from a copy.",
             path=storage.url,
         )
 
 
-def _counts_of(version: int) -> str:
+def _checksum_file(version: int) -> str:
     return f"{version:020}.crc"
 
 
 def _counted(storage: Storage, log: Mapping[str, FileInfo], version: int, name: str) -> int | None:
     """A number that Spark wrote beside a version's commit; None if there is none."""
-    if _counts_of(version) not in log:
+    if _checksum_file(version) not in log:
         return None
     with contextlib.suppress(Exception):
-        counted = json.loads(storage.below(LOG_FOLDER).read(_counts_of(version))).get(name)
+        counted = json.loads(storage.below(LOG_FOLDER).read(_checksum_file(version))).get(name)
         return counted if isinstance(counted, int) else None
     return None
 

@@ -224,24 +224,25 @@ def settled(df: Any) -> Iterator[Any]:
         yield df
         return
     name, session = f"converter_{uuid.uuid4().hex}", df.sparkSession
+    frame, is_there = None, True
     try:
-        df.createTempView(name)
-        frame = session.table(name)
-    except Exception as error:
-        if ends_all(error):
-            raise
-        # Doubt is never an error.
-        logger.debug("Could not settle what the DataFrame's names stand for: %s", error)
-        frame = None
-    is_away = False
-    try:
+        try:
+            df.createTempView(name)
+            frame = session.table(name)
+        except Exception as error:
+            if ends_all(error):
+                raise
+            # Doubt is never an error.
+            logger.debug("Could not settle what the DataFrame's names stand for: %s", error)
+            is_there = not is_spark_away(error)
         yield frame
     except Exception as error:
         # What fails has been told by an error of this package by now.
-        is_away = is_spark_away(error) or is_spark_away(error.__cause__ or error)
+        is_there = not is_spark_away(error) and not is_spark_away(error.__cause__ or error)
         raise
     finally:
-        if frame is not None and not is_away:
+        # Also the view that an interrupt kept from being used.
+        if is_there:
             try:
                 session.catalog.dropTempView(name)
             except Exception as error:

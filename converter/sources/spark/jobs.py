@@ -68,7 +68,7 @@ def short_cause(error: BaseException) -> str:
     Spark's texts hold a Python traceback of the worker, or an error class in brackets, or a Java cause, between
     hundreds of lines of stack. The caller keeps the whole error as `__cause__`.
     """
-    if _CRASHED in str(error):
+    if _CRASHED in str(error) and "Traceback (most recent" not in str(error):
         # What Java says of it is that a stream ended.
         return _CRASHED
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
