@@ -16,8 +16,8 @@ _collected_before: list[bool] = []
 
 _MOMENT_SECONDS = 1.0
 
-_phases = ["stop"]
-"""What the collector told last: "start" or "stop"."""
+_phases: dict[str, Any] = {"stop": None}
+"""What the collector has told, "start" and "stop", the last one last."""
 
 
 class Threads(ThreadPoolExecutor):
@@ -47,14 +47,13 @@ class Threads(ThreadPoolExecutor):
 @functools.cache
 def watch_collector() -> None:
     """Note from now on when the collector runs."""
-    gc.callbacks.append(_note)
+    # Both together move a phase to the end. No functions of Python's: in one a signal may be handled, and the collector
+    # drops what its handler raises, such as the interrupt of a Ctrl-C.
+    gc.callbacks.append(_phases.pop)
+    gc.callbacks.append(_phases.__setitem__)
     if hasattr(os, "register_at_fork"):
         # Its end in another thread of the parent is nobody's in a child.
-        os.register_at_fork(after_in_child=functools.partial(_note, "stop", None))
-
-
-def _note(phase: str, _: Any) -> None:
-    _phases[0] = phase
+        os.register_at_fork(after_in_child=functools.partial(_phases.pop, "start", None))
 
 
 def may_wait() -> bool:
@@ -66,7 +65,7 @@ def may_wait() -> bool:
     Reaches into: fsspec.asyn.iothread (fsspec 2025.2 to 2026.9).
     Without it: a reader whose last reference fsspec's thread drops stands still until its requests are given up.
     """
-    if _phases[0] == "start":
+    if list(_phases)[-1] == "start":
         return False
     threads = getattr(sys.modules.get("fsspec.asyn"), "iothread", ())
     return threading.current_thread() not in threads

@@ -99,9 +99,13 @@ class Blocks:
     @property
     def num_bytes(self) -> tuple[int, int]:
         """Lent bytes, and idle bytes."""
-        with self._lock:
-            self._take_back()
-            return self._lent_bytes, sum(map(len, self._idle))
+        # A signal's handler may ask while this thread holds the lock.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_back()
+            finally:
+                self._lock.release()
+        return self._lent_bytes, sum(map(len, tuple(self._idle)))
 
     def _take_back(self) -> None:
         with contextlib.suppress(IndexError):
@@ -158,7 +162,8 @@ class Room:
         self.most_bytes: int | None = None
         """The bound; None for no bound."""
 
-        self._lock = threading.Lock()
+        # A signal's handler may ask while this thread holds it.
+        self._lock = threading.RLock()
         self._coming: dict[int, int] = {}
         self._before = anonymous_bytes()
 

@@ -35,8 +35,14 @@ class Elements:
         return operator.length_hint(self._places)
 
     def columns(self) -> dict[Any, Any]:
-        """What is left as columns."""
+        """All elements as columns, if no other thread has seen them yet."""
         return self._columns(self.num_left)
+
+    def take_columns(self) -> dict[Any, Any] | None:
+        """Take what is left, as columns, while other threads may take elements; None if nothing is left."""
+        # One step of the interpreter, so that each place goes to one thread only.
+        left = len(list(self._places))
+        return self._columns(left) if left else None
 
 
 NOTHING = Elements(iter(()), iter(()), lambda _: {})
@@ -54,7 +60,8 @@ def rows(block: Block, schema: Unischema) -> Elements:
     first, *others = [_values_of(field, block[name]) for name, field in schema.fields.items()]
     places = iter(first)
     # One by one: a list of all of them is twice as slow, because Python's garbage collector goes through it.
-    made = map(functools.partial(tuple.__new__, class_of(schema)), zip(places, *others, strict=True))
+    # Not strict: `take_columns` takes the rest of the places, not of the other columns.
+    made = map(functools.partial(tuple.__new__, class_of(schema)), zip(places, *others, strict=False))
     return Elements(made, places, lambda left: take_rows(block, slice(num_rows - left, None)))
 
 

@@ -6,7 +6,7 @@ from converter.errors import EmptyShardError, ReadError
 
 
 class NoDataAvailableError(EmptyShardError):
-    """There are fewer row groups than shards, so that a shard would be empty."""
+    """There are fewer row groups than shards, so that a shard would be empty; or epochs without end have no row."""
 
 
 class DecodeFieldError(ReadError, RuntimeError):

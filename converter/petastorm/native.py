@@ -83,6 +83,12 @@ def native_manifest(work: Work, given_up: threading.Event | None = None) -> Mani
     return replace(manifest, selection=select_some(counts, {})) if counts.any() else None
 
 
+def cache_options(work: Work) -> dict[str, Any]:
+    """The options of a loader that keeps what it fetches where the reader does."""
+    cache = work.recipe.store.local_cache
+    return {} if cache is None else {"local_cache_dir": cache.directory, "local_cache_bytes": cache.max_bytes}
+
+
 def _is_alike(manifest: Manifest, wanted: UnischemaField) -> bool:
     """Whether the native engine hands a column out as the reader does. It makes numbers of decimals, too."""
     field = manifest.schema[wanted.name]
@@ -94,15 +100,25 @@ def _is_alike(manifest: Manifest, wanted: UnischemaField) -> bool:
 class ShuffledRuns:
     """Whole batches in random order, over the epochs of a reader; only the very last one may be short.
 
+    Requests end once `given_up` is set.
+
     Within an epoch each row comes once. A batch may hold the end of one epoch and the beginning of the next, as the
     batches of Petastorm's loaders do.
     """
 
-    def __init__(self, work: Work, manifest: Manifest, *, batch_size: int, window_rows: int) -> None:
+    def __init__(
+        self, work: Work, manifest: Manifest, *, batch_size: int, window_rows: int, given_up: threading.Event
+    ) -> None:
         storage, num_rows = work.recipe.store.storage, manifest.num_live_rows
+        self._given_up = given_up
         # A smaller buffer than our window would only shuffle worse.
         options = LoaderOptions(
-            batch_size=batch_size, shuffle=True, seed=work.order.seed % (1 << 63), cur_shard=0, shard_count=1
+            batch_size=batch_size,
+            shuffle=True,
+            seed=work.order.seed % (1 << 63),
+            cur_shard=0,
+            shard_count=1,
+            **cache_options(work),
         )
         source = options.make_source(storage, manifest)
         if source.window_rows < window_rows:
@@ -140,7 +156,7 @@ class ShuffledRuns:
 
     def _read(self, epoch: int, start: int, stop: int) -> Iterator[Run]:
         plan = replace(self._source.plan(epoch), segments=(range(start, stop),), num_padded=0, num_dropped=0)
-        return read_runs(self._source, plan, self._files)
+        return read_runs(self._source, plan, self._files, given_up=self._given_up)
 
     def _joined(self, parts: list[Columns], num_rows: int) -> Run:
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from converter.errors import ConverterError, ConverterWarning
@@ -33,7 +34,7 @@ from converter.petastorm.pickle_records import PetastormMetadataError, Unreadabl
 from converter.petastorm.pieces import EachRow, Piece, Recipe
 from converter.petastorm.processes import Processes, dump_function
 from converter.petastorm.reader_impl.native_order import native_blocks
-from converter.petastorm.row_groups import Item, Order, Shares, choose
+from converter.petastorm.row_groups import EmptyEpochs, Item, Order, Shares, choose
 from converter.petastorm.store import Store, load_schema, open_store
 from converter.petastorm.transform import TransformSpec, transform_schema
 from converter.petastorm.unischema import Unischema, UnischemaField
@@ -237,6 +238,11 @@ class Reader:
         return Work(recipe=self._recipe, order=self._order, num_epochs=self.num_epochs, first_epoch=self._epochs_done)
 
     @property
+    def given_up(self) -> threading.Event:
+        """Set once the reader is stopped; ends the requests of loaders that read in a way of their own."""
+        return self._given_up
+
+    @property
     def is_fresh(self) -> bool:
         """Whether nothing was handed out since the beginning, or since `reset`."""
         return not self._num_pieces and not self.last_row_consumed and not self.stopped
@@ -278,9 +284,11 @@ class Reader:
             RuntimeError: the reader was stopped.
         """
         with self._lock:
-            while not self._at_hand.num_left:
-                self._at_hand = self._next_piece()
-            columns, self._at_hand = self._at_hand.columns(), NOTHING
+            begun, self._at_hand = self._at_hand, NOTHING
+            columns = begun.take_columns()
+            while columns is None:
+                piece = self._next_piece()
+                columns = piece.columns() if piece.num_left else None
             return columns
 
     def _next_piece(self) -> Elements:
@@ -306,8 +314,13 @@ class Reader:
         self._num_pieces += 1
         block = piece.block(self.schema)
         if self.is_batched_reader:
-            return batches(block, self.schema)
-        return rows(block, self.schema) if self.ngram is None else windows(block, self.schema, self.ngram)
+            elements = batches(block, self.schema)
+        elif self.ngram is None:
+            elements = rows(block, self.schema)
+        else:
+            elements = windows(block, self.schema, self.ngram)
+        self._empty.note(elements.num_left)
+        return elements
 
     def _require_running(self) -> None:
         if self.stopped:
@@ -317,10 +330,13 @@ class Reader:
         threads = default_workers_count()
         threads = 1 if self._options.pool == "dummy" else max(1, min(self._options.workers_count, threads))
         items = self._order.epochs(self.num_epochs, self._epochs_done)
+        num_items = len(self._order.row_groups) * self._order.num_parts
+        self._empty = EmptyEpochs(self.num_epochs, num_items)
         self._apply = _function_of(self._recipe, self._options, threads)
         # A function, not a method: a generator that knows its reader would keep it, and its threads, alive.
         self._given_up = threading.Event()
-        return _read_pieces(self._recipe, self._apply, items, threads, self.work, self._given_up)
+        empty = EmptyEpochs(self.num_epochs, num_items)
+        return _read_pieces(self._recipe, self._apply, items, threads, self.work, empty, self._given_up)
 
 
 _STOPPED = (
@@ -356,6 +372,7 @@ def _read_pieces(
     items: Iterator[Item],
     threads: int,
     work: Work,
+    empty: EmptyEpochs,
     given_up: threading.Event,
 ) -> Generator[Piece, None, None]:
     """The pieces of items, in order. Requests end once `given_up` is set."""
@@ -366,21 +383,33 @@ def _read_pieces(
                 yield Piece(columns=columns)
         return
     with contextlib.closing(apply) if isinstance(apply, Processes) else contextlib.nullcontext():
-        yield from _pieces_of(recipe if apply is None else replace(recipe, apply=apply), items, threads, given_up)
+        applied = recipe if apply is None else replace(recipe, apply=apply)
+        yield from _pieces_of(applied, items, threads, empty, given_up)
 
 
 def _pieces_of(
-    recipe: Recipe, items: Iterator[Item], threads: int, given_up: threading.Event
+    recipe: Recipe, items: Iterator[Item], threads: int, empty: EmptyEpochs, given_up: threading.Event
 ) -> Generator[Piece, None, None]:
     """The pieces of items, in order: some threads read row groups ahead, others decode them in parts."""
     read = functools.partial(recipe.read, given_up=given_up)
     tables = read_ahead(read, items, workers_count=threads, ahead=threads + 1, given_up=[given_up])
     with contextlib.closing(tables):
-        parts = (part for table in tables for part in recipe.pieces(table))
+        parts = _parts_of(recipe, tables, empty, given_up)
         with contextlib.closing(
             read_ahead(recipe.make, parts, workers_count=threads, ahead=threads + 2, given_up=[given_up])
         ) as pieces:
             yield from pieces
+
+
+def _parts_of(
+    recipe: Recipe, tables: Iterator[pa.Table], empty: EmptyEpochs, given_up: threading.Event
+) -> Iterator[pa.Table]:
+    for table in tables:
+        empty.note(table.num_rows)
+        if given_up.is_set():
+            # The reader was stopped while row groups without rows went by.
+            raise GivenUpError
+        yield from recipe.pieces(table)
 
 
 def make_reader(

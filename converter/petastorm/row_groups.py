@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -209,6 +210,31 @@ class Order:
         for number in numbers.tolist():
             row_group, part = divmod(number, self.num_parts)
             yield Item(self.row_groups[row_group], part, self.num_parts, epoch, number)
+
+
+class EmptyEpochs:
+    """Notices that epochs without end hand out no row, which would be waited for without end.
+
+    Epochs of `num_items` items each may be in orders of their own: so many items in a row that all of them are among
+    these are those of two epochs.
+    """
+
+    def __init__(self, num_epochs: int | None, num_items: int) -> None:
+        self._most = 2 * num_items if num_epochs is None else sys.maxsize
+        self._in_a_row = 0
+
+    def note(self, num_rows: int) -> None:
+        """Note what an item gave.
+
+        Raises:
+            NoDataAvailableError: it was the last of two epochs without a row.
+        """
+        self._in_a_row = 0 if num_rows else self._in_a_row + 1
+        if self._in_a_row >= self._most:
+            raise NoDataAvailableError(
+                "num_epochs=None reads the rows again and again, but two epochs gave none: predicate, filters, "
+                "transform or windows leave no row of the row groups. Choose others, or pass a number as num_epochs."
+            )
 
 
 def generator_of(seed: int, *place: int) -> np.random.Generator:

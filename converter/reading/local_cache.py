@@ -57,6 +57,7 @@ _FREE_SHARE = 0.9
 
 _NUM_LOCKS = 64
 _LOOK_SECONDS = 0.05
+_WAIT_SECONDS = 60.0
 _MAX_TRIES = 100
 """How often a file is opened again because another process removed it meanwhile; a guess."""
 
@@ -70,11 +71,14 @@ class LocalCache:
     """
 
     def __init__(self, directory: str, fingerprint: str, max_bytes: int | None) -> None:
+        self.directory, self.max_bytes = directory, max_bytes
         self.root = open_local_root(directory)
         self._folder = os.path.join(self.root, hashlib.sha256(fingerprint.encode()).hexdigest()[:32])
-        self._max_bytes = max_bytes
         self._has_listed = False
         self._is_full = False
+        self._stuck: set[int] = set()
+        """Locks that were waited for in vain."""
+
         held = self._hold()
         weakref.finalize(self, os.close, held)
 
@@ -146,7 +150,7 @@ class LocalCache:
 
     @contextlib.contextmanager
     def _fetching(self, name: str, given_up: threading.Event | None) -> Iterator[None]:
-        """Hold the lock of a piece: one process of this host fetches it."""
+        """Hold the lock of a piece: one process of this host fetches it. After a minute others fetch it, too."""
         number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _NUM_LOCKS
         try:
             lock = os.open(os.path.join(self._folder, f".lock-{number}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -155,6 +159,7 @@ class LocalCache:
             self._say_full(f"{error.strerror or error}")
             yield
             return
+        end = time.monotonic() + (0.0 if number in self._stuck else _WAIT_SECONDS)
         try:
             while True:
                 try:
@@ -163,6 +168,10 @@ class LocalCache:
                 except BlockingIOError:
                     if given_up is not None and given_up.is_set():
                         raise GivenUpError(f"The read of {name} was cancelled") from None
+                    if time.monotonic() > end:
+                        # Its holder is stopped, or was killed while a forked child has it, too.
+                        self._stuck.add(number)
+                        break
                     time.sleep(_LOOK_SECONDS)
             yield
         finally:
@@ -221,8 +230,8 @@ class LocalCache:
             return file
 
     def _limit(self, used: int) -> int:
-        if self._max_bytes is not None:
-            return self._max_bytes
+        if self.max_bytes is not None:
+            return self.max_bytes
         return int((shutil.disk_usage(self.root).free + used) * _FREE_SHARE)
 
     def _say_full(self, why: str) -> None:

@@ -62,7 +62,8 @@ class Meter:
     """Counts the work of an iteration; used by several threads at once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A signal's handler may ask for the stats while this thread holds it.
+        self._lock = threading.RLock()
         self.restart()
 
     def restart(self) -> None:

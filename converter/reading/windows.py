@@ -53,7 +53,7 @@ from converter.reading.sequences import Layout, SequencedRows, lay_out, live_sta
 from converter.reading.source import ELEMENT_VALID_SUFFIX, BatchSource
 from converter.sequences import SEQUENCE_LENGTH
 from converter.shards import count_processes_of_host
-from converter.storage.at_once import Turn, result_of
+from converter.storage.at_once import LinkedEvent, Turn, result_of
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +105,14 @@ def open_files(source: BatchSource, processes_count: int = 1) -> DataFiles:
     )
 
 
-def read_runs(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: range | None = None) -> Iterator[Run]:
-    """Yield the plan's batches, or those numbered in `batches`, in order.
+def read_runs(
+    source: BatchSource,
+    plan: EpochPlan,
+    files: DataFiles,
+    batches: range | None = None,
+    given_up: threading.Event | None = None,
+) -> Iterator[Run]:
+    """Yield the plan's batches, or those numbered in `batches`, in order. Requests end once `given_up` is set.
 
     Raises:
         NullValueError: a column with `nulls="raise"` holds one.
@@ -119,9 +125,8 @@ def read_runs(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: r
     wanted = range(plan.num_batches) if batches is None else batches
     num_rows = min(wanted.stop * plan.batch_size, plan.num_rows) - wanted.start * plan.batch_size
     pieces = plan.pieces(wanted.start, wanted.stop)
-    if batches is None:
-        pieces = _cut_first(source, plan, pieces)
-    reader = _WindowReader(source, plan, files, threading.Event())
+    pieces = _cut_first(source, plan, pieces) if batches is None else pieces
+    reader = _WindowReader(source, plan, files, LinkedEvent(given_up))
     yield from _read_pieces(reader, pieces, num_rows, first_batch=wanted.start)
 
 
@@ -328,8 +333,7 @@ class _WindowReader:
         columns: Columns = {}
         together: dict[str, list[Array]] = {}
         unseen_bytes = 0
-        # Column by column: pages that were decompressed for one are released before the next, whose pages then land in
-        # memory that is still in the processor's cache.
+        # Column by column: the pages of the next then land in memory that is still in the processor's cache.
         for name in source.names:
             members = stacks[name].columns if name in stacks else (name,)
             unseen_bytes += self._column_bytes(members, groups)

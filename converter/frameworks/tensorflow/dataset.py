@@ -139,7 +139,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self._epochs = Epochs(source, num_epochs)
         # The cardinality cannot change later.
         self._epochs.settle_shard()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal's handler may ask for the state while this thread holds it.
         self._begun: Any = None
         """Where the last iteration began."""
 
@@ -340,8 +340,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def _settle(self) -> None:
         """Move on to the next epoch if all batches of an iteration were asked for."""
         if self._has_given_all:
-            self._has_given_all, self._last_used = False, None
+            self._has_given_all = False  # In this order a signal's handler finds a right state between any two.
             self._epochs.move_on()
+            self._last_used = None
 
     def _begin(self) -> tuple[Any, int | None]:
         """Begin an iteration; returns where, and how many steps it has (None if it is endless)."""

@@ -19,6 +19,7 @@ from converter.errors import ConverterError
 from converter.frameworks.tensorflow.elements import pack_flat
 from converter.loading.batches import Batch
 from converter.loading.steps import Steps
+from converter.signals import is_of_handler
 
 if TYPE_CHECKING:
     from converter.frameworks.tensorflow.dataset import TFDataset
@@ -255,6 +256,8 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
             self._has_ended = True
             # TensorFlow's own errors pass, but not an OutOfRangeError of a transform: it would look like the end.
             if isinstance(error, tf.errors.OpError) and not isinstance(error, tf.errors.OutOfRangeError):
+                raise
+            if is_of_handler(error):
                 raise
             kinds = tf.errors.InvalidArgumentError, tf.errors.UnknownError
             kind = kinds[not isinstance(error, (TypeError, ValueError))]

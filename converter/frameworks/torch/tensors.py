@@ -118,9 +118,19 @@ def make_tensors(batch: Mapping[str, Any]) -> Batch:
     return {name: _tensor(column) for name, column in batch.items()}
 
 
+def _has_numbers(cells: np.ndarray[Any, Any]) -> bool | None:
+    """Whether the arrays inside of an array of objects are of numbers, told by the first one; None if there is none."""
+    for cell in cells:
+        if not isinstance(cell, np.ndarray) or cell.dtype.kind != "O":
+            return isinstance(cell, np.ndarray)
+        if (found := _has_numbers(cell)) is not None:
+            return found
+    return None
+
+
 def _tensor(column: np.ndarray[Any, Any]) -> Any:
     if column.dtype.kind in "OSU":
-        is_lists = len(column) > 0 and isinstance(column[0], np.ndarray) and column[0].dtype.kind == "O"
+        is_lists = len(column) > 0 and isinstance(column[0], np.ndarray) and _has_numbers(column) is not True
         return as_lists(column) if is_lists else column.tolist()
     if column.dtype.kind == "M":
         column = times_as_integers(column)
@@ -194,10 +204,10 @@ def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Ten
     rows = ragged_values(part, field)
     if source.ragged == "pad":
         return {name: torch.from_numpy(column) for name, column in source.padded(field.name, rows).items()}
-    # Rows of a jagged tensor may differ in their first dimension only.
-    has_values = np.diff(rows.offsets) > 0
-    sizes = rows.shapes[has_values, 1:]
-    if (len(sizes) and (sizes != sizes[0]).any()) or not rows.is_block[has_values].all():
+    # Rows of a jagged tensor may differ in their first dimension only; one that is 0 there has no others.
+    has_parts = rows.shapes[:, 0] > 0
+    sizes = rows.shapes[has_parts, 1:]
+    if (len(sizes) and (sizes != sizes[0]).any()) or not rows.is_block[has_parts].all():
         added = repr(field.name + LENGTH_SUFFIX)
         added += f" and {field.name + INNER_LENGTH_SUFFIX!r}" if field.is_jagged else ""
         raise SourceError(
@@ -206,9 +216,10 @@ def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Ten
             column=field.name,
         )
     inner = sizes[0].tolist() if len(sizes) else [1] * (field.ndim - 1)
-    values = torch.from_numpy(rows.values.reshape(-1, *inner))
-    offsets = torch.from_numpy(rows.offsets // int(np.prod(inner, dtype=np.int64)))
-    return {field.name: torch.nested.nested_tensor_from_jagged(values, offsets)}
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(rows.shapes[:, 0])))
+    # Counted, because rows of empty lists have parts, but no values.
+    values = torch.from_numpy(rows.values.reshape(int(offsets[-1]), *inner))
+    return {field.name: torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(offsets))}
 
 
 def identity(item: Any) -> Any:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from converter.errors import ConverterError
 from converter.petastorm.native import ShuffledRuns, native_manifest
 from converter.petastorm.reader import Reader
 from converter.petastorm.reader_impl.column_pool import ColumnPool
 from converter.petastorm.reader_impl.columns import Columns, join, num_rows_of, row_bytes_of
 from converter.reading.runs import Run
+from converter.storage.requests import GivenUpError
 
 _PIECE_BYTES = 8 << 20
 """Rows that are drawn at once: enough that a call for each column costs nothing beside the copy (a guess)."""
@@ -48,23 +50,30 @@ def native_runs(
     if not isinstance(reader, Reader) or not reader.is_fresh:
         return None
     work = reader.work
-    manifest = native_manifest(work)
+    manifest = native_manifest(work, reader.given_up)
     if manifest is None:
         return None
     if reader.seed is None:
         # So that the order repeats for users who seed the global generators.
         work = replace(work, order=replace(work.order, seed=int(generator.integers(1 << 32))))
-    runs = ShuffledRuns(work, manifest, batch_size=batch_size, window_rows=capacity)
+    runs = ShuffledRuns(work, manifest, batch_size=batch_size, window_rows=capacity, given_up=reader.given_up)
     return _checked_runs(reader, runs)
 
 
 def _checked_runs(reader: Reader, runs: Iterable[Run]) -> Generator[Run, None, None]:
-    for run in runs:
-        if reader.stopped:
-            # It raises what a stopped reader raises.
-            reader.next_block()
-        yield run
-    reader.finish()
+    try:
+        for run in runs:
+            if reader.stopped:
+                break
+            yield run
+        else:
+            reader.finish()
+            return
+    except (ConverterError, GivenUpError):
+        if not reader.stopped:
+            raise
+    # It raises what a stopped reader raises.
+    reader.next_block()
 
 
 def runs_in_order(blocks: Iterable[Mapping[Any, Any]], batch_size: int) -> Iterator[Run]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from converter.loading.options import LoaderOptions
 from converter.manifest import Manifest
-from converter.petastorm.native import Work, native_manifest
+from converter.petastorm.native import Work, cache_options, native_manifest
 from converter.plan import EpochPlan
 from converter.reading.windows import open_files, read_plans
 
@@ -37,7 +37,7 @@ def native_blocks(work: Work, given_up: threading.Event) -> Generator[Columns, N
 
 
 def _blocks(work: Work, manifest: Manifest, given_up: threading.Event) -> Generator[Columns, None, None]:
-    options = LoaderOptions(batch_size=1, shuffle=False, cur_shard=0, shard_count=1)
+    options = LoaderOptions(batch_size=1, shuffle=False, cur_shard=0, shard_count=1, **cache_options(work))
     source = options.make_source(work.recipe.store.storage, manifest)
     files = open_files(source)
     numbers = _numbers_of(work, manifest)

@@ -298,7 +298,7 @@ def make_spark_converter(
         options = WriteOptions(
             row_group_size=parquet_row_group_size_bytes, codec=codec, dtype=dtype, parent_url=parent_url
         )
-        url = write_or_find(df, options, lambda made: atexit.register(_delete_at_exit, made))
+        url = write_or_find(df, options, lambda made: atexit.register(_delete_at_exit, made, os.getpid()))
     is_ours = not isinstance(df, str)
     converter = _converter_at(url, is_ours=is_ours)
     if is_ours:
@@ -389,8 +389,9 @@ _deleted: set[str] = set()
 """What has been deleted already: at exit its store may be gone, and is not asked for it."""
 
 
-def _delete_at_exit(url: str) -> None:
-    if url in _deleted:
+def _delete_at_exit(url: str, pid: int) -> None:
+    # A child of os.fork() that ends by sys.exit() runs this, too.
+    if url in _deleted or pid != os.getpid():
         return
     try:
         _delete_dir_handler(url)

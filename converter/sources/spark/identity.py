@@ -214,28 +214,29 @@ def hash_of_name(cache_key: str) -> str:
 
 
 @contextlib.contextmanager
-def settled(df: Any) -> Iterator[Any]:
-    """The frame with names and files looked up once, as a classic one has them; None if that cannot be.
+def settled(df: Any) -> Iterator[tuple[Any, bool]]:
+    """The frame with names and files looked up once, as a classic one has them, and whether that could be.
 
-    Spark Connect looks up in each job anew what a name of a view or a table stands for, and which files a folder has. A
-    temporary view keeps the plan.
+    Spark Connect looks up in each job anew what a name of a view or a table stands for, and which files a folder has,
+    but keeps the schema that a frame was asked for first. A temporary view keeps the plan.
     """
     if java_frame(df) is not None:
-        yield df
+        yield df, True
         return
     name, session = f"converter_{uuid.uuid4().hex}", df.sparkSession
-    frame, is_there = None, True
+    # At least its schema is that of now.
+    frame, is_settled, is_there = df.select("*"), False, True
     try:
         try:
             df.createTempView(name)
-            frame = session.table(name)
+            frame, is_settled = session.table(name), True
         except Exception as error:
             if ends_all(error):
                 raise
             # Doubt is never an error.
             logger.debug("Could not settle what the DataFrame's names stand for: %s", error)
             is_there = not is_spark_away(error)
-        yield frame
+        yield frame, is_settled
     except Exception as error:
         # What fails has been told by an error of this package by now.
         is_there = not is_spark_away(error) and not is_spark_away(error.__cause__ or error)
@@ -306,11 +307,19 @@ def _confs_of(session: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _look_at(paths: list[str], session: Any) -> tuple[tuple[str, int, int, int], ...]:
+    seen, is_connect = [], type(session).__module__.startswith("pyspark.sql.connect")
     if all(urlsplit(path).scheme == "file" for path in paths):
-        stats = [(path, os.stat(unquote(urlsplit(path).path))) for path in paths]
-        return tuple((path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for path, stat in stats)
-    listing = session.read.format("binaryFile").load(paths).select("path", "length", "modificationTime").collect()
-    return tuple(sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9), 0) for row in listing))
+        for path in paths:
+            # The files of a Connect server are this machine's only perhaps.
+            with contextlib.suppress(FileNotFoundError) if is_connect else contextlib.nullcontext():
+                stat = os.stat(unquote(urlsplit(path).path))
+                seen.append((path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+        if not is_connect:
+            return tuple(seen)
+    if paths:
+        listing = session.read.format("binaryFile").load(paths).select("path", "length", "modificationTime").collect()
+        seen += sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9), 0) for row in listing)
+    return tuple(seen)
 
 
 def _renumbered(plan: str) -> str:
@@ -348,7 +357,8 @@ def _still_holds(evidence: Evidence, df: Any) -> bool:
     """Whether inputs and confs are as they were; the plan of a frame that is `settled` cannot change."""
     try:
         session = df.sparkSession
-        inputs = _look_at([path for path, *_ in evidence.inputs], session)
+        paths = sorted({path for path, *_ in evidence.inputs})
+        inputs = _look_at(paths, session)
         return inputs == evidence.inputs and _confs_of(session) == evidence.confs
     except Exception as error:
         if ends_all(error):

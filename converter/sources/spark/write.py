@@ -60,7 +60,10 @@ class _Request:
 
     df: Any
     settled: Any
-    """The frame as `identity.settled` gives it; None if nothing is to be proved by it."""
+    """The frame as `identity.settled` gives it, whose rows are written."""
+
+    needs_evidence: bool
+    """Whether an entry of this process may be reused if it provably holds the rows."""
 
     columns: Sequence[SparkColumn]
     root: Storage
@@ -124,46 +127,45 @@ def write_dataframe(
     """The entry of `df`: one that provably holds its rows, else a new one, written once."""
     _check_dataframe(df)
     check_progress(progress)
-    columns = plan_columns(
-        df.schema.jsonValue(),
-        float_dtype=float_dtype,
-        shapes=shapes or {},
-        standardized=standardized_names(standardize),
-        is_case_sensitive=df.sparkSession.conf.get("spark.sql.caseSensitive", None) == "true",
-    )
-    check_decode(decode, {column.name: column.dtype if column.kind == "scalar" else "array" for column in columns})
-    if decode_at == "write":
-        columns = decoded_columns(columns, decode or {})
-        _check_decoders_travel(decode or {})
-    columns = with_categories(columns, categories, unseen)
-    scales = check_standardize(standardize, batch_schema_of(columns))
-    options = WriteOptions(
-        float_dtype=float_dtype,
-        shapes=shapes or {},
-        decode=decode or {},
-        decode_at=decode_at,
-        categories={column.name: column.categories for column in columns if column.categories is not None},
-        scales=scales,
-        row_group_bytes=row_group_bytes,
-        compression=compression,
-        shuffle_rows_seed=shuffle_rows_seed,
-        writer=writer,
-    )
-    request = _Request(
-        df=df,
-        settled=None,
-        columns=columns,
-        root=_open_root(df.sparkSession, cache_dir, storage_options, timeout_seconds, writer=writer),
-        options=options,
-        cache_key=cache_key,
-        is_kept=is_kept,
-        progress=progress,
-        complete=functools.partial(complete, categories=_given(categories, columns), unseen=unseen),
-    )
-    version = None if cache_key is not None else identity.find_delta_version(df)
-    needs_evidence = cache_key is None and not is_kept
-    with identity.settled(df) if needs_evidence else contextlib.nullcontext() as settled:
-        request = replace(request, settled=settled)
+    with identity.settled(df) as (settled, is_settled):
+        columns = plan_columns(
+            settled.schema.jsonValue(),
+            float_dtype=float_dtype,
+            shapes=shapes or {},
+            standardized=standardized_names(standardize),
+            is_case_sensitive=df.sparkSession.conf.get("spark.sql.caseSensitive", None) == "true",
+        )
+        check_decode(decode, {column.name: column.dtype if column.kind == "scalar" else "array" for column in columns})
+        if decode_at == "write":
+            columns = decoded_columns(columns, decode or {})
+            _check_decoders_travel(decode or {})
+        columns = with_categories(columns, categories, unseen)
+        scales = check_standardize(standardize, batch_schema_of(columns))
+        options = WriteOptions(
+            float_dtype=float_dtype,
+            shapes=shapes or {},
+            decode=decode or {},
+            decode_at=decode_at,
+            categories={column.name: column.categories for column in columns if column.categories is not None},
+            scales=scales,
+            row_group_bytes=row_group_bytes,
+            compression=compression,
+            shuffle_rows_seed=shuffle_rows_seed,
+            writer=writer,
+        )
+        request = _Request(
+            df=df,
+            settled=settled,
+            needs_evidence=is_settled and cache_key is None and not is_kept,
+            columns=columns,
+            root=_open_root(df.sparkSession, cache_dir, storage_options, timeout_seconds, writer=writer),
+            options=options,
+            cache_key=cache_key,
+            is_kept=is_kept,
+            progress=progress,
+            complete=functools.partial(complete, categories=_given(categories, columns), unseen=unseen),
+        )
+        version = None if cache_key is not None else identity.find_delta_version(df)
         try:
             return _find_or_write(request, version)
         except _TableChangedError:
@@ -227,7 +229,7 @@ def _identify(request: _Request, version: identity.DeltaVersion | None) -> _Iden
     name = None if request.cache_key is None else identity.named(request.cache_key)
     if version is not None:
         name = version.identity
-    schema = request.df.schema.json()
+    schema = request.settled.schema.json()
     # Entries that are kept are never those of converters that delete at their end; these may read what is kept.
     kept_key, passing_key = (
         identity.entry_key(name, schema=schema, write_options=request.options.for_key(is_kept=is_kept))
@@ -239,7 +241,7 @@ def _identify(request: _Request, version: identity.DeltaVersion | None) -> _Iden
     if name is not None:
         candidates = [kept_key] if request.is_kept else [kept_key, passing_key]
     else:
-        evidence = None if request.settled is None else identity.gather_evidence(request.settled)
+        evidence = identity.gather_evidence(request.settled) if request.needs_evidence else None
         candidates = identity.recall(bucket, request.df, evidence)
     return _Identity(
         version=version,
@@ -291,7 +293,7 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
     }
     try:
         reports = run_write(
-            request.df if request.settled is None else request.settled,
+            request.settled,
             request.columns,
             spec,
             directory=directory,
