@@ -162,8 +162,10 @@ def make_spark_converter(
     if progress is not None:
         check_flag("progress", progress)
     check_cache_key(cache_key)
-    if shuffle_rows_seed is not None and check_integer("shuffle_rows_seed", shuffle_rows_seed, least=0) >= 2**62:
-        raise ValueError(f"shuffle_rows_seed must be below 2**62, got {shuffle_rows_seed}.")
+    if shuffle_rows_seed is not None:
+        shuffle_rows_seed = check_integer("shuffle_rows_seed", shuffle_rows_seed, least=0)
+        if shuffle_rows_seed >= 2**62:
+            raise ValueError(f"shuffle_rows_seed must be below 2**62, got {shuffle_rows_seed}.")
     entry = write_dataframe(
         df,
         cache_dir=None if cache_dir is None else os.fspath(cache_dir),

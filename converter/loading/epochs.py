@@ -187,8 +187,8 @@ class Epochs:
 
     def set_next(self, epoch: int) -> None:
         """Let the next iteration begin with `epoch`. If a loaded state is in that epoch, it stays where it is."""
-        self._progress = None
-        if check_integer("epoch", epoch, least=0) != self.next.epoch:
+        self._progress, epoch = None, check_integer("epoch", epoch, least=0)
+        if epoch != self.next.epoch:
             self.next, self.is_resumed = _Progress(epoch=epoch, past=(), epochs_done=0), False
         else:
             # Another object: the end of an iteration that began there before does not move this one.
@@ -212,7 +212,7 @@ class Epochs:
         at = self._progress or self.next
         if batches is None:
             return self._state(at, at.num_batches)
-        check_integer("batches", batches, least=0)
+        batches = check_integer("batches", batches, least=0)
         # Until the running iteration ends, the next one would begin at the same place.
         for at, plan in self.plans(self.next):
             if batches <= plan.num_batches:

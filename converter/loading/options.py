@@ -62,21 +62,20 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         for name in ("shuffle", "drop_last", "verify_checksums"):
             check_flag(name, getattr(self, name))
-        check_integer("batch_size", self.batch_size, least=1)
-        check_integer("seed", self.seed, least=0)
+        # Python's integers, because states keep them as JSON, and NumPy's may wrap around.
+        integers = {"batch_size": 1, "seed": 0, "prefetch_batches": 1, "local_cache_bytes": 1, "workers_count": 1}
+        for name, least in integers.items():
+            if name in ("batch_size", "seed") or getattr(self, name) is not None:
+                object.__setattr__(self, name, check_integer(name, getattr(self, name), least=least))
+        object.__setattr__(self, "num_epochs", check_epochs(self.num_epochs))
         if self.uneven is not None and self.uneven not in UNEVEN:
             raise ValueError(f"uneven must be 'drop', 'pad', 'keep' or None, got {self.uneven!r:.80}.")
-        for name in ("prefetch_batches", "local_cache_bytes", "workers_count"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), least=1)
         if self.with_row_index is not None and (not isinstance(self.with_row_index, str) or not self.with_row_index):
             raise TypeError(f"with_row_index must be the name of a column to add, got {self.with_row_index!r:.80}.")
         if self.transform is not None:
             if not callable(self.transform):
                 raise TypeError(f"transform must be a function of a batch, got {self.transform!r:.80}.")
             takes_generator(self.transform)
-        # A Python integer, because states keep it as JSON.
-        object.__setattr__(self, "num_epochs", check_epochs(self.num_epochs))
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> LoaderOptions:

@@ -102,8 +102,9 @@ class CacheDir:
         """Remove the copies that no reader holds, and the folder if it is empty then; never raises."""
         try:
             if self._cache is not None:
-                root, self._cache = self._cache.root, None
-                remove_unheld(root)
+                cache, self._cache = self._cache, None
+                cache.release()
+                remove_unheld(cache.root)
             with contextlib.suppress(OSError):
                 os.rmdir(self._location)
         except OSError as error:

@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -67,11 +68,15 @@ class Processes:
 
     def end(self) -> None:
         """End the processes, in the middle of their calls: whoever waits for an answer gets an error."""
+        deadline = time.monotonic() + _END_SECONDS
         for process in self._all:
             process.end()
+        for process in self._all:
+            process.kill_after(deadline)
 
     def close(self) -> None:
         """End the processes, and wait for them. No thread waits for an answer any more."""
+        self.end()
         for process in self._all:
             process.close()
 
@@ -136,19 +141,25 @@ class _Process:
                 # It may be in the middle of a call.
                 self._popen.terminate()
 
+    def kill_after(self, deadline: float) -> None:
+        """Wait for the end of the process until then, and kill it if it has not ended."""
+        popen = self._popen
+        if popen is None:
+            return
+        try:
+            popen.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            # For example it was stopped by a signal, or the function handles this one.
+            popen.kill()
+            popen.wait()
+
     def close(self) -> None:
-        self.end()
+        """Close the pipes of a process that has ended."""
         if self._popen is None:
             return
         for pipe in (self._to, self._back):
             with contextlib.suppress(OSError):
                 pipe.close()
-        try:
-            self._popen.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            # For example it was stopped by a signal, or the function handles this one.
-            self._popen.kill()
-            self._popen.wait()
         self._popen = None
 
 

@@ -80,7 +80,8 @@ class LocalCache:
         """Locks that were waited for in vain."""
 
         held = self._hold()
-        weakref.finalize(self, os.close, held)
+        self.release = weakref.finalize(self, os.close, held)
+        """Lets others remove the pieces; this object is of no use then."""
 
     def _hold(self) -> int:
         path = os.path.join(self._folder, ".held")

@@ -45,7 +45,7 @@ def balance(
         SourceError: there are too many classes.
         ValueError, TypeError: an argument is wrong; the message names it.
     """
-    total = _check(manifest, num_rows, seed)
+    total, seed = _check(manifest, num_rows, seed)
     values, codes = _classes_of(storage, manifest, by)
     shares = np.ones(len(values)) if weights is None else _weights_of(values, weights, by)
     recipe = viewed(manifest.recipe, "balance", by=by, weights=weights, num_rows=num_rows, seed=seed)
@@ -68,7 +68,7 @@ def sample(
         NullValueError: a row has no weight or no class.
         ValueError, TypeError: an argument is wrong; the message names it.
     """
-    total = _check(manifest, num_rows, seed)
+    total, seed = _check(manifest, num_rows, seed)
     check_flag("replacement", replacement)
     recipe = viewed(
         manifest.recipe, "sample", weights=weights, by=by, num_rows=num_rows, replacement=replacement, seed=seed
@@ -93,11 +93,11 @@ def sample(
     return _with_draws(manifest, Expected(numbers=expected, total=total), total, seed, recipe)
 
 
-def _check(manifest: Manifest, num_rows: Any, seed: Any) -> int:
-    """The number of rows of an epoch."""
-    check_integer("seed", seed, least=0)
+def _check(manifest: Manifest, num_rows: Any, seed: Any) -> tuple[int, int]:
+    """The number of rows of an epoch, and the seed."""
+    seed = check_integer("seed", seed, least=0)
     check_no_draws(manifest)
-    return manifest.num_live_rows if num_rows is None else check_integer("num_rows", num_rows, least=1)
+    return manifest.num_live_rows if num_rows is None else check_integer("num_rows", num_rows, least=1), seed
 
 
 def check_no_draws(manifest: Manifest) -> None:

@@ -45,7 +45,7 @@ def split_rows(
     """
     check_no_draws(manifest)
     bounds = check_fractions(fractions)
-    check_integer("seed", seed, least=0)
+    seed = check_integer("seed", seed, least=0)
     parts = dict(zip(fractions, split(storage, manifest, bounds, by=by, seed=seed), strict=True))
     for name, selection in parts.items():
         if not selection.num_rows:

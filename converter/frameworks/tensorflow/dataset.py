@@ -134,7 +134,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         prefetch: int | None,
     ) -> None:
         if prefetch is not None:
-            check_integer("prefetch", prefetch, least=1)
+            prefetch = check_integer("prefetch", prefetch, least=1)
         self._source = source
         self._epochs = Epochs(source, num_epochs)
         # The cardinality cannot change later.

@@ -88,7 +88,7 @@ class TorchDataLoader(DataLoader[Batch]):
         sampler: None = None,  # noqa: ARG002
         batch_sampler: None = None,  # noqa: ARG002
     ) -> None:
-        check_integer("num_workers", num_workers, least=0)
+        num_workers = check_integer("num_workers", num_workers, least=0)
         check_flag("persistent_workers", persistent_workers)
         if persistent_workers and not num_workers:
             raise ValueError("persistent_workers=True needs num_workers above 0.")

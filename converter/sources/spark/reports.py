@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import math
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,6 +31,15 @@ logger = logging.getLogger(__name__)
 
 Vocabularies: TypeAlias = "Sequence[tuple[int, Mapping[str, CategoriesReport]]]"
 """For each partition the values of its columns of categories."""
+
+
+def in_order(reports: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
+    """The reports of files by partition and name, in which the thousandth file of a task has a digit more."""
+    return sorted(reports, key=lambda item: (item[0], [*map(_numbered, re.split(r"(\d+)", item[1].get("name", "")))]))
+
+
+def _numbered(part: str) -> tuple[int, str]:
+    return (int(part), "") if part.isdecimal() else (0, part)
 
 
 def error_of(finding: Mapping[str, Any], columns: Sequence[SparkColumn]) -> ConverterError | TypeError:

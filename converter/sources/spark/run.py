@@ -16,7 +16,7 @@ from converter.sources.spark.choose import choose_writer, has_python, place_of, 
 from converter.sources.spark.confs import changed_confs
 from converter.sources.spark.jobs import finding_in, how_spark_ended, short_cause, write_job
 from converter.sources.spark.progress import Written, progress_bar
-from converter.sources.spark.reports import error_of
+from converter.sources.spark.reports import error_of, in_order
 from converter.sources.spark.schema import SparkColumn
 from converter.sources.spark.session import (
     collect_reports,
@@ -95,7 +95,7 @@ def run_write(
     for _, report in reports:
         if "finding" in report:
             raise error_of(report["finding"], columns)
-    return sorted(reports, key=lambda item: (item[0], item[1].get("name", "")))
+    return in_order(reports)
 
 
 def _write_error(error: Exception, directory: Storage, local_path: str, session: Any, writer: str) -> CacheError:

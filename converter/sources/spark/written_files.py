@@ -23,6 +23,7 @@ from converter.errors import CacheError
 from converter.parsed_footer import ParsedFooter, parse_end
 from converter.portable.categories import values_in
 from converter.portable.footers import add_span, end_of
+from converter.sources.spark.reports import in_order
 from converter.sources.spark.schema import SparkColumn
 from converter.storage.at_once import at_once
 from converter.storage.directory import FileInfo, Storage
@@ -55,7 +56,7 @@ def reports_of_files(directory: Storage, observed: Mapping[str, Any]) -> list[tu
         }
         if report["rows"]:
             reports.append((int(match[1]), report))
-    reports.sort(key=lambda item: (item[0], item[1]["name"]))
+    reports = in_order(reports)
     if reports:
         reports[0][1].update(observed)
     return reports
