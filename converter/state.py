@@ -17,7 +17,7 @@ Past = tuple[tuple[int, int], ...]
 
 STATE_VERSION = 1
 
-_MAX_EPOCH = 1 << 62
+MAX_EPOCH = 1 << 62
 """Worker processes get the epoch as an int64."""
 
 
@@ -75,7 +75,7 @@ class State:
         wrong |= {
             name: fields[name]
             for name in ("epoch", "epochs_done")
-            if name not in wrong and not 0 <= fields[name] < _MAX_EPOCH
+            if name not in wrong and not 0 <= fields[name] < MAX_EPOCH
         }
         if type(bucket_by) is not str:
             wrong["bucket_by"] = bucket_by
@@ -109,10 +109,16 @@ class State:
             for name in names
             if (before := getattr(self, name)) != (now := getattr(current, name))
         ]
+        is_of_other_rows = self.fingerprint != current.fingerprint
         if differs:
+            same = (
+                "the same rows (of a Delta table, its version=) and arguments"
+                if is_of_other_rows
+                else "the same arguments"
+            )
             raise StateMismatchError(
-                f"The state is of another run: {'; '.join(differs)}. Make the loader with the same arguments, or start "
-                "from the beginning."
+                f"The state is of another run: {'; '.join(differs)}. Make the loader with {same}, or start from the "
+                "beginning."
             )
 
     def after(self, shard_count: int, rows_done: int) -> State:

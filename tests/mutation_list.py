@@ -699,8 +699,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/run.py",
         claim="files come in the order of arrival",
-        old='sorted(reports, key=lambda item: (item[0], item[1].get("name", "")))',
-        new="reports",
+        old="return in_order(reports)",
+        new="return reports",
         tests=("tests/integration/test_convert.py", "tests/integration/test_writers.py"),
     ),
     Mutation(

@@ -30,7 +30,7 @@ from converter.reading.meter import Meter
 from converter.reading.source import BatchSource
 from converter.reading.windows import open_files
 from converter.shards import find_shard, look_for_group, look_for_shard
-from converter.state import Past, State
+from converter.state import MAX_EPOCH, Past, State
 
 _MAX_SHOWN = 5
 
@@ -188,6 +188,8 @@ class Epochs:
     def set_next(self, epoch: int) -> None:
         """Let the next iteration begin with `epoch`. If a loaded state is in that epoch, it stays where it is."""
         self._progress, epoch = None, check_integer("epoch", epoch, least=0)
+        if epoch >= MAX_EPOCH:
+            raise ValueError(f"epoch must be below 2**62, got {epoch}.")
         if epoch != self.next.epoch:
             self.next, self.is_resumed = _Progress(epoch=epoch, past=(), epochs_done=0), False
         else:

@@ -21,6 +21,7 @@ from converter.frameworks.torch.tensors import (
     Batch,
     Placement,
     identity,
+    in_one_memory,
     make_tensors,
     split_run,
     torch_batches,
@@ -29,7 +30,6 @@ from converter.frameworks.torch.tensors import (
 from converter.frameworks.torch.workers import (
     check_pickles,
     check_temp_dir,
-    check_workers,
     close_at_exit,
     end_begun,
     end_broken,
@@ -38,6 +38,7 @@ from converter.frameworks.torch.workers import (
     finish_imports,
     is_starting_process,
     kept_from_children,
+    next_of,
     signals_wait,
 )
 from converter.loading.batches import numpy_batches
@@ -277,11 +278,12 @@ class TorchDataLoader(DataLoader[Batch]):
 
     def _batches_of_workers(self) -> BatchesOf:
         items: Any = None
-        turn = 0
+        turn = epochs_done = 0
 
         def batches_of(plan: EpochPlan) -> Iterator[Batch]:
-            nonlocal items, turn
+            nonlocal items, turn, epochs_done
             if items is None:
+                epochs_done = self._epochs.next.epochs_done
                 items = self._start_workers()
                 turn = self._turn = self._turn + 1
             left = plan.num_batches
@@ -293,10 +295,15 @@ class TorchDataLoader(DataLoader[Batch]):
                             "each iteration, or pass persistent_workers=False."
                         )
                     with self._epochs.meter.blocking("workers"):
-                        batches, worker, work = _next_of(items)
+                        batches, worker, work = next_of(items)
                     self._epochs.meter.report(worker, work)
                     left -= len(batches)
                     yield from batches
+                epochs_done += 1
+                if epochs_done == self._epochs.num_epochs and not self.persistent_workers:
+                    # Where they are freed a Ctrl-C would be lost.
+                    self._end_workers(items)
+                    items = None
             except BaseException as error:
                 # Persistent workers outlive an iteration that stops early. Others end now: a traceback would hold them.
                 is_reused = self.persistent_workers and (isinstance(error, GeneratorExit) or turn != self._turn)
@@ -338,14 +345,6 @@ class TorchDataLoader(DataLoader[Batch]):
         end_workers(items)
         if items is kept:
             self._iterator = None
-
-
-def _next_of(items: Any) -> Any:
-    try:
-        return next(items)
-    except (OSError, EOFError) as error:
-        check_workers(items, error)
-        raise
 
 
 class _EpochSampler(Sampler[None]):
@@ -440,7 +439,8 @@ class _Runs(IterableDataset[_Item]):
                 for batches in _parts_of_run(self.source, run):
                     if item % count == index:
                         read = list(_batches_in(self.source, plan, files, batches))
-                        yield read if self.source.transform is None else _joined(read), index, files.meter.work
+                        sent = in_one_memory(read if self.source.transform is None else _joined(read))
+                        yield sent, index, files.meter.work
                     item += 1
 
 

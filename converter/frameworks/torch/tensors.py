@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from converter.errors import SourceError
+from converter.errors import ConverterError, SourceError
 from converter.loading.batches import times_as_integers
 from converter.loading.epochs import as_generator
 from converter.reading.meter import Meter
@@ -114,8 +114,21 @@ def _map_tensors(item: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def make_tensors(batch: Mapping[str, Any]) -> Batch:
-    """A batch of NumPy arrays as tensors; strings and bytes as lists."""
-    return {name: _tensor(column) for name, column in batch.items()}
+    """A batch of NumPy arrays as tensors; strings and bytes as lists.
+
+    Raises:
+        TypeError: torch has no such dtype.
+    """
+    tensors = {}
+    for name, column in batch.items():
+        try:
+            tensors[name] = _tensor(column)
+        except TypeError as error:
+            raise TypeError(
+                f"Column {name!r} of the transform's batch has the dtype {column.dtype}, which torch's tensors lack. "
+                "Convert it to numbers, e.g. with astype('float32')."
+            ) from error
+    return tensors
 
 
 def _has_numbers(cells: np.ndarray[Any, Any]) -> bool | None:
@@ -134,7 +147,8 @@ def _tensor(column: np.ndarray[Any, Any]) -> Any:
         return as_lists(column) if is_lists else column.tolist()
     if column.dtype.kind == "M":
         column = times_as_integers(column)
-    # torch takes neither read-only arrays nor negative strides.
+    # torch takes neither the other byte order, read-only arrays nor negative strides.
+    column = column.astype(column.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(np.require(column, requirements=["C", "W"]))
 
 
@@ -220,6 +234,53 @@ def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Ten
     # Counted, because rows of empty lists have parts, but no values.
     values = torch.from_numpy(rows.values.reshape(int(offsets[-1]), *inner))
     return {field.name: torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(offsets))}
+
+
+def in_one_memory(batches: list[Batch]) -> list[Batch]:
+    """The same batches for another process, with all plain tensors in one shared memory.
+
+    A memory on its way to another process is an open file, and a process may have 1,024 of them. It is made here, where
+    an error is told: what torch cannot send later is lost, and the trainer would wait for it.
+
+    Raises:
+        ConverterError: there is too little shared memory.
+
+    Reaches into: torch.UntypedStorage._new_shared (torch 2.4 to 2.15).
+    Without it: wide tables, and containers with little shared memory, need num_workers=0.
+    """
+    tensors: list[Any] = [value for batch in batches for value in batch.values() if isinstance(value, torch.Tensor)]
+    parts = [part for value in tensors if value.is_nested for part in (value.values(), value.offsets())]
+    memories = {_key_of(value): value.untyped_storage() for value in tensors if not value.is_nested}
+    if not tensors or not hasattr(torch.UntypedStorage, "_new_shared"):
+        return batches
+    # Each begins where torch would let it begin.
+    ends = np.cumsum([0, *(-(-memory.nbytes() // 64) * 64 for memory in memories.values())])
+    starts = dict(zip(memories, ends.tolist(), strict=False))
+    try:
+        shared: Any = torch.UntypedStorage._new_shared(int(ends[-1]), device="cpu")  # type: ignore[no-untyped-call]  # noqa: SLF001
+        for part in parts:
+            part.share_memory_()
+    except RuntimeError as error:
+        raise ConverterError(
+            f"A worker process cannot send {int(ends[-1]):,} bytes of batches, for there is too little shared memory "
+            f"(/dev/shm): {error}. In Docker raise it with --shm-size=1g, or pass num_workers=0, which reads in "
+            "threads, or a smaller shuffle_window_rows."
+        ) from error
+    for place, memory in memories.items():
+        shared[starts[place] : starts[place] + memory.nbytes()].copy_(memory)
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.is_nested:
+            return value
+        start = starts[_key_of(value)] // value.element_size() + value.storage_offset()
+        return torch.empty(0, dtype=value.dtype).set_(shared, start, value.shape, value.stride())
+
+    return [{name: moved(value) for name, value in batch.items()} for batch in batches]
+
+
+def _key_of(tensor: torch.Tensor) -> tuple[int, int]:
+    memory = tensor.untyped_storage()
+    return memory.data_ptr(), memory.nbytes()
 
 
 def identity(item: Any) -> Any:

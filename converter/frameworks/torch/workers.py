@@ -186,7 +186,27 @@ def end_begun(error: BaseException) -> None:
         trace = trace.tb_next
 
 
-def check_workers(iterator: Any, error: Exception) -> None:
+def next_of(items: Any) -> Any:
+    """The next item of torch's iterator over worker processes, while items are left.
+
+    Raises:
+        ConverterError: the processes have ended without it.
+        RuntimeError: a process was killed.
+    """
+    try:
+        return next(items)
+    except StopIteration:
+        raise ConverterError(
+            "Worker processes have ended, but batches are missing that they could not send; they have said why on "
+            "stderr. Perhaps they may have too few files open (ulimit -n), or their temporary folder is gone. Pass "
+            "num_workers=0, which reads in threads."
+        ) from None
+    except (OSError, EOFError) as error:
+        _check_workers(items, error)
+        raise
+
+
+def _check_workers(iterator: Any, error: Exception) -> None:
     """Raise what torch says of a worker process that has ended, if that is why its batch could not be fetched.
 
     torch looks at once, when the process that was killed has closed its sockets, but may not have ended yet.

@@ -7,9 +7,11 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
+
+from converter.sources.spark.identity import Evidence, gather_evidence
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,6 +36,8 @@ class _Conversion:
     df: DataFrame
     options: WriteOptions
     url: str
+    evidence: Evidence | None
+    """What its rows depended on before they were written."""
 
 
 _conversions: list[_Conversion] = []
@@ -49,12 +53,15 @@ def write_or_find(df: DataFrame, options: WriteOptions, begin: Callable[[str], o
     with own_lock:
         with _lock:
             known = [each for each in _conversions if each.options == options]
+        # Equal frames may read files that have changed. If that cannot be told, they count as equal, as in Petastorm.
+        evidence = gather_evidence(df)
+        evidence = None if evidence is None else replace(evidence, is_racy=False)
         for conversion in known:
-            if conversion.df.sameSemantics(df):
+            if conversion.evidence == evidence and conversion.df.sameSemantics(df):
                 return conversion.url
         url = _materialize(df, options, begin)
         with _lock:
-            _conversions.append(_Conversion(df=df, options=options, url=url))
+            _conversions.append(_Conversion(df=df, options=options, url=url, evidence=evidence))
         return url
 
 

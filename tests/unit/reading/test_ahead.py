@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from typing import Any
 
 import fsspec.asyn
 import pytest
@@ -218,7 +221,11 @@ def test_the_collector_leaves_a_generator_that_a_thread_runs_to_that_thread() ->
 
 def test_a_collector_of_the_parent_does_not_run_in_a_forked_child() -> None:
     watch_collector()
-    [note] = [callback for callback in gc.callbacks if callback.__module__ == "converter.garbage"]
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        for callback in gc.callbacks:
+            callback(phase, info)
+
     before = gc.isenabled()
     gc.disable()
     try:
@@ -232,6 +239,28 @@ def test_a_collector_of_the_parent_does_not_run_in_a_forked_child() -> None:
         if before:
             gc.enable()
     assert may_wait()
+
+
+def interrupt_while_garbage_is_collected() -> int:
+    """How many of 200 interrupts are lost in a loop that makes garbage, once the collector is watched."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    sys.unraisablehook = lambda _: None
+    watch_collector()
+    num_lost = 0
+    for _ in range(200):
+        sent = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
+        try:
+            while time.monotonic() < sent + 0.05:
+                [{} for _ in range(1000)]
+        except KeyboardInterrupt:
+            continue
+        num_lost += 1
+    return num_lost
+
+
+def test_an_interrupt_while_garbage_is_collected_is_not_lost() -> None:
+    assert run_python(interrupt_while_garbage_is_collected) == 0
 
 
 def fork_at_once() -> list[int]:
