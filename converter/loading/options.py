@@ -70,6 +70,8 @@ class LoaderOptions:
         object.__setattr__(self, "num_epochs", check_epochs(self.num_epochs))
         if self.uneven is not None and self.uneven not in UNEVEN:
             raise ValueError(f"uneven must be 'drop', 'pad', 'keep' or None, got {self.uneven!r:.80}.")
+        if self.local_cache_dir is not None and not isinstance(self.local_cache_dir, (str, os.PathLike)):
+            raise TypeError(f"local_cache_dir must be a path, got {self.local_cache_dir!r:.80}.")
         if self.with_row_index is not None and (not isinstance(self.with_row_index, str) or not self.with_row_index):
             raise TypeError(f"with_row_index must be the name of a column to add, got {self.with_row_index!r:.80}.")
         if self.transform is not None:

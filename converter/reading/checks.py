@@ -26,6 +26,7 @@ from converter.reading.calendars import is_julian
 from converter.storage.directory import Storage
 from converter.storage.ranges import Data, Fetched, PartialFile, Range
 from converter.storage.requests import GivenUpError
+from converter.storage.urls import file_url
 
 _CUT_TEXT_BYTES = 64
 """Some writers shorten the bound of a text that is longer than this."""
@@ -58,7 +59,7 @@ class DataFile:
     @property
     def path(self) -> str:
         """As errors show it."""
-        return f"{self.storage.url}/{self.name}"
+        return file_url(self.storage.url, self.name)
 
     @property
     def num_bytes(self) -> int:
@@ -270,4 +271,4 @@ def place_of_row(storage: Storage, manifest: Manifest, row: int) -> str:
     row_group = int(np.searchsorted(np.cumsum(manifest.row_group_rows), row, side="right"))
     file = int(manifest.row_group_file[row_group])
     first = int(manifest.row_group_rows[: np.searchsorted(manifest.row_group_file, file)].sum())
-    return f"row {row:,} (row {row - first:,} of {storage.url}/{manifest.file_names[file]})"
+    return f"row {row:,} (row {row - first:,} of {file_url(storage.url, manifest.file_names[file])})"

@@ -27,6 +27,7 @@ from converter.reading.runs import Columns, Run
 from converter.reading.source import BatchSource
 from converter.schema import Field
 from converter.storage.directory import Storage
+from converter.storage.urls import file_url
 
 ROW_NUMBERS = "\0rows"
 """The column of a window that holds each row's number in the dataset, to name a row that cannot be decoded."""
@@ -251,7 +252,7 @@ def undecodable_error(
     return ReadError(
         f"Column {name!r} cannot be decoded in {place_of_row(storage, manifest, row)}: {said(error)}. Mend or drop the "
         f"row with Spark, leave the column out with columns=…{or_skip}.",
-        path=f"{storage.url}/{manifest.file_names[int(manifest.row_group_file[row_group])]}",
+        path=file_url(storage.url, manifest.file_names[int(manifest.row_group_file[row_group])]),
         row_group=row_group,
     )
 

@@ -67,3 +67,12 @@ def check_signs(text: str, shown: str) -> None:
         raise ValueError(
             f"{shown!r} has a tab, a line break or the like in it, which programs drop from a URL. Rename the folder."
         )
+
+
+def file_url(url: str, name: str) -> str:
+    """The URL of a file below a folder's, which may be the root of a server.
+
+    >>> file_url("http://host/", "a.parquet"), file_url("s3://bucket/rides", "a.parquet")
+    ('http://host/a.parquet', 's3://bucket/rides/a.parquet')
+    """
+    return f"{url.rstrip('/')}/{name}"

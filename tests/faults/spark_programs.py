@@ -25,13 +25,14 @@ from urllib.parse import unquote
 import numpy as np
 import pyspark
 import pytest
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from converter import CacheError, DatasetConverter, make_spark_converter, start_local_spark, sweep
 from converter.sources.spark import run, write
 from converter.sources.spark.local import find_java_home
 from tests.folders import files_below, paths_below
 from tests.rows import concatenate
-from tests.waiting import wait_until
+from tests.waiting import wait_for_file, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -482,6 +483,85 @@ def held_rows(spark: SparkSession, release: str | Path) -> DataFrame:
             yield batch
 
     return spark.range(0, HELD_ROWS, 1, 1).mapInArrow(pass_on, "id long").selectExpr(*_COLUMNS)
+
+
+# Interrupted before there is a job -----------------------------------------------
+
+
+def interrupt_the_planning(folder: str) -> dict[str, dict[str, Any]]:
+    """Ctrl-C while Spark plans the write of each writer, and what comes of it once Spark may plan on."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    spark = start_local_spark("planning", master="local[2]")
+    results = {writer: _interrupt_the_planning(spark, Path(folder), writer) for writer in ("executors", "spark")}
+    spark.stop()
+    return results
+
+
+def _interrupt_the_planning(spark: SparkSession, folder: Path, writer: str) -> dict[str, Any]:
+    cache_dir, begun, release = (folder / f"{name} of {writer}" for name in ("cache", "begun", "release"))
+    wait_for_release = wait_for_file(release)
+    flag = str(begun)
+
+    class PlannedReader(DataSourceReader):
+        def partitions(self) -> list[InputPartition]:
+            import pathlib
+
+            pathlib.Path(flag).touch()
+            wait_for_release()
+            return [InputPartition(number) for number in range(2)]
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+            yield (partition.value,)
+
+    class PlannedSource(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return f"planned_for_{writer}"
+
+        def schema(self) -> str:
+            return "id long"
+
+        def reader(self, schema: Any) -> DataSourceReader:
+            return PlannedReader()
+
+    def interrupt() -> None:
+        wait_until(begun.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    spark.dataSource.register(PlannedSource)
+    store = spark._jsparkSession.sharedState().statusStore()
+    num_jobs, num_executions = jobs_count(spark), store.executionsCount()
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    interrupted = False
+    try:
+        # The key keeps Spark from planning anything but the write.
+        make_spark_converter(
+            spark.read.format(PlannedSource.name()).load(), cache_dir=cache_dir, cache_key="key", writer=writer
+        )
+    except KeyboardInterrupt:
+        interrupted = True
+    interrupter.join()
+    jobs_at_once = jobs_count(spark) - num_jobs
+    release.touch()
+
+    def has_ended() -> bool:
+        executions = store.executionsList()
+        found = [executions.apply(number) for number in range(num_executions, executions.size())]
+        return bool(found) and all(execution.completionTime().isDefined() for execution in found)
+
+    wait_until(has_ended)
+    return {
+        "interrupted": interrupted,
+        "jobs at once": jobs_at_once,
+        "jobs later": jobs_count(spark) - num_jobs,
+        "left": paths_below(cache_dir),
+    }
+
+
+def jobs_count(spark: SparkSession) -> int:
+    """How many jobs Spark has begun."""
+    return int(spark.sparkContext._jsc.sc().statusStore().jobsList(None).size())
 
 
 # No permission any more ---------------------------------------------------------

@@ -25,6 +25,7 @@ from tests.faults.spark_programs import (
     describe_error,
     faults_on_a_cluster,
     folder_of,
+    interrupt_the_planning,
     kill_with_children,
     listed,
     lose_permission,
@@ -225,6 +226,22 @@ def test_a_sweep_removes_what_a_killed_driver_left(drivers: dict[str, Any]) -> N
 def test_a_sweep_removes_what_sparks_writer_had_begun(drivers: dict[str, Any]) -> None:
     assert any(name.endswith("/_temporary") for name in drivers["left_by_both"])
     assert drivers["left"] == MARKER_ALONE
+
+
+# Interrupted before there is a job -----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def planning(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What `interrupt_the_planning` saw."""
+    return run_python(interrupt_the_planning, str(tmp_path_factory.mktemp("planning")))
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_write_that_is_interrupted_while_spark_plans_it_comes_to_no_job(planning: Results, writer: str) -> None:
+    assert planning[writer] == {
+        "interrupted": True, "jobs at once": 0, "jobs later": 0, "left": MARKER_ALONE,
+    }  # fmt: skip
 
 
 # No permission, no space ---------------------------------------------------------

@@ -6,6 +6,7 @@ A case that must not be stale is first shown to be used again while nothing chan
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import inspect
 import json
 import logging
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -1081,6 +1083,38 @@ def convert_twice_over_connect(folder: str) -> dict[str, Any]:
         lambda: spark.read.parquet(str(root / "one")).orderBy("id"),
         lambda: write_numbers(root / "one", 5, name="part-2.parquet"),
     )
+    # The client may be another machine than the server, with other files of the same names, or none.
+    seen: dict[str, Any] = {}
+    stat = os.stat
+
+    def see_what_was(path: Any, **options: Any) -> os.stat_result:
+        found = stat(path, **options)
+        return seen.setdefault(os.fspath(path), found) if "/of the server/" in os.fspath(path) else found
+
+    def see_nothing(path: Any, **options: Any) -> os.stat_result:
+        if "/of the server/" in os.fspath(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return stat(path, **options)
+
+    for name, see in (("overwritten unseen", see_what_was), ("overwritten elsewhere", see_nothing)):
+        (root / name).mkdir()
+        rows = write_numbers(root / name / "of the server", 1, 2, 3)
+        with mock.patch("converter.sources.spark.identity.os.stat", see):
+            check(
+                name,
+                lambda rows=rows: spark.read.parquet(str(rows.parent)).orderBy("id"),
+                lambda rows=rows: write_numbers(rows.parent, 6, 7, 8, at=LONG_AGO + 10**9),
+            )
+
+    for name, options in (("types", {}), ("types under a cache_key", {"cache_key": "numbers"})):
+        view(spark.range(3).selectExpr("int(id) AS x"))
+        held = spark.table("numbers")
+        result[name] = [held.schema["x"].dataType.typeName()]
+        for expression in ("5000000000 + id", "id + 0.75D"):
+            view(spark.range(3).selectExpr(f"{expression} AS x"))
+            with make_spark_converter(held, cache_dir=f"{folder}/types", **options) as converter:
+                result[name].append([converter.schema["x"].dtype, *rows_in(converter)])
+
     times = spark.range(3).select("id", F.unix_micros(F.current_timestamp()).alias("now"))
     one, two = (make_spark_converter(times, cache_dir=f"{folder}/times") for _ in range(2))
     result["times"] = {"is used again": one.url == two.url}
@@ -1143,7 +1177,7 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Any:
     "case",
     [
         "view over files", "view over local rows", "view with read options", "appended files", "held, appended files",
-        "overwritten files",
+        "overwritten files", "overwritten unseen", "overwritten elsewhere",
     ],
 )  # fmt: skip
 def test_over_connect_nothing_is_stale(connect: dict[str, Any], case: str) -> None:
@@ -1161,7 +1195,9 @@ def test_a_range_is_used_again_over_connect(connect: dict[str, Any], case: str) 
 
 
 def test_files_are_used_again_over_connect(connect: dict[str, Any]) -> None:
-    for case in ("view over files", "appended files", "overwritten files"):
+    for case in (
+        "view over files", "appended files", "overwritten files", "overwritten unseen", "overwritten elsewhere",
+    ):  # fmt: skip
         assert connect[case]["is used again"], case
 
 
@@ -1170,6 +1206,14 @@ def test_what_changes_while_it_is_written_and_changes_back_is_written_as_it_was_
     connect: dict[str, Any], case: str
 ) -> None:
     assert connect[case] == {"are true": [True, True], "is used again": True, "views": ["numbers"]}
+
+
+@pytest.mark.parametrize("case", ["types", "types under a cache_key"])
+def test_a_view_whose_types_change_is_written_with_those_of_now_over_connect(
+    connect: dict[str, Any], case: str
+) -> None:
+    numbers = [[5_000_000_000], [5_000_000_001], [5_000_000_002]]
+    assert connect[case] == ["integer", ["int64", *numbers], ["float32", [0.75], [1.75], [2.75]]]
 
 
 def test_the_time_of_day_is_written_each_time_over_connect(connect: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import pickle
 import subprocess
 import sys
@@ -122,6 +121,22 @@ def test_an_equal_dataframe_is_written_once(spark: SparkSession, tmp_path: Path)
     again = make_spark_converter(numbers(spark, 10))
     assert again.cache_dir_url != first.cache_dir_url
     assert sorted(ids_of(again)) == list(range(10))
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "append"])
+def test_an_equal_dataframe_is_written_anew_when_its_files_have_changed(
+    mode: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    source = (tmp_path / "source").as_uri()
+    numbers(spark, 3).write.parquet(source)
+    first = make_spark_converter(spark.read.parquet(source))
+    # Unchanged files are written once.
+    assert make_spark_converter(spark.read.parquet(source)).cache_dir_url == first.cache_dir_url
+    spark.range(100, 103, numPartitions=2).write.mode(mode).parquet(source)
+    second = make_spark_converter(spark.read.parquet(source))
+    assert sorted(ids_of(second)) == [*range(3 if mode == "append" else 0), *range(100, 103)]
+    assert make_spark_converter(spark.read.parquet(source)).cache_dir_url == second.cache_dir_url
+    assert sorted(ids_of(first)) == list(range(3))
 
 
 def test_the_codec_is_in_the_names_of_files(spark: SparkSession) -> None:
@@ -285,18 +300,37 @@ def test_forms_of_databricks_are_made_one(monkeypatch: pytest.MonkeyPatch) -> No
         module._normalize_databricks_dbfs_url("dbfs://a/b", "my text")
 
 
-def test_what_was_written_goes_with_the_interpreter(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder of a program that has ended, and what it said: its URL, and the files before and after a fork."""
+    folder = tmp_path_factory.mktemp("ended")
     program = f"""
+import os, sys
+from urllib.parse import urlsplit
 from converter import start_local_spark
 from converter.petastorm.spark import SparkDatasetConverter, make_spark_converter
 spark = start_local_spark("atexit", master="local[1]")
-spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, {tmp_path.as_uri()!r})
+spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, {folder.as_uri()!r})
 converter = make_spark_converter(spark.range(5))
-print(converter.cache_dir_url)
+written = urlsplit(converter.cache_dir_url).path
+print(converter.cache_dir_url, sorted(os.listdir(written)), sep="\\n", flush=True)
+child = os.fork()
+if child == 0:
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+print(sorted(os.listdir(written)) if os.path.exists(written) else "nothing")
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True, env={**os.environ}
-    )
-    url = done.stdout.strip().splitlines()[-1]
-    assert url.startswith(tmp_path.as_uri())
-    assert list(tmp_path.iterdir()) == []
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    return folder, done.stdout.strip().splitlines()[-3:]
+
+
+def test_what_was_written_goes_with_the_interpreter(ended: tuple[Path, list[str]]) -> None:
+    folder, (url, files, _) = ended
+    assert url.startswith(folder.as_uri())
+    assert "part-00000" in files
+    assert list(folder.iterdir()) == []
+
+
+def test_a_forked_child_that_ends_leaves_what_its_parent_wrote(ended: tuple[Path, list[str]]) -> None:
+    _, (_, before, after) = ended
+    assert after == before

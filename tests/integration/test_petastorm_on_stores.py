@@ -97,13 +97,16 @@ def test_rows_are_those_of_the_local_store(url: str, local: Path, place: Place, 
         [row[0] for row in rows_of(make_reader(url, cur_shard=shard, shard_count=2, **options))] for shard in range(2)
     ]
     assert sorted(parts[0] + parts[1]) == list(range(NUM_ROWS))
-    # A store that is kept on this host's disk is read there the second time.
+    # What is kept on this host's disk is read there the second time, because another reader still has it.
     kept: dict[str, Any] = {
         "cache_type": "local-disk", "cache_location": str(tmp_path / "kept"), "cache_size_limit": 1 << 30,
         "cache_row_size_estimate": 1000,
     }  # fmt: skip
-    for _ in range(2):
-        assert sorted(row[0] for row in rows_of(make_reader(url, **kept, **options))) == list(range(NUM_ROWS))
+    with make_reader(url, **kept, **options):
+        for _ in range(2):
+            assert sorted(row[0] for row in rows_of(make_reader(url, **kept, **options))) == list(range(NUM_ROWS))
+            assert list((tmp_path / "kept").rglob("rows-*"))
+    assert not list((tmp_path / "kept").rglob("rows-*"))
 
 
 @everywhere

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -155,6 +156,55 @@ def test_stop_does_not_wait_for_a_transform_that_goes_on(numbers: str, tmp_path:
     assert "stopped while a process of it ran the transform" in str(errors[0])
     with pytest.raises(ProcessLookupError):
         os.kill(int(begun.read_text()), 0)
+
+
+@pytest.mark.parametrize("is_paused", [True, False], ids=["a process that is paused", "a process that ignores it"])
+@pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")
+def test_stop_kills_in_the_middle_of_a_call(
+    numbers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_paused: bool
+) -> None:
+    monkeypatch.setattr(processes, "_END_SECONDS", 0.5)
+    begun = tmp_path / "begun"
+
+    def go_on(frame: Any) -> Any:
+        if not is_paused:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        (tmp_path / "pid").rename(begun)
+        if is_paused:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(600)
+        return frame
+
+    reader = make_batch_reader(
+        numbers, transform_spec=TransformSpec(go_on), reader_pool_type="process", workers_count=1
+    )
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            next(reader)
+        except RuntimeError as error:
+            errors.append(error)
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    wait_until(begun.exists)
+    pid = int(begun.read_text())
+    if is_paused:
+        wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    stopping = threading.Thread(target=reader.stop, daemon=True)
+    stopping.start()
+    stopping.join(30)
+    try:
+        assert not stopping.is_alive()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    reading.join(60)
+    assert "stopped while a process of it ran the transform" in str(errors[0])
 
 
 @pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")

@@ -330,7 +330,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             return 0
         living = [iterator for iterator in self._iterators if iterator.begin is self._epochs.next]
         is_elsewhere = self._is_elsewhere or any(iterator.is_elsewhere for iterator in living)
-        if is_elsewhere or len(living) > 1 or (not living and self._last_used is None):
+        if is_elsewhere or len(living) > 1 or (not living and self._last_used is None and not self._num_asking):
             raise ValueError(
                 "TensorFlow itself, or more than one iterator, uses this dataset's batches, so they are not counted. "
                 "Pass how many were used: state_dict(batches=…)."

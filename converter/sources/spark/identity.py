@@ -67,6 +67,9 @@ class Evidence:
     inputs: tuple[tuple[str, int, int, int], ...]
     """(path, size, modification time, change time) of every input file; times in nanoseconds."""
 
+    paths: tuple[str, ...]
+    """The URLs of the files that are read, as Spark tells them; characters that a URL lacks are encoded."""
+
     is_racy: bool
     """Whether a file was changed so recently that it may change again unseen."""
 
@@ -298,6 +301,7 @@ def _gather_evidence(df: Any) -> Evidence | None:
         semantic_hash=int(fresh.semanticHash()),
         confs=_confs_of(session),
         inputs=inputs,
+        paths=tuple(paths),
         is_racy=time.time() - newest / 1e9 < RACY_SECONDS,
     )
 
@@ -317,7 +321,8 @@ def _look_at(paths: list[str], session: Any) -> tuple[tuple[str, int, int, int],
         if not is_connect:
             return tuple(seen)
     if paths:
-        listing = session.read.format("binaryFile").load(paths).select("path", "length", "modificationTime").collect()
+        files = session.read.format("binaryFile").load([unquote(path) for path in paths])
+        listing = files.select("path", "length", "modificationTime").collect()
         seen += sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9), 0) for row in listing)
     return tuple(seen)
 
@@ -357,8 +362,7 @@ def _still_holds(evidence: Evidence, df: Any) -> bool:
     """Whether inputs and confs are as they were; the plan of a frame that is `settled` cannot change."""
     try:
         session = df.sparkSession
-        paths = sorted({path for path, *_ in evidence.inputs})
-        inputs = _look_at(paths, session)
+        inputs = _look_at(list(evidence.paths), session)
         return inputs == evidence.inputs and _confs_of(session) == evidence.confs
     except Exception as error:
         if ends_all(error):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from converter import DatasetConverter
+from converter import DatasetConverter, make_parquet_converter
 from converter.loading.options import LoaderOptions
 
 OWN: dict[str, set[str]] = {
@@ -58,6 +63,7 @@ def test_each_argument_is_explained_once() -> None:
         ("workers_count", 0, "workers_count must be at least 1"),
         ("prefetch_batches", 0, "prefetch_batches must be at least 1"),
         ("local_cache_bytes", 0.5, "local_cache_bytes must be an integer"),
+        ("local_cache_dir", b"cache", "local_cache_dir must be a path"),
         ("with_row_index", "", "with_row_index must be the name of a column to add"),
         ("transform", 3, "transform must be a function of a batch"),
     ],
@@ -65,3 +71,30 @@ def test_each_argument_is_explained_once() -> None:
 def test_an_argument_that_is_wrong_whatever_the_columns_are_is_named(argument: str, value: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=re.escape(said)):
         LoaderOptions(**{argument: value})
+
+
+def test_numpys_integers_are_taken_as_pythons() -> None:
+    names = ("batch_size", "seed", "num_epochs", "prefetch_batches", "workers_count", "local_cache_bytes")
+    options = LoaderOptions(**dict.fromkeys(names, np.uint8(200)))
+    assert {name: (getattr(options, name), type(getattr(options, name))) for name in names} == dict.fromkeys(
+        names, (200, int)
+    )
+
+
+def test_a_state_made_with_numpys_integers_is_json_and_loads(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(10)}), tmp_path / "a.parquet")
+    converter = make_parquet_converter(tmp_path)
+    with converter.make_batch_reader(batch_size=np.int64(4), seed=np.int64(3), shuffle=True) as reader:
+        reader.set_epoch(np.uint8(255))
+        next(iter(reader))
+        state = json.loads(json.dumps(reader.state_dict()))
+        assert reader.state_dict(np.int64(2)) == reader.state_dict(2)
+    assert state["epoch"] == 255
+    with converter.make_batch_reader(batch_size=4, seed=3, shuffle=True) as reader:
+        reader.load_state_dict(state)
+        rest = [row for batch in reader for row in batch["id"].tolist()]
+    with converter.make_batch_reader(batch_size=4, seed=3, shuffle=True) as reader:
+        reader.set_epoch(255)
+        assert rest == [row for batch in reader for row in batch["id"].tolist()][4:]
+        with pytest.raises(ValueError, match=r"epoch must be below 2\*\*62"):
+            reader.set_epoch(1 << 62)

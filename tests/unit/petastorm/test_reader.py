@@ -329,6 +329,93 @@ def test_a_predicate_that_leaves_nothing_warns(make: Make, plain: Stored) -> Non
     assert ids_of(reader) == []
 
 
+NOTHING_PASSES: dict[str, dict[str, Any]] = {
+    "predicate": {"predicate": in_set({-1}, "id")},
+    "filters": {"filters": [("id", "<", 0)]},
+}
+
+
+@BOTH
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("options", NOTHING_PASSES.values(), ids=NOTHING_PASSES)
+def test_epochs_without_end_that_have_no_row_are_an_error(
+    make: Make, pool: str, options: dict[str, Any], plain: Stored
+) -> None:
+    with plain_reader(make, plain, num_epochs=None, reader_pool_type=pool, **options) as reader:
+        for take in (reader.next, reader.next_block):
+            with pytest.raises(NoDataAvailableError, match="two epochs gave none: predicate, filters"):
+                take()
+    with plain_reader(make, plain, num_epochs=2, reader_pool_type=pool, **options) as reader:
+        assert ids_of(reader) == []
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_epochs_without_end_that_a_transform_leaves_no_row_are_an_error(plain: Stored, pool: str) -> None:
+    spec = TransformSpec(lambda frame: frame[:0])
+    with (
+        make_batch_reader(plain.url, num_epochs=None, reader_pool_type=pool, transform_spec=spec) as reader,
+        pytest.raises(NoDataAvailableError, match="two epochs gave none"),
+    ):
+        next(reader)
+
+
+@BOTH
+@pytest.mark.parametrize("shuffle_row_groups", [False, True])
+def test_epochs_without_end_go_on_with_the_rows_of_one_row_group(
+    make: Make, shuffle_row_groups: bool, tmp_path: Path
+) -> None:
+    """It may be the first of an epoch and the last of the next, with nearly all row groups twice in between."""
+    pq.write_table(pa.table({"id": range(8)}), tmp_path / "a.parquet", row_group_size=2)
+    one = Stored(tmp_path.as_uri(), tmp_path, [])
+    for seed in range(5):
+        options: dict[str, Any] = {"num_epochs": None, "shuffle_row_groups": shuffle_row_groups, "seed": seed}
+        with plain_reader(make, one, predicate=in_set({4, 5}, "id"), **options) as reader:
+            ids = list(itertools.chain(*(reader.next_block()["id"].tolist() for _ in range(20))))
+        assert ids == 20 * [4, 5]
+
+
+class PassesNoRow(PredicateBase):
+    """A predicate that tells when it was asked for the 500th time."""
+
+    def __init__(self) -> None:
+        self.is_asked_often = threading.Event()
+        self.calls = itertools.count(1)
+
+    def get_fields(self) -> set[str]:
+        return {"id"}
+
+    def do_include(self, values: Any) -> Any:
+        if next(self.calls) >= 500:
+            self.is_asked_often.set()
+        return values["id"] < 0
+
+
+@BOTH
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_reader_that_finds_no_row_for_many_epochs_is_stopped(make: Make, pool: str, plain: Stored) -> None:
+    predicate = PassesNoRow()
+    reader = plain_reader(make, plain, num_epochs=10**6, reader_pool_type=pool, predicate=predicate)
+    told: list[str] = []
+
+    def read() -> None:
+        try:
+            next(reader)
+        except RuntimeError as error:
+            told.append(str(error))
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    assert predicate.is_asked_often.wait(60)
+    stopping = threading.Thread(target=reader.stop, daemon=True)
+    stopping.start()
+    for thread in (stopping, reading):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert [text.partition(" created")[0] for text in told] == ["Trying to read a sample after a reader"]
+    with pytest.raises(RuntimeError, match="Trying to read a sample after"):
+        next(reader)
+
+
 @pytest.mark.parametrize("fields", [["nope"], []])
 def test_a_predicate_of_unknown_fields_fails_with_the_first_row(fields: list[str], stored: Stored) -> None:
     with make_reader(stored.url, predicate=in_lambda(fields, lambda *_: True)) as reader, pytest.raises(ValueError):  # noqa: PT011 (two texts)
@@ -497,6 +584,16 @@ def test_windows_without_overlap_hold_each_time_once(stored: Stored) -> None:
         make_reader(stored.url, schema_fields=ngram, shuffle_row_drop_partitions=2)
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_epochs_without_end_that_have_no_window_are_an_error(stored: Stored, pool: str) -> None:
+    ngram = NGram({0: ["id"], GROUP_ROWS: ["id"]}, delta_threshold=1, timestamp_field="id")
+    with (
+        make_reader(stored.url, schema_fields=ngram, num_epochs=None, reader_pool_type=pool) as reader,
+        pytest.raises(NoDataAvailableError, match="two epochs gave none"),
+    ):
+        next(reader)
+
+
 def test_windows_are_of_rows_alone(plain: Stored) -> None:
     with pytest.raises(NotImplementedError, match="use make_reader"):
         make_batch_reader(plain.url, schema_fields=NGram({0: ["id"]}, 1, "id"))
@@ -524,6 +621,26 @@ def test_blocks_of_windows_are_named_by_offset_and_field(stored: Stored) -> None
     assert {key: column.shape for key, column in block.items()} == {
         (0, "id"): (4,), (1, "id"): (4,), (1, "picture"): (4, 4, 6, 3),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("has_windows", [False, True])
+def test_the_rows_of_a_block_come_to_nobody_who_takes_rows_meanwhile(stored: Stored, has_windows: bool) -> None:
+    ngram = NGram({0: ["id"], 1: ["id"]}, delta_threshold=1, timestamp_field="id")
+    fields: Any = ngram if has_windows else ["id"]
+    key = (0, "id") if has_windows else "id"
+
+    def id_of(element: Any) -> int:
+        return int((element[0] if has_windows else element).id)
+
+    with make_reader(stored.url, schema_fields=fields, shuffle_row_groups=False) as reader:
+        ids = [id_of(next(reader))]
+        # What another thread holds in the middle of next().
+        held = reader._at_hand.elements
+        ids += reader.next_block()[key].tolist()
+        assert list(held) == []
+        ids += map(id_of, reader)
+    last = GROUP_ROWS - has_windows
+    assert ids == [number for number in range(NUM_ROWS) if number % GROUP_ROWS < last]
 
 
 # Life and bad input ----------------------------------------------------------------

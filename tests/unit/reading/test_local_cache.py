@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -102,6 +104,27 @@ def test_who_gives_up_waits_for_nobody(tmp_path: Path) -> None:
         (found,), is_copy = first.result(10)
         assert found.to_pybytes() == b"one"
         assert not is_copy
+
+
+def test_a_lock_that_is_never_let_go_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_cache, "_NUM_LOCKS", 1)
+    monkeypatch.setattr(local_cache, "_WAIT_SECONDS", 0.2)
+    cache, given_up = LocalCache(str(tmp_path), ONE, None), threading.Event()
+    get(cache, Fetch(b"one"))
+    (lock,) = tmp_path.rglob(".lock-0")
+    # So that a wait without end fails.
+    timer = threading.Timer(30, given_up.set)
+    timer.start()
+    try:
+        with open(lock) as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            for number in range(1, 4):
+                ((found,), is_copy) = cache.get(f"rows-{number}-0123456789abcdef", [3], lambda: [b"two"], given_up)
+                assert (found.to_pybytes(), is_copy) == (b"two", False)
+                monkeypatch.setattr(local_cache, "_WAIT_SECONDS", math.inf)
+    finally:
+        timer.cancel()
+    assert len(names(tmp_path)) == 4
 
 
 def test_a_piece_of_another_size_is_not_taken(tmp_path: Path) -> None:

@@ -482,3 +482,49 @@ def test_a_null_inner_list_is_a_finding(tmp_path: Path) -> None:
     [plan] = plan_columns({"fields": [{"name": "x", "type": nested}]}, float_dtype=None, shapes={})
     found = encode(pa.array([[["a"], None]], pa.list_(pa.list_(pa.string()))), plan.spec())
     assert found == {"finding": {"kind": "null_element"}}
+
+
+EMPTY_INSIDE = [
+    [[[], []], [[]], []],
+    [[[], [], []], [[], []]],
+    [[[[], []]], [[[], []], [[], []]], []],
+]
+"""Rows of lists that are empty inside, but not themselves."""
+
+
+@pytest.mark.parametrize("rows", EMPTY_INSIDE)
+@pytest.mark.parametrize("reads", READERS)
+def test_rows_whose_inner_lists_are_empty_keep_their_sizes(tmp_path: Path, reads: Any, rows: list[Any]) -> None:
+    kind = pa.list_(pa.list_(pa.int32())) if rows is not EMPTY_INSIDE[2] else pa.list_(pa.list_(pa.list_(pa.int32())))
+    converter = make_parquet_converter(write(tmp_path, pa.table({"x": pa.array(rows, kind)})), shapes={"x": None})
+    assert reads(converter)["x"] == rows
+
+
+def test_empty_inner_lists_beside_full_ones_are_no_tensor_of_torch(tmp_path: Path) -> None:
+    rows = pa.array([[[1, 2]], [[], [], []]], pa.list_(pa.list_(pa.int32())))
+    converter = make_parquet_converter(write(tmp_path, pa.table({"x": rows})), shapes={"x": None})
+    with pytest.raises(SourceError, match="'x' has rows that differ in more than their first dimension"):
+        read_torch(converter)
+    assert read(converter)["x"] == rows.to_pylist()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_jagged_numbers_are_arrays_for_a_transform_whatever_row_comes_first(tmp_path: Path, first: int) -> None:
+    rows = [[[1], [2, 3]], [[4, 5]]]
+    table = pa.table({"x": pa.array([rows[first], rows[1 - first]], pa.list_(pa.list_(pa.int32())))})
+    converter = make_parquet_converter(write(tmp_path, table), shapes={"x": None})
+    with converter.make_torch_dataloader(batch_size=2, ragged="nested", transform=lambda batch: batch) as loader:
+        [batch] = list(loader)
+    assert {type(row) for row in batch["x"]} == {np.ndarray}
+    assert plain(batch["x"][first]) == rows[0]
+
+
+def test_what_a_transform_makes_in_the_other_byte_order_becomes_tensors(tmp_path: Path) -> None:
+    converter = make_parquet_converter(write(tmp_path, pa.table({"x": [1.5, 2.5]})))
+    with converter.make_torch_dataloader(batch_size=2, transform=lambda batch: {"x": batch["x"].astype(">f8")}) as one:
+        assert [batch["x"].tolist() for batch in one] == [[1.5, 2.5]]
+    with (
+        converter.make_torch_dataloader(batch_size=2, transform=lambda batch: {"y": batch["x"].astype("g")}) as one,
+        pytest.raises(TypeError, match=r"Column 'y' of the transform's batch has the dtype .*torch's tensors lack"),
+    ):
+        list(one)

@@ -31,10 +31,12 @@ from converter import (
 )
 from converter.cache import roots
 from converter.petastorm import make_batch_reader
+from converter.petastorm.pytorch import DataLoader
 from converter.petastorm.store import Store
 from converter.sources.parquet.footers import look_at
 from converter.storage.opening import open_storage
 from tests.processes import run_python
+from tests.servers.proxy import Proxy
 from tests.waiting import wait_until
 
 
@@ -328,6 +330,74 @@ def test_a_petastorm_reader_is_stopped_while_the_server_is_silent(
         RangeHandler.may_answer.set()
     reading.join(60)
     assert [text.partition(" created")[0] for text in told] == ["Trying to read a sample after a reader"]
+
+
+@pytest.mark.filterwarnings("ignore:make_batch_reader is Petastorm's interface")
+def test_a_petastorm_loader_that_shuffles_is_stopped_while_the_server_is_silent(
+    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        pq.write_table(pa.table({"id": range(100 * number, 100 * number + 100)}), tmp_path / f"{number}.parquet")
+    for name in ("is_asked", "may_answer"):
+        monkeypatch.setattr(RangeHandler, name, threading.Event(), raising=False)
+    reader = make_batch_reader([f"{web}/{number}.parquet" for number in range(2)], num_epochs=None)
+    batches = iter(DataLoader(reader, batch_size=10, shuffling_queue_capacity=50))
+    next(batches)
+    monkeypatch.setattr(RangeHandler, "silent", "1.parquet")
+    told: list[str] = []
+
+    def read() -> None:
+        try:
+            for _ in batches:
+                pass
+        except RuntimeError as error:
+            told.append(str(error))
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    assert RangeHandler.is_asked.wait(60)
+    stopping = threading.Thread(target=reader.stop, daemon=True)
+    stopping.start()
+    for thread in (stopping, reading):
+        thread.join(30)
+    try:
+        assert not stopping.is_alive()
+        assert not reading.is_alive()
+    finally:
+        RangeHandler.may_answer.set()
+    assert [text.partition(" created")[0] for text in told] == ["Trying to read a sample after a reader"]
+
+
+@pytest.mark.filterwarnings("ignore:make_batch_reader is Petastorm's interface")
+@pytest.mark.parametrize("capacity", [None, 0, 50], ids=["reader", "loader", "loader that shuffles"])
+def test_what_petastorms_cache_keeps_is_not_fetched_again_and_ends_with_its_reader(
+    tmp_path: Path, web: str, capacity: int | None
+) -> None:
+    num_files = 3
+    for number in range(num_files):
+        ids = range(100 * number, 100 * number + 100)
+        pq.write_table(pa.table({"id": ids}), tmp_path / f"{number}.parquet", row_group_size=20)
+    kept = tmp_path / "kept"
+    with Proxy(int(web.rpartition(":")[2])) as proxy:
+        with make_batch_reader(
+            [f"http://127.0.0.1:{proxy.port}/{number}.parquet" for number in range(num_files)],
+            cache_type="local-disk", cache_location=str(kept), cache_size_limit=1 << 30,
+        ) as reader:  # fmt: skip
+            loader = None if capacity is None else DataLoader(reader, 10, shuffling_queue_capacity=capacity)
+
+            def gets_of_an_epoch() -> int:
+                proxy.forget()
+                batches = [batch.id for batch in reader] if loader is None else [batch["id"] for batch in loader]
+                assert sorted(int(number) for batch in batches for number in batch) == list(range(100 * num_files))
+                return proxy.count("GET")
+
+            assert gets_of_an_epoch() > num_files
+            if loader is None:
+                reader.reset()
+            # Each file's footer tells whether it is the same.
+            assert gets_of_an_epoch() == num_files
+            assert list(kept.rglob("rows-*"))
+        assert not list(kept.rglob("rows-*"))
 
 
 @pytest.mark.filterwarnings("ignore:make_batch_reader is Petastorm's interface")

@@ -323,7 +323,7 @@ class Frame:
 
 @pytest.fixture
 def evidence(monkeypatch: pytest.MonkeyPatch) -> Evidence:
-    found = Evidence(plan="plan", semantic_hash=1, confs=(), inputs=(("a", 1, 2, 3),), is_racy=False)
+    found = Evidence(plan="plan", semantic_hash=1, confs=(), inputs=(("a", 1, 2, 3),), paths=("a",), is_racy=False)
     monkeypatch.setattr(identity, "_proofs", {})
     monkeypatch.setattr(identity, "_look_at", lambda paths, _: found.inputs if paths == ["a"] else ())
     monkeypatch.setattr(identity, "_confs_of", lambda _: found.confs)
@@ -342,7 +342,7 @@ def test_what_was_remembered_is_recalled_newest_first_until_it_is_forgotten(evid
 
 def test_any_doubt_is_not_remembered(evidence: Evidence) -> None:
     changed = dataclasses.replace(evidence, inputs=(("a", 1, 2, 4),))
-    vanished = dataclasses.replace(evidence, inputs=(("a", 1, 2, 3), ("b", 1, 2, 3)))
+    vanished = dataclasses.replace(evidence, inputs=(("a", 1, 2, 3), ("b", 1, 2, 3)), paths=("a", "b"))
     other_confs = dataclasses.replace(evidence, confs=(("spark.sql.ansi.enabled", "true"),))
     racy = dataclasses.replace(evidence, is_racy=True)
     for before in (None, changed, vanished, other_confs, racy):

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from converter.errors import CacheError
 from converter.portable.categories import encode_categories, new_vocabulary, report_of, settle
 from converter.sources.spark import written_files
+from converter.sources.spark.reports import in_order
 from converter.sources.spark.schema import SparkColumn
 from converter.storage.opening import open_storage
 from tests.encrypted import write_encrypted
@@ -23,6 +25,21 @@ def test_columns_that_spark_encrypted_are_refused_by_name(tmp_path: Path, plaint
     with pytest.raises(CacheError, match=rf"Spark .*{file.name}.* encrypt") as caught:
         written_files.reports_of_files(open_storage(str(tmp_path)), {})
     assert caught.value.path == f"file://{file}"
+
+
+def test_the_thousandth_file_of_a_task_comes_after_the_ones_before_it(tmp_path: Path) -> None:
+    names = [f"part-{task:05d}-2f1c-c{number}.zstd.parquet" for task in (7, 10) for number in (998, 999, 1000, 1001)]
+    for name in names:
+        pq.write_table(pa.table({"c0": [1]}), tmp_path / name)
+    reports = written_files.reports_of_files(open_storage(str(tmp_path)), {})
+    assert [(task, report["name"]) for task, report in reports] == [(int(name[5:10]), name) for name in names]
+
+
+def test_reports_of_executors_are_in_the_order_of_tasks_and_files() -> None:
+    # The last one has no file: it holds the moments of all tasks.
+    files = [(7, f"part-00007-0000001f-{number}.parquet") for number in (9998, 9999, 10000)]
+    expected = [(-1, {"moments": {}}), *((task, {"name": name}) for task, name in files), (10, {"name": "part-00010"})]
+    assert in_order(sorted(expected, key=repr, reverse=True)) == expected
 
 
 CODED = SparkColumn(

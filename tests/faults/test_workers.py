@@ -1,0 +1,126 @@
+"""What worker processes send: wide tables, little shared memory, batches that are lost, and a Ctrl-C at their end."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from converter import ConverterError, make_parquet_converter
+from tests.processes import error_of, run_python
+
+NUM_ROWS = 600
+pytestmark = pytest.mark.timeout(100)
+
+
+def write(folder: Path | str, num_columns: int = 2) -> str:
+    columns = {f"c{number}": np.arange(NUM_ROWS, dtype=np.float32) + number for number in range(num_columns)}
+    table = pa.table({"id": np.arange(NUM_ROWS), **columns, "list": [[row] * (row % 3) for row in range(NUM_ROWS)]})
+    pq.write_table(table, os.path.join(folder, "a.parquet"), row_group_size=100)
+    return str(folder)
+
+
+def same(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch
+
+
+def read_a_wide_table(folder: str, options: dict[str, Any]) -> list[Any]:
+    """The ids and a late column, and which values are wrong, with few files that may be open."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    transform = same if options.pop("transform", False) else None
+    ids, is_right = [], True
+    with make_parquet_converter(folder) as converter:
+        options |= {"batch_size": 50, "ragged": "nested", "transform": transform, "num_workers": 2}
+        with converter.make_torch_dataloader(**options, shuffle_window_rows=100) as loader:
+            for batch in loader:
+                ids += batch["id"].tolist()
+                for number in range(300):
+                    is_right &= bool((batch[f"c{number}"] == batch["id"] + number).all())
+                lists = batch["list"] if transform is not None else batch["list"].unbind()
+                is_right &= all(
+                    row.tolist() == [one] * (one % 3) for row, one in zip(lists, batch["id"].tolist(), strict=True)
+                )
+                # Workers send ahead meanwhile.
+                time.sleep(0.05)
+    return [sorted(ids) == list(range(NUM_ROWS)), is_right]
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"transform": True}], ids=["plain", "shuffle", "transform"])
+def test_workers_send_a_wide_table_though_few_files_may_be_open(tmp_path: Path, options: dict[str, Any]) -> None:
+    assert run_python(read_a_wide_table, write(tmp_path, 300), options) == [True, True]
+
+
+def refuse_memory(*_: Any, **__: Any) -> None:
+    raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+
+def test_too_little_shared_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in a container with 64 MB, of which these windows take none: the workers inherit the refusal.
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", refuse_memory)
+    with (
+        make_parquet_converter(write(tmp_path)) as converter,
+        converter.make_torch_dataloader(batch_size=50, num_workers=1, columns=["id"]) as loader,
+        pytest.raises(ConverterError, match=r"too little shared memory .*No space left on device.*--shm-size"),
+    ):
+        list(loader)
+
+
+class Unsendable:
+    """A tensor-like object of a transform that fails when it is pickled, which torch tells on stderr alone."""
+
+    def __reduce__(self) -> Any:
+        raise OSError("Too many open files")
+
+
+def add_what_cannot_be_sent(batch: dict[str, Any]) -> dict[str, Any]:
+    objects = np.empty(len(batch["id"]), object)
+    objects[:] = [Unsendable() for _ in objects]
+    return {**batch, "object": objects}
+
+
+def read_what_cannot_be_sent(folder: str) -> Any:
+    with make_parquet_converter(folder) as converter:
+        options: dict[str, Any] = {"batch_size": 50, "num_workers": 1, "transform": add_what_cannot_be_sent}
+        with converter.make_torch_dataloader(**options, columns=["id"]) as loader:
+            return error_of(lambda: list(loader))
+
+
+def test_batches_that_workers_could_not_send_are_missed(tmp_path: Path) -> None:
+    name, text = run_python(read_what_cannot_be_sent, write(tmp_path))
+    assert name == "ConverterError"
+    assert "batches are missing that they could not send" in text
+
+
+def interrupt_after_the_last_batch(folder: str) -> int:
+    """How many of ten interrupts in the moment after the last batch are lost."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    sys.unraisablehook = lambda _: None
+    num_lost = 0
+    with make_parquet_converter(folder) as converter:
+        for number in range(10):
+            with converter.make_torch_dataloader(batch_size=200, num_workers=2, columns=["id"]) as loader:
+                iterator = iter(loader)
+                for _ in range(len(loader)):
+                    next(iterator)
+                signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.002 * number)
+                try:
+                    next(iterator, None)
+                    time.sleep(1)
+                except KeyboardInterrupt:
+                    continue
+                num_lost += 1
+    return num_lost
+
+
+def test_an_interrupt_while_workers_end_after_the_last_batch_is_not_lost(tmp_path: Path) -> None:
+    assert run_python(interrupt_after_the_last_batch, write(tmp_path)) == 0
