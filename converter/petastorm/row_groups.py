@@ -215,8 +215,7 @@ class Order:
 class EmptyEpochs:
     """Notices that epochs without end hand out no row, which would be waited for without end.
 
-    Epochs of `num_items` items each may be in orders of their own: so many items in a row that all of them are among
-    these are those of two epochs.
+    Each epoch has its `num_items` items in an order of its own, so only twice as many in a row surely hold them all.
     """
 
     def __init__(self, num_epochs: int | None, num_items: int) -> None:
