@@ -6,6 +6,7 @@ for many batches of a column.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -120,14 +121,11 @@ class CountedIterator:
 
     def __next__(self) -> Any:
         try:
-            if self.used:
+            with contextlib.nullcontext() if self.used else self._of.first_use():
                 batch = next(self._batches)
-            else:
-                with self._of.first_use():
-                    batch = next(self._batches)
+                _count(self, self._of)
         except tf.errors.OpError as error:
             _raise_with_cause(self._of, error)
-        _count(self, self._of)
         return batch
 
 
@@ -218,12 +216,14 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
         with self._in_turn:
             if self.used:
                 batch = self._timed()
+                _count(self, self._of)
             else:
                 if not self._is_handed_over:
                     self._steps = self._of.new_steps()
                 with self._of.first_use():
                     batch = self._timed()
-            _count(self, self._of)
+                    # Counted in here, so that a signal's handler finds it asked for, or counted.
+                    _count(self, self._of)
             if self._steps is not None:
                 self._steps.note_batch()
             return batch
