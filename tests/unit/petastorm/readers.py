@@ -1,8 +1,9 @@
-"""Readers over rows in memory: of rows alone, of batches alone, and of columns, as Petastorm's interface has them."""
+"""Readers over rows in memory: of rows alone, of batches alone, and of columns; and a reader that is stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,3 +113,25 @@ KINDS = (RowReader, BatchReader, BlockReader, RowBlockReader)
 def numbered(count: int) -> list[dict[str, Any]]:
     """Rows of numbers alone."""
     return [{"id": np.int64(number), "pair": np.full(2, number / 2, np.float32)} for number in range(count)]
+
+
+def told_when_stopped(reader: Any, elements: Iterable[Any], is_begun: threading.Event) -> list[str]:
+    """How the RuntimeErrors begin that a thread gets which takes `elements` when another thread stops their reader."""
+    told: list[str] = []
+
+    def read() -> None:
+        try:
+            for _ in elements:
+                pass
+        except RuntimeError as error:
+            told.append(str(error).partition(" created")[0])
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    assert is_begun.wait(60)
+    stopping = threading.Thread(target=reader.stop, daemon=True)
+    stopping.start()
+    for thread in (stopping, reading):
+        thread.join(30)
+        assert not thread.is_alive()
+    return told

@@ -34,6 +34,7 @@ from converter.petastorm.reader import Reader
 from converter.petastorm.selectors import IntersectIndexSelector, SingleIndexSelector, UnionIndexSelector
 from converter.petastorm.unischema import Unischema, UnischemaField
 from tests.unit.petastorm.conftest import GROUP_ROWS, NUM_ROWS, SCHEMA, Stored, row_of
+from tests.unit.petastorm.readers import told_when_stopped
 
 Make = Callable[..., Reader]
 POOLS = ("dummy", "thread")
@@ -395,23 +396,8 @@ class PassesNoRow(PredicateBase):
 def test_a_reader_that_finds_no_row_for_many_epochs_is_stopped(make: Make, pool: str, plain: Stored) -> None:
     predicate = PassesNoRow()
     reader = plain_reader(make, plain, num_epochs=10**6, reader_pool_type=pool, predicate=predicate)
-    told: list[str] = []
-
-    def read() -> None:
-        try:
-            next(reader)
-        except RuntimeError as error:
-            told.append(str(error))
-
-    reading = threading.Thread(target=read, daemon=True)
-    reading.start()
-    assert predicate.is_asked_often.wait(60)
-    stopping = threading.Thread(target=reader.stop, daemon=True)
-    stopping.start()
-    for thread in (stopping, reading):
-        thread.join(30)
-        assert not thread.is_alive()
-    assert [text.partition(" created")[0] for text in told] == ["Trying to read a sample after a reader"]
+    told = told_when_stopped(reader, reader, predicate.is_asked_often)
+    assert told == ["Trying to read a sample after a reader"]
     with pytest.raises(RuntimeError, match="Trying to read a sample after"):
         next(reader)
 

@@ -37,6 +37,7 @@ from converter.sources.parquet.footers import look_at
 from converter.storage.opening import open_storage
 from tests.processes import run_python
 from tests.servers.proxy import Proxy
+from tests.unit.petastorm.readers import told_when_stopped
 from tests.waiting import wait_until
 
 
@@ -309,27 +310,11 @@ def test_a_petastorm_reader_is_stopped_while_the_server_is_silent(
     for _ in range(num_before):
         next(reader)
     monkeypatch.setattr(RangeHandler, "silent", "b.parquet")
-    told: list[str] = []
-
-    def read() -> None:
-        try:
-            for _ in reader:
-                pass
-        except RuntimeError as error:
-            told.append(str(error))
-
-    reading = threading.Thread(target=read, daemon=True)
-    reading.start()
-    assert RangeHandler.is_asked.wait(60)
-    stopping = threading.Thread(target=reader.stop, daemon=True)
-    stopping.start()
-    stopping.join(30)
     try:
-        assert not stopping.is_alive()
+        told = told_when_stopped(reader, reader, RangeHandler.is_asked)
     finally:
         RangeHandler.may_answer.set()
-    reading.join(60)
-    assert [text.partition(" created")[0] for text in told] == ["Trying to read a sample after a reader"]
+    assert told == ["Trying to read a sample after a reader"]
 
 
 @pytest.mark.filterwarnings("ignore:make_batch_reader is Petastorm's interface")
@@ -344,28 +329,11 @@ def test_a_petastorm_loader_that_shuffles_is_stopped_while_the_server_is_silent(
     batches = iter(DataLoader(reader, batch_size=10, shuffling_queue_capacity=50))
     next(batches)
     monkeypatch.setattr(RangeHandler, "silent", "1.parquet")
-    told: list[str] = []
-
-    def read() -> None:
-        try:
-            for _ in batches:
-                pass
-        except RuntimeError as error:
-            told.append(str(error))
-
-    reading = threading.Thread(target=read, daemon=True)
-    reading.start()
-    assert RangeHandler.is_asked.wait(60)
-    stopping = threading.Thread(target=reader.stop, daemon=True)
-    stopping.start()
-    for thread in (stopping, reading):
-        thread.join(30)
     try:
-        assert not stopping.is_alive()
-        assert not reading.is_alive()
+        told = told_when_stopped(reader, batches, RangeHandler.is_asked)
     finally:
         RangeHandler.may_answer.set()
-    assert [text.partition(" created")[0] for text in told] == ["Trying to read a sample after a reader"]
+    assert told == ["Trying to read a sample after a reader"]
 
 
 @pytest.mark.filterwarnings("ignore:make_batch_reader is Petastorm's interface")
