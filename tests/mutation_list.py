@@ -1733,8 +1733,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="frameworks/torch/loader.py",
         claim="the tensors of an item are open files, one for each column",
-        old="in_one_memory(read if self.source.transform is None else _joined(read))",
-        new="read",
+        old="in_one_memory([columns for columns, _ in parts])",
+        new="[columns for columns, _ in parts]",
         tests=("tests/faults/test_workers.py",),
     ),
     Mutation(

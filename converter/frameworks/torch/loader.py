@@ -110,7 +110,7 @@ class TorchDataLoader(DataLoader[Batch]):
         if num_workers:
             check_pickles(source, multiprocessing_context)
         super().__init__(
-            self._runs,  # type: ignore[arg-type]  # Its items are lists of batches; this class unrolls them.
+            self._runs,  # type: ignore[arg-type]  # Its items are runs of batches; this class splits them.
             batch_size=None,
             num_workers=num_workers,
             collate_fn=identity,
@@ -269,10 +269,10 @@ class TorchDataLoader(DataLoader[Batch]):
                     yield from torch_batches(source, run)
                 return
             # Runs of fixed shapes are copied as a whole, one copy per column; others batch by batch.
-            if all(not source.is_variable(name) for name in source.names):
+            if _has_fixed_shapes(source):
                 placed = self._placement.place(((whole_run(run), run) for run in runs), meter)
                 for columns, run in placed:
-                    yield from split_run(columns, run)
+                    yield from split_run(columns, run.batch_size)
                 return
             yield from self._placement.place((batch for run in runs for batch in torch_batches(source, run)), meter)
 
@@ -295,10 +295,12 @@ class TorchDataLoader(DataLoader[Batch]):
                             "each iteration, or pass persistent_workers=False."
                         )
                     with self._epochs.meter.blocking("workers"):
-                        batches, worker, work = next_of(items)
+                        parts, worker, work = next_of(items)
                     self._epochs.meter.report(worker, work)
-                    left -= len(batches)
-                    yield from batches
+                    for columns, batch_size in parts:
+                        for batch in split_run(columns, batch_size) if batch_size else (columns,):
+                            left -= 1
+                            yield batch
                 epochs_done += 1
                 if epochs_done == self._epochs.num_epochs and not self.persistent_workers:
                     # Where they are freed a Ctrl-C would be lost.
@@ -367,12 +369,15 @@ class _EpochSampler(Sampler[None]):
             self._epochs.set_next(epoch)
 
 
-_Item = tuple[list[Batch], int, dict[str, Work]]
+_Part = tuple[Batch, int]
+"""Columns, and how many rows of them are a batch: the trainer splits them. 0 if they are one batch."""
+
+_Item = tuple[list[_Part], int, dict[str, Work]]
 """A run of batches, the number of the process that read it, and what that process has done until then."""
 
 
 class _Runs(IterableDataset[_Item]):
-    """The dataset that worker processes iterate: each yields every `num_workers`-th run of batches, as a list."""
+    """The dataset that worker processes iterate: each yields every `num_workers`-th run of batches, in parts."""
 
     def __init__(self, epochs: Epochs, *, is_shared: bool) -> None:
         self.source = epochs.source
@@ -436,11 +441,12 @@ class _Runs(IterableDataset[_Item]):
         item, files = 0, open_files(self.source, count)
         for _, plan in epochs.plans(epochs.next):
             for run in plan.batch_runs():
-                for batches in _parts_of_run(self.source, run):
+                for batches in _ranges_of_run(self.source, run):
                     if item % count == index:
-                        read = list(_batches_in(self.source, plan, files, batches))
-                        sent = in_one_memory(read if self.source.transform is None else _joined(read))
-                        yield sent, index, files.meter.work
+                        parts = list(_parts_in(self.source, plan, files, batches))
+                        sent = in_one_memory([columns for columns, _ in parts])
+                        sizes = [batch_size for _, batch_size in parts]
+                        yield list(zip(sent, sizes, strict=True)), index, files.meter.work
                     item += 1
 
 
@@ -448,7 +454,7 @@ _PARTS = 8
 """How often a worker process sends batches of a window."""
 
 
-def _parts_of_run(source: BatchSource, run: range) -> Iterator[range]:
+def _ranges_of_run(source: BatchSource, run: range) -> Iterator[range]:
     """What a worker process reads, and then sends at once.
 
     A transform may be slow, so the first batches should not wait for those of a whole window: where pages are plain
@@ -462,27 +468,19 @@ def _parts_of_run(source: BatchSource, run: range) -> Iterator[range]:
             yield range(start, min(start + step, batches.stop))
 
 
-def _batches_in(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: range) -> Iterator[Batch]:
+def _parts_in(source: BatchSource, plan: EpochPlan, files: DataFiles, batches: range) -> Iterator[_Part]:
     if source.transform is not None:
-        return (make_tensors(batch) for batch in numpy_batches(source, plan, files, batches))
-    return (batch for run in read_runs(source, plan, files, batches) for batch in torch_batches(source, run))
+        for batch in numpy_batches(source, plan, files, batches):
+            yield make_tensors(batch), 0
+        return
+    for run in read_runs(source, plan, files, batches):
+        if _has_fixed_shapes(source):
+            # One tensor of each column costs little to send; one of each batch costs more than to read it.
+            yield whole_run(run), run.batch_size
+        else:
+            for batch in torch_batches(source, run):
+                yield batch, 0
 
 
-def _joined(batches: list[Batch]) -> list[Batch]:
-    """The same batches, with the tensors of each column in one memory.
-
-    A tensor on its way to another process is an open file there and here, and a process may have 1,024 of them; those
-    of a transform have a memory of their own each, while batches that were only cut share that of their window.
-    """
-    joined: list[Batch] = [{} for _ in batches]
-    for name in dict.fromkeys(name for batch in batches for name in batch):
-        owners = [number for number, batch in enumerate(batches) if name in batch]
-        values = [batches[number][name] for number in owners]
-        plain = [value for value in values if isinstance(value, torch.Tensor) and not value.is_nested]
-        if len(plain) == len(values) and len({value.dtype for value in plain}) == 1:
-            sizes = [value.numel() for value in plain]
-            flat = torch.split(torch.cat([value.reshape(-1) for value in plain]), sizes)
-            values = [part.view(value.shape) for part, value in zip(flat, plain, strict=True)]
-        for number, value in zip(owners, values, strict=True):
-            joined[number][name] = value
-    return joined
+def _has_fixed_shapes(source: BatchSource) -> bool:
+    return all(not source.is_variable(name) for name in source.names)

@@ -120,7 +120,7 @@ def collated(run: Run) -> Iterator[dict[Any, Any]]:
     """Yield a run's batches as if `decimal_friendly_collate` had joined their rows: numbers as views of the columns."""
     columns: Columns = dict(run.columns)
     tensors = {name: tensor_of(column) for name, column in columns.items() if not _is_of_objects(column)}
-    batches: Iterable[Mapping[Any, Any]] = split_run(tensors, run) if tensors else _nothing(run)
+    batches: Iterable[Mapping[Any, Any]] = split_run(tensors, run.batch_size) if tensors else _nothing(run)
     if len(tensors) == len(columns):
         for batch in batches:
             yield nested(batch)
