@@ -75,6 +75,46 @@ def test_too_little_shared_memory_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         list(loader)
 
 
+TABLE = np.arange(4_000_000, dtype=np.float32).reshape(-1, 4)
+
+
+def look_up(batch: dict[str, Any]) -> dict[str, Any]:
+    """Parts of a large table: some of its rows, and a column of them."""
+    first = int(batch["id"][0])
+    rows = TABLE[first : first + len(batch["id"])]
+    return {**batch, "rows": rows, "column": rows[:, 2], "again": rows, "one": np.broadcast_to(rows[:1], rows.shape)}
+
+
+def test_workers_send_parts_of_a_larger_memory_without_the_rest(tmp_path: Path) -> None:
+    with (
+        make_parquet_converter(write(tmp_path)) as converter,
+        converter.make_torch_dataloader(batch_size=50, num_workers=1, columns=["id"], transform=look_up) as loader,
+    ):
+        for batch in loader:
+            rows = torch.from_numpy(TABLE)[batch["id"]]
+            assert batch["rows"].equal(rows)
+            assert batch["again"].equal(rows)
+            assert batch["column"].equal(rows[:, 2])
+            assert batch["one"].equal(rows[:1].expand(50, 4))
+            assert batch["rows"].untyped_storage().nbytes() < 1_000_000
+
+
+def test_batches_of_workers_can_be_changed_one_by_one(tmp_path: Path) -> None:
+    # Autograd counts the changes of a tensor and refuses those of a view of what it has kept.
+    with (
+        make_parquet_converter(write(tmp_path)) as converter,
+        converter.make_torch_dataloader(batch_size=50, num_workers=2, columns=["id", "c0", "c1"]) as loader,
+    ):
+        batches = list(loader)
+    weights = torch.ones(50, requires_grad=True)
+    losses = [(weights * batch["c0"]).sum() for batch in batches[1:]]
+    batches[0]["c0"].zero_()
+    batches[1]["c1"].zero_()
+    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+    assert [batch["c0"].tolist() for batch in batches[1:]] == [batch["id"].float().tolist() for batch in batches[1:]]
+    assert sorted(int(row) for batch in batches for row in batch["id"]) == list(range(NUM_ROWS))
+
+
 class Unsendable:
     """A tensor-like object of a transform that fails when it is pickled, which torch tells on stderr alone."""
 
