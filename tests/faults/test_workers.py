@@ -75,13 +75,13 @@ def test_too_little_shared_memory_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         list(loader)
 
 
-TABLE = np.arange(4_000_000, dtype=np.float32).reshape(-1, 4)
+TABLE = np.arange(NUM_ROWS * 10_000, dtype=np.float32).reshape(NUM_ROWS, -1)
 
 
 def look_up(batch: dict[str, Any]) -> dict[str, Any]:
-    """Parts of a large table: some of its rows, and a column of them."""
+    """Parts of a wide table: some columns of the rows."""
     first = int(batch["id"][0])
-    rows = TABLE[first : first + len(batch["id"])]
+    rows = TABLE[first : first + len(batch["id"]), :4]
     return {**batch, "rows": rows, "column": rows[:, 2], "again": rows, "one": np.broadcast_to(rows[:1], rows.shape)}
 
 
@@ -91,7 +91,7 @@ def test_workers_send_parts_of_a_larger_memory_without_the_rest(tmp_path: Path) 
         converter.make_torch_dataloader(batch_size=50, num_workers=1, columns=["id"], transform=look_up) as loader,
     ):
         for batch in loader:
-            rows = torch.from_numpy(TABLE)[batch["id"]]
+            rows = torch.from_numpy(TABLE)[batch["id"], :4]
             assert batch["rows"].equal(rows)
             assert batch["again"].equal(rows)
             assert batch["column"].equal(rows[:, 2])
