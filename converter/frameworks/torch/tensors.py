@@ -248,7 +248,6 @@ def in_one_memory(batches: list[Batch]) -> list[Batch]:
     Reaches into: torch.UntypedStorage._new_shared (torch 2.4 to 2.15).
     Without it: wide tables, and containers with little shared memory, need num_workers=0.
     """
-    batches = _without_unused(batches)
     tensors: list[Any] = [value for batch in batches for value in batch.values() if isinstance(value, torch.Tensor)]
     parts = [part for value in tensors if value.is_nested for part in (value.values(), value.offsets())]
     memories = {_key_of(value): value.untyped_storage() for value in tensors if not value.is_nested}
@@ -277,24 +276,6 @@ def in_one_memory(batches: list[Batch]) -> list[Batch]:
         return torch.empty(0, dtype=value.dtype).set_(shared, start, value.shape, value.stride())
 
     return [{name: moved(value) for name, value in batch.items()} for batch in batches]
-
-
-def _without_unused(batches: list[Batch]) -> list[Batch]:
-    """The same batches, with copies of tensors that are a part of a larger memory, which would be sent as a whole."""
-    used: dict[tuple[int, int], int] = {}
-    for batch in batches:
-        for value in batch.values():
-            if isinstance(value, torch.Tensor) and not value.is_nested:
-                used[_key_of(value)] = used.get(_key_of(value), 0) + value.nbytes
-    partly = {key for key, num_bytes in used.items() if num_bytes < key[1]}
-    if not partly:
-        return batches
-
-    def own(value: Any) -> Any:
-        is_part = isinstance(value, torch.Tensor) and not value.is_nested and _key_of(value) in partly
-        return value.clone(memory_format=torch.contiguous_format) if is_part else value
-
-    return [{name: own(value) for name, value in batch.items()} for batch in batches]
 
 
 def _key_of(tensor: torch.Tensor) -> tuple[int, int]:
