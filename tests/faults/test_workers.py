@@ -99,6 +99,24 @@ def test_workers_send_parts_of_a_larger_memory_without_the_rest(tmp_path: Path) 
             assert batch["rows"].untyped_storage().nbytes() < 1_000_000
 
 
+FACTORS = np.ones(4, np.float32)
+
+
+def give_the_same(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "factors": FACTORS, "again": FACTORS}
+
+
+def test_an_array_that_a_transform_gives_again_is_one_for_each_batch(tmp_path: Path) -> None:
+    with (
+        make_parquet_converter(write(tmp_path)) as converter,
+        converter.make_torch_dataloader(batch_size=4, num_workers=1, columns=["id"], transform=give_the_same) as loader,
+    ):
+        for batch in loader:
+            assert batch["factors"].tolist() == batch["again"].tolist() == [1.0] * 4
+            batch["factors"].zero_()
+            assert batch["again"].tolist() == [1.0] * 4
+
+
 def test_batches_of_workers_can_be_changed_one_by_one(tmp_path: Path) -> None:
     # Autograd counts the changes of a tensor and refuses those of a view of what it has kept.
     with (

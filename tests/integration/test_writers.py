@@ -490,6 +490,17 @@ def test_nothing_but_data_is_left_beside_the_manifest(written: Written, way: str
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_confs_of_the_session_change_neither_names_nor_files(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    # Spark would take a quoted name for a pattern, and write `_metadata` beside the data.
+    confs = {"spark.sql.parser.quotedRegexColumnNames": "true", "parquet.summary.metadata.level": "ALL"}
+    rows = spark.range(3).select(F.col("id").alias("a+"), (F.col("id") * 2).alias("aa"), F.struct("id").alias("b.c"))
+    with changed_confs(spark, confs):
+        assert spark.conf.get("parquet.summary.metadata.level") == "ALL"
+        read = convert_and_read(rows, way, cache_dir)
+    assert [read["a+"].tolist(), read["aa"].tolist(), read["b.c.id"].tolist()] == [[0, 1, 2], [0, 2, 4], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_the_fingerprint_is_of_the_rows(spark: SparkSession, cache_dir: Path, way: str) -> None:
     rows = [(1, None, "a"), (None, 2, "b"), (3, 4, "c")] * 5
 

@@ -245,14 +245,15 @@ def in_one_memory(batches: list[Batch]) -> list[Batch]:
     Raises:
         ConverterError: there is too little shared memory.
 
-    Reaches into: torch.UntypedStorage._new_shared (torch 2.4 to 2.15).
+    Reaches into: torch.UntypedStorage._new_shared and ._cdata (torch 2.4 to 2.15).
     Without it: wide tables, and containers with little shared memory, need num_workers=0.
     """
     tensors: list[Any] = [value for batch in batches for value in batch.values() if isinstance(value, torch.Tensor)]
     parts = [part for value in tensors if value.is_nested for part in (value.values(), value.offsets())]
-    memories = {_key_of(value): value.untyped_storage() for value in tensors if not value.is_nested}
-    if not tensors or not hasattr(torch.UntypedStorage, "_new_shared"):
+    if not tensors or not all(hasattr(torch.UntypedStorage, name) for name in ("_new_shared", "_cdata")):
         return batches
+    # By object, not by address: an array that a transform gives in each batch is one of its own for each.
+    memories = {_memory_of(value): value.untyped_storage() for value in tensors if not value.is_nested}
     # Each begins where torch would let it begin.
     ends = np.cumsum([0, *(-(-memory.nbytes() // 64) * 64 for memory in memories.values())])
     starts = dict(zip(memories, ends.tolist(), strict=False))
@@ -272,15 +273,14 @@ def in_one_memory(batches: list[Batch]) -> list[Batch]:
     def moved(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.is_nested:
             return value
-        start = starts[_key_of(value)] // value.element_size() + value.storage_offset()
+        start = starts[_memory_of(value)] // value.element_size() + value.storage_offset()
         return torch.empty(0, dtype=value.dtype).set_(shared, start, value.shape, value.stride())
 
     return [{name: moved(value) for name, value in batch.items()} for batch in batches]
 
 
-def _key_of(tensor: torch.Tensor) -> tuple[int, int]:
-    memory = tensor.untyped_storage()
-    return memory.data_ptr(), memory.nbytes()
+def _memory_of(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def identity(item: Any) -> Any:

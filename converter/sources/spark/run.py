@@ -42,6 +42,9 @@ _SCAN_ROWS = 64
 20,000 rows of 10 kB to HDFS take 1.7, 1.31, 1.29 and 1.24 s at 4,096 (Spark's default), 1,024, 256 and 64.
 Short texts do not care (2.2, 2.35, 2.39, 2.04 s); 41 numbers are best at 4,096."""
 
+_NAME_CONFS = {"spark.sql.parser.quotedRegexColumnNames": "false"}
+"""Quoted names are names: a session may take them for patterns, and then refuses `a+`."""
+
 
 def run_write(
     df: Any,
@@ -58,16 +61,16 @@ def run_write(
     """Run the write job and return the reports of all files, in the order of partitions."""
     name = f"converter-{posixpath.basename(directory.url)}"
     try:
-        selected = df.selectExpr(*(column.select(f"c{index}") for index, column in enumerate(columns)))
-        if shuffle_rows_seed is not None:
-            selected = _shuffled(selected, shuffle_rows_seed)
-        confs = _batch_confs(columns, _version(session)) | WRITE_CONFS
+        confs = _batch_confs(columns, _version(session)) | _NAME_CONFS | WRITE_CONFS
         with (
             travels_by_value(),
             changed_confs(session, confs),
             write_job(session, is_connect, name),
             progress_bar(session, is_connect, name, progress, Written(directory)),
         ):
+            selected = df.selectExpr(*(column.select(f"c{index}") for index, column in enumerate(columns)))
+            if shuffle_rows_seed is not None:
+                selected = _shuffled(selected, shuffle_rows_seed)
             chosen = choose_writer(writer, directory=directory, session=session, is_connect=is_connect)
             if chosen == "executors":
                 reports = _write_with_executors(selected, columns, spec, session)
