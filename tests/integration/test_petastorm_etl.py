@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -127,6 +128,20 @@ def test_settings_are_as_before_also_after_an_error(spark: SparkSession, tmp_pat
         configuration.unset("parquet.summary.metadata.level")
     assert (seen[0]["parquet.block.size"], seen[0]["parquet.summary.metadata.level"]) == (str(3 << 20), "NONE")
     assert not list(tmp_path.iterdir())
+
+
+def test_settings_of_blocks_at_once_are_given_back_by_the_last_one(spark: SparkSession, tmp_path: Path) -> None:
+    before = settings(spark)
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as last:
+        for number, block in enumerate((first, last)):
+            url = (tmp_path / str(number)).as_uri()
+            block.enter_context(materialize_dataset(spark, url, SCHEMA, 7 - number, use_summary_metadata=not number))
+            write_frames(spark, url)
+        inside = settings(spark)
+        first.close()
+        after_one = settings(spark)
+    assert (inside["parquet.block.size"], after_one["parquet.block.size"]) == (str(6 << 20), str(6 << 20))
+    assert settings(spark) == before
 
 
 def test_a_job_that_writes_nothing_has_no_metadata(spark: SparkSession, tmp_path: Path) -> None:

@@ -366,18 +366,29 @@ def _job_settings(spark: Any, row_group_size_mb: int | None, use_summary_metadat
         wanted[_BLOCK_BYTES] = str(int(row_group_size_mb * 1024 * 1024))
     context = classic_context(spark)
     configuration = None if context is None else hadoop_configuration(context)
-    if configuration is None:
-        with changed_confs(spark, wanted):
-            yield
-        return
-    before = {name: configuration.get(name) for name in wanted}
-    try:
-        for name, value in wanted.items():
-            configuration.set(name, value)
+    # Of the whole application, where it can be: rows may be written by another session than this one.
+    holder = spark if configuration is None else _Application(context.applicationId, configuration)
+    with changed_confs(holder, wanted):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                configuration.unset(name)
-            else:
-                configuration.set(name, value)
+
+
+class _Application:
+    """Hadoop's configuration of a Spark application, in the form of a session with confs.
+
+    Two threads may write datasets at once, and the one that ends last must give back what was before both.
+    """
+
+    def __init__(self, application_id: str, configuration: Any) -> None:
+        self.session_id = f"hadoop {application_id}"
+        self.conf = self
+        self._configuration = configuration
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        value = self._configuration.get(name)
+        return default if value is None else str(value)
+
+    def set(self, name: str, value: str) -> None:
+        self._configuration.set(name, value)
+
+    def unset(self, name: str) -> None:
+        self._configuration.unset(name)
