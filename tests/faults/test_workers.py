@@ -60,6 +60,24 @@ def test_workers_send_a_wide_table_though_few_files_may_be_open(tmp_path: Path, 
     assert run_python(read_a_wide_table, write(tmp_path, 300), options) == [True, True]
 
 
+def read_nested_batches(folder: str) -> Any:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    ids, is_right = [], True
+    with make_parquet_converter(folder) as converter:
+        options: dict[str, Any] = {"columns": ["id", "list"], "ragged": "nested", "num_workers": 1}
+        with converter.make_torch_dataloader(batch_size=2, shuffle=True, **options) as loader:
+            for batch in loader:
+                ids += batch["id"].tolist()
+                rows = [row.tolist() for row in batch["list"].unbind()]
+                is_right &= rows == [[one] * (one % 3) for one in batch["id"].tolist()]
+    return [sorted(ids) == list(range(NUM_ROWS)), is_right]
+
+
+def test_workers_send_many_nested_batches_though_few_files_may_be_open(tmp_path: Path) -> None:
+    # Each of them would be two open files.
+    assert run_python(read_nested_batches, write(tmp_path)) == [True, True]
+
+
 def refuse_memory(*_: Any, **__: Any) -> None:
     raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
 

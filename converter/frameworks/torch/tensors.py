@@ -237,46 +237,56 @@ def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Ten
 
 
 def in_one_memory(batches: list[Batch]) -> list[Batch]:
-    """The same batches for another process, with all plain tensors in one shared memory.
+    """The same batches for another process, with all tensors in one shared memory.
 
     A memory on its way to another process is an open file, and a process may have 1,024 of them. It is made here, where
     an error is told: what torch cannot send later is lost, and the trainer would wait for it.
 
     Raises:
-        ConverterError: there is too little shared memory.
+        ConverterError: there is too little shared memory, or no file may be opened for it.
 
     Reaches into: torch.UntypedStorage._new_shared and ._cdata (torch 2.4 to 2.15).
     Without it: wide tables, and containers with little shared memory, need num_workers=0.
     """
-    tensors: list[Any] = [value for batch in batches for value in batch.values() if isinstance(value, torch.Tensor)]
-    parts = [part for value in tensors if value.is_nested for part in (value.values(), value.offsets())]
+    tensors = [part for batch in batches for value in batch.values() for part in _plain_parts(value)]
     if not tensors or not all(hasattr(torch.UntypedStorage, name) for name in ("_new_shared", "_cdata")):
         return batches
     # By object, not by address: an array that a transform gives in each batch is one of its own for each.
-    memories = {_memory_of(value): value.untyped_storage() for value in tensors if not value.is_nested}
+    memories = {_memory_of(tensor): tensor.untyped_storage() for tensor in tensors}
     # Each begins where torch would let it begin.
     ends = np.cumsum([0, *(-(-memory.nbytes() // 64) * 64 for memory in memories.values())])
     starts = dict(zip(memories, ends.tolist(), strict=False))
     try:
         shared: Any = torch.UntypedStorage._new_shared(int(ends[-1]), device="cpu")  # type: ignore[no-untyped-call]  # noqa: SLF001
-        for part in parts:
-            part.share_memory_()
     except RuntimeError as error:
         raise ConverterError(
             f"A worker process cannot send {int(ends[-1]):,} bytes of batches, for there is too little shared memory "
-            f"(/dev/shm): {error}. In Docker raise it with --shm-size=1g, or pass num_workers=0, which reads in "
-            "threads, or a smaller shuffle_window_rows."
+            f"(/dev/shm), or it has too many open files: {error}. In Docker raise the memory with --shm-size=1g, "
+            "elsewhere the number of files with ulimit -n, or pass num_workers=0, which reads in threads, or a smaller "
+            "shuffle_window_rows."
         ) from error
     for place, memory in memories.items():
         shared[starts[place] : starts[place] + memory.nbytes()].copy_(memory)
 
-    def moved(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.is_nested:
-            return value
-        start = starts[_memory_of(value)] // value.element_size() + value.storage_offset()
-        return torch.empty(0, dtype=value.dtype).set_(shared, start, value.shape, value.stride())
+    def moved(tensor: Any) -> Any:
+        start = starts[_memory_of(tensor)] // tensor.element_size() + tensor.storage_offset()
+        return torch.empty(0, dtype=tensor.dtype).set_(shared, start, tensor.shape, tensor.stride())
 
-    return [{name: moved(value) for name, value in batch.items()} for batch in batches]
+    def sent(value: Any) -> Any:
+        parts = [moved(part) for part in _plain_parts(value)]
+        if len(parts) < 2:
+            return parts[0] if parts else value
+        return torch.nested.nested_tensor_from_jagged(*parts)
+
+    return [{name: sent(value) for name, value in batch.items()} for batch in batches]
+
+
+def _plain_parts(value: Any) -> tuple[Any, ...]:
+    """The tensor, a nested one's values and offsets, or nothing of what is no tensor."""
+    if not isinstance(value, torch.Tensor):
+        return ()
+    tensor: Any = value
+    return (tensor.values(), tensor.offsets()) if tensor.is_nested else (tensor,)
 
 
 def _memory_of(tensor: Any) -> int:

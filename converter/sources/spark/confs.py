@@ -7,6 +7,7 @@ that back. In between the newest word holds; of numbers the smallest one, becaus
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from converter.signals import is_of_handler
-from converter.sources.spark.session import ends_all, is_spark_away, java_packages
+from converter.sources.spark.session import after_interrupt, ends_all, has_broken_off, is_spark_away, java_packages
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +68,13 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
                 _forget(owner, held.pop(), block)
         yield
     except Exception as error:
-        is_away = is_spark_away(error)
+        is_away = is_spark_away(error) and not has_broken_off(error)
         raise
     finally:
         while held and not is_away:
             name = held.pop()
             try:
-                _restore(session, owner, name, block)
+                after_interrupt(functools.partial(_restore, session, owner, name, block))
             except BaseException as error:  # noqa: BLE001 (all confs must be restored first)
                 if not isinstance(error, Exception) or is_of_handler(error):
                     is_first, interruption = interruption is None, error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import re
@@ -13,13 +14,16 @@ from typing import Any
 from converter.errors import SourceError
 from converter.portable.tasks import FINDING
 from converter.signals import is_of_handler
-from converter.sources.spark.progress import stages_of
-from converter.sources.spark.session import is_spark_away
+from converter.sources.spark.progress import jobs_of, stages_of
+from converter.sources.spark.session import after_interrupt, is_spark_away
 
 logger = logging.getLogger(__name__)
 
 _CANCEL_SECONDS = 30.0
 """How long to wait until the tasks of a cancelled job have ended."""
+
+_IDLE_SECONDS = 0.3
+_RUNNING = "RUNNING"
 
 _MAX_CAUSE = 400
 _MAX_CAUSES = 20
@@ -136,17 +140,17 @@ def write_job(session: Any, is_connect: bool, name: str) -> Iterator[None]:
         "spark.job.interruptOnCancel": "false",
     }
     before = {key: context.getLocalProperty(key) for key in wanted}
-    for key, value in wanted.items():
-        context.setLocalProperty(key, value)
     try:
+        for key, value in wanted.items():
+            context.setLocalProperty(key, value)
         yield
     except BaseException:
         _cancel(context, name)
-        _wait_for_tasks(context.statusTracker(), name)
+        _wait_for_tasks(after_interrupt(context.statusTracker), name)
         raise
     finally:
         for key, value in before.items():
-            context.setLocalProperty(key, value)
+            after_interrupt(functools.partial(context.setLocalProperty, key, value))
 
 
 def _cancel(context: Any, group: str) -> None:
@@ -156,7 +160,7 @@ def _cancel(context: Any, group: str) -> None:
     Without it: a job that starts later leaves files in the cache, which a sweep removes.
     """
     try:
-        context._jsc.sc().cancelJobGroupAndFutureJobs(group)  # noqa: SLF001
+        after_interrupt(lambda: context._jsc.sc().cancelJobGroupAndFutureJobs(group))  # noqa: SLF001
     except Exception as error:
         if is_of_handler(error):
             raise
@@ -175,10 +179,21 @@ def _interrupt(session: Any, name: str) -> None:
 
 
 def _wait_for_tasks(tracker: Any, group: str) -> None:
-    """Wait until no task of the group's jobs is running, at most `_CANCEL_SECONDS`."""
+    """Wait until no job or task of the group is running, at most `_CANCEL_SECONDS`.
+
+    Spark's status is late: it may not know a job yet that was cancelled as it began. How many tasks of a stage still
+    run it tells rightly once the job has ended.
+    """
     deadline = time.monotonic() + _CANCEL_SECONDS
-    while time.monotonic() < deadline:
-        if not any(info.numActiveTasks for info in stages_of(tracker, group)):
+    idle_since = None
+    while (now := time.monotonic()) < deadline:
+        if any(job.status == _RUNNING for job in jobs_of(tracker, group)) or any(
+            stage.numActiveTasks for stage in stages_of(tracker, group)
+        ):
+            idle_since = None
+        elif idle_since is None:
+            idle_since = now
+        elif now - idle_since >= _IDLE_SECONDS:
             return
         time.sleep(0.05)
     logger.warning("Spark did not stop the tasks of %s within %.0f seconds.", group, _CANCEL_SECONDS)

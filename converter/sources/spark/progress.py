@@ -21,10 +21,14 @@ _SHOW_SECONDS = 0.5
 """How often the tasks are counted: a terminal and a notebook both keep up with that."""
 
 
+def jobs_of(tracker: Any, group: str) -> list[Any]:
+    """Spark's status of a group's jobs."""
+    return [info for job in tracker.getJobIdsForGroup(group) if (info := tracker.getJobInfo(job)) is not None]
+
+
 def stages_of(tracker: Any, group: str) -> list[Any]:
     """Spark's status of the stages of a group's jobs."""
-    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
-    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    stages = [tracker.getStageInfo(stage) for job in jobs_of(tracker, group) for stage in job.stageIds]
     return [info for info in stages if info is not None]
 
 

@@ -9,13 +9,15 @@ import contextlib
 import logging
 import threading
 import traceback
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from converter import decoders, portable
 from converter.signals import is_of_handler
+
+Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 _MAX_COMMAND_BYTES = 4096
@@ -39,6 +41,24 @@ def is_spark_away(error: BaseException) -> bool:
     # Executors' errors may quote gRPC, too; only its own begin with the name of its class.
     is_of_grpc = text.startswith("<_") and "StatusCode.UNAVAILABLE" in text
     return is_of_grpc or type(error).__name__ in ("Py4JNetworkError", "RetriesExceeded")
+
+
+def has_broken_off(error: BaseException) -> bool:
+    """Whether a connection to a classic session's JVM has broken, which may be alive: a Ctrl-C leaves half an answer.
+
+    If it has ended, the next call is refused a connection.
+    """
+    return type(error).__name__ == "Py4JNetworkError"
+
+
+def after_interrupt(call: Callable[[], Answer]) -> Answer:
+    """What a call of Spark answers, though a Ctrl-C may have broken the connection that it would take."""
+    try:
+        return call()
+    except Exception as error:
+        if not has_broken_off(error):
+            raise
+    return call()
 
 
 def java_frame(df: Any) -> Any:
