@@ -333,7 +333,8 @@ class DatasetConverter:
     def delete(self) -> None:
         """Remove the cache entry: now if no other process uses it, else when the last one closes it.
 
-        Your own files (Parquet, Delta) are never removed. Calling it again does nothing, unless the first call raised.
+        Your own files (Parquet, Delta) are never removed. What a `with` block has kept can be removed after it. Calling
+        it again does nothing, unless the first call raised.
         On a pickled copy it only closes the copy.
 
         ```python

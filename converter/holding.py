@@ -42,8 +42,12 @@ class Holding:
     """`close` raised, so it may be called again."""
 
     def close(self, *, delete: bool) -> None:
-        """Release or delete the entry, once; after an error the next call, or the interpreter's end, tries again."""
-        if self.state and not self.has_failed:
+        """Release or delete the entry, once; after an error the next call, or the interpreter's end, tries again.
+
+        What was only released can be deleted later.
+        """
+        is_kept = self.state == "closed" and self.entry is not None
+        if self.state and not self.has_failed and not (delete and is_kept):
             return
         # First, so that no new read begins, and of two threads only one closes it.
         self.state, self.has_failed = "deleted" if delete and self.entry is not None else "closed", False

@@ -1733,7 +1733,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="frameworks/torch/loader.py",
         claim="the tensors of an item are open files, one for each column",
-        old="in_one_memory([columns for columns, _ in parts])",
+        old="in_few_memories([columns for columns, _ in parts])",
         new="[columns for columns, _ in parts]",
         tests=("tests/faults/test_workers.py",),
     ),

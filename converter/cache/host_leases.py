@@ -134,14 +134,15 @@ class HostLease:
             self._begin(self._welcome, self._listener)
 
     def release(self) -> bool:
-        """End this process's part, the second time without effect; whether another process goes on holding the lease.
+        """End this process's part; whether another process goes on holding the lease.
 
-        That one may be about to end as well, but does so after this call has begun.
+        That one may be about to end as well, but does so after this call has begun. A second call has no effect, and
+        does not know.
         """
         with self._lock:
             is_elsewhere = self._holder is not None
             if self._is_released:
-                return is_elsewhere
+                return False
             # From now on no thread begins.
             self._is_released = True
         for connection in (self._holder, self._listener):

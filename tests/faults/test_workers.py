@@ -133,6 +133,8 @@ def test_an_array_that_a_transform_gives_again_is_one_for_each_batch(tmp_path: P
             assert batch["factors"].tolist() == batch["again"].tolist() == [1.0] * 4
             batch["factors"].zero_()
             assert batch["again"].tolist() == [1.0] * 4
+            # torch refuses to save tensors of two dtypes in one memory.
+            torch.save(batch, tmp_path / "batch.pt")
 
 
 def test_batches_of_workers_can_be_changed_one_by_one(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ REACHES = {
     "frameworks.transformers._tell_batch_size": "Transformers",
     "frameworks.prompt._eagerly": "TensorFlow",
     "frameworks.torch.workers.is_starting_process": "CPython",
-    "frameworks.torch.tensors.in_one_memory": "torch",
+    "frameworks.torch.tensors.in_few_memories": "torch",
     "frameworks.torch.workers._forget": "CPython",
     "frameworks.torch.workers._kill": "torch",
     "frameworks.torch.workers._leave_workers_to_parent": "torch",

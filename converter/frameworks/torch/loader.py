@@ -21,7 +21,7 @@ from converter.frameworks.torch.tensors import (
     Batch,
     Placement,
     identity,
-    in_one_memory,
+    in_few_memories,
     make_tensors,
     split_run,
     torch_batches,
@@ -444,7 +444,7 @@ class _Runs(IterableDataset[_Item]):
                 for batches in _ranges_of_run(self.source, run):
                     if item % count == index:
                         parts = list(_parts_in(self.source, plan, files, batches))
-                        sent = in_one_memory([columns for columns, _ in parts])
+                        sent = in_few_memories([columns for columns, _ in parts])
                         sizes = [batch_size for _, batch_size in parts]
                         yield list(zip(sent, sizes, strict=True)), index, files.meter.work
                     item += 1

@@ -236,11 +236,12 @@ def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Ten
     return {field.name: torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(offsets))}
 
 
-def in_one_memory(batches: list[Batch]) -> list[Batch]:
-    """The same batches for another process, with all tensors in one shared memory.
+def in_few_memories(batches: list[Batch]) -> list[Batch]:
+    """The same batches for another process, with all tensors of a dtype in one shared memory.
 
     A memory on its way to another process is an open file, and a process may have 1,024 of them. It is made here, where
-    an error is told: what torch cannot send later is lost, and the trainer would wait for it.
+    an error is told: what torch cannot send later is lost, and the trainer would wait for it. `torch.save` refuses
+    tensors of two dtypes in one memory.
 
     Raises:
         ConverterError: there is too little shared memory, or no file may be opened for it.
@@ -252,7 +253,27 @@ def in_one_memory(batches: list[Batch]) -> list[Batch]:
     if not tensors or not all(hasattr(torch.UntypedStorage, name) for name in ("_new_shared", "_cdata")):
         return batches
     # By object, not by address: an array that a transform gives in each batch is one of its own for each.
-    memories = {_memory_of(tensor): tensor.untyped_storage() for tensor in tensors}
+    memories: dict[torch.dtype, dict[int, Any]] = {}
+    for tensor in tensors:
+        memories.setdefault(tensor.dtype, {})[_memory_of(tensor)] = tensor.untyped_storage()
+    places = {dtype: _shared_memory(of_dtype) for dtype, of_dtype in memories.items()}
+
+    def moved(tensor: Any) -> Any:
+        shared, starts = places[tensor.dtype]
+        start = starts[_memory_of(tensor)] // tensor.element_size() + tensor.storage_offset()
+        return torch.empty(0, dtype=tensor.dtype).set_(shared, start, tensor.shape, tensor.stride())
+
+    def sent(value: Any) -> Any:
+        parts = [moved(part) for part in _plain_parts(value)]
+        if len(parts) < 2:
+            return parts[0] if parts else value
+        return torch.nested.nested_tensor_from_jagged(*parts)
+
+    return [{name: sent(value) for name, value in batch.items()} for batch in batches]
+
+
+def _shared_memory(memories: Mapping[int, Any]) -> tuple[Any, dict[int, int]]:
+    """A shared memory with copies of others, and at which byte each of them begins."""
     # Each begins where torch would let it begin.
     ends = np.cumsum([0, *(-(-memory.nbytes() // 64) * 64 for memory in memories.values())])
     starts = dict(zip(memories, ends.tolist(), strict=False))
@@ -267,18 +288,7 @@ def in_one_memory(batches: list[Batch]) -> list[Batch]:
         ) from error
     for place, memory in memories.items():
         shared[starts[place] : starts[place] + memory.nbytes()].copy_(memory)
-
-    def moved(tensor: Any) -> Any:
-        start = starts[_memory_of(tensor)] // tensor.element_size() + tensor.storage_offset()
-        return torch.empty(0, dtype=tensor.dtype).set_(shared, start, tensor.shape, tensor.stride())
-
-    def sent(value: Any) -> Any:
-        parts = [moved(part) for part in _plain_parts(value)]
-        if len(parts) < 2:
-            return parts[0] if parts else value
-        return torch.nested.nested_tensor_from_jagged(*parts)
-
-    return [{name: sent(value) for name, value in batch.items()} for batch in batches]
+    return shared, starts
 
 
 def _plain_parts(value: Any) -> tuple[Any, ...]:

@@ -476,6 +476,24 @@ def test_a_deleted_converter_says_so(small: DatasetConverter, cache_dir: Path) -
     assert [path.name for path in (cache_dir / roots.DIRECTORY).iterdir()] == [".owner"]
 
 
+def test_an_entry_that_a_block_has_kept_is_deleted_after_it(cache_dir: Path) -> None:
+    with write_converter(cache_dir, (ID,), [[range(9)]], delete_on_exit=False) as kept:
+        assert data_files(cache_dir)
+    assert data_files(cache_dir)
+    kept.delete()
+    assert [path.name for path in (cache_dir / roots.DIRECTORY).iterdir()] == [".owner"]
+    kept.delete()
+
+
+def test_an_entry_that_was_kept_is_deleted_once_the_last_one_closes_it(cache_dir: Path) -> None:
+    with write_converter(cache_dir, (ID,), [[range(9)]], delete_on_exit=False) as kept:
+        pass
+    with open_converter(kept.url) as other:
+        kept.delete()
+        assert ids_of(other.make_batch_reader()) == list(range(9))
+    assert [path.name for path in (cache_dir / roots.DIRECTORY).iterdir()] == [".owner"]
+
+
 def test_a_copy_reads_and_deletes_nothing(small: DatasetConverter, cache_dir: Path) -> None:
     copy = pickle.loads(pickle.dumps(small))
     assert (len(copy), copy.url, copy.fingerprint, copy.schema) == (200, small.url, small.fingerprint, small.schema)

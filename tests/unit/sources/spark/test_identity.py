@@ -239,6 +239,56 @@ def test_a_server_that_is_away_is_not_asked_again(caplog: pytest.LogCaptureFixtu
     assert conf.num_calls == 1
 
 
+class Py4JNetworkError(Exception):
+    """As py4j's, which is known by its name."""
+
+
+class BrokenConf(Conf):
+    """Confs of a JVM whose connection is broken: as after a Ctrl-C for one call, and then refused if it has ended."""
+
+    num_broken = 0
+    has_ended = False
+
+    def set(self, name: str, value: str) -> None:
+        self._asked()
+        super().set(name, value)
+
+    def unset(self, name: str) -> None:
+        self._asked()
+        super().unset(name)
+
+    def _asked(self) -> None:
+        if self.num_broken:
+            self.num_broken -= 1
+            raise Py4JNetworkError("Answer from Java side is empty")
+        if self.has_ended:
+            raise AwayError
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Py4JNetworkError])
+def test_confs_are_given_back_over_a_new_connection_if_an_interrupt_broke_the_other(kind: type[BaseException]) -> None:
+    session = Session()
+    conf = session.conf = BrokenConf({"user": "set", "both": "old"}, refused=set())
+
+    def fail() -> None:
+        with changed_confs(session, WANTED):
+            conf.num_broken = 1
+            raise kind("of the block")
+
+    with pytest.raises(kind, match="of the block"):
+        fail()
+    assert conf.values == {"user": "set", "both": "old"}
+
+
+def test_a_jvm_that_has_ended_is_not_asked_for_each_conf(caplog: pytest.LogCaptureFixture) -> None:
+    session = Session()
+    conf = session.conf = BrokenConf({"user": "set", "both": "old"}, refused=set())
+    with changed_confs(session, WANTED):
+        conf.num_broken, conf.has_ended = 1, True
+    assert caplog.text.count("Could not restore the conf") == 1
+    assert "these confs were not restored: both, fresh" in caplog.text
+
+
 def test_what_a_signal_handler_raises_is_raised_and_all_confs_are_restored() -> None:
     """Setting and restoring a conf are requests to a server, in which most of the time of a short write passes."""
 

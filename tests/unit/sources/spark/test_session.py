@@ -19,7 +19,7 @@ import pytest
 from py4j.protocol import Py4JError
 
 from converter import MissingDependencyError
-from converter.sources.spark import choose, identity, progress, session
+from converter.sources.spark import choose, identity, jobs, progress, session
 from converter.sources.spark.jobs import finding_in, short_cause
 from converter.sources.spark.progress import check_progress, progress_bar
 from converter.storage.opening import open_storage
@@ -149,6 +149,30 @@ class ScriptedTracker:
     @property
     def look(self) -> list[tuple[int, int, int]]:
         return self.looks[min(self.at, len(self.looks) - 1)]
+
+
+class LateTracker:
+    """What Spark says of a job that was cancelled as it began: nothing, then that it runs, then of its tasks."""
+
+    def __init__(self, *looks: tuple[str, int]) -> None:
+        self.looks = list(looks)
+
+    def getJobIdsForGroup(self, group: str) -> list[int]:  # noqa: N802 (Spark's name)
+        if group == "job" and len(self.looks) > 1:
+            self.looks.pop(0)
+        return [0] if self.looks[0][0] else []
+
+    def getJobInfo(self, job: int) -> Any:  # noqa: N802 (Spark's name)
+        return SimpleNamespace(stageIds=[job], status=self.looks[0][0])
+
+    def getStageInfo(self, _: int) -> Any:  # noqa: N802 (Spark's name)
+        return SimpleNamespace(numActiveTasks=self.looks[0][1])
+
+
+def test_tasks_are_waited_for_though_spark_tells_of_their_job_late() -> None:
+    tracker = LateTracker(*[("", 0)] * 3, *[("RUNNING", 0)] * 8, *[("FAILED", 2)] * 10, ("FAILED", 0))
+    jobs._wait_for_tasks(tracker, "job")
+    assert tracker.looks == [("FAILED", 0)]
 
 
 class Terminal(io.StringIO):
