@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 _TENSORS_AT_ONCE = 512
 """Below the 700 new objects that start Python's garbage collector."""
 
+_OWN_MEMORIES = 32
+"""Up to so many columns each have a memory of their own on their way from a worker process."""
+
 Batch = dict[str, Any]
 """A batch: tensors, and lists for strings and bytes."""
 
@@ -147,9 +150,21 @@ def _tensor(column: np.ndarray[Any, Any]) -> Any:
         return as_lists(column) if is_lists else column.tolist()
     if column.dtype.kind == "M":
         column = times_as_integers(column)
-    # torch takes neither the other byte order, read-only arrays nor negative strides.
-    column = column.astype(column.dtype.newbyteorder("="), copy=False)
-    return torch.from_numpy(np.require(column, requirements=["C", "W"]))
+    # torch does not take the other byte order.
+    return tensor_of_array(column.astype(column.dtype.newbyteorder("="), copy=False))
+
+
+def tensor_of_array(array: Any) -> torch.Tensor:
+    """An array's numbers as a tensor in the same memory, or in its own where torch cannot use that.
+
+    Raises:
+        TypeError: torch has no such dtype.
+    """
+    array = np.require(array, requirements=["C", "W"])
+    # To NumPy the stride of an axis of length 1 means nothing; torch refuses some.
+    if any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)
 
 
 def whole_run(run: Run) -> Batch:
@@ -237,43 +252,49 @@ def _ragged(source: BatchSource, field: Field, part: Any) -> dict[str, torch.Ten
 
 
 def in_few_memories(batches: list[Batch]) -> list[Batch]:
-    """The same batches for another process, with all tensors of a dtype in one shared memory.
+    """The same batches for another process: tensors in shared memory, one for each column, of many for each dtype.
 
     A memory on its way to another process is an open file, and a process may have 1,024 of them. It is made here, where
-    an error is told: what torch cannot send later is lost, and the trainer would wait for it. `torch.save` refuses
-    tensors of two dtypes in one memory.
+    an error is told: what torch cannot send later is lost, and the trainer would wait for it. A tensor that is kept
+    keeps its memory, and `torch.save` refuses tensors of two dtypes in one.
 
     Raises:
         ConverterError: there is too little shared memory, or no file may be opened for it.
-
-    Reaches into: torch.UntypedStorage._new_shared and ._cdata (torch 2.4 to 2.15).
-    Without it: wide tables, and containers with little shared memory, need num_workers=0.
     """
-    tensors = [part for batch in batches for value in batch.values() for part in _plain_parts(value)]
-    if not tensors or not all(hasattr(torch.UntypedStorage, name) for name in ("_new_shared", "_cdata")):
+    parts = [(name, part) for batch in batches for name, value in batch.items() for part in _plain_parts(value)]
+    if not parts or not all(hasattr(torch.UntypedStorage, name) for name in ("_new_shared", "_cdata")):
         return batches
+    has_few_columns = len({name for name, _ in parts}) <= _OWN_MEMORIES
+
+    def group_of(name: str, part: Any) -> tuple[str, torch.dtype]:
+        return name if has_few_columns else "", part.dtype
+
     # By object, not by address: an array that a transform gives in each batch is one of its own for each.
-    memories: dict[torch.dtype, dict[int, Any]] = {}
-    for tensor in tensors:
-        memories.setdefault(tensor.dtype, {})[_memory_of(tensor)] = tensor.untyped_storage()
-    places = {dtype: _shared_memory(of_dtype) for dtype, of_dtype in memories.items()}
+    memories: dict[tuple[str, torch.dtype], dict[int, Any]] = {}
+    for name, part in parts:
+        memories.setdefault(group_of(name, part), {})[_memory_of(part)] = part.untyped_storage()
+    places = {group: _shared_memory(of_group) for group, of_group in memories.items()}
 
-    def moved(tensor: Any) -> Any:
-        shared, starts = places[tensor.dtype]
-        start = starts[_memory_of(tensor)] // tensor.element_size() + tensor.storage_offset()
-        return torch.empty(0, dtype=tensor.dtype).set_(shared, start, tensor.shape, tensor.stride())
+    def moved(name: str, part: Any) -> Any:
+        shared, starts = places[group_of(name, part)]
+        start = starts[_memory_of(part)] // part.element_size() + part.storage_offset()
+        return torch.empty(0, dtype=part.dtype).set_(shared, start, part.shape, part.stride())
 
-    def sent(value: Any) -> Any:
-        parts = [moved(part) for part in _plain_parts(value)]
+    def sent(name: str, value: Any) -> Any:
+        parts = [moved(name, part) for part in _plain_parts(value)]
         if len(parts) < 2:
             return parts[0] if parts else value
         return torch.nested.nested_tensor_from_jagged(*parts)
 
-    return [{name: sent(value) for name, value in batch.items()} for batch in batches]
+    return [{name: sent(name, value) for name, value in batch.items()} for batch in batches]
 
 
 def _shared_memory(memories: Mapping[int, Any]) -> tuple[Any, dict[int, int]]:
-    """A shared memory with copies of others, and at which byte each of them begins."""
+    """A shared memory with copies of others, and at which byte each of them begins.
+
+    Reaches into: torch.UntypedStorage._new_shared (torch 2.4 to 2.15).
+    Without it: wide tables, and containers with little shared memory, need num_workers=0.
+    """
     # Each begins where torch would let it begin.
     ends = np.cumsum([0, *(-(-memory.nbytes() // 64) * 64 for memory in memories.values())])
     starts = dict(zip(memories, ends.tolist(), strict=False))
@@ -300,6 +321,11 @@ def _plain_parts(value: Any) -> tuple[Any, ...]:
 
 
 def _memory_of(tensor: Any) -> int:
+    """What is equal for tensors that are parts of one memory.
+
+    Reaches into: torch.UntypedStorage._cdata (torch 2.4 to 2.15).
+    Without it: as without _new_shared.
+    """
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 

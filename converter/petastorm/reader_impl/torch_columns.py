@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from converter.frameworks.torch.tensors import split_run
+from converter.frameworks.torch.tensors import split_run, tensor_of_array
 from converter.petastorm.reader_impl.batch_runs import blocks_of, has_columns
 from converter.petastorm.reader_impl.columns import Columns
 from converter.reading.runs import Run
@@ -113,7 +113,7 @@ def tensor_of(column: Any) -> torch.Tensor:
     """
     if isinstance(column, torch.Tensor):
         return column
-    return torch.from_numpy(np.require(column, requirements=["C", "W"]))
+    return tensor_of_array(column)
 
 
 def collated(run: Run) -> Iterator[dict[Any, Any]]:

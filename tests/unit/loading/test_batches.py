@@ -207,6 +207,8 @@ def odd_arrays(batch: Batch) -> Batch:
         "unsigned": rows.astype(np.uint16),
         "complex": rows * 1j,
         "no width": np.empty((len(rows), 0), np.float32),
+        # To NumPy the stride of an axis of length 1 means nothing.
+        "flipped": rows[:, None].astype(np.float32)[:, ::-1],
     }
 
 
