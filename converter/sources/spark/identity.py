@@ -25,7 +25,14 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from converter.sources.spark.confs import changed_confs, users_confs
-from converter.sources.spark.session import count_local_lists, ends_all, explain, is_spark_away, java_frame
+from converter.sources.spark.session import (
+    after_interrupt,
+    count_local_lists,
+    ends_all,
+    explain,
+    is_spark_away,
+    java_frame,
+)
 from converter.storage.urls import shown_url
 
 logger = logging.getLogger(__name__)
@@ -224,6 +231,8 @@ def settled(df: Any) -> Iterator[tuple[Any, bool]]:
     but keeps the schema that a frame was asked for first. A temporary view keeps the plan.
     """
     if java_frame(df) is not None:
+        # A Ctrl-C of the call before may have broken the connection.
+        after_interrupt(lambda: df.sparkSession.conf.get("spark.app.id", None))
         yield df, True
         return
     name, session = f"converter_{uuid.uuid4().hex}", df.sparkSession

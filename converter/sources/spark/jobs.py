@@ -15,7 +15,7 @@ from converter.errors import SourceError
 from converter.portable.tasks import FINDING
 from converter.signals import is_of_handler
 from converter.sources.spark.progress import jobs_of, stages_of
-from converter.sources.spark.session import after_interrupt, is_spark_away
+from converter.sources.spark.session import after_interrupt, interrupts_first, is_spark_away
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ def how_spark_ended(error: BaseException) -> str | None:
 def naming_the_end_of_spark(what: str) -> Iterator[None]:
     """Raise SourceError, which begins with `what`, if Spark cannot be reached any more in the block."""
     try:
-        yield
+        with interrupts_first():
+            yield
     except Exception as error:
         ended = how_spark_ended(error)
         if ended is None:

@@ -22,6 +22,7 @@ from converter.sources.spark.session import (
     collect_reports,
     count_scan_partitions,
     explain,
+    interrupts_first,
     stream_reports,
     travels_by_value,
 )
@@ -63,6 +64,7 @@ def run_write(
     try:
         confs = _batch_confs(columns, _version(session)) | _NAME_CONFS | WRITE_CONFS
         with (
+            interrupts_first(),
             travels_by_value(),
             changed_confs(session, confs),
             write_job(session, is_connect, name),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -59,6 +60,21 @@ def after_interrupt(call: Callable[[], Answer]) -> Answer:
         if not has_broken_off(error):
             raise
     return call()
+
+
+@contextlib.contextmanager
+def interrupts_first() -> Iterator[None]:
+    """Raise the Ctrl-C that has broken a connection, instead of the error of what was to be cleaned up over it."""
+    before = sys.exc_info()[1]
+    try:
+        yield
+    except Exception as error:
+        behind = error.__context__
+        while has_broken_off(error) and behind is not None and behind is not before:
+            if not isinstance(behind, Exception):
+                raise behind from None
+            behind = behind.__context__
+        raise
 
 
 def java_frame(df: Any) -> Any:

@@ -18,9 +18,9 @@ import pyspark.util
 import pytest
 from py4j.protocol import Py4JError
 
-from converter import MissingDependencyError
+from converter import MissingDependencyError, SourceError
 from converter.sources.spark import choose, identity, jobs, progress, session
-from converter.sources.spark.jobs import finding_in, short_cause
+from converter.sources.spark.jobs import finding_in, naming_the_end_of_spark, short_cause
 from converter.sources.spark.progress import check_progress, progress_bar
 from converter.storage.opening import open_storage
 
@@ -173,6 +173,44 @@ def test_tasks_are_waited_for_though_spark_tells_of_their_job_late() -> None:
     tracker = LateTracker(*[("", 0)] * 3, *[("RUNNING", 0)] * 8, *[("FAILED", 2)] * 10, ("FAILED", 0))
     jobs._wait_for_tasks(tracker, "job")
     assert tracker.looks == [("FAILED", 0)]
+
+
+class Py4JNetworkError(Exception):
+    """As py4j's, which is known by its name."""
+
+
+def clean_up_after(first: BaseException, second: type[Exception]) -> None:
+    """Fail with `first` in a block, and then with `second` in what cleans up after it."""
+    with naming_the_end_of_spark("It failed"):
+        try:
+            raise first
+        finally:
+            raise second("Answer from Java side is empty")
+
+
+def test_a_ctrl_c_is_not_hidden_by_the_connection_that_it_broke() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        clean_up_after(KeyboardInterrupt(), Py4JNetworkError)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [(KeyboardInterrupt(), ValueError, ValueError), (ValueError(), Py4JNetworkError, SourceError)],
+    ids=["another error", "no interrupt"],
+)
+def test_other_errors_of_cleaning_up_are_told(
+    first: BaseException, second: type[Exception], told: type[Exception]
+) -> None:
+    with pytest.raises(told):
+        clean_up_after(first, second)
+
+
+def test_a_ctrl_c_that_the_caller_handles_is_not_raised_again() -> None:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(SourceError, match=r"It failed: Spark's JVM has ended"):
+            clean_up_after(ValueError(), Py4JNetworkError)
 
 
 class Terminal(io.StringIO):
