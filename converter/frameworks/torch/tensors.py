@@ -303,8 +303,8 @@ def _shared_memory(memories: Mapping[int, Any]) -> tuple[Any, dict[int, int]]:
     except RuntimeError as error:
         raise ConverterError(
             f"A worker process cannot send {int(ends[-1]):,} bytes of batches, for there is too little shared memory "
-            f"(/dev/shm), or too many files are open: {error}. Pass num_workers=0, which reads in threads, or a smaller "
-            "shuffle_window_rows; or raise Docker's --shm-size or ulimit -n."
+            f"(/dev/shm), or too many files are open: {error}. Pass num_workers=0, which reads in threads, or a "
+            "smaller shuffle_window_rows; or raise Docker's --shm-size or ulimit -n."
         ) from error
     for place, memory in memories.items():
         shared[starts[place] : starts[place] + memory.nbytes()].copy_(memory)
