@@ -28,6 +28,7 @@ from converter.frameworks.torch.tensors import (
     whole_run,
 )
 from converter.frameworks.torch.workers import (
+    Packed,
     check_pickles,
     check_temp_dir,
     close_at_exit,
@@ -49,7 +50,6 @@ from converter.plan import EpochPlan
 from converter.reading.bounds import is_plain
 from converter.reading.data_files import DataFiles
 from converter.reading.decoding import parts_of_run
-from converter.reading.meter import Work
 from converter.reading.source import BatchSource
 from converter.reading.windows import open_files, read_runs
 from converter.state import Past
@@ -372,12 +372,12 @@ class _EpochSampler(Sampler[None]):
 _Part = tuple[Batch, int]
 """Columns, and how many rows of them are a batch: the trainer splits them. 0 if they are one batch."""
 
-_Item = tuple[list[_Part], int, dict[str, Work]]
-"""A run of batches, the number of the process that read it, and what that process has done until then."""
 
+class _Runs(IterableDataset[Packed]):
+    """The dataset that worker processes iterate: each yields every `num_workers`-th run of batches.
 
-class _Runs(IterableDataset[_Item]):
-    """The dataset that worker processes iterate: each yields every `num_workers`-th run of batches, in parts."""
+    An item is the run's parts, the number of the process, and what that has done until then.
+    """
 
     def __init__(self, epochs: Epochs, *, is_shared: bool) -> None:
         self.source = epochs.source
@@ -421,7 +421,7 @@ class _Runs(IterableDataset[_Item]):
         self._begin[0], self._begin[1] = epoch, epochs_done
         return has_other_past
 
-    def __iter__(self) -> Iterator[_Item]:
+    def __iter__(self) -> Iterator[Packed]:
         if not self.is_own:
             raise ConverterError(
                 "Iterate the loader of make_torch_dataloader itself: another DataLoader around its dataset would batch "
@@ -432,7 +432,7 @@ class _Runs(IterableDataset[_Item]):
         end_with_parent()
         return self._items()
 
-    def _items(self) -> Iterator[_Item]:
+    def _items(self) -> Iterator[Packed]:
         worker = get_worker_info()
         index, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
         epochs = Epochs(self.source, self._num_epochs)
@@ -446,7 +446,7 @@ class _Runs(IterableDataset[_Item]):
                         parts = list(_parts_in(self.source, plan, files, batches))
                         sent = in_few_memories([columns for columns, _ in parts])
                         sizes = [batch_size for _, batch_size in parts]
-                        yield list(zip(sent, sizes, strict=True)), index, files.meter.work
+                        yield Packed((list(zip(sent, sizes, strict=True)), index, files.meter.work))
                     item += 1
 
 

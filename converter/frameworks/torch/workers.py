@@ -21,6 +21,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
 import torch.multiprocessing
@@ -186,6 +187,30 @@ def end_begun(error: BaseException) -> None:
         trace = trace.tb_next
 
 
+class Packed:
+    """An item of work in the form in which it travels from a worker process; the trainer receives the item itself.
+
+    Pickled here, where an error is told. torch does it in a thread, prints what fails there, and the trainer waits.
+
+    Raises:
+        ConverterError: the item cannot travel.
+    """
+
+    def __init__(self, item: Any) -> None:
+        try:
+            self._content = bytes(ForkingPickler.dumps(item))
+        except Exception as error:
+            raise ConverterError(
+                f"A worker process cannot send its batches: {type(error).__name__}: {error}. If a transform makes "
+                "objects, let it make numbers or texts; else raise the number of open files (ulimit -n). Or pass "
+                "num_workers=0, which reads in threads."
+            ) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # At once, for memory that is not fetched before its process ends is lost.
+        return pickle.loads, (self._content,)
+
+
 def next_of(items: Any) -> Any:
     """The next item of torch's iterator over worker processes, while items are left.
 
@@ -197,8 +222,7 @@ def next_of(items: Any) -> Any:
         return next(items)
     except StopIteration:
         raise ConverterError(
-            "Worker processes have ended, but batches are missing that they could not send; they have said why on "
-            "stderr. Perhaps they may have too few files open (ulimit -n), or their temporary folder is gone. Pass "
+            "Worker processes have ended, but batches are missing; perhaps they have said why on stderr. Pass "
             "num_workers=0, which reads in threads."
         ) from None
     except (OSError, EOFError) as error:
