@@ -150,8 +150,24 @@ def write_job(session: Any, is_connect: bool, name: str) -> Iterator[None]:
         _wait_for_tasks(after_interrupt(context.statusTracker), name)
         raise
     finally:
-        for key, value in before.items():
-            after_interrupt(functools.partial(context.setLocalProperty, key, value))
+        _give_back(context, before)
+
+
+def _give_back(context: Any, properties: dict[str, str | None]) -> None:
+    """Set a thread's properties as they were: with the group of a cancelled job, later jobs would be cancelled, too."""
+    interruption: BaseException | None = None
+    for _ in range(2):
+        try:
+            for key, value in properties.items():
+                after_interrupt(functools.partial(context.setLocalProperty, key, value))
+            break
+        except BaseException as error:
+            if isinstance(error, Exception) and not is_of_handler(error):
+                raise
+            # Once more, and all of them: over a new connection Spark takes this for another thread.
+            interruption = error
+    if interruption is not None:
+        raise interruption
 
 
 def _cancel(context: Any, group: str) -> None:

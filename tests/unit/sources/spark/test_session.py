@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import sys
@@ -173,6 +174,41 @@ def test_tasks_are_waited_for_though_spark_tells_of_their_job_late() -> None:
     tracker = LateTracker(*[("", 0)] * 3, *[("RUNNING", 0)] * 8, *[("FAILED", 2)] * 10, ("FAILED", 0))
     jobs._wait_for_tasks(tracker, "job")
     assert tracker.looks == [("FAILED", 0)]
+
+
+class Context:
+    """Of Spark's, a thread's properties, which a Ctrl-C at the n-th call of `setLocalProperty` makes anew."""
+
+    def __init__(self, interrupted_at: int) -> None:
+        self.properties: dict[str, str | None] = {}
+        self.calls, self.interrupted_at = 0, interrupted_at
+
+    def getLocalProperty(self, key: str) -> str | None:  # noqa: N802 (Spark's name)
+        return self.properties.get(key)
+
+    def setLocalProperty(self, key: str, value: str | None) -> None:  # noqa: N802 (Spark's name)
+        self.properties[key] = value
+        self.calls += 1
+        if self.calls == self.interrupted_at:
+            self.properties = {}
+            raise KeyboardInterrupt
+
+    def cancelJobGroup(self, group: str) -> None:  # noqa: N802 (Spark's name)
+        pass
+
+    def statusTracker(self) -> Any:  # noqa: N802 (Spark's name)
+        return SimpleNamespace(getJobIdsForGroup=lambda _: [])
+
+
+@pytest.mark.parametrize("interrupted_at", range(1, 8))
+def test_a_threads_properties_are_given_back_though_a_ctrl_c_comes_meanwhile(interrupted_at: int) -> None:
+    context = Context(interrupted_at)
+    own: dict[str, str | None] = {"spark.jobGroup.id": "mine", "spark.job.description": None}
+    context.properties = dict(own)
+    expected: Any = contextlib.nullcontext() if interrupted_at == 7 else pytest.raises(KeyboardInterrupt)
+    with expected, jobs.write_job(SimpleNamespace(sparkContext=context), False, "job"):
+        assert context.properties["spark.jobGroup.id"] == "job"
+    assert context.properties == {**own, "spark.job.interruptOnCancel": None}
 
 
 class Py4JNetworkError(Exception):
