@@ -190,10 +190,14 @@ def make_spark_converter(
     # Only delete() removes an entry that is kept.
     decode = decode if decode_at == "read" else None
     converter = hold_entry(entry, delete_on_exit=delete_on_exit and not entry.manifest.is_kept, decode=decode)
-    logger.info("Use %s", converter)
-    # Without a lease, as on a full disk, the sweep would take this entry for unused.
-    if entry.lease is not None:
-        sweeps.sweep_after_write(entry.root)
+    with contextlib.ExitStack() as unless_returned:
+        # A Ctrl-C would leave a converter that nobody has.
+        unless_returned.push(converter)
+        logger.info("Use %s", converter)
+        # Without a lease, as on a full disk, the sweep would take this entry for unused.
+        if entry.lease is not None:
+            sweeps.sweep_after_write(entry.root)
+        unless_returned.pop_all()
     return converter
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import pickle
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from converter import CacheNotOwnedError, DatasetConverter, make_spark_converter, start_local_spark
+from converter.cache import sweeps
+from converter.sources.spark import identity
 from tests.folders import files_below
 from tests.processes import finish, run_python, start_python
 from tests.waiting import slow_rows, wait_until
@@ -143,6 +147,28 @@ def test_a_folder_that_is_not_ours_is_left_alone(spark: SparkSession, cache_dir:
         make_spark_converter(spark.range(10), cache_dir=cache_dir)
     assert raised.value.path == f"file://{cache_dir}/converter-v1"
     assert files_below(cache_dir) == ["converter-v1/thesis.tex"]
+
+
+@pytest.mark.parametrize("delete_on_exit", [True, False])
+@pytest.mark.parametrize("where", ["remember", "settled", "sweep_after_write"])
+def test_a_ctrl_c_after_the_commit_leaves_nothing_that_nobody_holds(
+    spark: SparkSession, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, where: str, delete_on_exit: bool
+) -> None:
+    @contextlib.contextmanager
+    def settled(df: Any) -> Iterator[tuple[Any, bool]]:
+        yield df, True
+        raise KeyboardInterrupt
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    place: Any = sweeps if where == "sweep_after_write" else identity
+    monkeypatch.setattr(place, where, settled if where == "settled" else interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        make_spark_converter(spark.range(9), cache_dir=cache_dir, delete_on_exit=delete_on_exit)
+    left = files_below(cache_dir)
+    assert not [name for name in left if "lease" in name or "intent" in name]
+    assert (left == ["converter-v1/.owner"]) == delete_on_exit
 
 
 def end_with_entries(cache_dir: str) -> dict[str, str]:

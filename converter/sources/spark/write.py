@@ -19,12 +19,13 @@ import getpass
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from converter.cache import entries, finding, roots
 from converter.cache.entries import HeldEntry
+from converter.cache.leases import HURRY_SECONDS
 from converter.categories import Unseen
 from converter.decoders.decoder import Decoder, check_decode
 from converter.errors import CacheCorruptError, CacheError, SourceError
@@ -127,7 +128,7 @@ def write_dataframe(
     """The entry of `df`: one that provably holds its rows, else a new one, written once."""
     _check_dataframe(df)
     check_progress(progress)
-    with identity.settled(df) as (settled, is_settled):
+    with contextlib.ExitStack() as held, identity.settled(df) as (settled, is_settled):
         columns = plan_columns(
             settled.schema.jsonValue(),
             float_dtype=float_dtype,
@@ -167,15 +168,38 @@ def write_dataframe(
         )
         version = None if cache_key is not None else identity.find_delta_version(df)
         try:
-            return _find_or_write(request, version)
+            entry = _find_or_write(request, version)
         except _TableChangedError:
             logger.info("The Delta table had a new version while it was written, so it is written once more.")
-            return _find_or_write(request, None)
+            entry = _find_or_write(request, None)
+        # Outside of `settled`, whose end asks Spark.
+        held.enter_context(_let_go_on_error(entry))
+        return entry
 
 
 def _find_or_write(request: _Request, version: identity.DeltaVersion | None) -> HeldEntry:
     identified = _identify(request, version)
-    return _reuse(request, identified) or _write(request, identified)
+    adopted = _reuse(request, identified)
+    if adopted is not None:
+        return adopted
+    entry = _write(request, identified)
+    with _let_go_on_error(entry):
+        identity.remember(identified.bucket, request.df, identified.evidence, identified.key)
+    return entry
+
+
+@contextlib.contextmanager
+def _let_go_on_error(entry: HeldEntry) -> Iterator[None]:
+    """If the block fails, end the use of an entry whose converter nobody receives, as the end of its block would."""
+    try:
+        yield
+    except BaseException:
+        try:
+            with entry.root.hurried(HURRY_SECONDS):
+                entry.release() if entry.manifest.is_kept else entry.delete()
+        except (CacheError, OSError) as error:
+            logger.warning("Could not release the entry that was written; a later sweep removes it: %s", error)
+        raise
 
 
 def _check_decoders_travel(decoders: Mapping[str, Decoder]) -> None:
@@ -328,7 +352,6 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
             # Only logged, because the first failure is what the user must see.
             logger.warning("Could not remove the unfinished write; a later sweep removes it: %s", error)
         raise
-    identity.remember(identified.bucket, request.df, identified.evidence, key)
     return entry
 
 
