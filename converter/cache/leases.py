@@ -237,14 +237,16 @@ class _Heartbeat:
 
     def forget_parent(self) -> None:
         """Start anew in a forked child, which owns neither the threads, nor the leases, nor a lock that was held."""
-        self._condition = threading.Condition()
+        # Its lock is taken without it: a Ctrl-C inside of Condition.__enter__, which is Python, leaves it held.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._leases: set[Lease] = set()
         self._renewing: set[Lease] = set()
         self._threads: dict[str, threading.Thread] = {}
 
     def add(self, lease: Lease) -> None:
         root_url = lease.root_url
-        with self._condition:
+        with self._lock:
             self._leases.add(lease)
             if root_url not in self._threads:
                 thread = threading.Thread(target=self._run, args=(root_url,), name="converter-heartbeat", daemon=True)
@@ -254,7 +256,7 @@ class _Heartbeat:
     def remove(self, lease: Lease) -> None:
         """Stop renewing a lease; does nothing the second time."""
         thread = None
-        with self._condition:
+        with self._lock:
             self._leases.discard(lease)
             if all(other.root_url != lease.root_url for other in self._leases):
                 thread = self._threads.pop(lease.root_url, None)
@@ -267,10 +269,10 @@ class _Heartbeat:
 
     def renew(self, root_url: str | None = None) -> None:
         """Renew every lease once, or those of one cache directory."""
-        with self._condition:
+        with self._lock:
             leases = [lease for lease in self._leases if root_url in (None, lease.root_url)]
         for lease in leases:
-            with self._condition:
+            with self._lock:
                 if lease not in self._leases or lease in self._renewing or lease.lost:
                     continue
                 # Under the lock: `remove` either happened before, or waits for this renewal.
@@ -278,7 +280,7 @@ class _Heartbeat:
             try:
                 self._renew(lease)
             finally:
-                with self._condition:
+                with self._lock:
                     self._renewing.discard(lease)
                     self._condition.notify_all()
 
@@ -286,7 +288,7 @@ class _Heartbeat:
         try:
             lease.entry.touch(lease.name, lease.given_up)
         except OSError as error:
-            with self._condition:
+            with self._lock:
                 if lease not in self._leases:
                     return
                 lease.lost = isinstance(error, FileNotFoundError)
@@ -305,7 +307,7 @@ class _Heartbeat:
     def _run(self, root_url: str) -> None:
         own = threading.current_thread()
         while True:
-            with self._condition:
+            with self._lock:
                 if self._condition.wait_for(lambda: self._threads.get(root_url) is not own, timeout=RENEW_SECONDS):
                     return
             self.renew(root_url)

@@ -88,7 +88,9 @@ class RequestLine:
         self.processes_count = 1
         """How many processes share the line: each counts with its part until an answer shows how fast the line is."""
 
-        self._changed = threading.Condition()
+        # Its lock is taken without it: a Ctrl-C inside of Condition.__enter__, which is Python, leaves it held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: deque[object] = deque()
         self._num_bytes = self._num_late = 0
         self._bytes_per_second = self._answered = 0.0
@@ -104,7 +106,7 @@ class RequestLine:
         """Ask for so many bytes in the `with`, in the order of arrival; raises `too_late()` if nothing is answered."""
         is_counted = is_late = False
         try:
-            with self._changed:
+            with self._lock:
                 self._wait(num_bytes, timeout_seconds, given_up, too_late)
                 is_counted = True
                 self._num_bytes += num_bytes
@@ -117,7 +119,7 @@ class RequestLine:
             is_late = is_counted
             raise
         finally:
-            with self._changed:
+            with self._lock:
                 self._num_bytes -= num_bytes * is_counted
                 self._num_late += is_late
                 self._changed.notify_all()

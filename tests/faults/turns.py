@@ -79,10 +79,11 @@ class Pulse(leases._Heartbeat):
 
     def __init__(self, world: World) -> None:
         super().__init__()
-        self._condition = TurnLock(world)  # type: ignore[assignment]
+        self._lock: Any = TurnLock(world)
+        self._condition = self._lock
 
     def add(self, lease: leases.Lease) -> None:
-        with self._condition:
+        with self._lock:
             self._leases.add(lease)
 
 

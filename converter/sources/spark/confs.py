@@ -72,20 +72,15 @@ def changed_confs(session: Any, wanted: Mapping[str, str]) -> Iterator[None]:
         raise
     finally:
         while held and not is_away:
-            name = held.pop()
+            name = held[-1]
             try:
-                after_interrupt(functools.partial(_restore, session, owner, name, block))
+                is_away = _give_back(session, owner, name, block)
+                held.pop()
             except BaseException as error:  # noqa: BLE001 (all confs must be restored first)
-                if not isinstance(error, Exception) or is_of_handler(error):
-                    is_first, interruption = interruption is None, error
-                    if is_first:
-                        # Once more. A timer that comes again and again must not keep us here.
-                        held.append(name)
-                        continue
-                else:
-                    logger.warning("Could not restore the conf %s: %s", name, error)
-                    is_away = is_spark_away(error)
-            _forget(owner, name, block)
+                if interruption is not None:
+                    # Once more was enough: a timer that comes again and again must not keep us here.
+                    _forget(owner, held.pop(), block)
+                interruption = error
         if held:
             logger.warning("Spark cannot be reached, so these confs were not restored: %s", ", ".join(held))
         for name in held:
@@ -105,6 +100,20 @@ def users_confs(session: Any) -> dict[str, str]:
                 if change.explicit is not None:
                     confs[name] = change.explicit
     return confs
+
+
+def _give_back(session: Any, owner: object, name: str, block: object) -> bool:
+    """Restore a conf and forget the block's; whether Spark is away. Raises only what is to be raised in the end."""
+    is_away = False
+    try:
+        after_interrupt(functools.partial(_restore, session, owner, name, block))
+    except Exception as error:
+        if is_of_handler(error):
+            raise
+        logger.warning("Could not restore the conf %s: %s", name, error)
+        is_away = is_spark_away(error)
+    _forget(owner, name, block)
+    return is_away
 
 
 def _restore(session: Any, owner: object, name: str, block: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -46,6 +47,35 @@ def test_a_lease_that_was_interrupted_does_not_stay(
     with pytest.raises(error):
         leases.put_lease(root, "attempt")
     assert sum(info.name.startswith("lease-") for info in root.list()) == num_left
+
+
+def test_a_ctrl_c_while_a_condition_takes_its_lock_leaves_the_heartbeat_free(
+    root: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Condition.__enter__` is Python: a signal comes between the lock and the block that would give it back."""
+    enter = threading.Condition.__enter__
+
+    def enter_and_fail(condition: threading.Condition) -> bool:
+        entered = enter(condition)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return entered
+
+    held: list[bool] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Condition, "__enter__", enter_and_fail)
+        with contextlib.suppress(KeyboardInterrupt):
+            leases.heartbeat.renew()
+
+    def take() -> None:
+        held.append(leases.heartbeat._condition.acquire(timeout=0.1))
+        if held[0]:
+            leases.heartbeat._condition.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    other.join()
+    assert held == [True]
 
 
 def test_a_renewal_is_a_new_sign_of_life(root: Storage, ours: Path) -> None:
