@@ -1863,4 +1863,32 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="if False:",
         tests=("tests/unit/loading/test_batches.py",),
     ),
+    Mutation(
+        module="frameworks/torch/loader.py",
+        claim="what cannot be sent is lost, and waited for",
+        old="yield Packed((list(zip(sent, sizes, strict=True)), index, files.meter.work))",
+        new="yield list(zip(sent, sizes, strict=True)), index, files.meter.work",
+        tests=("tests/faults/test_workers.py",),
+    ),
+    Mutation(
+        module="sources/spark/write.py",
+        claim="a Ctrl-C after the commit leaves an entry that nobody holds",
+        old="        held.enter_context(_let_go_on_error(entry))\n",
+        new="",
+        tests=("tests/integration/test_lifecycle.py",),
+    ),
+    Mutation(
+        module="sources/spark/jobs.py",
+        claim="a thread keeps the group of a cancelled job if a second Ctrl-C comes",
+        old="    for _ in range(2):",
+        new="    for _ in range(1):",
+        tests=("tests/unit/sources/spark/test_session.py",),
+    ),
+    Mutation(
+        module="cache/leases.py",
+        claim="a Ctrl-C inside of a condition leaves its lock held",
+        old="with self._lock:\n            leases =",
+        new="with self._condition:\n            leases =",
+        tests=("tests/unit/cache/test_leases.py",),
+    ),
 )
