@@ -20,7 +20,8 @@ from converter.deltatorch.ranks import Steps, batches_of_worker, plan_steps
 from converter.deltatorch.recipes import make_recipe
 from converter.deltatorch.rows import Rows, cut_parts
 from converter.deltatorch.values import Values
-from converter.frameworks.torch.workers import end_broken, end_with_parent, end_workers, kept_from_children
+from converter.frameworks.torch.tensors import in_few_memories
+from converter.frameworks.torch.workers import Packed, end_broken, end_with_parent, end_workers, kept_from_children
 
 _ITEM_BYTES, _ITEM_ROWS = 1 << 20, 2048
 """The most that a worker process takes to make several batches of before it sends them; a guess."""
@@ -187,7 +188,7 @@ class _Work(IterableDataset[Any]):
             for part, numbers, is_whole in cut_parts(parts, ranges, self._steps.batch_size):
                 item += self._chunks_of(part, numbers)
                 if is_whole:
-                    yield item
+                    yield _sent(item)
                     item = []
 
     def _ranges(self, worker: int, num_workers: int) -> Sequence[range]:
@@ -220,6 +221,28 @@ def _cut(batches: range, most: int) -> Iterator[range]:
 
 def _identity(item: Any) -> Any:
     return item
+
+
+def _sent(item: Any) -> Packed:
+    """An item on its way to the trainer, its tensors in one memory for each dtype: each memory is an open file."""
+    found: list[torch.Tensor] = []
+    _with_tensors(item, found.append)
+    moved = iter(in_few_memories([{str(number): tensor} for number, tensor in enumerate(found)]))
+    return Packed(_with_tensors(item, lambda _: next(iter(next(moved).values()))))
+
+
+def _with_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """The same with other plain tensors."""
+    if type(value) is torch.Tensor and value.layout == torch.strided and not value.requires_grad:
+        return change(value)
+    if type(value) is dict:
+        return {name: _with_tensors(part, change) for name, part in value.items()}
+    if type(value) is tuple:
+        return tuple(_with_tensors(part, change) for part in value)
+    # Long lists are of texts, or numbers.
+    if type(value) is list and not (value and isinstance(value[0], str | bytes | int | float)):
+        return [_with_tensors(part, change) for part in value]
+    return value
 
 
 def _pinned(value: Any) -> Any:

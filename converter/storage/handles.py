@@ -42,8 +42,9 @@ def opened(path: str, base: str) -> Iterator[int]:
                         raise
                     text = "A link or a file, where a folder of the cache was expected"
                     raise NotADirectoryError(errno.ENOTDIR, text, path) from error
-                os.close(handle)
-                handle = inner
+                # Exchanged first: after a Ctrl-C between both, the end would close a number that may be another file's.
+                handle, outer = inner, handle
+                os.close(outer)
         yield handle
     finally:
         os.close(handle)

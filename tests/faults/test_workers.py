@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from deltalake import write_deltalake
 
 from converter import ConverterError, make_parquet_converter
+from converter.deltatorch import FieldSpec, create_pytorch_dataloader
 from converter.frameworks.torch.workers import next_of
 from tests.processes import run_python
 
@@ -77,6 +79,21 @@ def read_nested_batches(folder: str) -> Any:
 def test_workers_send_many_nested_batches_though_few_files_may_be_open(tmp_path: Path) -> None:
     # Each of them would be two open files.
     assert run_python(read_nested_batches, write(tmp_path)) == [True, True]
+
+
+def read_records(folder: str) -> Any:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    fields = [FieldSpec("id", full_record_transform=same), *(FieldSpec(f"c{number}") for number in range(20))]
+    ids, is_right = [], True
+    for batch in create_pytorch_dataloader(folder, fields=fields, batch_size=8, num_workers=1):
+        ids += batch["id"].tolist()
+        is_right &= all(bool((batch[f"c{number}"] == batch["id"] + number).all()) for number in range(20))
+    return [sorted(ids) == list(range(NUM_ROWS)), is_right]
+
+
+def test_workers_of_deltatorch_send_many_batches_though_few_files_may_be_open(tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path / "table"), pq.read_table(write(tmp_path, 20)))
+    assert run_python(read_records, str(tmp_path / "table")) == [True, True]
 
 
 def refuse_memory(*_: Any, **__: Any) -> None:

@@ -111,12 +111,14 @@ def progress_bar(
         watcher = threading.Thread(
             target=contextvars.copy_context().run, args=(watch,), name="converter-progress", daemon=True
         )
-        watcher.start()
         try:
+            watcher.start()
             yield
         finally:
             ended.set()
-            watcher.join()
+            # A Ctrl-C in start() may come before it runs.
+            if watcher.ident is not None:
+                watcher.join()
         show.end(text("Wrote the cache"))
 
 

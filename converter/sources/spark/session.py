@@ -6,6 +6,7 @@ Each private part of Spark that is used has one function, most of them here.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import sys
 import threading
@@ -27,7 +28,7 @@ _MAX_COMMAND_BYTES = 4096
 
 def ends_all(error: BaseException) -> bool:
     """Whether an error says nothing of the call that it comes from, which might go on without an answer."""
-    return is_of_handler(error) or is_spark_away(error)
+    return is_of_handler(error) or is_spark_away(error) or interrupt_behind(error) is not None
 
 
 def is_spark_away(error: BaseException) -> bool:
@@ -62,19 +63,38 @@ def after_interrupt(call: Callable[[], Answer]) -> Answer:
     return call()
 
 
+_handled: contextvars.ContextVar[tuple[BaseException | None] | None] = contextvars.ContextVar("handled", default=None)
+"""What the caller handles, if it is in an `except`, while a block of `interrupts_first` runs."""
+
+
+def interrupt_behind(error: BaseException) -> BaseException | None:
+    """The Ctrl-C or exit while which an error arose in a block of `interrupts_first`.
+
+    py4j closes the connection that is interrupted, and both it and pyspark may fail in doing so.
+    """
+    handled = _handled.get()
+    behind = None if handled is None else error.__context__
+    while behind is not None and handled is not None and behind is not handled[0]:
+        if isinstance(behind, KeyboardInterrupt | SystemExit):
+            return behind
+        behind = behind.__context__
+    return None
+
+
 @contextlib.contextmanager
 def interrupts_first() -> Iterator[None]:
-    """Raise the Ctrl-C that has broken a connection, instead of the error of what was to be cleaned up over it."""
-    before = sys.exc_info()[1]
+    """Raise a Ctrl-C instead of the errors of what it interrupted."""
+    outermost = None if _handled.get() is not None else _handled.set((sys.exc_info()[1],))
     try:
         yield
     except Exception as error:
-        behind = error.__context__
-        while has_broken_off(error) and behind is not None and behind is not before:
-            if not isinstance(behind, Exception):
-                raise behind from None
-            behind = behind.__context__
-        raise
+        behind = interrupt_behind(error)
+        if behind is None:
+            raise
+        raise behind from None
+    finally:
+        if outermost is not None:
+            _handled.reset(outermost)
 
 
 def java_frame(df: Any) -> Any:

@@ -13,6 +13,7 @@ import pytest
 
 from converter.errors import CacheError
 from converter.storage.directory import Storage
+from converter.storage.handles import opened
 from converter.storage.opening import open_storage
 from tests.contracts.storage import RemoteStorageContract, StorageContract
 
@@ -165,3 +166,23 @@ def test_hurries_that_overlap_end_each_by_itself() -> None:
     assert store.timeout_seconds == 7
     second.__exit__(None, None, None)
     assert store.timeout_seconds == 120
+
+
+def test_a_ctrl_c_on_the_way_to_a_folder_closes_no_number_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the second time it may be the number of another thread's file."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    close, closed = os.close, []
+
+    def close_and_fail(handle: int) -> None:
+        closed.append(handle)
+        close(handle)
+        if len(closed) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "close", close_and_fail)
+    with pytest.raises(KeyboardInterrupt), opened(f"{tmp_path}/a/b", str(tmp_path)):
+        pass
+    monkeypatch.undo()
+    assert len(set(closed)) == len(closed) == 2

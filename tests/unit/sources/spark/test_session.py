@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pyspark.cloudpickle
 import pyspark.util
 import pytest
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from converter import MissingDependencyError, SourceError
 from converter.sources.spark import choose, identity, jobs, progress, session
@@ -211,10 +211,6 @@ def test_a_threads_properties_are_given_back_though_a_ctrl_c_comes_meanwhile(int
     assert context.properties == {**own, "spark.job.interruptOnCancel": None}
 
 
-class Py4JNetworkError(Exception):
-    """As py4j's, which is known by its name."""
-
-
 def clean_up_after(first: BaseException, second: type[Exception]) -> None:
     """Fail with `first` in a block, and then with `second` in what cleans up after it."""
     with naming_the_end_of_spark("It failed"):
@@ -224,21 +220,37 @@ def clean_up_after(first: BaseException, second: type[Exception]) -> None:
             raise second("Answer from Java side is empty")
 
 
-def test_a_ctrl_c_is_not_hidden_by_the_connection_that_it_broke() -> None:
+@pytest.mark.parametrize("second", [Py4JNetworkError, UnboundLocalError])
+def test_a_ctrl_c_is_not_hidden_by_what_it_broke(second: type[Exception]) -> None:
     with pytest.raises(KeyboardInterrupt):
-        clean_up_after(KeyboardInterrupt(), Py4JNetworkError)
+        clean_up_after(KeyboardInterrupt(), second)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "told"),
-    [(KeyboardInterrupt(), ValueError, ValueError), (ValueError(), Py4JNetworkError, SourceError)],
-    ids=["another error", "no interrupt"],
-)
-def test_other_errors_of_cleaning_up_are_told(
-    first: BaseException, second: type[Exception], told: type[Exception]
-) -> None:
-    with pytest.raises(told):
-        clean_up_after(first, second)
+def ends_all_behind(first: BaseException) -> bool:
+    """What is thought of an error of py4j that comes while `first` is handled, in a block that may be interrupted."""
+    with naming_the_end_of_spark("It failed"):
+        try:
+            raise first
+        except BaseException:  # noqa: BLE001 (as in py4j)
+            try:
+                raise Py4JError("Gateway must be connected to send cancel cmd.")
+            except Py4JError as error:
+                return session.ends_all(error)
+    raise AssertionError
+
+
+def test_only_a_ctrl_c_of_the_block_is_more_than_a_doubt() -> None:
+    assert ends_all_behind(KeyboardInterrupt())
+    assert not ends_all_behind(ValueError())
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert not ends_all_behind(ValueError())
+
+
+def test_other_errors_of_cleaning_up_are_told() -> None:
+    with pytest.raises(SourceError):
+        clean_up_after(ValueError(), Py4JNetworkError)
 
 
 def test_a_ctrl_c_that_the_caller_handles_is_not_raised_again() -> None:
@@ -392,3 +404,17 @@ def test_without_registration_by_value_the_block_runs(monkeypatch: pytest.Monkey
 def test_without_a_jvm_no_other_user_is_named() -> None:
     directory: Any = SimpleNamespace(user="alice")
     assert choose.find_other_user(directory, SimpleNamespace()) is None
+
+
+def test_a_ctrl_c_while_the_thread_of_the_bar_starts_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def start_and_fail(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "converter-progress":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_fail)
+    with pytest.raises(KeyboardInterrupt):
+        follow(monkeypatch, io.StringIO(), True)
+    assert not [thread for thread in threading.enumerate() if thread.name == "converter-progress"]
