@@ -670,6 +670,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         old="item[0] is None or item[0] != first",
         new="item[0] is None",
         tests=(
+            "tests/unit/reading/test_windows.py",
             "tests/integration/test_convert.py",
             "tests/integration/test_types.py",
             "tests/integration/test_writers.py",

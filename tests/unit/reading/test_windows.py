@@ -31,7 +31,7 @@ from converter.errors import (
 )
 from converter.loading.options import LoaderOptions
 from converter.scans.passes import scan_statistics
-from tests.columns import ALL, ID, SCALARS, TENSORS, Column, assert_batch, assert_column
+from tests.columns import ALL, ID, SCALARS, TENSORS, Column, assert_batch, assert_column, numbers
 from tests.entries import write_batches, write_converter
 
 NUM_ROWS = 1003
@@ -460,6 +460,18 @@ def test_ragged_rows_arrive_padded_nested_or_not_at_all(cache_dir: Path, nullabl
         with pytest.raises(SourceError, match=r"'words' has rows of different lengths, .*ragged='pad'") as raised:
             converter.make_torch_dataloader(nulls="mask")
         assert raised.value.column == "words"
+
+
+def test_partitions_that_each_have_one_length_are_ragged_together(cache_dir: Path) -> None:
+    column = Column(name="words", dtype="int64", shape=None)
+    partitions = [[[row for row in range(40) if numbers("words", [row])[0] % 4 == length]] for length in (1, 2)]
+    with write_converter(cache_dir, (ID, column), partitions) as converter:
+        assert {field.name: field.shape for field in converter.schema} == {"id": (), "words": None}
+        with converter.make_batch_reader(ragged="pad") as reader:
+            batches = list(reader)
+    ids, lengths = (np.concatenate([batch[name] for batch in batches]).tolist() for name in ("id", "words__length"))
+    expected = [(row, length) for length, (rows,) in zip((1, 2), partitions, strict=True) for row in rows]
+    assert list(zip(ids, lengths, strict=True)) == expected
 
 
 # Life and death
