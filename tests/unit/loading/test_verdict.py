@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from converter import DatasetConverter, make_parquet_converter
+from converter.loading import steps
 from converter.loading.verdict import Verdict, judge
 from converter.reading.meter import Work
 
@@ -52,6 +54,32 @@ def reading(seconds: float, worked: float, num_bytes: int = 4_000_000_000, **oth
         for stage in ("decode", "gather")
     }
     return work | {stage: Work(seconds=took, cpu_seconds=0.1 * took, count=40) for stage, took in others.items()}
+
+
+class Readers:
+    """A meter whose figures are given."""
+
+    def __init__(self) -> None:
+        self.blocked = {"read": 0.0}
+
+    def restart(self) -> None:
+        pass
+
+
+def test_the_wait_for_the_first_batch_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    times = dict.fromkeys(("thread_time", "process_time"), lambda: 0.0)
+    monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: clock.now, **times))
+    readers: Any = Readers()
+    loop = steps.Steps(readers)
+    for blocked, worked in ((2.0, 1.0), (1.0, 1.0)):
+        asked = loop.ask()
+        readers.blocked["read"] += blocked
+        clock.now += blocked
+        loop.receive(asked)
+        clock.now += worked
+    loop.end()
+    assert (loop.first_waited, loop.waited_seconds, loop.seconds) == (2.0, 3.0, 5.0)
 
 
 @pytest.fixture(scope="module")
