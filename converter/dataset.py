@@ -350,7 +350,7 @@ class DatasetConverter:
     def _close(self, *, delete: bool) -> None:
         if self._is_owner:
             self._holding.close(delete=delete)
-        self._state = self._state or (self._holding.state if self._is_owner else "closed")
+        self._state = self._holding.state if self._is_owner else "closed"
 
     def make_torch_dataloader(
         self,

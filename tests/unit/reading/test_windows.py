@@ -492,9 +492,11 @@ def test_an_entry_that_a_block_has_kept_is_deleted_after_it(cache_dir: Path) -> 
     with write_converter(cache_dir, (ID,), [[range(9)]], delete_on_exit=False) as kept:
         assert data_files(cache_dir)
     assert data_files(cache_dir)
+    assert ", closed)" in repr(kept)
     kept.delete()
     assert [path.name for path in (cache_dir / roots.DIRECTORY).iterdir()] == [".owner"]
     kept.delete()
+    assert ", deleted)" in repr(kept)
 
 
 def test_an_entry_that_was_kept_is_deleted_once_the_last_one_closes_it(cache_dir: Path) -> None:
