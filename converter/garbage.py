@@ -49,8 +49,8 @@ def watch_collector() -> None:
     """Note from now on when the collector runs."""
     # Both together move a phase to the end. No functions of Python's: in one a signal may be handled, and the collector
     # drops what its handler raises, such as the interrupt of a Ctrl-C.
-    gc.callbacks.append(_phases.pop)
-    gc.callbacks.append(_phases.__setitem__)
+    # At once: with the first alone, a collection would leave no phase.
+    gc.callbacks.extend((_phases.pop, _phases.__setitem__))
     if hasattr(os, "register_at_fork"):
         # Its end in another thread of the parent is nobody's in a child.
         os.register_at_fork(after_in_child=functools.partial(_phases.pop, "start", None))
@@ -65,7 +65,7 @@ def may_wait() -> bool:
     Reaches into: fsspec.asyn.iothread (fsspec 2025.2 to 2026.9).
     Without it: a reader whose last reference fsspec's thread drops stands still until its requests are given up.
     """
-    if list(_phases)[-1] == "start":
+    if list(_phases)[-1:] == ["start"]:
         return False
     threads = getattr(sys.modules.get("fsspec.asyn"), "iothread", ())
     return threading.current_thread() not in threads

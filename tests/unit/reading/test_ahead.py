@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec.asyn
 import pytest
 
+from converter import garbage
 from converter.errors import ConverterError
 from converter.garbage import keep_garbage_of_parents, may_wait, watch_collector
 from converter.reading.ahead import close_generator, read_ahead
@@ -301,3 +303,28 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
     assert os.waitpid(pid, 0)[1] == 0
     may_go_on.set()
     assert list(results) == [True, 1, 2]
+
+
+class Callbacks(list[Any]):
+    """Those of the collector, which runs as soon as the first of them is there."""
+
+    def append(self, callback: Any) -> None:
+        self.extend((callback,))
+
+    def extend(self, callbacks: Any) -> None:
+        is_first = not self
+        super().extend(callbacks)
+        for phase in ("start", "stop") if is_first else ():
+            for callback in self:
+                callback(phase, {})
+
+
+def test_a_thread_may_wait_though_garbage_is_collected_while_the_collector_begins_to_be_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "_phases", {"stop": None})
+    monkeypatch.setattr(garbage, "gc", SimpleNamespace(callbacks=Callbacks()))
+    monkeypatch.setattr(garbage.os, "register_at_fork", lambda **_: None)
+    garbage.watch_collector.__wrapped__()
+    assert list(garbage._phases) == ["start", "stop"]
+    assert garbage.may_wait()
