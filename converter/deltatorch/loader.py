@@ -224,7 +224,7 @@ def _identity(item: Any) -> Any:
 
 
 def _sent(item: Any) -> Packed:
-    """An item on its way to the trainer, its tensors in one memory for each dtype: each memory is an open file."""
+    """An item on its way to the trainer, its tensors in few memories: each of these is an open file."""
     found: list[torch.Tensor] = []
     _with_tensors(item, found.append)
     moved = iter(in_few_memories([{str(number): tensor} for number, tensor in enumerate(found)]))

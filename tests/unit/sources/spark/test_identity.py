@@ -243,26 +243,16 @@ class Py4JNetworkError(Exception):
     """As py4j's, which is known by its name."""
 
 
-class BrokenConf(Conf):
+class BrokenConf(AwayConf):
     """Confs of a JVM whose connection is broken: as after a Ctrl-C for one call, and then refused if it has ended."""
 
     num_broken = 0
-    has_ended = False
-
-    def set(self, name: str, value: str) -> None:
-        self._asked()
-        super().set(name, value)
-
-    def unset(self, name: str) -> None:
-        self._asked()
-        super().unset(name)
 
     def _asked(self) -> None:
         if self.num_broken:
             self.num_broken -= 1
             raise Py4JNetworkError("Answer from Java side is empty")
-        if self.has_ended:
-            raise AwayError
+        super()._asked()
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Py4JNetworkError])
@@ -284,7 +274,7 @@ def test_a_jvm_that_has_ended_is_not_asked_for_each_conf(caplog: pytest.LogCaptu
     session = Session()
     conf = session.conf = BrokenConf({"user": "set", "both": "old"}, refused=set())
     with changed_confs(session, WANTED):
-        conf.num_broken, conf.has_ended = 1, True
+        conf.num_broken, conf.is_away = 1, True
     assert caplog.text.count("Could not restore the conf") == 1
     assert "these confs were not restored: both, fresh" in caplog.text
 
