@@ -232,9 +232,12 @@ def _sent(item: Any) -> Packed:
 
 
 def _with_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The same with other plain tensors."""
-    if type(value) is torch.Tensor and value.layout == torch.strided and not value.requires_grad:
-        return change(value)
+    """The same with other plain tensors; those that are more than numbers in memory stay as they are."""
+    if type(value) is torch.Tensor and value.layout == torch.strided and value.device.type == "cpu":
+        if value.is_nested or value.is_quantized or value.requires_grad:
+            return value
+        # A conjugate is a view that is computed when it is read.
+        return change(value.resolve_conj().resolve_neg())
     if type(value) is dict:
         return {name: _with_tensors(part, change) for name, part in value.items()}
     if type(value) is tuple:
