@@ -174,6 +174,12 @@ def _check_transformed(returned: Any, num_rows: int) -> Batch:
         if array.ndim == 0 or len(array) != num_rows:
             rows = "a single value" if array.ndim == 0 else f"{len(array)} rows"
             raise ValueError(f"transform returned column {name!r} with {rows}; the batch has {num_rows} rows.")
+        if np.ma.is_masked(column):
+            # A tensor has no mask: what it hides would pass for values.
+            raise ValueError(
+                f"transform returned column {name!r} as a masked array, and tensors have no mask. Return its "
+                "filled(…), and the mask as a column of its own if it is needed."
+            )
         batch[name] = array
     return batch
 

@@ -312,6 +312,11 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (fewer, ValueError, "transform returned column 'id' with 8 rows; the batch has 9 rows"),
     (more, ValueError, "transform returned column 'x' with 10 rows; the batch has 9 rows"),
     (ragged, ValueError, "transform returned column 'x' as rows of different shapes, which make no array"),
+    (
+        lambda batch: {"x": np.ma.masked_less(batch["id"], 8)},
+        ValueError,
+        "transform returned column 'x' as a masked array, and tensors have no mask",
+    ),
     (lambda batch: batch["id"], TypeError, "transform must return a dict of column name to .*, got ndarray"),
     (lambda _: None, TypeError, "transform must return a dict .*, got NoneType"),
     (lambda batch: [batch], TypeError, "transform must return a dict .*, got list"),
