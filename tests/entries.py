@@ -36,6 +36,7 @@ def make_spec(
     """What the driver tells the executors."""
     return {
         "directory": os.fspath(directory),
+        "intent": None,
         "store": None,
         "columns": [column.spec() for column in columns],
         "row_group_bytes": row_group_bytes,

@@ -199,6 +199,21 @@ def unsent_bytes(raw: Any, default: int) -> tuple[int, int]:
     return (0 if buffer is None else buffer.tell()), getattr(raw, "blocksize", default)
 
 
+def is_gone(filesystem: Any, path: str) -> bool:
+    """Whether the store says that a file is not there."""
+    try:
+        if filesystem is None:
+            os.stat(path)
+        else:
+            filesystem.invalidate_cache(path.rpartition("/")[0])
+            filesystem.info(path)
+    except FileNotFoundError:
+        return True
+    except Exception:  # noqa: BLE001 (each filesystem has errors of its own, and none is an answer)
+        return False
+    return False
+
+
 def remove_file(filesystem: Any, directory: str, name: str) -> None:
     """Delete one of our files; does nothing if it is gone."""
     with contextlib.suppress(FileNotFoundError):

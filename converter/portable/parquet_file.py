@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from converter.portable.deadlines import LAST_WAIT_SECONDS, WRITING_THREAD, answer_in, out_of_reach, seconds_for
 from converter.portable.filesystems import (
     close_whole,
+    is_gone,
     is_hdfs,
     mark_closed,
     open_filesystem,
@@ -317,6 +318,18 @@ def _stop_writer(file: OpenFile) -> None:
     if "writer" in file:
         file["writer"].is_open = False
     _release_writer(file)
+
+
+def is_given_up(spec: WriteSpec) -> bool:
+    """Whether the driver has given up this write, so that nobody will list or delete its files."""
+    path = spec["intent"]
+    if path is None:
+        return False
+    try:
+        filesystem = open_filesystem(spec["store"])
+        return answer_in(seconds_for(spec["store"]), lambda: is_gone(filesystem, path), path)
+    except TimeoutError:
+        return False
 
 
 def discard(file: OpenFile | None, reports: Sequence[FileReport], spec: WriteSpec) -> None:

@@ -80,6 +80,8 @@ class WriteSpec(TypedDict):
 
     directory: str
     """A path on the filesystem of `store`."""
+    intent: str | None
+    """The path of a file that is there as long as the driver waits for the task; None if there is none."""
     store: StoreSpec | None
     """None for local disks."""
     columns: list[ColumnSpec]

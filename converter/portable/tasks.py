@@ -43,6 +43,7 @@ from converter.portable.parquet_file import (
     close_parquet_file,
     discard,
     ends_of,
+    is_given_up,
     open_parquet_file,
     write_row_group,
 )
@@ -336,6 +337,10 @@ def _write(
     except BaseException:
         discard(file, reports, spec)
         raise
+    if reports and is_given_up(spec):
+        # Spark breaks off the input of a task that it kills, and Arrow takes that for the end of the rows. By the time
+        # a store has the file, the driver may have cleaned up.
+        discard(None, reports, spec)
     for report in reports:
         report["odd_rows"] = odd_rows
     if reports:

@@ -45,6 +45,7 @@ def plan_write(root: Storage, attempt: entries.Attempt) -> tuple[Any, dict[str, 
     columns = plan_columns(_SPARK_SCHEMA, float_dtype="float32", shapes={})
     spec = {
         "directory": root.below(attempt.key).path(attempt.data_directory),
+        "intent": root.below(attempt.key).path(attempt.intent.name),
         "store": root.store,
         "columns": [column.spec() for column in columns],
         "row_group_bytes": 1 << 16,

@@ -32,7 +32,7 @@ from converter.storage.directory import Storage
 from converter.storage.opening import open_storage
 from converter.storage.store import TIMEOUT_SECONDS
 from tests.faults.small_entries import NUM_ROWS as NUM_SMALL_ROWS
-from tests.faults.small_entries import ids_of, write_data
+from tests.faults.small_entries import ids_of, plan_write, write_data, write_task
 from tests.processes import finish, run_python, start_python
 from tests.servers.hdfs import SMALL_BLOCK_BYTES
 from tests.waiting import meet, wait_for_file, wait_until
@@ -40,6 +40,7 @@ from tests.waiting import meet, wait_for_file, wait_until
 if TYPE_CHECKING:
     from tests.servers.azurite import Azurite, SlowAzurite
     from tests.servers.hdfs import Hdfs
+    from tests.servers.s3 import S3
 
 KINDS = ("hdfs", "azure")
 NUM_ROWS = 400_000
@@ -55,6 +56,9 @@ def place(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     if request.param == "azure":
         azurite: Azurite = request.getfixturevalue("azurite")
         return f"{azurite.url(azurite.new_container())}/cache", {"connection_string": azurite.connection_string}
+    if request.param == "s3":
+        s3: S3 = request.getfixturevalue("s3")
+        return f"{s3.url(s3.new_bucket())}/cache", s3.options
     return f"{request.getfixturevalue('hdfs').url}/faults/{abs(hash(request.node.name))}", {}
 
 
@@ -78,6 +82,24 @@ def read(made: DatasetConverter, at_batch: int = -1, event: Callable[[], None] =
 def left(place: tuple[str, dict[str, Any]]) -> list[str]:
     root = open_storage(place[0], place[1]).below(roots.DIRECTORY)
     return [info.name for info in root.list()]
+
+
+# Given up ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [*KINDS, "s3"], indirect=True)
+def test_a_task_that_ends_after_its_driver_gave_up_leaves_no_file(place: Any) -> None:
+    root = roots.open_root(*place)
+    attempt = entries.begin(root, KEY, application_id="app-1")
+    _, spec = plan_write(root, attempt)
+    ids = np.arange(9)
+    # As long as the driver waits, the same call leaves its file.
+    (kept,) = write_task(spec, ids, partition=0, task_attempt=0)
+    data = root.below(KEY).below(attempt.data_directory)
+    assert [info.name for info in data.list()] == [kept[1]["name"]]
+    entries.abandon(root, attempt)
+    write_task(spec, ids, partition=1, task_attempt=1)
+    assert [info.name for info in data.list()] == []
 
 
 # Away and back -----------------------------------------------------------------------

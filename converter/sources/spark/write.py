@@ -307,6 +307,7 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
     directory = root.below(key).below(attempt.data_directory)
     spec: WriteSpec = {
         "directory": root.below(key).path(attempt.data_directory),
+        "intent": root.below(key).path(attempt.intent.name),
         "store": root.store,
         "columns": [column.spec() for column in request.columns],
         "row_group_bytes": options.row_group_bytes,

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import TaskContext
 
-from converter.portable import tasks
+from converter.portable import filesystems, tasks
 from converter.portable.moments import from_json, mean_of
 from tests.columns import ALL, ID, RAGGED, TENSORS, Column, record_batch
 from tests.entries import make_spec, write
@@ -159,6 +159,37 @@ def test_an_error_in_the_middle_passes_and_leaves_no_file(
     with pytest.raises(kind, match="the rows before failed"):
         write(batches(), tmp_path, [WIDE], row_group_bytes=64 << 10, file_bytes=256 << 10)
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("num_batches", [1, 3])
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_task_whose_driver_gave_up_leaves_no_file(tmp_path: Path, num_batches: int, *, is_given_up: bool) -> None:
+    intent = tmp_path / "data-1.intent"
+    intent.touch()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from batches_of(*(wide_batch(range(start * 5000, start * 5000 + 5000)) for start in range(num_batches)))
+        # Spark breaks off the rows of a task that it kills, which looks like their end.
+        if is_given_up:
+            intent.unlink()
+
+    sizes = {"row_group_bytes": 64 << 10, "file_bytes": 256 << 10}
+    spec = make_spec(tmp_path / "data-1", [WIDE], **sizes) | {"intent": str(intent)}
+    reports = tasks._write(batches(), spec, partition=0, attempt=1)
+    assert len(reports) >= num_batches
+    assert files(tmp_path / "data-1") == ([] if is_given_up else [report["name"] for report in reports])
+
+
+def test_a_store_that_does_not_say_whether_the_driver_gave_up_keeps_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(filesystems.os, "stat", refuse)
+    assert not filesystems.is_gone(None, str(tmp_path / "intent"))
+    monkeypatch.undo()
+    assert filesystems.is_gone(None, str(tmp_path / "intent"))
 
 
 def test_what_a_client_says_leaves_a_task_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
