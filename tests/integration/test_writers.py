@@ -491,8 +491,12 @@ def test_nothing_but_data_is_left_beside_the_manifest(written: Written, way: str
 
 @pytest.mark.parametrize("way", WAYS)
 def test_confs_of_the_session_change_neither_names_nor_files(spark: SparkSession, cache_dir: Path, way: str) -> None:
-    # Spark would take a quoted name for a pattern, and write `_metadata` beside the data.
-    confs = {"spark.sql.parser.quotedRegexColumnNames": "true", "parquet.summary.metadata.level": "ALL"}
+    # Spark would take a quoted name for a pattern, write `_metadata` beside the data, and name those as nobody expects.
+    confs = {
+        "spark.sql.parser.quotedRegexColumnNames": "true",
+        "parquet.summary.metadata.level": "ALL",
+        "mapreduce.output.basename": "rows",
+    }
     rows = spark.range(3).select(F.col("id").alias("a+"), (F.col("id") * 2).alias("aa"), F.struct("id").alias("b.c"))
     with changed_confs(spark, confs):
         assert spark.conf.get("parquet.summary.metadata.level") == "ALL"

@@ -106,6 +106,8 @@ def write_with_spark(
         "parquet.vorder.enabled": "false",
         # A session may ask for `_metadata`, which nobody here would read or delete.
         "parquet.summary.metadata.level": "NONE",
+        # Files of other names would not be known for ours.
+        "mapreduce.output.basename": "part",
     }
     if not packed:
         # Reading looks up a dictionary's values once, instead of each row's: 1.7 times as fast for the whole batch.
