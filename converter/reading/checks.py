@@ -231,6 +231,12 @@ class DataFile:
             is_unreachable = not self.storage.is_local and type(error) in (OSError, TimeoutError)
             # Arrow's messages may have several lines.
             cause = " ".join(str(error).split()).rstrip(".")
+            if "would result in out of bounds" in cause:
+                raise SourceError(
+                    f"Row group {index} of {self.path} has times that microseconds cannot hold ({cause}). Leave them "
+                    "out with columns=…, or replace them with Spark, and convert the DataFrame.",
+                    path=self.path,
+                ) from error
             if is_unreachable or isinstance(error, PermissionError):
                 happened = f"fetched: {cause}."
             elif self.manifest.source_columns is None:

@@ -101,7 +101,8 @@ def split(
     if field is None:
         raise ValueError(f"by: {manifest.schema.explain_missing(str(by))}")
     if field.shape != () or field.dtype.startswith("float"):
-        raise ValueError(f"by: column {by!r} has dtype {field.dtype}; a key is a whole number, a time or a text.")
+        what = "dtype " if field.shape == () else "rows of several "
+        raise ValueError(f"by: column {by!r} has {what}{field.dtype}; a key is a whole number, a time or a text.")
     return split_by_key(storage, manifest, field, bounds, seed=seed)
 
 

@@ -57,7 +57,7 @@ _INNER = re.compile(
 _UNSTABLE = re.compile(
     r"\b(rand|randn|random|randstr|uniform|uuid|shuffle|sample|monotonically_increasing_id|spark_partition_id"
     r"|input_file_\w+|current_\w+|now|localtimestamp|unix_timestamp|first|last|first_value|last_value|any_value"
-    r"|collect_\w+|java_method|reflect|try_reflect|read_files)\(",
+    r"|collect_\w+|listagg|string_agg|mode|max_by|min_by|java_method|reflect|try_reflect|read_files)\(",
     re.IGNORECASE,
 )
 

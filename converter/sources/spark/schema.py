@@ -310,7 +310,8 @@ def _flatten_type(leaf: _Leaf) -> Iterator[_Leaf]:
         inner, lists = inner["elementType"], lists + 1
     kind = inner["type"] if isinstance(inner, Mapping) else ""
     steps = (*leaf.steps, *(LIST,) * (lists - leaf.num_lists))
-    if kind == "struct":
+    # A struct without members is named as what has no tensor form.
+    if kind == "struct" and inner["fields"]:
         yield from _flatten(inner["fields"], leaf.path, steps, lists)
     elif kind == "map":
         for part, step in (("key", KEYS), ("value", VALUES)):
@@ -406,6 +407,8 @@ def _remedy(leaf: _Leaf, element: Any, ndim: int) -> str:
     """What to write instead of a column without tensor form: code that runs as it is."""
     kind = element if isinstance(element, str) else str(element["type"])
     column, sql = f"F.col({_quoted(leaf.path)!r})", _quoted(leaf.path)
+    if kind == "struct":
+        return f"leave it out, it has no members, e.g. df.drop({leaf.path[0]!r})"
     if leaf.num_lists:
         return f"leave it out with the column that holds it, e.g. df.drop({leaf.path[0]!r})"
     if ndim:

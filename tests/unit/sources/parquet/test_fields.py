@@ -192,6 +192,23 @@ def test_times_that_microseconds_cannot_count_are_named(tmp_path: Path) -> None:
         read(converter, nulls="mask")
 
 
+@pytest.mark.parametrize("kind", [pa.duration("ms"), pa.duration("s"), pa.timestamp("ms")], ids=str)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda rows: rows.where([("t", ">=", np.zeros(1, rows.schema["t"].dtype)[0])]),
+        lambda rows: rows.split({"a": 0.5}, by="t"),
+        lambda rows: rows.sequences(1, order_by="t"),
+    ],
+)
+def test_times_that_microseconds_cannot_count_are_no_damage(tmp_path: Path, kind: pa.DataType, use: Any) -> None:
+    write(tmp_path, "a.parquet", {"t": pa.array([0, 2**62], pa.int64()).cast(kind)})
+    with pytest.raises(SourceError, match=r"has times that microseconds cannot hold.*Leave (it|them) out") as raised:
+        use(make_parquet_converter(tmp_path))
+    assert "a.parquet" in str(raised.value)
+    assert "damaged" not in str(raised.value)
+
+
 def test_a_member_without_tensor_form_says_how_its_values_are_kept(tmp_path: Path) -> None:
     path = write(
         tmp_path, "x.parquet", {"items": pa.array([[{"hash": b"ab"}]], pa.list_(pa.struct({"hash": pa.binary(2)})))}
