@@ -58,8 +58,9 @@ _TRANSIENT_CODES = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", 
 """S3's codes; the last two mean that another client is changing the same object."""
 
 _TRANSIENT_ERRORS = {"ServiceRequestError", "ServiceResponseError", "IncompleteReadError", "ClientConnectionError",
-                     "ClientPayloadError"}  # fmt: skip
-"""Errors of azure-core and aiohttp, by name: the packages may not be installed."""
+                     "ClientPayloadError", "EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError",
+                     "HTTPClientError"}  # fmt: skip
+"""Errors of azure-core, aiohttp and botocore, by name: the packages may not be installed."""
 
 _MAX_TEXT = 300
 

@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ from converter.storage.opening import open_storage
 from converter.storage.requests import GivenUpError
 from tests.contracts.storage import RemoteStorageContract
 from tests.processes import run_python
+from tests.servers.proxy import Proxy
 from tests.waiting import meet, wait_until
 
 if TYPE_CHECKING:
@@ -141,6 +143,26 @@ def put_rows(storage: Storage, name: str, ids: list[int]) -> None:
 def rows_of(converter: DatasetConverter) -> list[int]:
     with converter, converter.make_batch_reader(batch_size=100) as reader:
         return sorted(number for batch in reader for number in batch["id"].tolist())
+
+
+def test_an_endpoint_that_refuses_connections_is_waited_for(s3: S3) -> None:
+    storage = open_storage(f"{s3.url(s3.new_bucket())}/table", s3.options, 20)
+    put_rows(storage, "a.parquet", [1, 2, 3])
+    with socket.socket() as taken:
+        # Bound and not listening: connections to it are refused.
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        options = {**s3.options, "endpoint_url": f"http://127.0.0.1:{port}"}
+        with pytest.raises(ConverterError, match=r"could not be reached for 1 seconds \(timeout_seconds\)"):
+            make_parquet_converter(storage.url, storage_options=options, timeout_seconds=1)
+        with ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(make_parquet_converter, storage.url, storage_options=options, timeout_seconds=60)
+            # Longer than the client itself tries again.
+            time.sleep(8)
+            assert not opening.done()
+            taken.close()
+            with Proxy(int(s3.options["endpoint_url"].rpartition(":")[2]), port=port):
+                assert rows_of(opening.result()) == [1, 2, 3]
 
 
 def test_objects_that_stand_for_folders_hide_no_file(s3: S3) -> None:

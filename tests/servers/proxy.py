@@ -59,7 +59,7 @@ class Proxy:
     methods or of one, and with `path` those that have this text in their path or query, such as `comp=blocklist`.
     """
 
-    def __init__(self, server_port: int, *, delay_seconds: float = 0.0) -> None:
+    def __init__(self, server_port: int, *, delay_seconds: float = 0.0, port: int = 0) -> None:
         self.delay_seconds = delay_seconds
         self.requests: list[Request] = []
         """All that came since the start or since `forget`."""
@@ -74,7 +74,7 @@ class Proxy:
         self._is_closed = threading.Event()
         self._sockets: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=256)
         self.port: int = self._listener.getsockname()[1]
 
     def __enter__(self) -> Proxy:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from botocore import exceptions as botocore_errors
 from fsspec.implementations.memory import MemoryFileSystem
 
 from converter.storage import store as store_module
@@ -53,7 +54,25 @@ def ask(store: Store, *errors: Exception | None) -> tuple[Any, int]:
         return error, len(asked)
 
 
-@pytest.mark.parametrize("error", [StatusError(503), StatusError(429), TimeoutError(), ConnectionResetError()])
+ENDPOINT = "http://127.0.0.1:1/"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StatusError(503),
+        StatusError(429),
+        TimeoutError(),
+        ConnectionResetError(),
+        botocore_errors.EndpointConnectionError(endpoint_url=ENDPOINT),
+        botocore_errors.ConnectionClosedError(endpoint_url=ENDPOINT),
+        botocore_errors.ReadTimeoutError(endpoint_url=ENDPOINT),
+        botocore_errors.ConnectTimeoutError(endpoint_url=ENDPOINT),
+        botocore_errors.ProxyConnectionError(proxy_url=ENDPOINT),
+        botocore_errors.ResponseStreamingError(error="cut"),
+    ],
+    ids=str,
+)
 def test_what_passes_is_asked_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_FIRST_PAUSE_SECONDS", 0.001)
     assert ask(Store({}, protocol="memory", timeout_seconds=10), error, error) == ("answer", 3)
@@ -68,6 +87,8 @@ def test_what_passes_is_asked_again(error: Exception, monkeypatch: pytest.Monkey
         (StatusError(409), OSError),
         (FileNotFoundError("x"), FileNotFoundError),
         (ValueError("odd"), OSError),
+        (botocore_errors.NoCredentialsError(), OSError),
+        (botocore_errors.ParamValidationError(report="no"), OSError),
     ],
 )
 def test_what_does_not_pass_is_an_error_at_once(error: Exception, kind: type[OSError]) -> None:
