@@ -1934,4 +1934,25 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="if False:",
         tests=("tests/unit/sources/parquet/test_fields.py",),
     ),
+    Mutation(
+        module="petastorm/tf_utils.py",
+        claim="TensorFlow keeps stopped readers, and their stores' clients",
+        old="    def _let_go(self) -> None:\n        self._held = None",
+        new="    def _let_go(self) -> None:\n        pass",
+        tests=("tests/integration/test_petastorm_loaders.py",),
+    ),
+    Mutation(
+        module="cache/entries.py",
+        claim="a writer that was swept is told that its disk is not shared",
+        old="    if missing is not None:\n        if entry.size(attempt.intent.name) is None:",
+        new="    if missing is not None:\n        if False:",
+        tests=("tests/faults/test_leases.py",),
+    ),
+    Mutation(
+        module="storage/store.py",
+        claim="an S3 endpoint that is away is not waited for",
+        old=""""EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError",""",
+        new="",
+        tests=("tests/unit/storage/test_store.py",),
+    ),
 )

@@ -179,6 +179,9 @@ def commit(root: Storage, attempt: Attempt, manifest: Manifest) -> HeldEntry:
     entry = root.below(attempt.key)
     missing = _missing_file(entry, manifest)
     if missing is not None:
+        if entry.size(attempt.intent.name) is None:
+            # Then the tasks have removed their files, too.
+            raise _swept(entry)
         raise not_shared(missing[0], f"it {missing[1]}")
     try:
         lease = put_lease(entry, attempt.attempt_id)

@@ -147,6 +147,7 @@ class Reader:
         self._pieces = self._read()
         self._at_hand = NOTHING
         self._failure: BaseException | None = None
+        self._at_stop: list[Callable[[], None]] = []
         _readers.add(self)
 
     # Life --------------------------------------------------------------------------
@@ -180,6 +181,17 @@ class Reader:
         with self._lock:
             self._pieces.close()
             self._at_hand = NOTHING
+            let_go, self._at_stop = self._at_stop, []
+        for one in let_go:
+            one()
+
+    def at_stop(self, call: Callable[[], None]) -> None:
+        """Call this once the reader is stopped, or now if it is."""
+        with self._lock:
+            if not self.stopped:
+                self._at_stop.append(call)
+                return
+        call()
 
     def leave_to_parent(self) -> None:
         """In a forked child: what was begun is its parent's, which has the threads and reads the rows."""
@@ -324,7 +336,7 @@ class Reader:
 
     def _require_running(self) -> None:
         if self.stopped:
-            raise RuntimeError(_STOPPED)
+            raise RuntimeError(STOPPED)
 
     def _read(self) -> Generator[Piece, None, None]:
         threads = default_workers_count()
@@ -339,7 +351,7 @@ class Reader:
         return _read_pieces(self._recipe, self._apply, items, threads, self.work, empty, self._given_up)
 
 
-_STOPPED = (
+STOPPED = (
     "Trying to read a sample after a reader created by make_reader/make_batch_reader has stopped. This may happen if "
     "the make_reader/make_batch_reader context manager has exited but you try to fetch a sample from it anyway"
 )

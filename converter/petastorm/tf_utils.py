@@ -14,6 +14,7 @@ import numpy as np
 
 from converter.errors import ConverterWarning, MissingDependencyError
 from converter.petastorm.ngram import NGram
+from converter.petastorm.reader import STOPPED
 from converter.petastorm.reader_impl.batch_runs import blocks_of, native_runs, runs_in_order, shuffled_runs
 from converter.petastorm.reader_impl.column_pool import ColumnPool
 from converter.petastorm.reader_impl.columns import num_rows_of, row_bytes_of
@@ -90,6 +91,24 @@ def make_petastorm_dataset(reader: Any) -> Any:
     return _asked_late(_dataset_of_rows(reader, leaves, pack))
 
 
+class _Held:
+    """What a dataset reads, until its reader is stopped: TensorFlow keeps a dataset's function to the process's end."""
+
+    def __init__(self, reader: Any, held: Any = None) -> None:
+        self._held = reader if held is None else held
+        if hasattr(reader, "at_stop"):
+            reader.at_stop(self._let_go)
+
+    def get(self) -> Any:
+        """It. Raises RuntimeError if the reader is stopped."""
+        if self._held is None:
+            raise RuntimeError(STOPPED)
+        return self._held
+
+    def _let_go(self) -> None:
+        self._held = None
+
+
 def _asked_late(dataset: Any) -> Any:
     """The dataset without the `prefetch` that TensorFlow adds: it would take rows from the reader that no loop gets."""
     options = tf.data.Options()
@@ -114,8 +133,10 @@ def make_batched_dataset(
     specs = [tf.TensorSpec((None, num_rows, *field.shape), tf_type_of(field.numpy_dtype)) for field in fields]
 
     passes = itertools.count()
+    held = _Held(reader)
 
     def generate() -> Iterator[Any]:
+        reader = held.get()
         _reset_if_consumed(reader)
         generator = generator_of(reader, next(passes), fallback=global_seed)
         for run in _batch_runs(reader, batch_size, shuffling_queue_capacity, generator):
@@ -144,8 +165,10 @@ def _dataset_of_batches(reader: Any) -> Any:
     schema = reader.schema
     fields = list(schema.fields.values())
     specs = [tf.TensorSpec((None, *field.shape), tf_type_of(field.numpy_dtype)) for field in fields]
+    held = _Held(reader)
 
     def generate() -> Iterator[Any]:
+        reader = held.get()
         _reset_if_consumed(reader)
         for block in blocks_of(reader):
             yield schema.make_namedtuple_tf(*(tf_column(field, block[field.name]) for field in fields))
@@ -188,10 +211,11 @@ def _cut_again(rows: Any, reader: Any) -> Any:
 
 def _dataset_of_columns(reader: Any, leaves: Sequence[Leaf], pack: Callable[..., Any]) -> Any:
     """A dataset of rows that TensorFlow cuts from columns."""
-    pieces = _Pieces(reader, leaves)
+    held = _Held(reader, _Pieces(reader, leaves))
 
     def generate() -> Iterator[Any]:
-        _reset_if_consumed(reader)
+        pieces = held.get()
+        _reset_if_consumed(pieces.reader)
         yield from pieces
 
     def slices(*columns: Any) -> Any:
@@ -226,7 +250,7 @@ class _Pieces:
     """
 
     def __init__(self, reader: Any, leaves: Sequence[Leaf]) -> None:
-        self._reader, self._leaves = reader, leaves
+        self.reader, self._leaves = reader, leaves
         self._lock = threading.Lock()
         self._block: Mapping[Any, Any] = {}
         self._start = self._most_rows = 0
@@ -243,9 +267,9 @@ class _Pieces:
             num_rows *= 2
 
     def _next(self, num_rows: int) -> tuple[Any, ...]:
-        if self._start == num_rows_of(self._block) or getattr(self._reader, "stopped", False):
+        if self._start == num_rows_of(self._block) or getattr(self.reader, "stopped", False):
             # A stopped reader raises here.
-            self._block, self._start = self._reader.next_block(), 0
+            self._block, self._start = self.reader.next_block(), 0
             self._most_rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES // row_bytes_of(self._block)))
         start, stop = self._start, self._start + min(num_rows, self._most_rows)
         self._start = min(stop, num_rows_of(self._block))
@@ -254,8 +278,10 @@ class _Pieces:
 
 def _dataset_of_rows(reader: Any, leaves: Sequence[Leaf], pack: Callable[..., Any]) -> Any:
     """A dataset of the rows of an object that hands out rows only."""
+    held = _Held(reader)
 
     def generate() -> Iterator[Any]:
+        reader = held.get()
         if reader.ngram:
             for window in _ngrams_generator(reader):
                 yield True, *window

@@ -201,6 +201,11 @@ class WeightedSamplingReader:
         for reader in self._readers:
             reader.stop()
 
+    def at_stop(self, call: Callable[[], None]) -> None:
+        """Call this once the first reader is stopped, as `stop` does."""
+        if hasattr(self._readers[0], "at_stop"):
+            self._readers[0].at_stop(call)
+
     def join(self) -> None:
         """Wait for the threads of all readers."""
         for reader in self._readers:

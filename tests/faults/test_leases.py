@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
+import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -35,8 +36,11 @@ from tests.faults.small_entries import (
     leave_entry,
     make_converter,
     make_old,
+    manifest_of,
+    plan_write,
     tree,
     write_data,
+    write_task,
 )
 from tests.processes import run_python, start_python
 from tests.waiting import wait_until
@@ -196,6 +200,20 @@ def test_a_lease_that_was_given_back_is_not_written_again(cache_dir: Path) -> No
         stop.set()
         thread.join()
         assert not _signs(cache_dir)
+
+
+def test_a_writer_that_was_swept_before_its_tasks_ended_says_so(cache_dir: Path) -> None:
+    root = roots.open_root(str(cache_dir))
+    attempt = entries.begin(root, KEY, application_id="app-1")
+    columns, spec = plan_write(root, attempt)
+    _signs(cache_dir)[0].unlink()
+    # The task removes its file, but is not the one to say why.
+    reports = write_task(spec, np.arange(9), partition=0, task_attempt=0)
+    manifest = manifest_of(reports, columns, attempt, is_kept=False)
+    with pytest.raises(CacheError, match=r"stopped renewing its lease in .*was removed\. Convert again"):
+        entries.commit(root, attempt, manifest)
+    entries.abandon(root, attempt)
+    assert _is_empty(cache_dir)
 
 
 def test_a_swept_owner_says_so_by_name(cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import decimal
+import gc
 import importlib.util
 import logging
 import sys
 import warnings
+import weakref
 from collections import namedtuple
 from collections.abc import Iterator
 from concurrent import futures
@@ -30,6 +32,7 @@ from converter.petastorm.predicates import in_lambda
 from converter.petastorm.tf_utils import make_batched_dataset, make_petastorm_dataset, tf_tensors
 from converter.petastorm.unischema import Unischema, UnischemaField
 from converter.petastorm.weighted_sampling_reader import WeightedSamplingReader
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.short,
@@ -254,6 +257,63 @@ def test_a_stopped_reader_gives_no_more_rows(url: str) -> None:
         next(rows)
     with pytest.raises(tf.errors.UnknownError, match="Trying to read a sample after a reader"):
         list(rows)
+
+
+def row_reader(url: str, plain: str) -> Any:
+    del plain
+    return make_reader(url, schema_fields=["id", "ragged"])
+
+
+def batch_reader(url: str, plain: str) -> Any:
+    del url
+    return make_batch_reader(plain, schema_fields=["id", "speed"])
+
+
+def mixed_readers(url: str, plain: str) -> Any:
+    return WeightedSamplingReader([row_reader(url, plain) for _ in range(2)], [0.5, 0.5])
+
+
+class OnlyRows:
+    """A reader that hands out rows only."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader, self.schema, self.ngram = reader, reader.schema, reader.ngram
+        self.at_stop = reader.at_stop
+
+    def __iter__(self) -> Any:
+        return iter(self.reader)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.reader.__exit__(*error)
+
+
+@pytest.mark.parametrize("is_left", [False, True], ids=["whole", "left"])
+@pytest.mark.parametrize(
+    ("make", "wrap"),
+    [
+        (row_reader, make_petastorm_dataset),
+        (batch_reader, make_petastorm_dataset),
+        (batch_reader, lambda reader: make_batched_dataset(reader, batch_size=7)),
+        (mixed_readers, make_petastorm_dataset),
+        (lambda url, plain: OnlyRows(row_reader(url, plain)), make_petastorm_dataset),
+        (lambda url, plain: windows_of(url), make_petastorm_dataset),
+    ],
+    ids=["rows", "batches", "exact batches", "mixture", "only rows", "windows"],
+)
+def test_a_stopped_reader_is_freed(url: str, plain: str, make: Any, wrap: Any, *, is_left: bool) -> None:
+    # TensorFlow keeps a dataset's function as long as the process lives: with it, a client of the store.
+    def iterate() -> Any:
+        with make(url, plain) as reader:
+            for _ in wrap(reader):
+                if is_left:
+                    break
+        return weakref.ref(reader), weakref.ref(getattr(reader, "reader", reader))
+
+    seen = iterate()
+    wait_until(lambda: gc.collect() >= 0 and all(one() is None for one in seen))
 
 
 @pytest.mark.parametrize("make", [make_reader, make_batch_reader])
