@@ -88,7 +88,9 @@ def left(place: tuple[str, dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("place", [*KINDS, "s3"], indirect=True)
-def test_a_task_that_ends_after_its_driver_gave_up_leaves_no_file(place: Any) -> None:
+def test_a_task_that_ends_after_its_driver_gave_up_leaves_no_file(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A client that an executor shares; here it would travel to the executors of the next tests.
+    monkeypatch.setattr(filesystems, "_shared_hdfs", {})
     root = roots.open_root(*place)
     attempt = entries.begin(root, KEY, application_id="app-1")
     _, spec = plan_write(root, attempt)

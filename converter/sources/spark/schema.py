@@ -403,11 +403,18 @@ def _quoted(path: Sequence[str]) -> str:
     return ".".join("`" + part.replace("`", "``") + "`" for part in path)
 
 
+def _is_struct(spark_type: Any) -> bool:
+    """Whether it is a struct, or arrays of one; a user-defined type is none, though it may be stored as one."""
+    while isinstance(spark_type, Mapping) and spark_type["type"] == "array":
+        spark_type = spark_type["elementType"]
+    return isinstance(spark_type, Mapping) and spark_type["type"] == "struct"
+
+
 def _remedy(leaf: _Leaf, element: Any, ndim: int) -> str:
     """What to write instead of a column without tensor form: code that runs as it is."""
     kind = element if isinstance(element, str) else str(element["type"])
     column, sql = f"F.col({_quoted(leaf.path)!r})", _quoted(leaf.path)
-    if kind == "struct":
+    if _is_struct(leaf.spark_type):
         return f"leave it out, it has no members, e.g. df.drop({leaf.path[0]!r})"
     if leaf.num_lists:
         return f"leave it out with the column that holds it, e.g. df.drop({leaf.path[0]!r})"
