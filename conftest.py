@@ -1,8 +1,8 @@
 """Which lane a test is in; one Spark session and one server of each kind for all tests that ask for them.
 
 `pytest` runs the short lane, `pytest --all` every test, `pytest --rest` what the short lane leaves out, and
-`pytest tests/unit` the unit tests of the short lane, each in two processes (or as `-n` says). A file or a test that is
-named runs in any case, and in this process.
+`pytest tests/unit` the unit tests of the short lane, in three processes, with the long lane in two (or as `-n` says). A
+file or a test that is named runs in any case, and in this process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ SERVERS = frozenset({"hdfs", "azurite", "slow_azurite", "s3"})
 """Fixtures that need more than Python and pip."""
 
 
-PROCESSES = 2
-"""Enough for two cores; with more of them the tests with clusters and stores get in each other's way."""
+PROCESSES, LONG_PROCESSES = 3, 2
+"""For two cores: much of the short lane waits, for Spark and for imports (365 s with three processes, 563 with two). With
+more than two the long lane's tests with clusters and stores get in each other's way."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,12 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest-xdist looks at its options.
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Run a lane or a folder in two processes, one file after the other in each, unless `-n` or `--pdb` is given."""
+    """Run a lane or a folder in processes, one file after the other in each, unless `-n` or `--pdb` is given."""
     option = config.option
     is_worker = hasattr(config, "workerinput")
     if is_worker or option.numprocesses is not None or option.usepdb or any(map(Path.is_file, named_files(config))):
         return
-    option.numprocesses = PROCESSES
+    option.numprocesses = LONG_PROCESSES if option.rest or option.all else PROCESSES
     option.dist = "loadfile"
 
 
