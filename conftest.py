@@ -29,8 +29,8 @@ SERVERS = frozenset({"hdfs", "azurite", "slow_azurite", "s3"})
 
 
 PROCESSES, LONG_PROCESSES = 3, 2
-"""For two cores: much of the short lane waits, for Spark and for imports (365 s with three processes, 563 with two). With
-more than two the long lane's tests with clusters and stores get in each other's way."""
+"""For two cores: much of the short lane waits for Spark and for imports (365 s with three processes, 563 with two).
+With more than two the long lane's tests with clusters and stores get in each other's way."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
