@@ -186,9 +186,10 @@ def test_a_store_that_does_not_say_whether_the_driver_gave_up_keeps_the_files(
     def refuse(path: str) -> None:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(filesystems.os, "stat", refuse)
-    assert not filesystems.is_gone(None, str(tmp_path / "intent"))
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(filesystems.os, "stat", refuse)
+        is_gone = filesystems.is_gone(None, str(tmp_path / "intent"))
+    assert not is_gone
     assert filesystems.is_gone(None, str(tmp_path / "intent"))
 
 
