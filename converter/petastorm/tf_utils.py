@@ -101,9 +101,11 @@ class _Held:
 
     def get(self) -> Any:
         """It. Raises RuntimeError if the reader is stopped."""
-        if self._held is None:
+        # Once: another thread may stop the reader.
+        held = self._held
+        if held is None:
             raise RuntimeError(STOPPED)
-        return self._held
+        return held
 
     def _let_go(self) -> None:
         self._held = None

@@ -334,13 +334,13 @@ def _write(
         if pending:
             write_rows()
         close_file()
+        if reports and is_given_up(spec):
+            # Spark breaks off the input of a task that it kills, and Arrow takes that for the end of the rows. By the
+            # time a store has the file, the driver may have cleaned up.
+            discard(None, reports, spec)
     except BaseException:
         discard(file, reports, spec)
         raise
-    if reports and is_given_up(spec):
-        # Spark breaks off the input of a task that it kills, and Arrow takes that for the end of the rows. By the time
-        # a store has the file, the driver may have cleaned up.
-        discard(None, reports, spec)
     for report in reports:
         report["odd_rows"] = odd_rows
     if reports:
