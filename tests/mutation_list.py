@@ -940,6 +940,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/reading",),
     ),
     Mutation(
+        module="reading/local_cache.py",
+        claim="who begins to read while room is made loses its pieces",
+        old='key=lambda piece: piece.name == ".held")',
+        new='key=lambda piece: piece.name != ".held")',
+        tests=("tests/unit/reading/test_local_cache.py",),
+    ),
+    Mutation(
+        module="reading/local_cache.py",
+        claim="pieces that are read again are removed by the second that makes room",
+        old='if not _is_at(held, ".held", folder=handle):',
+        new='if False and not _is_at(held, ".held", folder=handle):',
+        tests=("tests/unit/reading/test_local_cache.py",),
+    ),
+    Mutation(
         module="reading/data_files.py",
         claim="a file that is replaced while it is read is not noticed",
         old="if self.storage.identity(",

@@ -341,8 +341,12 @@ def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = 
             held = os.open(".held", os.O_RDWR | os.O_CLOEXEC, dir_fd=handle)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not _is_at(held, ".held", folder=handle):
+                    # Another process removed these rows before the lock was ours, and they may be in use again.
+                    continue
                 # Under the lock no process begins to use the folder: `_hold` checks that its file is still there.
-                for piece in _entries(folder):
+                # So that file goes last: whoever makes a new one finds no piece that is about to go.
+                for piece in sorted(_entries(folder), key=lambda piece: piece.name == ".held"):
                     if not _OURS.fullmatch(piece.name):
                         continue
                     size = piece.stat(follow_symlinks=False).st_size
@@ -385,10 +389,10 @@ def _removed_again(path: str) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, "it is removed as often as it is made", path)
 
 
-def _is_at(file: int, path: str) -> bool:
+def _is_at(file: int, path: str, *, folder: int | None = None) -> bool:
     """Whether an open file still has its name: another process may have removed it with its folder."""
     with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file), os.stat(path))
+        return os.path.samestat(os.fstat(file), os.stat(path, dir_fd=folder))
     return False
 
 

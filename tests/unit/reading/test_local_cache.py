@@ -615,6 +615,52 @@ def test_whoever_makes_room_and_whoever_begins_to_read_do_not_meet(tmp_path: Pat
         thread.join()
 
 
+def test_who_begins_to_read_while_room_is_made_keeps_its_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get(LocalCache(str(tmp_path), ONE, None), Fetch(b"old"))
+    root, fetch, begun = open_local_root(str(tmp_path)), Fetch(b"new"), []
+    listed, unlink = local_cache._entries, os.unlink
+
+    def held_first(folder: str) -> list[os.DirEntry[str]]:
+        return sorted(listed(folder), key=lambda entry: entry.name != ".held")
+
+    def unlink_and_begin(name: str, *, dir_fd: int | None = None) -> None:
+        unlink(name, dir_fd=dir_fd)
+        if name == ".held":
+            begun.append(LocalCache(str(tmp_path), ONE, None))
+            assert get(begun[0], fetch) == [b"new"]
+
+    monkeypatch.setattr(local_cache, "_entries", held_first)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink_and_begin)
+        remove_unheld(root)
+    assert get(begun[0], fetch) == [b"new"]
+    assert fetch.count == 1
+
+
+def test_two_that_make_room_do_not_remove_what_is_read_after_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get(LocalCache(str(tmp_path), ONE, None), Fetch(b"old"))
+    (piece,) = tmp_path.rglob(PIECE)
+    # Beside a file that is not ours the folder stays, and is used again.
+    (piece.parent / "thesis.tex").write_bytes(b"precious")
+    root, fetch, begun, flock = open_local_root(str(tmp_path)), Fetch(b"new"), [], fcntl.flock
+
+    def another_is_faster(file: int, kind: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        remove_unheld(root)
+        begun.append(LocalCache(str(tmp_path), ONE, None))
+        assert get(begun[0], fetch) == [b"new"]
+        flock(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", another_is_faster)
+    remove_unheld(root)
+    assert get(begun[0], fetch) == [b"new"]
+    assert fetch.count == 1
+
+
 def test_a_directory_of_others_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / DIRECTORY).mkdir()
     (tmp_path / DIRECTORY / "thesis.tex").write_bytes(b"precious")
