@@ -102,6 +102,9 @@ class BatchReader:
         with another number of shards, batch size, columns or workers, and continues with the next unread row. Rows,
         seed, shuffle, window and `uneven` must be the same.
 
+        With `uneven="keep"` some ranks may take more batches than others. Then they have the same state only within
+        an epoch: pass `num_epochs=1` and iterate once for each epoch, or let each rank save and load its own.
+
         Args:
             batches: return the state after this many batches of the iteration instead, for code that reads ahead.
 

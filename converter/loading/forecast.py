@@ -46,19 +46,27 @@ def log_uneven_shards(source: BatchSource) -> None:
             "Each epoch drops %d of %d rows (different ones each time), so that %d shards take equally many steps.",
             num_dropped, num_rows, count,
         )  # fmt: skip
-    if source.uneven == "keep":
-        # Shard sizes differ by at most one row.
-        few, many = (
-            size // source.batch_size if source.drop_last else -(-size // source.batch_size)
-            for size in (num_rows // count, -(-num_rows // count))
-        )
-        if few != many:
-            logger.warning(
-                "With uneven='keep' some of the %d shards take %d batches and others %d. A training loop that "
-                "synchronizes the ranks in each step would hang: pass uneven='pad', or use "
-                "torch.distributed.algorithms.join.Join.",
-                count, few, many,
-            )  # fmt: skip
+    if source.uneven != "keep":
+        return
+    few, many = batches_of_shards(source)
+    if few != many:
+        logger.warning(
+            "With uneven='keep' some of the %d shards take %d batches and others %d. A training loop that "
+            "synchronizes the ranks in each step would hang: pass uneven='pad', or use "
+            "torch.distributed.algorithms.join.Join.",
+            count, few, many,
+        )  # fmt: skip
+
+
+def batches_of_shards(source: BatchSource) -> tuple[int, int]:
+    """The fewest and the most batches that a shard takes in an epoch with `uneven="keep"`."""
+    num_rows, count = source.manifest.num_live_rows, source.shard.count
+    # Shard sizes differ by at most one row.
+    few, many = (
+        size // source.batch_size if source.drop_last else -(-size // source.batch_size)
+        for size in (num_rows // count, -(-num_rows // count))
+    )
+    return few, many
 
 
 def suggest_mixing(source: BatchSource) -> bool:

@@ -245,6 +245,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         """The position after the last batch that a loop over this dataset received, as a few integers for JSON.
 
         A torch loader or a NumPy reader can load it too. Rows, seed, shuffle, window and `uneven` must be the same.
+        With `uneven="keep"` and several epochs each rank loads its own, as `BatchReader.state_dict` says.
 
         Args:
             batches: return the state after this many batches of the iteration instead. Needed if TensorFlow takes the

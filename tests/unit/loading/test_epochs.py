@@ -410,6 +410,62 @@ def test_after_any_change_of_shards_each_row_comes_as_the_policy_says(
     check_policy(before, last, uneven, most_dropped=sum(count - 1 for count, _, _ in stretches))
 
 
+UNEQUAL: dict[str, Any] = {"batch_size": 25, "uneven": "keep", "shard_count": 4}
+"""Of 101 rows in 4 shards, one shard takes 2 batches and the others 1."""
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_shards_of_unequal_batches_come_apart_over_epochs_and_continue_from_their_own_states(
+    converter: DatasetConverter, framework: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for steps in range(1, 4):
+        rows, states = Counter[int](), []
+        for index in range(4):
+            caplog.clear()
+            loader = make(converter, framework, num_epochs=3, cur_shard=index, **UNEQUAL)
+            for batch in itertools.islice(loader, steps):
+                rows.update(batch["id"].tolist())
+            states.append(saved(loader))
+            assert saved(loader) == states[-1]
+            told = [text for text in caplog.messages if "in different epochs" in text]
+            assert len(told) == (steps > 1)
+            assert all(f"right for shard {index} of 4 alone" in text for text in told)
+        # What the warning is for: after one batch one state is that of all, and then it is not.
+        assert (states[0] == states[3]) == (steps == 1)
+        for index, state in enumerate(states):
+            loader = make(converter, framework, num_epochs=3, cur_shard=index, **UNEQUAL)
+            loader.load_state_dict(state)
+            for batch in loader:
+                rows.update(batch["id"].tolist())
+        assert rows == Counter(ROWS * 3)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_shards_of_unequal_batches_that_iterate_epoch_by_epoch_have_one_state(
+    converter: DatasetConverter, framework: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for steps in (1, 2):
+        rows, states = Counter[int](), []
+        for index in range(4):
+            loader = make(converter, framework, cur_shard=index, **UNEQUAL)
+            for epoch in range(2):
+                loader.set_epoch(epoch)
+                for step, batch in enumerate(loader, 1):
+                    rows.update(batch["id"].tolist())
+                    if epoch == 1 and step == steps:
+                        states.append(saved(loader))
+                        break
+        for state in states:
+            all_rows = Counter(rows)
+            for index in range(3):
+                loader = make(converter, framework, **UNEQUAL | {"cur_shard": index, "shard_count": 3})
+                loader.load_state_dict(state)
+                for batch in loader:
+                    all_rows.update(batch["id"].tolist())
+            assert all_rows == Counter(ROWS * 2)
+    assert not [text for text in caplog.messages if "in different epochs" in text]
+
+
 @pytest.mark.parametrize("uneven", ["drop", "pad"])
 def test_torch_with_processes_reads_what_another_number_of_shards_left(
     converter: DatasetConverter, uneven: str
