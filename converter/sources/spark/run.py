@@ -174,16 +174,20 @@ def _write_with_executors(
 
 
 def _shuffled(df: Any, seed: int) -> Any:
-    """The rows in a random order: the same for one seed as long as the input's partitions and their order are the same.
+    """The rows in a random order: the same for one seed as long as the input's partitions have the same rows.
 
     Rows are spread over partitions by a random number and sorted by another one there: a uniform permutation,
-    without the sampling job of a global sort.
+    without the sampling job of a global sort. The numbers come after a sort by what the rows hold, because each row
+    must get its own again if Spark computes a partition once more, after a lost executor, and its input arrives in
+    another order. Else rows that are still there would be spread by other numbers than those that come again, so some
+    would be lost and others repeated (2 of 3 times with Spark 3.5, where an executor was killed).
     """
     from pyspark.sql import functions as F
 
+    known = df.withColumn("_hash", F.xxhash64(*map(F.col, df.columns))).sortWithinPartitions("_hash")
     keys = {"_random_0": F.rand(seed), "_random_1": F.rand(seed + 1)}
-    spread = df.withColumns(keys).repartition(*map(F.col, keys)).sortWithinPartitions(*keys)
-    return spread.drop(*keys)
+    spread = known.withColumns(keys).repartition(*map(F.col, keys)).sortWithinPartitions(*keys)
+    return spread.drop("_hash", *keys)
 
 
 def _version(session: Any) -> tuple[int, ...]:
