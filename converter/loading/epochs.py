@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from converter.arguments import check_integer
 from converter.errors import ConverterError
 from converter.exits import end_of_program
 from converter.loading.agreement import check_agreement
-from converter.loading.forecast import batches_of_shards, check_steps, log_uneven_shards
+from converter.loading.forecast import check_steps, log_shards_apart, log_uneven_shards
 from converter.loading.steps import Steps
 from converter.markup import facts
 from converter.plan import EpochPlan
@@ -32,8 +31,6 @@ from converter.reading.source import BatchSource
 from converter.reading.windows import open_files
 from converter.shards import find_shard, look_for_group, look_for_shard
 from converter.state import MAX_EPOCH, Past, State
-
-logger = logging.getLogger(__name__)
 
 _MAX_SHOWN = 5
 
@@ -227,24 +224,10 @@ class Epochs:
 
     def _state(self, at: _Progress, num_batches: int) -> dict[str, Any]:
         source = self.source
-        self._warn_if_apart(at, num_batches)
+        if source.uneven == "keep" and self.num_epochs != 1 and not self._has_warned:
+            self._has_warned = log_shards_apart(source, at.epochs_done, num_batches)
         begin = replace(source.state(at.epoch), epochs_done=at.epochs_done, past=at.past)
         return begin.after(source.shard.count, num_batches * source.batch_size).to_dict()
-
-    def _warn_if_apart(self, at: _Progress, num_batches: int) -> None:
-        """Say once that after as many steps another shard is in another epoch, so that its state is another one."""
-        if self.source.uneven != "keep" or self.num_epochs == 1 or self._has_warned:
-            return
-        few, many = batches_of_shards(self.source)
-        if few == many or not (at.epochs_done or num_batches > few):
-            return
-        self._has_warned = True
-        logger.warning(
-            "With uneven='keep' some shards take %d batches in an epoch and others %d, so after equal steps they are "
-            "in different epochs: this state is right for shard %d of %d alone. Let each rank save and load its own, "
-            "or pass num_epochs=1 and iterate once for each epoch.",
-            few, many, self.source.shard.index, self.source.shard.count,
-        )  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin where `state` was taken."""

@@ -48,7 +48,7 @@ def log_uneven_shards(source: BatchSource) -> None:
         )  # fmt: skip
     if source.uneven != "keep":
         return
-    few, many = batches_of_shards(source)
+    few, many = _batches_of_shards(source)
     if few != many:
         logger.warning(
             "With uneven='keep' some of the %d shards take %d batches and others %d. A training loop that "
@@ -58,7 +58,21 @@ def log_uneven_shards(source: BatchSource) -> None:
         )  # fmt: skip
 
 
-def batches_of_shards(source: BatchSource) -> tuple[int, int]:
+def log_shards_apart(source: BatchSource, epochs_done: int, num_batches: int) -> bool:
+    """Log that another shard is in another epoch after as many steps, so that its state is another one. True if so."""
+    few, many = _batches_of_shards(source)
+    if few == many or not (epochs_done or num_batches > few):
+        return False
+    logger.warning(
+        "With uneven='keep' some shards take %d batches in an epoch and others %d, so after equal steps they are in "
+        "different epochs: this state is right for shard %d of %d alone. Let each rank save and load its own, or pass "
+        "num_epochs=1 and iterate once for each epoch.",
+        few, many, source.shard.index, source.shard.count,
+    )  # fmt: skip
+    return True
+
+
+def _batches_of_shards(source: BatchSource) -> tuple[int, int]:
     """The fewest and the most batches that a shard takes in an epoch with `uneven="keep"`."""
     num_rows, count = source.manifest.num_live_rows, source.shard.count
     # Shard sizes differ by at most one row.

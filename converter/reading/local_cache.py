@@ -56,7 +56,9 @@ _FREE_SHARE = 0.9
 """The share of the free disk that may be used, unless the user sets a limit."""
 
 _NUM_LOCKS = 64
-_LOOK_SECONDS = 0.05
+_FIRST_PAUSE_SECONDS, _LOOK_SECONDS = 0.0005, 0.05
+"""How long a wait for a lock sleeps: at first, and at most. Most locks are held for a decision or a rename."""
+
 _WAIT_SECONDS = 60.0
 _MAX_TRIES = 100
 """How often a file is opened again because another process removed it meanwhile; a guess."""
@@ -95,7 +97,7 @@ class LocalCache:
                 # Another process made room and removed the folder before the file was there.
                 continue
             try:
-                fcntl.flock(held, fcntl.LOCK_SH)
+                _lock(held, fcntl.LOCK_SH, path)
                 # Another process may have made room in between and removed the folder with the file.
                 if _is_at(held, path):
                     return held
@@ -134,7 +136,7 @@ class LocalCache:
                     os.unlink(os.path.join(self._folder, name))
                     kept = None
             if kept is None and [part.size for part in parts] == list(sizes):
-                self._keep(name, fetched)
+                self._keep(name, fetched, given_up)
             return parts, False
 
     def _read(self, name: str, sizes: Sequence[int]) -> list[pa.Buffer] | None:
@@ -160,31 +162,24 @@ class LocalCache:
             self._say_full(f"{error.strerror or error}")
             yield
             return
-        end = time.monotonic() + (0.0 if number in self._stuck else _WAIT_SECONDS)
         try:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if given_up is not None and given_up.is_set():
-                        raise GivenUpError(f"The read of {name} was cancelled") from None
-                    if time.monotonic() > end:
-                        # Its holder is stopped, or was killed while a forked child has it, too.
-                        self._stuck.add(number)
-                        break
-                    time.sleep(_LOOK_SECONDS)
+            try:
+                seconds = 0.0 if number in self._stuck else _WAIT_SECONDS
+                _lock(lock, fcntl.LOCK_EX, name, given_up=given_up, seconds=seconds)
+            except TimeoutError:
+                # Its holder is stopped, or was killed while a forked child has it, too.
+                self._stuck.add(number)
             yield
         finally:
             _unlock(lock)
 
-    def _keep(self, name: str, parts: Sequence[Data]) -> None:
+    def _keep(self, name: str, parts: Sequence[Data], given_up: threading.Event | None) -> None:
         if self._is_full:
             return
         num_bytes = sum(map(len, parts))
         aside = os.path.join(self._folder, f".{uuid.uuid4().hex}-{num_bytes}.part")
         try:
-            file = self._reserve(aside, num_bytes)
+            file = self._reserve(aside, num_bytes, given_up)
             if file is None:
                 return
             with file:
@@ -194,8 +189,15 @@ class LocalCache:
                 os.close(os.dup(file.fileno()))
                 # With the root locked, or a listing could miss both names. Before the file's own lock is released:
                 # without a lock it would count as the half piece of a killed process.
-                with _locked(self.root, fcntl.LOCK_SH):
+                with _locked(self.root, fcntl.LOCK_SH, given_up):
                     os.rename(aside, os.path.join(self._folder, name))
+        except GivenUpError:
+            # The parts are there. Keeping them is not worth a wait.
+            return
+        except TimeoutError as error:
+            if not self._is_full:
+                self._is_full = True
+                logger.warning("%s cannot be used (%s): what is not there is fetched each time.", self.root, error)
         except OSError as error:
             self._say_full(f"{error.strerror or error}")
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -204,9 +206,9 @@ class LocalCache:
             with contextlib.suppress(OSError):
                 os.unlink(aside)
 
-    def _reserve(self, aside: str, num_bytes: int) -> BinaryIO | None:
+    def _reserve(self, aside: str, num_bytes: int, given_up: threading.Event | None) -> BinaryIO | None:
         """The half piece, empty and locked, its bytes counted; None if there is no room for them."""
-        with _locked(self.root, fcntl.LOCK_EX) as counter:
+        with _locked(self.root, fcntl.LOCK_EX, given_up) as counter:
             used = _read_used(counter) if self._has_listed else None
             self._has_listed = True
             if used is None or used + num_bytes > self._limit(used):
@@ -242,13 +244,16 @@ class LocalCache:
 
 
 def open_local_cache(directory: str, fingerprint: str, max_bytes: int | None) -> LocalCache | None:
-    """The pieces of a dataset on this host; None, with a warning, if the disk is full.
+    """The pieces of a dataset on this host; None, with a warning, if the disk is full or another process locks them.
 
     Raises:
         CacheNotOwnedError, CacheError: as `LocalCache`.
     """
     try:
         return LocalCache(directory, fingerprint, max_bytes)
+    except TimeoutError as error:
+        logger.warning("%s cannot be used (%s): everything is fetched each time.", directory, error)
+        return None
     except PermissionError as error:
         raise CacheError(
             f"local_cache_dir={directory!r} belongs to another user: {error}. Choose a folder of your own.",
@@ -338,7 +343,9 @@ def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = 
             contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError, PermissionError),
             opened(folder, root) as handle,
         ):
-            held = os.open(".held", os.O_RDWR | os.O_CLOEXEC, dir_fd=handle)
+            # Made if it is missing: a process that was killed, or had no descriptor left, leaves a folder without it.
+            flags = os.O_RDWR | os.O_CLOEXEC | (0 if dry_run else os.O_CREAT)
+            held = os.open(".held", flags, 0o666, dir_fd=handle)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not _is_at(held, ".held", folder=handle):
@@ -363,7 +370,7 @@ def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = 
 
 
 @contextlib.contextmanager
-def _locked(root: str, kind: int) -> Iterator[int]:
+def _locked(root: str, kind: int, given_up: threading.Event | None) -> Iterator[int]:
     """The counter's file, locked among all processes of this host; held for a decision or a rename, not for I/O."""
     path = os.path.join(root, _USED)
     for _ in range(_MAX_TRIES):
@@ -376,13 +383,40 @@ def _locked(root: str, kind: int) -> Iterator[int]:
             with contextlib.suppress(OSError):
                 os.fchmod(counter, os.stat(root).st_mode & 0o666)
         try:
-            fcntl.flock(counter, kind)
+            _lock(counter, kind, path, given_up=given_up)
             if _is_at(counter, path):
                 yield counter
                 return
         finally:
             _unlock(counter)
     raise _removed_again(path)
+
+
+def _lock(
+    file: int, kind: int, path: str, *, given_up: threading.Event | None = None, seconds: float | None = None
+) -> None:
+    """Lock a file among all processes of this host. Whoever has it may be stopped, so nobody waits for ever.
+
+    Raises:
+        GivenUpError: `given_up` was set meanwhile.
+        TimeoutError: it was locked for `seconds`, a minute if None.
+    """
+    end, pause = time.monotonic() + (_WAIT_SECONDS if seconds is None else seconds), _FIRST_PAUSE_SECONDS
+    while not _is_locked(file, kind):
+        if given_up is not None and given_up.is_set():
+            raise GivenUpError(f"The wait for {path} was cancelled")
+        if time.monotonic() > end:
+            raise TimeoutError(f"another process holds the lock of {path}")
+        time.sleep(pause)
+        pause = min(2 * pause, _LOOK_SECONDS)
+
+
+def _is_locked(file: int, kind: int) -> bool:
+    """Lock a file unless another process has it locked; whether it is locked by us."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _removed_again(path: str) -> FileNotFoundError:

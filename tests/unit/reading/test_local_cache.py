@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -125,6 +126,74 @@ def test_a_lock_that_is_never_let_go_is_waited_for_once(tmp_path: Path, monkeypa
     finally:
         timer.cancel()
     assert len(names(tmp_path)) == 4
+
+
+@contextlib.contextmanager
+def locked_by_another(path: Path) -> Iterator[None]:
+    """As by a process that is stopped while it decides, or a sweep that is."""
+    with open(path) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def test_who_holds_the_counter_for_ever_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local_cache, "_WAIT_SECONDS", 0.2)
+    cache = LocalCache(str(tmp_path), ONE, None)
+    get(cache, Fetch(b"one"))
+    with locked_by_another(tmp_path / DIRECTORY / ".used"):
+        for number in range(1, 4):
+            ((found,), is_copy) = cache.get(f"rows-{number}-0123456789abcdef", [3], lambda: [b"two"])
+            assert (found.to_pybytes(), is_copy) == (b"two", False)
+            # It is waited for once.
+            monkeypatch.setattr(local_cache, "_WAIT_SECONDS", 1000.0)
+        assert get(cache, Fetch(b"one")) == [b"one"]
+    assert names(tmp_path) == [PIECE]
+    root = tmp_path / DIRECTORY
+    (said,) = caplog.messages
+    assert said == (
+        f"{root} cannot be used (another process holds the lock of {root / '.used'}): what is not there is fetched "
+        "each time."
+    )
+
+
+def test_who_is_cancelled_does_not_wait_for_the_counter(tmp_path: Path) -> None:
+    cache, given_up = LocalCache(str(tmp_path), ONE, None), threading.Event()
+    get(cache, Fetch(b"one"))
+    given_up.set()
+    with locked_by_another(tmp_path / DIRECTORY / ".used"):
+        ((found,), is_copy) = cache.get("rows-1-0123456789abcdef", [3], lambda: [b"two"], given_up)
+    assert (found.to_pybytes(), is_copy) == (b"two", False)
+    assert names(tmp_path) == [PIECE]
+
+
+def test_a_sweep_that_is_stopped_keeps_no_reader_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local_cache, "_WAIT_SECONDS", 0.2)
+    LocalCache(str(tmp_path), ONE, None).release()
+    (held,) = tmp_path.rglob(".held")
+    with locked_by_another(held):
+        assert open_local_cache(str(tmp_path), ONE, None) is None
+    (said,) = caplog.messages
+    assert said == (
+        f"{tmp_path} cannot be used (another process holds the lock of {held}): everything is fetched each time."
+    )
+    assert open_local_cache(str(tmp_path), ONE, None) is not None
+
+
+def test_a_folder_without_its_lock_file_is_swept(tmp_path: Path) -> None:
+    # A process was killed, or had no descriptor left, after it had made the folder.
+    LocalCache(str(tmp_path), ONE, None).release()
+    (held,) = tmp_path.rglob(".held")
+    held.unlink()
+    (held.parent / PIECE).write_bytes(b"one")
+    (tmp_path / DIRECTORY / ("0" * 32)).mkdir()
+    sweep(tmp_path, dry_run=True)
+    assert names(tmp_path) == [PIECE]
+    sweep(tmp_path)
+    assert os.listdir(tmp_path / DIRECTORY) == [".owner"]
 
 
 def test_a_piece_of_another_size_is_not_taken(tmp_path: Path) -> None:
