@@ -340,6 +340,20 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="portable/parquet_file.py",
+        claim="a task that fails leaves what it was uploading to S3",
+        old='file["raw"].discard()',
+        new="pass",
+        tests=("tests/integration/test_stores.py",),
+    ),
+    Mutation(
+        module="cache/removal.py",
+        claim="what killed tasks began to upload to S3 stays for ever",
+        old="directory.abort_uploads()",
+        new="pass",
+        tests=("tests/integration/test_stores.py",),
+    ),
+    Mutation(
+        module="portable/parquet_file.py",
         claim="a write that a disk takes in part loses the rest",
         old="view = view[raw.write(view) :]",
         new="view = view[max(raw.write(view), len(view)) :]",

@@ -336,6 +336,8 @@ def delete_unlisted(root: Storage, attempt: Attempt, manifest: Manifest) -> None
     if is_link(entry, attempt.data_directory):
         return
     directory = entry.below(attempt.data_directory)
+    # All listed files are whole: what is under way was begun by a task that was killed, or by a slower twin.
+    directory.abort_uploads()
     for info in directory.list():
         if is_ours(info) and info.name not in listed:
             directory.delete_file(info.name)

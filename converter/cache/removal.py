@@ -76,6 +76,7 @@ def delete_data(entry: Storage, directory_name: str) -> SweepReport:
         logger.warning("Left %s/%s alone: it is a link, which this package does not make.", entry.url, directory_name)
         return SweepReport()
     directory = entry.below(directory_name)
+    directory.abort_uploads()
     foreign, num_files, num_bytes = [], 0, 0
     for info in directory.list():
         if is_ours(info):

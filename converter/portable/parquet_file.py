@@ -348,6 +348,10 @@ def discard(file: OpenFile | None, reports: Sequence[FileReport], spec: WriteSpe
         names.append(file["name"])
 
     def remove() -> None:
+        if file is not None and hasattr(file["raw"], "discard"):
+            # S3 keeps the parts that it has until it is told to forget them.
+            with contextlib.suppress(Exception):
+                file["raw"].discard()
         for name in names:
             # The error that discards the files must be seen, not this one; a sweep removes what is left.
             with contextlib.suppress(Exception):

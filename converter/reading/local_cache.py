@@ -402,7 +402,7 @@ def _lock(
         TimeoutError: it was locked for `seconds`, a minute if None.
     """
     end, pause = time.monotonic() + (_WAIT_SECONDS if seconds is None else seconds), _FIRST_PAUSE_SECONDS
-    while not _is_locked(file, kind):
+    while not _try_lock(file, kind):
         if given_up is not None and given_up.is_set():
             raise GivenUpError(f"The wait for {path} was cancelled")
         if time.monotonic() > end:
@@ -411,7 +411,7 @@ def _lock(
         pause = min(2 * pause, _LOOK_SECONDS)
 
 
-def _is_locked(file: int, kind: int) -> bool:
+def _try_lock(file: int, kind: int) -> bool:
     """Lock a file unless another process has it locked; whether it is locked by us."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(file, kind | fcntl.LOCK_NB)

@@ -320,6 +320,11 @@ class Storage(ABC):
         with contextlib.suppress(FileNotFoundError):
             self._filesystem.rm(self._root, recursive=True)
 
+    def abort_uploads(self) -> None:
+        """Give up what killed writers have begun to upload to this directory, where the store keeps that."""
+        if not self.is_local:
+            self._filesystem.abort_uploads(self._root)
+
     def delete_directory_if_empty(self) -> None:
         """Remove this directory if it is empty."""
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +12,8 @@ from converter.portable.deadlines import Result
 from converter.storage.requests import aws_code, status_of
 from converter.storage.store import Store
 from converter.storage.urls import GOOGLE_SCHEMES, S3_SCHEMES, split_url
+
+logger = logging.getLogger(__name__)
 
 _GOOGLE_NAMES = {"token": "google_service_account", "endpoint_url": "google_base_url"}
 """deltalake's names for gcsfs's options."""
@@ -64,6 +68,29 @@ class ObjectStore(Store):
 
     def makedirs(self, path: str, exist_ok: bool = True) -> None:
         """Do nothing; s3fs would create a bucket, or fail if it may not."""
+
+    def abort_uploads(self, path: str) -> None:
+        """As every store's. S3 keeps begun uploads until somebody ends them: they cost, and no listing shows them.
+
+        They stay where the user may not list uploads, and in stores like S3 that cannot. Google's go after a week.
+        """
+        if self.protocol in GOOGLE_SCHEMES:
+            return
+        bucket, _, folder = path.strip("/").partition("/")
+
+        def abort(filesystem: Any) -> None:
+            # At most 1,000, and each task of Spark has one at a time.
+            found = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{folder}/")
+            for upload in found.get("Uploads", []):
+                with contextlib.suppress(FileNotFoundError):
+                    filesystem.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+
+        try:
+            self.ask(abort, path=path)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            logger.debug("Could not look for uploads below %s: %s", path, error)
 
     def renew(self, path: str, given_up: threading.Event | None = None) -> None:
         """Write the object's metadata again, which fails if it is gone."""

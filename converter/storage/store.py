@@ -401,6 +401,9 @@ class Store:
         """Delete a directory with all that is in it."""
         self.ask(lambda filesystem: filesystem.rm(path, recursive=recursive), path=path)
 
+    def abort_uploads(self, path: str) -> None:
+        """Give up what killed writers have begun to upload below a directory; most stores keep nothing of that."""
+
     def rmdir(self, path: str) -> None:
         """Delete a directory if it is empty."""
         if not self.ls(path):

@@ -36,11 +36,13 @@ from converter import (
     open_converter,
     sweep,
 )
-from converter.portable import deadlines, filesystems
+from converter.cache import entries, roots
+from converter.portable import deadlines, filesystems, tasks
 from converter.storage.directory import Storage
 from converter.storage.opening import open_storage
 from converter.storage.requests import GivenUpError
 from tests.contracts.storage import RemoteStorageContract
+from tests.faults.small_entries import KEY, plan_write, write_data
 from tests.processes import run_python
 from tests.servers.proxy import Proxy
 from tests.waiting import meet, wait_until
@@ -163,6 +165,95 @@ def test_an_endpoint_that_refuses_connections_is_waited_for(s3: S3) -> None:
             taken.close()
             with Proxy(int(s3.options["endpoint_url"].rpartition(":")[2]), port=port):
                 assert rows_of(opening.result()) == [1, 2, 3]
+
+
+class Uploads:
+    """What is being uploaded to a bucket; no listing of objects shows it."""
+
+    def __init__(self, s3: S3) -> None:
+        self.bucket = s3.new_bucket()
+        self.url = f"{s3.url(self.bucket)}/cache"
+        self._store = s3fs.S3FileSystem(**s3.options, skip_instance_cache=True)
+
+    def begin(self, path: str) -> None:
+        """As a writer that is killed before its file is whole."""
+        key = path.removeprefix(f"{self.bucket}/")
+        upload = self._store.call_s3("create_multipart_upload", Bucket=self.bucket, Key=key)
+        self._store.call_s3(
+            "upload_part", Bucket=self.bucket, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"rows"
+        )
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(upload["Key"] for upload in self._store.list_multipart_uploads(self.bucket))
+
+
+@pytest.mark.parametrize("ends", ["commit", "abandon", "sweep", "delete"])
+def test_what_killed_tasks_began_to_upload_is_given_up(s3: S3, ends: str) -> None:
+    uploads = Uploads(s3)
+    root = roots.open_root(uploads.url, s3.options)
+    attempt = entries.begin(root, KEY, application_id="app-1")
+    data = root.below(KEY).below(attempt.data_directory)
+    manifest = write_data(root, attempt)
+    held = entries.commit(root, attempt, manifest) if ends == "delete" else None
+    uploads.begin(data.path("part-00009-00000009-0000.parquet"))
+    uploads.begin(root.below(KEY).path(f"{attempt.data_directory}0/of-another-attempt"))
+    assert len(uploads.names) == 2
+    if ends == "commit":
+        entries.delete_unlisted(root, attempt, manifest)
+    elif ends == "abandon":
+        entries.abandon(root, attempt)
+    elif held is not None:
+        held.delete()
+    else:
+        # As if the driver had been killed, too.
+        entries.release(attempt.intent)
+        sweep(uploads.url, storage_options=s3.options)
+    assert [name.rpartition("/")[2] for name in uploads.names] == ["of-another-attempt"]
+    if ends == "commit":
+        entries.abandon(root, attempt)
+
+
+def test_a_task_that_fails_gives_up_what_it_was_uploading(s3: S3) -> None:
+    uploads = Uploads(s3)
+    # s3fs sends the first part at twice this size.
+    root = roots.open_root(uploads.url, s3.options | {"default_block_size": 5 << 20})
+    attempt = entries.begin(root, KEY, application_id="app-1")
+    _, spec = plan_write(root, attempt)
+    spec["file_bytes"] = 1 << 30
+    seen = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, 3_000_000, 100_000):
+            ids = pa.array(range(start, start + 100_000), pa.int64())
+            yield pa.RecordBatch.from_arrays([ids, ids.cast(pa.float32())], names=["c0", "c1"])
+        seen.append(uploads.names)
+        raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        list(tasks._write(batches(), spec, partition=0, attempt=0))
+    assert len(seen[0]) == 1
+    assert uploads.names == []
+    entries.abandon(root, attempt)
+
+
+def test_who_may_not_list_uploads_deletes_all_the_same(s3: S3) -> None:
+    uploads = Uploads(s3)
+    root = roots.open_root(uploads.url, s3.options)
+    attempt = entries.begin(root, KEY, application_id="app-1")
+    data = root.below(KEY).below(attempt.data_directory)
+    write_data(root, attempt)
+    uploads.begin(data.path("part-00009-00000009-0000.parquet"))
+
+    def refuse(self: Any, method: str, *arguments: Any, **options: Any) -> Any:
+        assert method == "list_multipart_uploads"
+        raise PermissionError("Access Denied")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(s3fs.S3FileSystem, "call_s3", refuse)
+        entries.abandon(root, attempt)
+    assert data.list() == []
+    assert len(uploads.names) == 1
 
 
 def test_objects_that_stand_for_folders_hide_no_file(s3: S3) -> None:
