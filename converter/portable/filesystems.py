@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from converter.portable.credentials import async_credential, renewed_signature
@@ -32,18 +33,69 @@ def open_filesystem(store: StoreSpec | None, *, retries_itself: bool = True) -> 
     options = dict(store["options"]) if retries_itself else store["options"] | {"skip_instance_cache": True}
     if store["protocol"] in ("hdfs", "viewfs"):
         return _open_hdfs(store["protocol"], options)
-    import fsspec
-
     if store["protocol"] == "abfs":
         options = {"blocksize": _AZURE_BLOCK_BYTES} | options
+    if not retries_itself or not store.get("providers"):
+        return _open_fsspec(store["protocol"], options, retries_itself=retries_itself)
+    # fsspec knows its filesystems again by their options, and a function is another one in each task.
+    plain = sorted((name, value) for name, value in options.items() if not _is_provider(value))
+    key = repr((store["protocol"], os.getpid(), store["providers"], plain))
+    shared = _shared_with_providers()
+    filesystem = shared.get(key)
+    if filesystem is None:
+        options["skip_instance_cache"] = True
+        filesystem = _open_fsspec(store["protocol"], options, retries_itself=True)
+        # Made anew in each cell of a notebook, functions have another name each time.
+        while len(shared) >= _MAX_SHARED:
+            _close(shared.pop(next(iter(shared))))
+        shared[key] = filesystem
+    return filesystem
+
+
+_MAX_SHARED = 4
+"""Filesystems with functions among their options that a process keeps. A guess: nearly all use one."""
+
+
+def _shared_with_providers() -> dict[str, Any]:
+    """The filesystems that this process keeps; a worker of Spark lives for many tasks.
+
+    Held by the package fsspec: each task brings its own copy of this module, and of its variables.
+    """
+    import fsspec
+
+    shared: dict[str, Any] = vars(fsspec).setdefault("_kept_by_spark_tensor_converter", {})
+    return shared
+
+
+def _is_provider(value: Any) -> bool:
+    return callable(value) or hasattr(value, "get_token")
+
+
+def _open_fsspec(protocol: str, options: dict[str, Any], *, retries_itself: bool) -> Any:
+    import fsspec
+
     if callable(options.get("credential")) or hasattr(options.get("credential"), "get_token"):
         options["credential"] = async_credential(options["credential"])
     if callable(options.get("sas_token")):
         options |= {"credential": renewed_signature(options["sas_token"]), "sas_token": None}
-    filesystem = fsspec.filesystem(store["protocol"], **options)
-    if store["protocol"] == "abfs":
+    filesystem = fsspec.filesystem(protocol, **options)
+    if protocol == "abfs":
         _set_azure_retries(filesystem, 5 if retries_itself else 0)
     return filesystem
+
+
+def _close(filesystem: Any) -> None:
+    """Close a filesystem of adlfs that no file of this process is open on.
+
+    Reaches into: weakref.finalize._registry (CPython 3.10 to 3.13).
+    Without it: adlfs 2026.8 holds each of its filesystems, and their sockets, until the process ends.
+    """
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        held = finalizer.peek()
+        if held is not None and held[0] is filesystem:
+            # A client that cannot be closed is as good as closed.
+            with contextlib.suppress(Exception):
+                finalizer()
 
 
 _shared_hdfs: dict[str, Any] = {}

@@ -143,7 +143,17 @@ class Store:
     @property
     def spec(self) -> StoreSpec:
         """What another process needs to open the same filesystem, secrets included."""
-        return {"protocol": self.protocol, "options": self.options, "timeout_seconds": self.timeout_seconds}
+        names = sorted(
+            f"{name}={_provider_name(value)}"
+            for name, value in self.options.items()
+            if callable(value) or hasattr(value, "get_token")
+        )
+        return {
+            "protocol": self.protocol,
+            "options": self.options,
+            "timeout_seconds": self.timeout_seconds,
+            "providers": " ".join(names),
+        }
 
     def filesystem(self) -> Any:
         """This process's own filesystem; opening it may ask the network."""
@@ -412,6 +422,17 @@ class Store:
 
 
 _in_process = threading.Lock()
+
+_names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def _provider_name(provider: Any) -> str:
+    """A name of a function, or of an object that gives tokens, by which other processes know it again."""
+    try:
+        return _names.setdefault(provider, uuid.uuid4().hex)
+    except TypeError:
+        # It cannot be a key, or be held weakly.
+        return uuid.uuid4().hex
 
 
 def _check_exclusive(filesystem: Any, path: str) -> None:

@@ -52,6 +52,7 @@ REACHES = {
     "portable.filesystems._keep_whole_paths": "hdfs-native",
     "portable.filesystems._name_hadoop_user": "hdfs-native",
     "portable.filesystems._set_azure_retries": "azure-storage-blob",
+    "portable.filesystems._close": "CPython",
     "portable.filesystems.mark_closed": "fsspec",
     "portable.filesystems.unsent_bytes": "fsspec",
     "portable.parquet_file._stop_writer": "pyarrow",
