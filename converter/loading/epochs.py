@@ -31,6 +31,7 @@ from converter.reading.source import BatchSource
 from converter.reading.windows import open_files
 from converter.shards import find_shard, look_for_group, look_for_shard
 from converter.state import MAX_EPOCH, Past, State
+from converter.storage.requests import GivenUpError
 
 _MAX_SHOWN = 5
 
@@ -349,6 +350,13 @@ class Epochs:
             iteration.close()
         self._files = None
 
+    def give_up(self) -> None:
+        """End the requests under way: who waits for their rows gets an error."""
+        if self._files is not None and self._files[0] == os.getpid():
+            files = self._files[1]
+            for part in (files, *files.parts):
+                part.given_up.set()
+
 
 def as_generator(batches: Iterator[Any]) -> Generator[Any, None, None]:
     """The same iterator as a generator, so that it can be closed."""
@@ -380,7 +388,7 @@ class Iteration:
                 return next(self._generator)
             asked = steps.ask()
             batch = next(self._generator)
-        except StopIteration:
+        except (StopIteration, GivenUpError):
             self._epochs.check_open()
             raise
         except RuntimeError as error:
@@ -397,12 +405,12 @@ class Iteration:
         return batch
 
     def close(self) -> None:
-        """End it and its threads. Another thread that waits for a batch receives that one first."""
+        """End it and its threads. Another thread that waits for a batch receives it first, unless it takes seconds."""
         self._is_closed = True
         generator: Any = self._generator
         self._generator = _no_batches()
         if not _is_in(generator):
-            close_generator(generator)
+            close_generator(generator, self._epochs.give_up)
 
 
 def _no_batches() -> Generator[Any, None, None]:

@@ -24,7 +24,9 @@ READER_THREADS = "converter-read"
 
 BEGUN_ELSEWHERE = "This iteration was begun in another process. Iterate the loader again in this one."
 
-_CLOSE_SECONDS = 60.0
+_PATIENCE_SECONDS, _CLOSE_SECONDS = 5.0, 60.0
+"""How long a close lets another thread wait for its batch, and how long it waits in all."""
+
 _LOOK_SECONDS = 0.005
 
 
@@ -79,24 +81,28 @@ def read_ahead(
                 event.set()
 
 
-def close_generator(generator: Any) -> None:
+def close_generator(generator: Any, give_up: Callable[[], None] | None = None) -> None:
     """Close a generator; if another thread runs it, once that one has come to its next step.
 
-    A thread that must not wait, such as one where the garbage collector runs, does not.
+    A thread that must not wait, such as one where the garbage collector runs, does not. Then, and after some seconds,
+    `give_up` is called, to end what the other thread may wait for.
 
     Raises:
         ValueError: that took more than a minute.
     """
-    deadline = time.monotonic() + _CLOSE_SECONDS
+    begun = time.monotonic()
     while True:
         try:
             generator.close()
         except ValueError as error:
             # One from within has the generator's own place. Whether it runs may have changed since.
             is_from_within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
-            if is_from_within or time.monotonic() > deadline:
+            waited, is_patient = time.monotonic() - begun, may_wait()
+            if is_from_within or waited > _CLOSE_SECONDS:
                 raise
-            if not may_wait():
+            if give_up is not None and (waited > _PATIENCE_SECONDS or not is_patient):
+                give_up()
+            if not is_patient:
                 # The thread that runs it may wait for this one; it drops the generator at its next step.
                 return
             time.sleep(_LOOK_SECONDS)

@@ -59,6 +59,9 @@ class DataFiles:
         self._opening: dict[int, futures.Future[OpenFile]] = {}
         self.room = Room()
         self.meter = Meter()
+        self.given_up = threading.Event()
+        """Set to end the requests of all readers, because the loader is being closed."""
+
         self.has_said_waiting = False
         """Whether a long wait for them was logged."""
 

@@ -24,7 +24,7 @@ from converter.reading.gather import WindowRows, gather, gather_windows, is_join
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import Columns, Run, mark_padding
 from converter.reading.source import BatchSource
-from converter.storage.at_once import result_of
+from converter.storage.at_once import LinkedEvent, result_of
 from converter.storage.requests import GivenUpError
 
 ReadPlans = Callable[
@@ -52,7 +52,7 @@ def mixed_runs(
         for number, (part, part_files) in enumerate(zip(source.parts, files.parts, strict=True)):
             ranges = [range(int(begin[number]), int(end[number])) for begin, end in edges]
             num_rows = sum(map(len, ranges))
-            given_up = threading.Event()
+            given_up = LinkedEvent(part_files.given_up)
             columns = read_plans(part, _plans(part, ranges), num_rows, part_files, given_up)
             stream = _Stream(columns, given_up, over, has_thread=not is_copied_here)
             streams.append(opened.enter_context(contextlib.closing(stream)))

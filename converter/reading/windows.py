@@ -126,7 +126,7 @@ def read_runs(
     num_rows = min(wanted.stop * plan.batch_size, plan.num_rows) - wanted.start * plan.batch_size
     pieces = plan.pieces(wanted.start, wanted.stop)
     pieces = _cut_first(source, plan, pieces) if batches is None else pieces
-    reader = _WindowReader(source, plan, files, LinkedEvent(given_up))
+    reader = _WindowReader(source, plan, files, LinkedEvent(files.given_up if given_up is None else given_up))
     yield from _read_pieces(reader, pieces, num_rows, first_batch=wanted.start)
 
 

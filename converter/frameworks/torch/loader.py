@@ -196,8 +196,10 @@ class TorchDataLoader(DataLoader[Batch]):
 
     def close(self) -> None:
         """End every running iteration, its threads and processes. The end of a `with` block calls it."""
-        self._epochs.close()
-        self._end_workers()
+        try:
+            self._epochs.close()
+        finally:
+            self._end_workers()
 
     def stats(self) -> LoaderStats:
         """What the loader did in the iteration that was begun last: printed, it says what limits the loop.

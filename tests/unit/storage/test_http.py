@@ -24,15 +24,18 @@ from fsspec.implementations.http import HTTPFileSystem
 
 from converter import (
     CacheError,
+    ConverterError,
     DatasetConverter,
     SourceChangedError,
     SourceError,
     make_parquet_converter,
+    mix,
 )
 from converter.cache import roots
 from converter.petastorm import make_batch_reader
 from converter.petastorm.pytorch import DataLoader
 from converter.petastorm.store import Store
+from converter.reading import ahead
 from converter.sources.parquet.footers import look_at
 from converter.storage.opening import open_storage
 from tests.processes import run_python
@@ -295,6 +298,51 @@ def test_a_store_that_is_only_read_is_named() -> None:
 
 
 # Text is not read by the native engine for Petastorm's; without a row before, the footers are asked for first.
+@pytest.mark.parametrize("may_wait", [True, False])
+@pytest.mark.parametrize("kind", ["rows", "transform", "mixture"])
+def test_a_loader_is_closed_while_another_thread_waits_for_a_silent_server(
+    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch, kind: str, may_wait: bool
+) -> None:
+    # More than what is fetched with a footer, and kept.
+    ids = pa.array(range(100_000))
+    for name in "ab":
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"id": ids}), path, row_group_size=10_000, compression="none", use_dictionary=False)
+    for name in ("is_asked", "may_answer"):
+        monkeypatch.setattr(RangeHandler, name, threading.Event(), raising=False)
+    monkeypatch.setattr(ahead, "_PATIENCE_SECONDS", 0.1)
+    rows = make_parquet_converter([f"{web}/{name}.parquet" for name in "ab"])
+    converter = mix({"one": rows, "other": rows.where([("id", "<", 50_000)])}) if kind == "mixture" else rows
+    transform = (lambda batch: batch) if kind == "transform" else None
+    loader = converter.make_torch_dataloader(batch_size=1000, num_epochs=None, transform=transform)
+    batches = iter(loader)
+    next(batches)
+    monkeypatch.setattr(RangeHandler, "silent", "b.parquet")
+    if not may_wait:
+        # As while another thread collects garbage.
+        monkeypatch.setattr(ahead, "may_wait", lambda: False)
+    told: list[str] = []
+
+    def read() -> None:
+        try:
+            for _ in batches:
+                pass
+        except ConverterError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        assert RangeHandler.is_asked.wait(30)
+        loader.close()
+        thread.join(30)
+        assert told == ["This loader was closed: its `with` block has ended. Make a new one."]
+    finally:
+        RangeHandler.may_answer.set()
+        loader.close()
+        thread.join()
+
+
 @pytest.mark.filterwarnings("ignore:make_batch_reader is Petastorm's interface")
 @pytest.mark.parametrize("columns", [["id"], ["id", "text"]], ids=" ".join)
 @pytest.mark.parametrize("num_before", [0, 1], ids=["at its first row", "later"])
