@@ -532,7 +532,7 @@ def sweep(
 
     Args:
         cache_dir: the directory that was given to `make_spark_converter`, or to a loader as `local_cache_dir`.
-        older_than: remove only entries that were unused for so many seconds (or a timedelta).
+        older_than: remove only entries, and local copies, that were unused for so many seconds (or a timedelta).
         kept: remove kept entries too.
         cache_key: remove only the entries of this name, kept or not.
         dry_run: count, and remove nothing.
@@ -566,6 +566,6 @@ def sweep(
             )
         local = find_local_root(directory) if cache_key is None else None
         if local is not None:
-            num_files, num_bytes = remove_unheld(local, dry_run=dry_run)
+            num_files, num_bytes = remove_unheld(local, older_than_seconds=seconds, dry_run=dry_run)
             report += SweepReport(num_files=num_files, num_bytes=num_bytes, urls=(local,) if num_files else ())
     return report

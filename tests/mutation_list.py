@@ -246,7 +246,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="reading/ahead.py",
         claim="the garbage collector waits for a thread that runs a generator",
-        old="            if not may_wait():\n",
+        old="            if not is_patient:\n",
         new="            if False:\n",
         tests=("tests/unit/reading/test_ahead.py",),
     ),

@@ -301,7 +301,7 @@ class Epochs:
 
     def describe(self, kind: str, names: Sequence[str] | None = None) -> str:
         """A loader's repr: one line, also after it was closed."""
-        told = self._told(names)
+        told = _told(self, names)
         epochs = "" if self.num_epochs == 1 else f" × {told['epochs']} epochs"
         part = f"shard {told['shard']}, " if told["shard"] else ""
         closed = ", closed" if self._closed else ""
@@ -313,23 +313,7 @@ class Epochs:
     def describe_in_html(self, kind: str, names: Sequence[str] | None = None) -> str:
         """The same as a table."""
         state = "closed" if self._closed else f"begins with epoch {self.next.epoch}"
-        return f"<p>{kind}</p>{facts([*self._told(names).items(), ('next iteration', state)])}"
-
-    def _told(self, names: Sequence[str] | None) -> dict[str, str | None]:
-        """What a loader says of itself, by name."""
-        source, shard = self.source, self.source.shard
-        shown = list(source.names if names is None else names)
-        more = f" and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
-        plan = source.plan(self.next.epoch)
-        order = f"shuffled in windows of {source.window_rows:,} rows, seed {source.seed}"
-        return {
-            "rows": f"{plan.num_rows:,}",
-            "batches": f"{plan.num_batches:,} batches of {source.batch_size:,}",
-            "epochs": "∞" if self.num_epochs is None else f"{self.num_epochs}",
-            "columns": ", ".join(shown[:_MAX_SHOWN]) + more,
-            "shard": f"{shard.index} of {shard.count}" if shard.count > 1 else None,
-            "order": order if source.shuffle else "in order",
-        }
+        return f"<p>{kind}</p>{facts([*_told(self, names).items(), ('next iteration', state)])}"
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no running iteration.
@@ -353,9 +337,24 @@ class Epochs:
     def give_up(self) -> None:
         """End the requests under way: who waits for their rows gets an error."""
         if self._files is not None and self._files[0] == os.getpid():
-            files = self._files[1]
-            for part in (files, *files.parts):
-                part.given_up.set()
+            self._files[1].give_up()
+
+
+def _told(epochs: Epochs, names: Sequence[str] | None) -> dict[str, str | None]:
+    """What a loader says of itself, by name."""
+    source, shard = epochs.source, epochs.source.shard
+    shown = list(source.names if names is None else names)
+    more = f" and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
+    plan = source.plan(epochs.next.epoch)
+    order = f"shuffled in windows of {source.window_rows:,} rows, seed {source.seed}"
+    return {
+        "rows": f"{plan.num_rows:,}",
+        "batches": f"{plan.num_batches:,} batches of {source.batch_size:,}",
+        "epochs": "∞" if epochs.num_epochs is None else f"{epochs.num_epochs}",
+        "columns": ", ".join(shown[:_MAX_SHOWN]) + more,
+        "shard": f"{shard.index} of {shard.count}" if shard.count > 1 else None,
+        "order": order if source.shuffle else "in order",
+    }
 
 
 def as_generator(batches: Iterator[Any]) -> Generator[Any, None, None]:

@@ -60,7 +60,7 @@ class DataFiles:
         self.room = Room()
         self.meter = Meter()
         self.given_up = threading.Event()
-        """Set to end the requests of all readers, because the loader is being closed."""
+        """Set once the loader is being closed, and a reader has waited for too long."""
 
         self.has_said_waiting = False
         """Whether a long wait for them was logged."""
@@ -70,6 +70,11 @@ class DataFiles:
 
         # At the end of the reader that has these files, closed or garbage collected.
         weakref.finalize(self, give_back_idle).atexit = False
+
+    def give_up(self) -> None:
+        """End the requests of all readers; who waits for them gets an error."""
+        for files in (self, *self.parts):
+            files.given_up.set()
 
     def file_of(self, number: int) -> DataFile:
         """The file of a row group."""

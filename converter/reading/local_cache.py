@@ -82,7 +82,7 @@ class LocalCache:
         """Locks that were waited for in vain."""
 
         held = self._hold()
-        self.release = weakref.finalize(self, os.close, held)
+        self.release = weakref.finalize(self, _let_go, held)
         """Lets others remove the pieces; this object is of no use then."""
 
     def _hold(self) -> int:
@@ -100,6 +100,7 @@ class LocalCache:
                 _lock(held, fcntl.LOCK_SH, path)
                 # Another process may have made room in between and removed the folder with the file.
                 if _is_at(held, path):
+                    _note_use(held)
                     return held
             except BaseException:
                 os.close(held)
@@ -327,17 +328,25 @@ def find_local_root(directory: str) -> str | None:
     return root if os.path.isfile(os.path.join(root, _OWNER)) else None
 
 
-def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = False) -> tuple[int, int]:
-    """Remove unused rows: all, or the oldest until `least_bytes` are free. Returns how many files and bytes."""
+def remove_unheld(
+    root: str, *, least_bytes: int | None = None, older_than_seconds: float = 0.0, dry_run: bool = False
+) -> tuple[int, int]:
+    """Remove unused rows: all, or the oldest until `least_bytes` are free. Returns how many files and bytes.
+
+    Rows whose last use is less than `older_than_seconds` ago stay.
+    """
     num_files = num_bytes = 0
     folders = []
     for entry in _entries(root):
         with contextlib.suppress(FileNotFoundError):
             if entry.is_dir(follow_symlinks=False) and _FINGERPRINT.fullmatch(entry.name):
-                folders.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
-    for _, folder in sorted(folders):
+                folders.append((_last_use(entry.path), entry.path))
+    now = time.time()
+    for used, folder in sorted(folders):
         if least_bytes is not None and num_bytes >= least_bytes:
             break
+        if older_than_seconds and now - used < older_than_seconds:
+            continue
         # Rows in use stay, and so do those of another user.
         with (
             contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError, PermissionError),
@@ -367,6 +376,25 @@ def remove_unheld(root: str, *, least_bytes: int | None = None, dry_run: bool = 
             finally:
                 _unlock(held)
     return num_files, num_bytes
+
+
+def _last_use(folder: str) -> float:
+    """When rows began or ceased to be read, or were fetched, in seconds since 1970."""
+    times = [os.stat(folder, follow_symlinks=False).st_mtime]
+    with contextlib.suppress(FileNotFoundError):
+        times.append(os.stat(os.path.join(folder, ".held"), follow_symlinks=False).st_mtime)
+    return max(times)
+
+
+def _note_use(held: int) -> None:
+    # Another user's file may have no other times.
+    with contextlib.suppress(OSError):
+        os.utime(held)
+
+
+def _let_go(held: int) -> None:
+    _note_use(held)
+    os.close(held)
 
 
 @contextlib.contextmanager

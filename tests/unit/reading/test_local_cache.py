@@ -183,6 +183,22 @@ def test_a_sweep_that_is_stopped_keeps_no_reader_waiting(
     assert open_local_cache(str(tmp_path), ONE, None) is not None
 
 
+def test_a_sweep_of_what_is_old_keeps_rows_that_were_read_lately(tmp_path: Path) -> None:
+    for fingerprint in (ONE, TWO):
+        get(LocalCache(str(tmp_path), fingerprint, None), Fetch(fingerprint.encode()))
+    for path in [*tmp_path.rglob("*")]:
+        os.utime(path, (0, 0))
+    # Nothing is fetched: only a use is noted, at its begin and at its end.
+    held = LocalCache(str(tmp_path), ONE, None)
+    (file,) = [path for path in tmp_path.rglob(".held") if path.stat().st_mtime]
+    os.utime(file, (0, 0))
+    held.release()
+    assert sweep(tmp_path, older_than=3600, dry_run=True).num_bytes == len(TWO)
+    assert sweep(tmp_path, older_than=3600).num_bytes == len(TWO)
+    assert [path.read_bytes() for path in tmp_path.rglob(PIECE)] == [ONE.encode()]
+    assert sweep(tmp_path).num_bytes == len(ONE)
+
+
 def test_a_folder_without_its_lock_file_is_swept(tmp_path: Path) -> None:
     # A process was killed, or had no descriptor left, after it had made the folder.
     LocalCache(str(tmp_path), ONE, None).release()
