@@ -328,15 +328,19 @@ class Epochs:
         self.steps = Steps(self.meter)
 
     def close(self) -> None:
-        """End every running iteration and its threads, and refuse new ones."""
+        """End every running iteration and its threads, and refuse new ones.
+
+        Another thread that waits for a batch receives that one first, unless it takes seconds.
+        """
         self._closed = True
         for iteration in list(self._running):
             iteration.close()
         self._files = None
 
     def give_up(self) -> None:
-        """End the requests under way: who waits for their rows gets an error."""
-        if self._files is not None and self._files[0] == os.getpid():
+        """End the requests under way if the loader is closed: who waits for their rows gets an error."""
+        # Else other iterations go on, with the same files.
+        if self._closed and self._files is not None and self._files[0] == os.getpid():
             self._files[1].give_up()
 
 
@@ -404,7 +408,7 @@ class Iteration:
         return batch
 
     def close(self) -> None:
-        """End it and its threads. Another thread that waits for a batch receives it first, unless it takes seconds."""
+        """End it and its threads. Another thread that waits for a batch receives that one first."""
         self._is_closed = True
         generator: Any = self._generator
         self._generator = _no_batches()

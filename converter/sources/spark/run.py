@@ -180,7 +180,7 @@ def _shuffled(df: Any, seed: int) -> Any:
     without the sampling job of a global sort. The numbers come after a sort by what the rows hold, because each row
     must get its own again if Spark computes a partition once more, after a lost executor, and its input arrives in
     another order. Else rows that are still there would be spread by other numbers than those that come again, so some
-    would be lost and others repeated (2 of 3 times with Spark 3.5, where an executor was killed).
+    would be lost and others repeated (17 of 18 times with Spark 3.5 and 4.1, where an executor was killed).
     """
     from pyspark.sql import functions as F
 

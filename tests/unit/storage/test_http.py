@@ -297,6 +297,34 @@ def test_a_store_that_is_only_read_is_named() -> None:
         open_storage("https://localhost:1/x", timeout_seconds=5).put_if_absent("a", b"1")
 
 
+def test_an_iteration_that_is_closed_while_the_server_is_silent_leaves_the_others_alone(
+    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"id": range(100_000)}), path, row_group_size=10_000, compression="none", use_dictionary=False
+    )
+    for name in ("is_asked", "may_answer"):
+        monkeypatch.setattr(RangeHandler, name, threading.Event(), raising=False)
+    monkeypatch.setattr(ahead, "_PATIENCE_SECONDS", 0.1)
+    converter = make_parquet_converter(f"{web}/a.parquet")
+    with converter.make_torch_dataloader(batch_size=1000, num_epochs=2) as loader:
+        one, other = iter(loader), iter(loader)
+        rows = [next(other)["id"]]
+        next(one)
+        monkeypatch.setattr(RangeHandler, "silent", "a.parquet")
+        thread = threading.Thread(target=lambda: list(one))
+        thread.start()
+        assert RangeHandler.is_asked.wait(30)
+        closing = threading.Timer(0.5, RangeHandler.may_answer.set)
+        closing.start()
+        one.close()
+        thread.join(30)
+        closing.join()
+        rows += [batch["id"] for batch in other]
+    assert [number for batch in rows for number in batch.tolist()] == [*range(100_000)] * 2
+
+
 # Text is not read by the native engine for Petastorm's; without a row before, the footers are asked for first.
 @pytest.mark.parametrize("may_wait", [True, False])
 @pytest.mark.parametrize("kind", ["rows", "transform", "mixture"])
