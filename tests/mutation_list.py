@@ -976,6 +976,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="reading/data_files.py",
+        claim="a local copy of a Delta version gives the rows of another file where filters leave files out",
+        old='"rows", file.number, (file.name, ranges',
+        new='"rows", number, (ranges',
+        tests=("tests/integration/test_stores.py",),
+    ),
+    Mutation(
+        module="reading/data_files.py",
         claim="a file that is replaced while it is read is not noticed",
         old="if self.storage.identity(",
         new="if False and self.storage.identity(",

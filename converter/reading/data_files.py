@@ -186,7 +186,8 @@ class DataFiles:
         ranges, file = self.ranges(number, opened), opened.file
         digests = (self.manifest.file_footers, self.manifest.file_stamps)
         evidence = [None if values is None else int(values[file.number]) for values in digests]
-        name = piece_name("rows", number, (ranges, *evidence))
+        # By the file's name: with filters, row groups of a Delta version have other numbers.
+        name = piece_name("rows", file.number, (file.name, ranges, *evidence))
 
         def as_fetched(parts: Sequence[Data]) -> Fetched:
             return Fetched([(start, part) for (start, _), part in zip(ranges, parts, strict=True)])

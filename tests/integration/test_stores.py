@@ -38,6 +38,7 @@ from converter import (
 )
 from converter.cache import entries, roots
 from converter.portable import deadlines, filesystems, tasks
+from converter.sources.delta import files
 from converter.storage.directory import Storage
 from converter.storage.opening import open_storage
 from converter.storage.requests import GivenUpError
@@ -165,6 +166,39 @@ def test_an_endpoint_that_refuses_connections_is_waited_for(s3: S3) -> None:
             taken.close()
             with Proxy(int(s3.options["endpoint_url"].rpartition(":")[2]), port=port):
                 assert rows_of(opening.result()) == [1, 2, 3]
+
+
+def test_the_copies_of_a_delta_version_are_those_of_its_files_whatever_is_filtered(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Files as large as this are cut into row groups, unless a filter leaves them out: then others have their numbers.
+    monkeypatch.setattr(files, "_LARGE_FILE_BYTES", 0)
+    plain = deltalake.WriterProperties(
+        compression="UNCOMPRESSED",
+        max_row_group_size=500,
+        default_column_properties=deltalake.ColumnProperties(dictionary_enabled=False),
+    )
+    for part in range(4):
+        ids = pa.array(range(1000 * part, 1000 * part + 1000))
+        rows = pa.table({"id": ids, "part": pa.array([part] * 1000)})
+        write_deltalake(tmp_path / "table", rows, mode="append", partition_by=["part"], writer_properties=plain)
+    bucket = s3.new_bucket()
+    store = s3fs.S3FileSystem(**s3.options, skip_instance_cache=True)
+    store.put(f"{tmp_path}/table/", f"{bucket}/table/", recursive=True)
+
+    def read(filters: Any, directory: Path | None) -> list[int]:
+        converter = make_delta_converter(f"s3://{bucket}/table", filters=filters, storage_options=s3.options)
+        kept = {} if directory is None else {"local_cache_dir": str(directory)}
+        with converter, converter.make_batch_reader(batch_size=100, columns=["id"], **kept) as reader:
+            return [number for batch in reader for number in batch["id"].tolist()]
+
+    late = [("part", ">=", 2)]
+    truth = {None: read(None, None), "late": read(late, None)}
+    assert sorted(truth[None]) == list(range(4000))
+    assert sorted(truth["late"]) == list(range(2000, 4000))
+    for number, order in enumerate([(None, "late", None), ("late", None, "late")]):
+        for name in order:
+            assert read(late if name else None, tmp_path / str(number)) == truth[name]
 
 
 class Uploads:
