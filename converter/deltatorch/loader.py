@@ -21,7 +21,14 @@ from converter.deltatorch.recipes import make_recipe
 from converter.deltatorch.rows import Rows, cut_parts
 from converter.deltatorch.values import Values
 from converter.frameworks.torch.tensors import in_few_memories
-from converter.frameworks.torch.workers import Packed, end_broken, end_with_parent, end_workers, kept_from_children
+from converter.frameworks.torch.workers import (
+    Packed,
+    end_broken,
+    end_with_parent,
+    end_workers,
+    kept_from_children,
+    one_at_a_time,
+)
 
 _ITEM_BYTES, _ITEM_ROWS = 1 << 20, 2048
 """The most that a worker process takes to make several batches of before it sends them; a guess."""
@@ -67,7 +74,7 @@ class DeltaDataLoader(DataLoader[Batch]):
             dataset.count(), dataset.rank, dataset.num_ranks, batch_size=batch_size or 1, drop_last=drop_last
         )
         make = _make_chunks(dataset, options.get("collate_fn"))
-        self._work = _Work(dataset.rows, make, self._steps)
+        self._work = _Work(dataset.rows, make, self._steps, is_shared=self.persistent_workers)
         self._workers: DataLoader[list[Chunk]] | None = None
 
     def __len__(self) -> int:
@@ -107,24 +114,25 @@ class DeltaDataLoader(DataLoader[Batch]):
             raise
 
     def _start_workers(self, epoch: int) -> Iterator[Any]:
-        if self._workers is None:
-            if not self._work.survives_fork and self._for_workers.get("multiprocessing_context") is None:
-                self._for_workers["multiprocessing_context"] = "spawn"
-            self._workers = DataLoader(
-                self._work,
-                batch_size=None,
-                num_workers=self.num_workers,
-                collate_fn=_identity,
-                # One random number is drawn for each iteration, as by any DataLoader.
-                generator=torch.Generator(),
-                **self._for_workers,
-            )
-        assert isinstance(self._workers.generator, torch.Generator)
-        self._workers.generator.manual_seed(epoch)
-        context = self._workers.multiprocessing_context or multiprocessing
-        self._work.begin(epoch, is_forked=context.get_start_method() == "fork")
-        end_broken(self._workers)
-        return kept_from_children(self._workers, iter(self._workers))
+        with one_at_a_time():
+            if self._workers is None:
+                if not self._work.survives_fork and self._for_workers.get("multiprocessing_context") is None:
+                    self._for_workers["multiprocessing_context"] = "spawn"
+                self._workers = DataLoader(
+                    self._work,
+                    batch_size=None,
+                    num_workers=self.num_workers,
+                    collate_fn=_identity,
+                    # One random number is drawn for each iteration, as by any DataLoader.
+                    generator=torch.Generator(),
+                    **self._for_workers,
+                )
+            assert isinstance(self._workers.generator, torch.Generator)
+            self._workers.generator.manual_seed(epoch)
+            context = self._workers.multiprocessing_context or multiprocessing
+            self._work.begin(epoch, is_forked=context.get_start_method() == "fork")
+            end_broken(self._workers)
+            return kept_from_children(self._workers, iter(self._workers))
 
 
 def _make_chunks(dataset: DeltaIterableDataset, collate_fn: Callable[[list[Any]], Any] | None) -> ByColumn | ByRecord:
@@ -138,11 +146,14 @@ def _make_chunks(dataset: DeltaIterableDataset, collate_fn: Callable[[list[Any]]
 class _Work(IterableDataset[Any]):
     """The batches of an epoch as chunks: of all, or a worker process's part of them."""
 
-    def __init__(self, rows: Rows, make: ByColumn | ByRecord, steps: Steps) -> None:
+    def __init__(self, rows: Rows, make: ByColumn | ByRecord, steps: Steps, *, is_shared: bool) -> None:
         self.make = make
         self._rows, self._steps = rows, steps
-        # Workers that outlive an iteration read the next one's number from shared memory.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        if is_shared:
+            # Workers that outlive an iteration read the next one's number from shared memory. Others must not: they
+            # may begin after another iteration has.
+            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled source has no credentials, but workers need them. Nothing else pickles this object.

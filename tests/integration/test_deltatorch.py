@@ -8,6 +8,7 @@ import io
 import multiprocessing
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
@@ -150,6 +151,20 @@ def test_plain_columns_are_what_the_default_collate_makes_of_rows(
     assert are_equal(list(loader), expected_batches(rows, lambda row: {name: row[name] for name in names}))
     assert len(loader) == 7
     assert loader.num_workers == num_workers
+
+
+def _begin_late(worker: int) -> None:
+    time.sleep(1.5 * worker)
+
+
+def test_workers_that_begin_late_read_the_epoch_of_their_own_iteration(tmp_path: Path) -> None:
+    num_rows = 20_000
+    deltalake.write_deltalake(tmp_path, pa.table({"id": range(num_rows)}))
+    fields = [FieldSpec("id", transform=lambda value: value)]
+    loader = load(tmp_path, fields, num_workers=2, batch_size=50, shuffle=True, worker_init_fn=_begin_late)
+    pairs = [(one["id"].tolist(), other["id"].tolist()) for one, other in zip(loader, loader, strict=True)]
+    for epoch in zip(*pairs, strict=True):
+        assert sorted(number for batch in epoch for number in batch) == list(range(num_rows))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

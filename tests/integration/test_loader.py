@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from torch.utils.data import DataLoader
 
+import converter.frameworks.torch.loader as loader_module
 from converter import DatasetConverter, NullValueError, make_spark_converter
 from tests.rows import ODD_NAMES, assert_same, known_rows, known_valid, known_values
 
@@ -167,6 +170,30 @@ def test_three_shards_cover_every_row_once(converter: DatasetConverter, shuffle:
             np.testing.assert_array_equal(batch["long"].numpy(), known_values(batch["id"].numpy())["long"])
     assert sorted(itertools.chain(*parts)) == list(range(NUM_ROWS))
     assert {len(part) for part in parts} == {233, 234}
+
+
+def test_two_threads_start_their_workers_one_after_the_other(
+    converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The epoch, and that our own loader iterates, stand in one object, which is copied for each worker.
+    together, most = [0], [0]
+
+    def slow_imports() -> None:
+        together[0] += 1
+        most[0] = max(most[0], together[0])
+        time.sleep(0.2)
+        together[0] -= 1
+
+    monkeypatch.setattr(loader_module, "finish_imports", slow_imports)
+    with converter.make_torch_dataloader(batch_size=50, columns=["id"], shuffle=True, num_workers=2) as loader:
+
+        def read(_: int) -> list[int]:
+            return [number for batch in loader for number in batch["id"].tolist()]
+
+        with ThreadPoolExecutor(2) as threads:
+            found = list(threads.map(read, range(2)))
+    assert most == [1]
+    assert [sorted(ids) for ids in found] == [list(range(NUM_ROWS))] * 2
 
 
 def test_uneven_shards_take_equally_many_steps(converter: DatasetConverter) -> None:

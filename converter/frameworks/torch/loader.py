@@ -40,6 +40,7 @@ from converter.frameworks.torch.workers import (
     is_starting_process,
     kept_from_children,
     next_of,
+    one_at_a_time,
     signals_wait,
 )
 from converter.loading.batches import numpy_batches
@@ -322,24 +323,27 @@ class TorchDataLoader(DataLoader[Batch]):
         return lambda plan: self._placement.place(batches_of(plan), self._epochs.meter)
 
     def _start_workers(self) -> Any:
-        begin = self._epochs.next
-        if self._runs.begin_at(begin.epoch, begin.epochs_done, begin.past):
-            # Running workers were started with another position.
-            self._end_workers()
-        end_broken(self)
-        self._runs.is_own = True
-        close_at_exit(self)
-        check_temp_dir()
-        finish_imports()
-        try:
-            with signals_wait():
-                return kept_from_children(self, super().__iter__())
-        except BaseException as error:
-            end_begun(error)
-            self._end_workers()
-            raise
-        finally:
-            self._runs.is_own = False
+        with one_at_a_time():
+            begin = self._epochs.next
+            # Only now is it known for sure: a process may have joined its group after `iter(loader)`.
+            self.source = self._runs.source = self._epochs.source
+            if self._runs.begin_at(begin.epoch, begin.epochs_done, begin.past):
+                # Running workers were started with another position.
+                self._end_workers()
+            end_broken(self)
+            self._runs.is_own = True
+            close_at_exit(self)
+            check_temp_dir()
+            finish_imports()
+            try:
+                with signals_wait():
+                    return kept_from_children(self, super().__iter__())
+            except BaseException as error:
+                end_begun(error)
+                self._end_workers()
+                raise
+            finally:
+                self._runs.is_own = False
 
     def _end_workers(self, items: Any = None) -> None:
         """End the worker processes of an iteration, or the persistent ones, now.

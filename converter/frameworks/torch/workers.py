@@ -336,6 +336,25 @@ def _restore_handlers() -> None:
 os.register_at_fork(after_in_child=_restore_handlers)
 
 
+_starting = threading.RLock()
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Let one thread of this process start workers: an epoch stands in the object that is copied for them."""
+    with _starting:
+        yield
+
+
+def _renew_lock() -> None:
+    """In a forked child: a thread that only the parent has may hold the lock."""
+    global _starting
+    _starting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 _with_workers: weakref.WeakSet[Any] = weakref.WeakSet()
 """The loaders of this process that have started worker processes."""
 

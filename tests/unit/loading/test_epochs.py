@@ -410,6 +410,22 @@ def test_after_any_change_of_shards_each_row_comes_as_the_policy_says(
     check_policy(before, last, uneven, most_dropped=sum(count - 1 for count, _, _ in stretches))
 
 
+@pytest.mark.parametrize("framework", [*FRAMEWORKS, "processes"])
+def test_a_rank_that_is_known_after_the_iterator_was_made_reads_its_part(
+    converter: DatasetConverter, framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Lightning and others make an iterator before their ranks have joined a group.
+    rows = []
+    for rank in range(2):
+        loader = make(converter, framework, uneven="keep")
+        batches = iter(loader)
+        with monkeypatch.context() as patch:
+            patch.setenv("RANK", str(rank))
+            patch.setenv("WORLD_SIZE", "2")
+            rows += [number for batch in batches for number in batch["id"].tolist()]
+    assert rows == ROWS
+
+
 UNEQUAL: dict[str, Any] = {"batch_size": 25, "uneven": "keep", "shard_count": 4}
 """Of 101 rows in 4 shards, one shard takes 2 batches and the others 1."""
 
