@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from converter.portable.credentials import async_credential, renewed_signature
-from converter.portable.deadlines import CLOSING_THREAD, start_beside
+from converter.portable.deadlines import CLOSING_THREAD, LAST_WAIT_SECONDS, answer_in, start_beside
 
 if TYPE_CHECKING:
     from converter.portable.records import StoreSpec
@@ -35,40 +35,37 @@ def open_filesystem(store: StoreSpec | None, *, retries_itself: bool = True) -> 
         return _open_hdfs(store["protocol"], options)
     if store["protocol"] == "abfs":
         options = {"blocksize": _AZURE_BLOCK_BYTES} | options
-    if not retries_itself or not store.get("providers"):
+    # fsspec knows its filesystems again by their options, among which a function is wrapped anew each time.
+    providers = [value for value in options.values() if callable(value) or hasattr(value, "get_token")]
+    if not retries_itself or not providers:
         return _open_fsspec(store["protocol"], options, retries_itself=retries_itself)
-    # fsspec knows its filesystems again by their options, and a function is another one in each task.
-    plain = sorted((name, value) for name, value in options.items() if not _is_provider(value))
-    key = repr((store["protocol"], os.getpid(), store["providers"], plain))
-    shared = _shared_with_providers()
-    filesystem = shared.get(key)
-    if filesystem is None:
+    key = repr((store["protocol"], os.getpid(), sorted(options.items(), key=str)))
+    opened = _of_this_task.get(key)
+    if opened is None:
         options["skip_instance_cache"] = True
-        filesystem = _open_fsspec(store["protocol"], options, retries_itself=True)
-        # Made anew in each cell of a notebook, functions have another name each time.
-        while len(shared) >= _MAX_SHARED:
-            _close(shared.pop(next(iter(shared))))
-        shared[key] = filesystem
-    return filesystem
+        # With the functions, so that no other ones get their addresses, which are in the key.
+        opened = _of_this_task[key] = providers, _open_fsspec(store["protocol"], options, retries_itself=True)
+    return opened[1]
 
 
-_MAX_SHARED = 4
-"""Filesystems with functions among their options that a process keeps. A guess: nearly all use one."""
+_of_this_task: dict[str, tuple[list[Any], Any]] = {}
+"""Filesystems with functions among their options. Each task of Spark brings this module, and its variables, anew."""
 
 
-def _shared_with_providers() -> dict[str, Any]:
-    """The filesystems that this process keeps; a worker of Spark lives for many tasks.
+def close_filesystems() -> None:
+    """Close the filesystems that know functions, at the end of a task: the next one has functions of its own.
 
-    Held by the package fsspec: each task brings its own copy of this module, and of its variables.
+    Reaches into: weakref.finalize._registry (CPython 3.10 to 3.13).
+    Without it: adlfs 2026.8 holds each of its filesystems, and their sockets, until Spark's worker ends.
     """
-    import fsspec
-
-    shared: dict[str, Any] = vars(fsspec).setdefault("_kept_by_spark_tensor_converter", {})
-    return shared
-
-
-def _is_provider(value: Any) -> bool:
-    return callable(value) or hasattr(value, "get_token")
+    while _of_this_task:
+        _, (_, filesystem) = _of_this_task.popitem()
+        for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+            held = finalizer.peek()
+            if held is not None and held[0] is filesystem:
+                # A client that cannot be closed is as good as closed.
+                with contextlib.suppress(Exception):
+                    answer_in(LAST_WAIT_SECONDS, finalizer, "a client that is closed")
 
 
 def _open_fsspec(protocol: str, options: dict[str, Any], *, retries_itself: bool) -> Any:
@@ -82,20 +79,6 @@ def _open_fsspec(protocol: str, options: dict[str, Any], *, retries_itself: bool
     if protocol == "abfs":
         _set_azure_retries(filesystem, 5 if retries_itself else 0)
     return filesystem
-
-
-def _close(filesystem: Any) -> None:
-    """Close a filesystem of adlfs that no file of this process is open on.
-
-    Reaches into: weakref.finalize._registry (CPython 3.10 to 3.13).
-    Without it: adlfs 2026.8 holds each of its filesystems, and their sockets, until the process ends.
-    """
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        held = finalizer.peek()
-        if held is not None and held[0] is filesystem:
-            # A client that cannot be closed is as good as closed.
-            with contextlib.suppress(Exception):
-                finalizer()
 
 
 _shared_hdfs: dict[str, Any] = {}

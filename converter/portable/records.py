@@ -21,8 +21,6 @@ class StoreSpec(TypedDict):
     protocol: str
     options: dict[str, Any]
     timeout_seconds: float
-    providers: str
-    """A name for the functions among the options, the same for the same ones; empty without any."""
 
 
 class CategoriesSpec(TypedDict):

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from converter.portable.categories import new_vocabulary, report_of, settle, with_codes
 from converter.portable.deadlines import answer_in, seconds_for
-from converter.portable.filesystems import close_whole, open_filesystem, open_new
+from converter.portable.filesystems import close_filesystems, close_whole, open_filesystem, open_new
 from converter.portable.moments import (
     MAX_ELEMENTS,
     add_values,
@@ -114,6 +114,8 @@ def make_write_partition(spec: WriteSpec) -> Callable[[Iterator[pa.RecordBatch]]
                 raise
             # Spark logs a task's error, with its causes.
             raise OSError(hide_secrets(f"{type(error).__name__}: {error}", spec["store"]["options"])) from None
+        finally:
+            close_filesystems()
 
     return write_partition
 
@@ -171,6 +173,8 @@ def make_probe(
         except Exception as error:  # noqa: BLE001 (each filesystem has errors of its own)
             text = hide_secrets(f"{type(error).__name__}: {error}", {} if store is None else store["options"])
             answer = {"pyarrow": pa.__version__, "error": text}
+        finally:
+            close_filesystems()
         yield _report_batch([0], [json.dumps(answer)])
 
     return probe

@@ -143,17 +143,7 @@ class Store:
     @property
     def spec(self) -> StoreSpec:
         """What another process needs to open the same filesystem, secrets included."""
-        names = sorted(
-            f"{name}={_provider_name(value)}"
-            for name, value in self.options.items()
-            if callable(value) or hasattr(value, "get_token")
-        )
-        return {
-            "protocol": self.protocol,
-            "options": self.options,
-            "timeout_seconds": self.timeout_seconds,
-            "providers": " ".join(names),
-        }
+        return {"protocol": self.protocol, "options": self.options, "timeout_seconds": self.timeout_seconds}
 
     def filesystem(self) -> Any:
         """This process's own filesystem; opening it may ask the network."""
@@ -422,17 +412,6 @@ class Store:
 
 
 _in_process = threading.Lock()
-
-_names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
-
-def _provider_name(provider: Any) -> str:
-    """A name of a function, or of an object that gives tokens, by which other processes know it again."""
-    try:
-        return _names.setdefault(provider, uuid.uuid4().hex)
-    except TypeError:
-        # It cannot be a key, or be held weakly.
-        return uuid.uuid4().hex
 
 
 def _check_exclusive(filesystem: Any, path: str) -> None:
