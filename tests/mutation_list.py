@@ -348,7 +348,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="cache/removal.py",
         claim="what killed tasks began to upload to S3 stays for ever",
-        old="directory.abort_uploads()",
+        old="    abort_uploads(directory)",
         new="pass",
         tests=("tests/integration/test_stores.py",),
     ),

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from converter.cache.host_leases import HostLease, is_shared
 from converter.cache.leases import HURRY_SECONDS, Lease, held_now, put_intent, put_lease, release
 from converter.cache.owners import check_owner
-from converter.cache.removal import delete_data, delete_uncommitted, is_link, is_ours
+from converter.cache.removal import abort_uploads, delete_data, delete_uncommitted, is_link, is_ours
 from converter.cache.roots import ATTEMPT_PATTERN, MANIFEST, named_errors, naming_errors
 from converter.errors import CacheCorruptError, CacheError
 from converter.manifest import Manifest
@@ -337,7 +337,7 @@ def delete_unlisted(root: Storage, attempt: Attempt, manifest: Manifest) -> None
         return
     directory = entry.below(attempt.data_directory)
     # All listed files are whole: what is under way was begun by a task that was killed, or by a slower twin.
-    directory.abort_uploads()
+    abort_uploads(directory)
     for info in directory.list():
         if is_ours(info) and info.name not in listed:
             directory.delete_file(info.name)

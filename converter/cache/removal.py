@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 
 from converter.manifest import DATA_FILE
@@ -15,6 +16,7 @@ from converter.storage.directory import FileInfo, Storage
 logger = logging.getLogger(__name__)
 
 _SPARK_STAGING = "_temporary"
+_DATA_FOLDER = re.compile(r"data-[0-9a-f]{32}")
 _SIDE_FILE = re.compile(r"probe|_SUCCESS|\._SUCCESS\.crc|\.part-[0-9]{5,}-[0-9a-f-]{36}-c[0-9]{3,}[0-9a-z_.]*\.crc")
 
 
@@ -70,13 +72,37 @@ def delete_uncommitted(entry: Storage, directory_name: str) -> SweepReport:
     return delete_data(entry, directory_name)
 
 
+def abort_uploads(directory: Storage) -> None:
+    """Give up what our writers, or Spark's, have begun to upload to a data folder."""
+    for name, number in directory.uploads():
+        if _is_our_upload(name):
+            directory.abort_upload(name, number)
+
+
+def abort_orphaned(root: Storage, uploads: Sequence[tuple[str, str]], keys: Collection[str]) -> None:
+    """Give up uploads of tasks that outlived their driver, and the removal of what it wrote.
+
+    `keys` are those that `root` showed after the uploads were listed: a live writer's intent is among them.
+    """
+    for name, number in uploads:
+        key, _, rest = name.partition("/")
+        folder, _, file = rest.partition("/")
+        if key not in keys and _DATA_FOLDER.fullmatch(folder) and _is_our_upload(file):
+            root.abort_upload(name, number)
+
+
+def _is_our_upload(name: str) -> bool:
+    folder, _, file = name.rpartition("/")
+    return bool(DATA_FILE.fullmatch(file)) and folder.partition("/")[0] in ("", _SPARK_STAGING)
+
+
 def delete_data(entry: Storage, directory_name: str) -> SweepReport:
     """Remove our data files of one attempt, and its folder if that is empty then."""
     if is_link(entry, directory_name):
         logger.warning("Left %s/%s alone: it is a link, which this package does not make.", entry.url, directory_name)
         return SweepReport()
     directory = entry.below(directory_name)
-    directory.abort_uploads()
+    abort_uploads(directory)
     foreign, num_files, num_bytes = [], 0, 0
     for info in directory.list():
         if is_ours(info):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from converter.cache.entries import attempt_of, delete_corrupt, is_in_use, load_manifest, says_it_is_kept
 from converter.cache.finding import is_entry
 from converter.cache.leases import RENEW_SECONDS, held_attempts, held_now, is_dead
-from converter.cache.removal import SweepReport, delete_data, delete_uncommitted, is_link, is_ours
+from converter.cache.removal import SweepReport, abort_orphaned, delete_data, delete_uncommitted, is_link, is_ours
 from converter.cache.roots import ATTEMPT_PATTERN, LEASE_PATTERN, MANIFEST, PASSING_PATTERN, named_errors
 from converter.errors import CacheCorruptError, CacheError
 from converter.manifest import Manifest
@@ -50,7 +50,10 @@ def sweep_root(
     Kept entries are removed only with `kept`, or with `name_hash`, which restricts the sweep to the keys that begin
     with it.
     """
+    # Before the listing: whoever begins an upload has put an intent by then.
+    uploads = [] if dry_run or name_hash is not None else root.uploads()
     infos = root.list()
+    abort_orphaned(root, uploads, {info.name for info in infos})
     entries = [info for info in infos if is_entry(info, name_hash)]
     passing = [] if name_hash is not None else [info for info in infos if PASSING_PATTERN.fullmatch(info.name)]
     if not entries and not passing:

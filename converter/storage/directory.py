@@ -15,7 +15,7 @@ import posixpath
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -320,10 +320,14 @@ class Storage(ABC):
         with contextlib.suppress(FileNotFoundError):
             self._filesystem.rm(self._root, recursive=True)
 
-    def abort_uploads(self) -> None:
-        """Give up what killed writers have begun to upload to this directory, where the store keeps that."""
-        if not self.is_local:
-            self._filesystem.abort_uploads(self._root)
+    def uploads(self) -> Sequence[tuple[str, str]]:
+        """What was begun to be uploaded below this directory, and has not ended: each by its name and its number."""
+        found: Sequence[tuple[str, str]] = () if self.is_local else self._filesystem.uploads(self._root)
+        return found
+
+    def abort_upload(self, name: str, number: str) -> None:
+        """Give up one of the `uploads`."""
+        self._filesystem.abort_upload(self.path(name), number)
 
     def delete_directory_if_empty(self) -> None:
         """Remove this directory if it is empty."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from converter.portable.deadlines import Result
@@ -69,28 +69,34 @@ class ObjectStore(Store):
     def makedirs(self, path: str, exist_ok: bool = True) -> None:
         """Do nothing; s3fs would create a bucket, or fail if it may not."""
 
-    def abort_uploads(self, path: str) -> None:
+    def uploads(self, path: str) -> Sequence[tuple[str, str]]:
         """As every store's. S3 keeps begun uploads until somebody ends them: they cost, and no listing shows them.
 
         They stay where the user may not list uploads, and in stores like S3 that cannot. Google's go after a week.
         """
         if self.protocol in GOOGLE_SCHEMES:
-            return
+            return ()
         bucket, _, folder = path.strip("/").partition("/")
+        prefix = f"{folder}/"
 
-        def abort(filesystem: Any) -> None:
+        def uploads(filesystem: Any) -> list[tuple[str, str]]:
             # At most 1,000, and each task of Spark has one at a time.
-            found = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{folder}/")
-            for upload in found.get("Uploads", []):
-                with contextlib.suppress(FileNotFoundError):
-                    filesystem.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+            found = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+            return [(upload["Key"].removeprefix(prefix), upload["UploadId"]) for upload in found.get("Uploads", [])]
 
         try:
-            self.ask(abort, path=path)
+            return self.ask(uploads, path=path)
         except TimeoutError:
             raise
         except OSError as error:
             logger.debug("Could not look for uploads below %s: %s", path, error)
+            return ()
+
+    def abort_upload(self, path: str, number: str) -> None:
+        """As every store's."""
+        bucket, _, key = path.strip("/").partition("/")
+        with contextlib.suppress(FileNotFoundError):
+            self.ask(lambda filesystem: filesystem.abort_mpu(bucket, key, number), path=path)
 
     def renew(self, path: str, given_up: threading.Event | None = None) -> None:
         """Write the object's metadata again, which fails if it is gone."""

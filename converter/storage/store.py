@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from converter.errors import MissingDependencyError
@@ -401,8 +401,12 @@ class Store:
         """Delete a directory with all that is in it."""
         self.ask(lambda filesystem: filesystem.rm(path, recursive=recursive), path=path)
 
-    def abort_uploads(self, path: str) -> None:
-        """Give up what killed writers have begun to upload below a directory; most stores keep nothing of that."""
+    def uploads(self, path: str) -> Sequence[tuple[str, str]]:  # noqa: ARG002
+        """What was begun to be uploaded below a directory, and has not ended; most stores keep nothing of that."""
+        return ()
+
+    def abort_upload(self, path: str, number: str) -> None:
+        """Give up an upload; does nothing if it has ended."""
 
     def rmdir(self, path: str) -> None:
         """Delete a directory if it is empty."""

@@ -43,7 +43,7 @@ from converter.storage.directory import Storage
 from converter.storage.opening import open_storage
 from converter.storage.requests import GivenUpError
 from tests.contracts.storage import RemoteStorageContract
-from tests.faults.small_entries import KEY, plan_write, write_data
+from tests.faults.small_entries import KEY, OTHER_KEY, plan_write, write_data
 from tests.processes import run_python
 from tests.servers.proxy import Proxy
 from tests.waiting import meet, wait_until
@@ -231,8 +231,12 @@ def test_what_killed_tasks_began_to_upload_is_given_up(s3: S3, ends: str) -> Non
     manifest = write_data(root, attempt)
     held = entries.commit(root, attempt, manifest) if ends == "delete" else None
     uploads.begin(data.path("part-00009-00000009-0000.parquet"))
-    uploads.begin(root.below(KEY).path(f"{attempt.data_directory}0/of-another-attempt"))
-    assert len(uploads.names) == 2
+    uploads.begin(data.path("_temporary/0/_temporary/attempt_1/part-00000-00000000-0000.parquet"))
+    # Of another attempt, and not of ours.
+    uploads.begin(root.below(KEY).path(f"{attempt.data_directory}0/part-00009-00000009-0000.parquet"))
+    uploads.begin(data.path("notes.bin"))
+    uploads.begin(data.path("mine/part-00009-00000009-0000.parquet"))
+    assert len(uploads.names) == 5
     if ends == "commit":
         entries.delete_unlisted(root, attempt, manifest)
     elif ends == "abandon":
@@ -243,9 +247,33 @@ def test_what_killed_tasks_began_to_upload_is_given_up(s3: S3, ends: str) -> Non
         # As if the driver had been killed, too.
         entries.release(attempt.intent)
         sweep(uploads.url, storage_options=s3.options)
-    assert [name.rpartition("/")[2] for name in uploads.names] == ["of-another-attempt"]
+    left = [name.partition(f"{attempt.data_directory}")[2] for name in uploads.names]
+    assert sorted(left) == [
+        "/mine/part-00009-00000009-0000.parquet",
+        "/notes.bin",
+        "0/part-00009-00000009-0000.parquet",
+    ]
     if ends == "commit":
         entries.abandon(root, attempt)
+
+
+def test_a_sweep_gives_up_what_outlived_its_driver_and_nothing_of_the_living(s3: S3) -> None:
+    uploads = Uploads(s3)
+    root = roots.open_root(uploads.url, s3.options)
+    attempt = entries.begin(root, KEY, application_id="app-1")
+    live = root.below(KEY).path(f"{attempt.data_directory}/part-00009-00000009-0000.parquet")
+    # Their task began after a sweep had removed the rest, and was killed. No object is below that key.
+    orphan = root.below(OTHER_KEY).path(f"{attempt.data_directory}/part-00009-00000009-0000.parquet")
+    theirs = [
+        root.below(OTHER_KEY).path(name) for name in (f"{attempt.data_directory}/notes.bin", "data/part-1.parquet")
+    ]
+    for path in (live, orphan, *theirs):
+        uploads.begin(path)
+    for dry_run in (True, False):
+        sweep(uploads.url, storage_options=s3.options, dry_run=dry_run)
+        kept = [live, *theirs, *([orphan] if dry_run else [])]
+        assert uploads.names == sorted(path.removeprefix(f"{uploads.bucket}/") for path in kept)
+    entries.abandon(root, attempt)
 
 
 def test_a_task_that_fails_gives_up_what_it_was_uploading(s3: S3) -> None:
