@@ -13,6 +13,7 @@ import re
 import sys
 from typing import Any
 
+from converter.errors import ConverterError
 from converter.positions import Shard
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,31 @@ def warn_of_other_shard(given: Shard) -> None:
             "shard %d, its rows are not read. Without cur_shard and shard_count each process reads its own.",
             given.index, given.count, found.index, found.count, source, found.index,
         )  # fmt: skip
+
+
+def require_own_shard(shard: Shard) -> None:
+    """Raise ConverterError if a loader's shard is not this process's, so that rows would be read twice or never.
+
+    That happens if it was made or used before torch.distributed was initialised, or initialised again.
+    """
+    if shard.count > 1:
+        # Who started the process may call it another one than its group does: a worker process has no group.
+        group = look_for_group()
+        if group is not None and group[0] != shard:
+            now, where = group
+            raise ConverterError(
+                f"This loader reads shard {shard.index} of {shard.count}, because it was made or used when this "
+                f"process was that one; it is {now.index} of {now.count} now ({where}). Make a new loader, and let "
+                "it load this one's state, or pass cur_shard and shard_count."
+            )
+        return
+    now, where = look_for_shard()
+    if now.count > 1:
+        raise ConverterError(
+            f"This loader reads all rows, because it was made or used before this process was one of {now.count} "
+            f"({where}). Make the loader after that (with Lightning in train_dataloader()), or pass cur_shard "
+            "and shard_count."
+        )
 
 
 def look_for_shard() -> tuple[Shard, str]:

@@ -29,7 +29,7 @@ from converter.reading.data_files import DataFiles
 from converter.reading.meter import Meter
 from converter.reading.source import BatchSource
 from converter.reading.windows import open_files
-from converter.shards import find_shard, look_for_group, look_for_shard
+from converter.shards import find_shard, look_for_shard, require_own_shard
 from converter.state import MAX_EPOCH, Past, State
 from converter.storage.requests import GivenUpError
 
@@ -63,6 +63,14 @@ class Epochs:
         """Whether it begins where a state was taken that was loaded."""
 
         self._progress: _Progress | None = None
+        """Of the iteration that handed out the last batch; None if the state is that of the next one."""
+
+        self._begin = self.next
+        """Where that iteration began."""
+
+        self._set = object()
+        """Another one each time that the user says where the next iteration begins."""
+
         self._closed = self._is_checked = self._has_warned = False
         self._begun_in: int | None = None
         """The process that has begun an iteration, so that its shard is settled. A forked process begins anew."""
@@ -137,15 +145,19 @@ class Epochs:
         self.look_for_shard()
         self.settle_shard()
         # Read at the first batch: Lightning makes the iterator before it calls `set_epoch`.
-        begin = self.next
+        begin, own = self.next, self._set
         self._check_ranks(begin)
         for at, plan in self.plans(begin):
             progress = self._progress = replace(at)
+            self._begin = begin
             steps.count(plan, progress)
             try:
                 with contextlib.closing(as_generator(batches_of(plan))) as batches:
                     for batch in batches:
                         progress.num_batches += 1
+                        if self._set is own:
+                            # Again with each batch: another iteration may have begun, or ended, meanwhile.
+                            self._progress, self._begin = progress, begin
                         yield batch
             except GeneratorExit:
                 steps.end()
@@ -153,6 +165,8 @@ class Epochs:
         steps.end()
         if self.next is begin:
             self.move_on()
+        elif self._set is own:
+            self._progress = None
 
     def _check_ranks(self, begin: _Progress) -> None:
         """Raise ConverterError, once on all ranks, if they would not read parts of one shuffled epoch."""
@@ -183,14 +197,15 @@ class Epochs:
 
     def begin_at(self, epoch: int, epochs_done: int, past: Past) -> None:
         """Let the next iteration begin inside an epoch."""
-        self._progress = None
+        self._progress, self._set = None, object()
         self.next = _Progress(epoch=epoch, past=past, epochs_done=epochs_done)
 
     def set_next(self, epoch: int) -> None:
         """Let the next iteration begin with `epoch`. If a loaded state is in that epoch, it stays where it is."""
-        self._progress, epoch = None, check_integer("epoch", epoch, least=0)
+        epoch = check_integer("epoch", epoch, least=0)
         if epoch >= MAX_EPOCH:
             raise ValueError(f"epoch must be below 2**62, got {epoch}.")
+        self._progress, self._set = None, object()
         if epoch != self.next.epoch:
             self.next, self.is_resumed = _Progress(epoch=epoch, past=(), epochs_done=0), False
         else:
@@ -216,8 +231,7 @@ class Epochs:
         if batches is None:
             return self._state(at, at.num_batches)
         batches = check_integer("batches", batches, least=0)
-        # Until the running iteration ends, the next one would begin at the same place.
-        for at, plan in self.plans(self.next):
+        for at, plan in self.plans(self.next if self._progress is None else self._begin):
             if batches <= plan.num_batches:
                 return self._state(at, batches)
             batches -= plan.num_batches
@@ -265,31 +279,9 @@ class Epochs:
         self._begun_in = os.getpid()
 
     def check_shard(self) -> None:
-        """Raise ConverterError if the loader's shard is not this process's, so that rows would be read twice or never.
-
-        That happens if it was made or used before torch.distributed was initialised, or initialised again.
-        """
-        shard = self.source.shard
-        if not self.source.is_shard_found:
-            return
-        if shard.count > 1:
-            # Who started the process may call it another one than its group does: a worker process has no group.
-            group = look_for_group()
-            if group is not None and group[0] != shard:
-                now, where = group
-                raise ConverterError(
-                    f"This loader reads shard {shard.index} of {shard.count}, because it was made or used when this "
-                    f"process was that one; it is {now.index} of {now.count} now ({where}). Make a new loader, and let "
-                    "it load this one's state, or pass cur_shard and shard_count."
-                )
-            return
-        now, where = look_for_shard()
-        if now.count > 1:
-            raise ConverterError(
-                f"This loader reads all rows, because it was made or used before this process was one of {now.count} "
-                f"({where}). Make the loader after that (with Lightning in train_dataloader()), or pass cur_shard "
-                "and shard_count."
-            )
+        """`require_own_shard`, unless the user named the shard."""
+        if self.source.is_shard_found:
+            require_own_shard(self.source.shard)
 
     @property
     def remaining(self) -> int:
@@ -323,6 +315,7 @@ class Epochs:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._begin, self._set, self._has_warned = self.next, object(), False
         self._running = weakref.WeakSet()
         self._meter = (os.getpid(), Meter())
         self.steps = Steps(self.meter)

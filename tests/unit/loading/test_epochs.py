@@ -410,6 +410,44 @@ def test_after_any_change_of_shards_each_row_comes_as_the_policy_says(
     check_policy(before, last, uneven, most_dropped=sum(count - 1 for count, _, _ in stretches))
 
 
+@pytest.mark.parametrize("inner", ["a look at the first batch", "a whole iteration"])
+@pytest.mark.parametrize("framework", [*FRAMEWORKS, "processes"])
+def test_another_iteration_in_between_leaves_the_state_that_of_the_last_batch(
+    converter: DatasetConverter, framework: str, inner: str
+) -> None:
+    loader = make(converter, framework)
+    rows = []
+    for step, batch in enumerate(loader, 1):
+        rows += batch["id"].tolist()
+        if step == 2:
+            if inner == "a whole iteration":
+                assert sum(len(batch["id"]) for batch in loader) == NUM_ROWS
+            else:
+                next(iter(loader))
+        if step == 4:
+            state = saved(loader)
+            assert saved(loader, batches=4) == state
+            break
+    again = make(converter, framework)
+    again.load_state_dict(state)
+    assert rows + [number for batch in again for number in batch["id"].tolist()] == ROWS
+    # One that was told where to begin next goes on there, whatever a running iteration still gives.
+    first = iter(loader)
+    next(first)
+    loader.set_epoch(7)
+    next(first)
+    assert saved(loader)["epoch"] == 7
+
+
+def test_a_loader_that_travelled_has_a_state(converter: DatasetConverter) -> None:
+    reader = make(travelled(converter), num_epochs=3, cur_shard=0, **UNEQUAL)
+    loader = pickle.loads(pickle.dumps(make(converter, "torch", num_epochs=3, cur_shard=0, **UNEQUAL)))
+    for made in (reader, loader):
+        for _ in itertools.islice(made, 2):
+            pass
+    assert saved(reader) == saved(loader)
+
+
 @pytest.mark.parametrize("framework", [*FRAMEWORKS, "processes"])
 def test_a_rank_that_is_known_after_the_iterator_was_made_reads_its_part(
     converter: DatasetConverter, framework: str, monkeypatch: pytest.MonkeyPatch
