@@ -532,7 +532,8 @@ def sweep(
 
     Args:
         cache_dir: the directory that was given to `make_spark_converter`, or to a loader as `local_cache_dir`.
-        older_than: remove only entries, and local copies, that were unused for so many seconds (or a timedelta).
+        older_than: remove only entries, and local copies, that were unused for so many seconds (or a timedelta). S3 and
+            its like keep no time of a folder, so there it counts from when an entry was written.
         kept: remove kept entries too.
         cache_key: remove only the entries of this name, kept or not.
         dry_run: count, and remove nothing.

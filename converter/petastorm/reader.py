@@ -39,7 +39,7 @@ from converter.petastorm.store import Store, load_schema, open_store
 from converter.petastorm.transform import TransformSpec, transform_schema
 from converter.petastorm.unischema import Unischema, UnischemaField
 from converter.petastorm.warning import call, warn_once
-from converter.reading.ahead import default_workers_count, read_ahead
+from converter.reading.ahead import READER_THREADS, default_workers_count, read_ahead
 from converter.storage.requests import GivenUpError
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class Reader:
         self._epochs_done = 0
         self._num_pieces = 0
         # Several threads may call next().
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._given_up: threading.Event
         """Cancels the requests to a store."""
 
@@ -178,10 +178,20 @@ class Reader:
         self._given_up.set()
         if isinstance(self._apply, Processes):
             self._apply.end()
-        with self._lock:
-            self._pieces.close()
-            self._at_hand = NOTHING
-            let_go, self._at_stop = self._at_stop, []
+        # A transform that stops it runs in a thread for which `next` waits, and which then ends it.
+        if not self._lock.acquire(blocking=not threading.current_thread().name.startswith(READER_THREADS)):
+            return
+        try:
+            # So it is with a signal's handler inside of `next`.
+            if inspect.getgeneratorstate(self._pieces) != inspect.GEN_RUNNING:
+                self._end()
+        finally:
+            self._lock.release()
+
+    def _end(self) -> None:
+        self._pieces.close()
+        self._at_hand = NOTHING
+        let_go, self._at_stop = self._at_stop, []
         for one in let_go:
             one()
 
@@ -196,7 +206,7 @@ class Reader:
     def leave_to_parent(self) -> None:
         """In a forked child: what was begun is its parent's, which has the threads and reads the rows."""
         # Another thread of the parent may have held it.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         if inspect.getgeneratorstate(self._pieces) != inspect.GEN_CREATED:
             self._at_hand = NOTHING
             self._failure = self._failure or ConverterError(
@@ -304,12 +314,31 @@ class Reader:
             return columns
 
     def _next_piece(self) -> Elements:
+        try:
+            piece = self._next_native()
+        finally:
+            if self.stopped:
+                self._end()
+        self._num_pieces += 1
+        block = piece.block(self.schema)
+        if self.is_batched_reader:
+            elements = batches(block, self.schema)
+        elif self.ngram is None:
+            elements = rows(block, self.schema)
+        else:
+            elements = windows(block, self.schema, self.ngram)
+        self._empty.note(elements.num_left)
+        # A signal's handler may have stopped it meanwhile.
+        self._require_running()
+        return elements
+
+    def _next_native(self) -> Any:
         self._require_running()
         if self._failure is not None:
             # What comes after an error is no end: rows are missing.
             raise self._failure
         try:
-            piece = next(self._pieces)
+            return next(self._pieces)
         except StopIteration:
             self.last_row_consumed = True
             raise
@@ -323,16 +352,6 @@ class Reader:
             if isinstance(error, RuntimeError) and (ended := end_of_program(error)) is not None:
                 raise ended from error
             raise
-        self._num_pieces += 1
-        block = piece.block(self.schema)
-        if self.is_batched_reader:
-            elements = batches(block, self.schema)
-        elif self.ngram is None:
-            elements = rows(block, self.schema)
-        else:
-            elements = windows(block, self.schema, self.ngram)
-        self._empty.note(elements.num_left)
-        return elements
 
     def _require_running(self) -> None:
         if self.stopped:

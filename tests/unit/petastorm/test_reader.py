@@ -6,6 +6,8 @@ import collections
 import itertools
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -389,6 +391,49 @@ class PassesNoRow(PredicateBase):
         if next(self.calls) >= 500:
             self.is_asked_often.set()
         return values["id"] < 0
+
+
+STOPS_ITSELF = """
+import os, signal, sys, threading, warnings
+warnings.simplefilter("ignore")
+from converter.petastorm import TransformSpec, make_batch_reader
+
+def transform(frame):
+    if how == "transform":
+        reader.stop()
+    elif frame["id"].iloc[0]:
+        # The main thread comes to wait for this.
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        may_go.wait(30)
+    return frame
+
+def stop(*_):
+    reader.stop()
+    reader.join()
+    may_go.set()
+
+how, may_go = sys.argv[2], threading.Event()
+reader = make_batch_reader(sys.argv[1], transform_spec=TransformSpec(transform), workers_count=1, num_epochs=None)
+signal.signal(signal.SIGTERM, stop)
+try:
+    for _ in reader:
+        pass
+except RuntimeError as error:
+    print(str(error).partition(" created")[0])
+"""
+
+
+@pytest.mark.parametrize("how", ["handler", "transform"])
+def test_a_reader_that_is_stopped_from_within_waits_for_nobody(tmp_path: Path, how: str) -> None:
+    pq.write_table(pa.table({"id": range(1000)}), tmp_path / "a.parquet", row_group_size=100)
+    done = subprocess.run(
+        [sys.executable, "-c", STOPS_ITSELF, f"file://{tmp_path}", how],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "Trying to read a sample after a reader\n", done.stderr
 
 
 @BOTH
