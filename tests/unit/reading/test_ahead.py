@@ -251,8 +251,8 @@ def interrupt_while_garbage_is_collected() -> int:
     num_lost = 0
     for _ in range(200):
         sent = time.monotonic()
-        signal.setitimer(signal.ITIMER_REAL, 0.002)
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.002)
             while time.monotonic() < sent + 0.05:
                 [{} for _ in range(1000)]
         except KeyboardInterrupt:
