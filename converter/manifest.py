@@ -43,7 +43,8 @@ DATA_FILE = re.compile(r"part-[0-9]{5,}-([0-9a-f]{8,}-[0-9]{4,}|[0-9a-f-]{36}-c[
 MAX_END_BYTES = 8 << 20
 """Bytes of all footers and heads in a manifest: every rank and worker loads them."""
 
-_DATA_DIRECTORY = re.compile(r"data-[0-9a-f]{32}")
+DATA_DIRECTORY = re.compile(r"data-[0-9a-f]{32}")
+"""Names of the folders of attempts, in which they lie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,7 +411,7 @@ class Manifest:
 
 def _is_data_file(name: str) -> bool:
     directory, _, file = name.partition("/")
-    return bool(_DATA_DIRECTORY.fullmatch(directory) and DATA_FILE.fullmatch(file))
+    return bool(DATA_DIRECTORY.fullmatch(directory) and DATA_FILE.fullmatch(file))
 
 
 def _add_up(counts: npt.NDArray[np.int64]) -> bool:

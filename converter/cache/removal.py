@@ -10,13 +10,12 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 
-from converter.manifest import DATA_FILE
+from converter.manifest import DATA_DIRECTORY, DATA_FILE
 from converter.storage.directory import FileInfo, Storage
 
 logger = logging.getLogger(__name__)
 
 _SPARK_STAGING = "_temporary"
-_DATA_FOLDER = re.compile(r"data-[0-9a-f]{32}")
 _SIDE_FILE = re.compile(r"probe|_SUCCESS|\._SUCCESS\.crc|\.part-[0-9]{5,}-[0-9a-f-]{36}-c[0-9]{3,}[0-9a-z_.]*\.crc")
 
 
@@ -87,7 +86,7 @@ def abort_orphaned(root: Storage, uploads: Sequence[tuple[str, str]], keys: Coll
     for name, number in uploads:
         key, _, rest = name.partition("/")
         folder, _, file = rest.partition("/")
-        if key not in keys and _DATA_FOLDER.fullmatch(folder) and _is_our_upload(file):
+        if key not in keys and DATA_DIRECTORY.fullmatch(folder) and _is_our_upload(file):
             root.abort_upload(name, number)
 
 
