@@ -69,7 +69,7 @@ class Epochs:
         """Where that iteration began."""
 
         self._set = object()
-        """Another one each time that the user says where the next iteration begins."""
+        """Another one each time that a state is loaded: what the iterations before it still give has none."""
 
         self._closed = self._is_checked = self._has_warned = False
         self._begun_in: int | None = None
@@ -205,7 +205,7 @@ class Epochs:
         epoch = check_integer("epoch", epoch, least=0)
         if epoch >= MAX_EPOCH:
             raise ValueError(f"epoch must be below 2**62, got {epoch}.")
-        self._progress, self._set = None, object()
+        self._progress = None
         if epoch != self.next.epoch:
             self.next, self.is_resumed = _Progress(epoch=epoch, past=(), epochs_done=0), False
         else:

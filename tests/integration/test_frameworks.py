@@ -229,6 +229,23 @@ def test_a_sanity_check_takes_no_row_from_the_validation(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_that_validates_too_goes_on_with_the_trainings_next_row(
+    converter: DatasetConverter, tmp_path: Path, num_workers: int
+) -> None:
+    """Lightning tells it the epoch again before each validation, in the midst of the training's own."""
+    expected = list(itertools.chain(*epochs_of(converter, 2)))
+    path, begin = None, 0
+    for step in (8, 17, STEPS + 7):
+        model, saved = ValidatedModel(), tmp_path / f"{step}.ckpt"
+        with converter.make_torch_dataloader(num_workers=num_workers, **SHUFFLED) as loader:
+            trainer = make_trainer(tmp_path, SaveAt(step, saved), max_steps=step + 1, val_check_interval=3)
+            trainer.fit(model, loader, loader, ckpt_path=path)
+        assert model.ids == expected[begin * BATCH_SIZE : (step + 1) * BATCH_SIZE]
+        assert model.validated
+        path, begin = saved, step
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("step", [1, 7, STEPS - 1, STEPS + 1, STEPS + 9])
 def test_lightning_goes_on_with_the_very_next_row(
     converter: DatasetConverter, tmp_path: Path, step: int, num_workers: int

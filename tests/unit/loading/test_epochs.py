@@ -431,12 +431,18 @@ def test_another_iteration_in_between_leaves_the_state_that_of_the_last_batch(
     again = make(converter, framework)
     again.load_state_dict(state)
     assert rows + [number for batch in again for number in batch["id"].tolist()] == ROWS
-    # One that was told where to begin next goes on there, whatever a running iteration still gives.
+    # Lightning says the epoch again before it validates: with the training's own loader that is in the midst of it.
     first = iter(loader)
     next(first)
     loader.set_epoch(7)
-    next(first)
     assert saved(loader)["epoch"] == 7
+    next(first)
+    assert (saved(loader)["epoch"], saved(loader)["past"]) != (7, [])
+    assert saved(loader, batches=2) == saved(loader)
+    # A loaded state stays, whatever a running iteration still gives.
+    loader.load_state_dict(state)
+    next(first)
+    assert saved(loader) == state
 
 
 def test_a_loader_that_travelled_has_a_state(converter: DatasetConverter) -> None:
