@@ -977,8 +977,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="reading/local_cache.py",
         claim="pieces that are read again are removed by the second that makes room",
-        old='if not _is_at(held, ".held", folder=handle):',
-        new='if False and not _is_at(held, ".held", folder=handle):',
+        old='if not is_at(held, ".held", folder=handle):',
+        new='if False and not is_at(held, ".held", folder=handle):',
         tests=("tests/unit/reading/test_local_cache.py",),
     ),
     Mutation(
@@ -1816,7 +1816,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/integration/test_petastorm_processes.py",),
     ),
     Mutation(
-        module="reading/local_cache.py",
+        module="reading/file_locks.py",
         claim="a lock that is never let go is waited for",
         old="if time.monotonic() > end:",
         new="if False:",

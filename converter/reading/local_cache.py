@@ -37,6 +37,7 @@ import pyarrow as pa
 
 from converter.cache.owners import warn_of_writers
 from converter.errors import CacheError, CacheNotOwnedError
+from converter.reading.file_locks import is_at, lock, removed_again, unlock
 from converter.storage.handles import opened
 from converter.storage.local import LocalStorage
 from converter.storage.ranges import Data
@@ -56,10 +57,6 @@ _FREE_SHARE = 0.9
 """The share of the free disk that may be used, unless the user sets a limit."""
 
 _NUM_LOCKS = 64
-_FIRST_PAUSE_SECONDS, _LOOK_SECONDS = 0.0005, 0.05
-"""How long a wait for a lock sleeps: at first, and at most. Most locks are held for a decision or a rename."""
-
-_WAIT_SECONDS = 60.0
 _MAX_TRIES = 100
 """How often a file is opened again because another process removed it meanwhile; a guess."""
 
@@ -97,16 +94,16 @@ class LocalCache:
                 # Another process made room and removed the folder before the file was there.
                 continue
             try:
-                _lock(held, fcntl.LOCK_SH, path)
+                lock(held, fcntl.LOCK_SH, path)
                 # Another process may have made room in between and removed the folder with the file.
-                if _is_at(held, path):
+                if is_at(held, path):
                     _note_use(held)
                     return held
             except BaseException:
                 os.close(held)
                 raise
             os.close(held)
-        raise _removed_again(path)
+        raise removed_again(path)
 
     def get(
         self,
@@ -157,7 +154,7 @@ class LocalCache:
         """Hold the lock of a piece: one process of this host fetches it. After a minute others fetch it, too."""
         number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _NUM_LOCKS
         try:
-            lock = os.open(os.path.join(self._folder, f".lock-{number}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            file = os.open(os.path.join(self._folder, f".lock-{number}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             # The disk is full, or the folder is gone: then each process fetches for itself.
             self._say_full(f"{error.strerror or error}")
@@ -165,14 +162,14 @@ class LocalCache:
             return
         try:
             try:
-                seconds = 0.0 if number in self._stuck else _WAIT_SECONDS
-                _lock(lock, fcntl.LOCK_EX, name, given_up=given_up, seconds=seconds)
+                seconds = 0.0 if number in self._stuck else None
+                lock(file, fcntl.LOCK_EX, name, given_up=given_up, seconds=seconds)
             except TimeoutError:
                 # Its holder is stopped, or was killed while a forked child has it, too.
                 self._stuck.add(number)
             yield
         finally:
-            _unlock(lock)
+            unlock(file)
 
     def _keep(self, name: str, parts: Sequence[Data], given_up: threading.Event | None) -> None:
         if self._is_full:
@@ -357,7 +354,7 @@ def remove_unheld(
             held = os.open(".held", flags, 0o666, dir_fd=handle)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not _is_at(held, ".held", folder=handle):
+                if not is_at(held, ".held", folder=handle):
                     # Another process removed these rows before the lock was ours, and they may be in use again.
                     continue
                 # Under the lock no process begins to use the folder: `_hold` checks that its file is still there.
@@ -374,7 +371,7 @@ def remove_unheld(
                     with contextlib.suppress(OSError):
                         os.rmdir(folder)
             finally:
-                _unlock(held)
+                unlock(held)
     return num_files, num_bytes
 
 
@@ -411,57 +408,13 @@ def _locked(root: str, kind: int, given_up: threading.Event | None) -> Iterator[
             with contextlib.suppress(OSError):
                 os.fchmod(counter, os.stat(root).st_mode & 0o666)
         try:
-            _lock(counter, kind, path, given_up=given_up)
-            if _is_at(counter, path):
+            lock(counter, kind, path, given_up=given_up)
+            if is_at(counter, path):
                 yield counter
                 return
         finally:
-            _unlock(counter)
-    raise _removed_again(path)
-
-
-def _lock(
-    file: int, kind: int, path: str, *, given_up: threading.Event | None = None, seconds: float | None = None
-) -> None:
-    """Lock a file among all processes of this host. Whoever has it may be stopped, so nobody waits for ever.
-
-    Raises:
-        GivenUpError: `given_up` was set meanwhile.
-        TimeoutError: it was locked for `seconds`, a minute if None.
-    """
-    end, pause = time.monotonic() + (_WAIT_SECONDS if seconds is None else seconds), _FIRST_PAUSE_SECONDS
-    while not _try_lock(file, kind):
-        if given_up is not None and given_up.is_set():
-            raise GivenUpError(f"The wait for {path} was cancelled")
-        if time.monotonic() > end:
-            raise TimeoutError(f"another process holds the lock of {path}")
-        time.sleep(pause)
-        pause = min(2 * pause, _LOOK_SECONDS)
-
-
-def _try_lock(file: int, kind: int) -> bool:
-    """Lock a file unless another process has it locked; whether it is locked by us."""
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-def _removed_again(path: str) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, "it is removed as often as it is made", path)
-
-
-def _is_at(file: int, path: str, *, folder: int | None = None) -> bool:
-    """Whether an open file still has its name: another process may have removed it with its folder."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file), os.stat(path, dir_fd=folder))
-    return False
-
-
-def _unlock(file: int) -> None:
-    # Closing it alone is not enough: a process that was forked meanwhile has it open too.
-    fcntl.flock(file, fcntl.LOCK_UN)
-    os.close(file)
+            unlock(counter)
+    raise removed_again(path)
 
 
 def _read_used(counter: int) -> int | None:

@@ -22,7 +22,7 @@ import pytest
 
 from converter import sweep
 from converter.errors import CacheError, CacheNotOwnedError
-from converter.reading import local_cache
+from converter.reading import file_locks, local_cache
 from converter.reading.local_cache import (
     DIRECTORY,
     LocalCache,
@@ -109,7 +109,7 @@ def test_who_gives_up_waits_for_nobody(tmp_path: Path) -> None:
 
 def test_a_lock_that_is_never_let_go_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_cache, "_NUM_LOCKS", 1)
-    monkeypatch.setattr(local_cache, "_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(file_locks, "WAIT_SECONDS", 0.2)
     cache, given_up = LocalCache(str(tmp_path), ONE, None), threading.Event()
     get(cache, Fetch(b"one"))
     (lock,) = tmp_path.rglob(".lock-0")
@@ -122,7 +122,7 @@ def test_a_lock_that_is_never_let_go_is_waited_for_once(tmp_path: Path, monkeypa
             for number in range(1, 4):
                 ((found,), is_copy) = cache.get(f"rows-{number}-0123456789abcdef", [3], lambda: [b"two"], given_up)
                 assert (found.to_pybytes(), is_copy) == (b"two", False)
-                monkeypatch.setattr(local_cache, "_WAIT_SECONDS", math.inf)
+                monkeypatch.setattr(file_locks, "WAIT_SECONDS", math.inf)
     finally:
         timer.cancel()
     assert len(names(tmp_path)) == 4
@@ -139,7 +139,7 @@ def locked_by_another(path: Path) -> Iterator[None]:
 def test_who_holds_the_counter_for_ever_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(local_cache, "_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(file_locks, "WAIT_SECONDS", 0.2)
     cache = LocalCache(str(tmp_path), ONE, None)
     get(cache, Fetch(b"one"))
     with locked_by_another(tmp_path / DIRECTORY / ".used"):
@@ -147,7 +147,7 @@ def test_who_holds_the_counter_for_ever_keeps_nobody_waiting(
             ((found,), is_copy) = cache.get(f"rows-{number}-0123456789abcdef", [3], lambda: [b"two"])
             assert (found.to_pybytes(), is_copy) == (b"two", False)
             # It is waited for once.
-            monkeypatch.setattr(local_cache, "_WAIT_SECONDS", 1000.0)
+            monkeypatch.setattr(file_locks, "WAIT_SECONDS", 1000.0)
         assert get(cache, Fetch(b"one")) == [b"one"]
     assert names(tmp_path) == [PIECE]
     root = tmp_path / DIRECTORY
@@ -171,7 +171,7 @@ def test_who_is_cancelled_does_not_wait_for_the_counter(tmp_path: Path) -> None:
 def test_a_sweep_that_is_stopped_keeps_no_reader_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(local_cache, "_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(file_locks, "WAIT_SECONDS", 0.2)
     LocalCache(str(tmp_path), ONE, None).release()
     (held,) = tmp_path.rglob(".held")
     with locked_by_another(held):
@@ -526,7 +526,7 @@ def test_a_file_that_is_never_there_is_an_error_and_no_endless_loop(
 ) -> None:
     # Found by python -m tests.faults.campaign store.
     cache = LocalCache(str(tmp_path), ONE, None)
-    monkeypatch.setattr(local_cache, "_is_at", lambda file, path: not path.endswith(name))
+    monkeypatch.setattr(local_cache, "is_at", lambda file, path: not path.endswith(name))
     if name == "held":
         with pytest.raises(CacheError, match="cannot be written: it is removed as often as it is made"):
             open_local_cache(str(tmp_path), ONE, None)
