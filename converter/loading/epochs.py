@@ -148,8 +148,9 @@ class Epochs:
         begin, own = self.next, self._set
         self._check_ranks(begin)
         for at, plan in self.plans(begin):
-            progress = self._progress = replace(at)
-            self._begin = begin
+            progress = replace(at)
+            if self._set is own:
+                self._progress, self._begin = progress, begin
             steps.count(plan, progress)
             try:
                 with contextlib.closing(as_generator(batches_of(plan))) as batches:
