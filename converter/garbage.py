@@ -7,41 +7,13 @@ import gc
 import os
 import sys
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _collected_before: list[bool] = []
 """For each fork that is under way, whether garbage was collected before: if any other is, it was for the first."""
 
-_MOMENT_SECONDS = 1.0
-
 _phases: dict[str, Any] = {"stop": None}
 """What the collector has told, "start" and "stop", the last one last."""
-
-
-class Threads(ThreadPoolExecutor):
-    """Threads that end with their `with` block, which waits for them if it may, and else for a moment at most.
-
-    The collector runs in any thread: in one of these, which cannot wait for itself, or in one that they wait for. For
-    the main thread they may wait only if the collector came while it held a lock: there they get a moment.
-    """
-
-    def __init__(self, most: int, name: str) -> None:
-        started: list[threading.Thread] = []
-        super().__init__(most, thread_name_prefix=name, initializer=lambda: started.append(threading.current_thread()))
-        self._started = started
-        watch_collector()
-
-    def __exit__(self, *error: object) -> None:
-        if may_wait():
-            self.shutdown()
-            return
-        self.shutdown(wait=False)
-        if threading.get_ident() == threading.main_thread().ident:
-            end = time.monotonic() + _MOMENT_SECONDS
-            for thread in self._started:
-                thread.join(max(0.0, end - time.monotonic()))
 
 
 @functools.cache

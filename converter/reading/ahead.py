@@ -7,13 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from converter.errors import ConverterError
-from converter.garbage import Threads, may_wait
+from converter.garbage import may_wait
+from converter.pool import Answer, Threads
 from converter.reading.meter import Meter
-from converter.storage.at_once import result_of
 
 Item = TypeVar("Item")
 Output = TypeVar("Output")
@@ -56,16 +55,16 @@ def read_ahead(
     """
     pid = os.getpid()
 
-    def result(future: Future[Output]) -> Output:
+    def result(answer: Answer[Output]) -> Output:
         if pid != os.getpid():
             raise ConverterError(BEGUN_ELSEWHERE)
-        if meter is None or future.done():
-            return result_of(future, waited)
+        if meter is None or answer.is_there:
+            return answer.result(waited)
         with meter.blocking(pool):
-            return result_of(future, waited)
+            return answer.result(waited)
 
     with Threads(workers_count, READER_THREADS) as threads:
-        pending: deque[Future[Output]] = deque()
+        pending: deque[Answer[Output]] = deque()
         try:
             for item in items:
                 pending.append(threads.submit(function, item))
@@ -75,8 +74,8 @@ def read_ahead(
                 yield result(pending.popleft())
         finally:
             # Also when the consumer breaks, raises or drops the generator: what has not begun never will.
-            for future in pending:
-                future.cancel()
+            for answer in pending:
+                answer.cancel()
             for event in given_up:
                 event.set()
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from converter.errors import ConverterError
 from converter.manifest import Manifest
 from converter.memory import Room, give_back_idle
+from converter.pool import Threads
 from converter.reading.checks import DataFile
 from converter.reading.local_cache import LocalCache, piece_name
 from converter.reading.meter import Meter, WindowWork
@@ -128,7 +129,7 @@ class DataFiles:
         numbers: Sequence[int],
         given_up: threading.Event | None = None,
         turn: Turn | None = None,
-        pool: futures.ThreadPoolExecutor | None = None,
+        pool: Threads | None = None,
         *,
         anew: bool = False,
     ) -> dict[int, FetchedGroup]:

@@ -6,10 +6,9 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 
-from converter.garbage import Threads
 from converter.plan import Piece
+from converter.pool import Answer, Threads
 from converter.reading.row_groups import FetchedGroup
 from converter.reading.source import BatchSource
 from converter.storage.at_once import MAX_REQUESTS_AT_ONCE, Turn
@@ -19,15 +18,15 @@ _MAX_REQUESTS = 128
 """At once in one process (both are guesses); `storage` bounds the bytes on their way as well."""
 
 
-Fetch = Callable[[Piece, Turn, ThreadPoolExecutor], Mapping[int, FetchedGroup]]
+Fetch = Callable[[Piece, Turn, Threads], Mapping[int, FetchedGroup]]
 """Fetches the bytes of a piece's remote row groups, by their numbers."""
 
 
 @contextlib.contextmanager
 def fetching(
     fetch: Fetch, pieces: Iterator[Piece], source: BatchSource, given_up: threading.Event
-) -> Iterator[Iterator[tuple[Piece, Future[Mapping[int, FetchedGroup]] | None]]]:
-    """Yield the pieces, each with the future of its bytes; with None if the files are local.
+) -> Iterator[Iterator[tuple[Piece, Answer[Mapping[int, FetchedGroup]] | None]]]:
+    """Yield the pieces, each with the answer that its bytes are; with None if the files are local.
 
     The network is busy while the workers decode. Pieces make their requests in order, so that the piece that is
     wanted first does not wait for a full line. The end sets `given_up`.
@@ -48,12 +47,12 @@ def fetching(
         finally:
             given_up.set()
             for pool in (fetchers, requests):
-                pool.shutdown(wait=False, cancel_futures=True)
+                pool.shutdown(wait=False, cancel=True)
 
 
 def _submitted(
-    fetchers: ThreadPoolExecutor, requests: ThreadPoolExecutor, fetch: Fetch, pieces: Iterator[Piece]
-) -> Iterator[tuple[Piece, Future[Mapping[int, FetchedGroup]]]]:
+    fetchers: Threads, requests: Threads, fetch: Fetch, pieces: Iterator[Piece]
+) -> Iterator[tuple[Piece, Answer[Mapping[int, FetchedGroup]]]]:
     turn = None
     for piece in pieces:
         turn = Turn(turn)

@@ -6,16 +6,16 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from converter.garbage import Threads, may_wait
+from converter.garbage import may_wait
 from converter.mixing import CYCLE_ROWS
 from converter.plan import EpochPlan
+from converter.pool import Answer, Threads
 from converter.positions import take_positions
 from converter.reading.ahead import close_generator, read_ahead
 from converter.reading.bounds import element_bytes, is_wide, memory_bound, mixed_bytes
@@ -24,7 +24,7 @@ from converter.reading.gather import WindowRows, gather, gather_windows, is_join
 from converter.reading.ragged import ragged_values
 from converter.reading.runs import Columns, Run, mark_padding
 from converter.reading.source import BatchSource
-from converter.storage.at_once import LinkedEvent, result_of
+from converter.storage.at_once import LinkedEvent
 from converter.storage.requests import GivenUpError
 
 ReadPlans = Callable[
@@ -67,7 +67,7 @@ def mixed_runs(
 
         def run_of(job: _Job) -> Run:
             ids, rows = mixing.interleave(plan.epoch, job.spans)
-            parts = [columns for part in job.parts for columns in result_of(part)]
+            parts = [columns for part in job.parts for columns in part.result()]
             columns = _interleaved(source, parts, ids, rows)
             return Run(columns=columns, batch_size=size, num_rows=len(ids), first_batch=job.first_batch)
 
@@ -123,7 +123,7 @@ class _Job:
     spans: tuple[range, ...]
     """Positions of the mixture."""
 
-    parts: Sequence[Future[list[Columns]]]
+    parts: Sequence[Answer[list[Columns]]]
     """The rows of each source."""
 
     first_batch: int
@@ -150,12 +150,12 @@ class _Stream:
         self._left: Columns | None = None
         self._thread = Threads(1, "converter-take") if has_thread else None
 
-    def take(self, num_rows: int) -> Future[list[Columns]]:
+    def take(self, num_rows: int) -> Answer[list[Columns]]:
         """The next rows, in parts, after those that were asked for before."""
         if self._thread is not None:
             return self._thread.submit(self._take, num_rows)
-        taken: Future[list[Columns]] = Future()
-        taken.set_result(self._take(num_rows))
+        taken = Answer(lambda: self._take(num_rows))
+        taken.make()
         return taken
 
     def _take(self, num_rows: int) -> list[Columns]:
@@ -177,7 +177,7 @@ class _Stream:
     def close(self) -> None:
         """End the thread and the reading; `over` and `given_up` are set by now."""
         if self._thread is not None:
-            self._thread.shutdown(wait=may_wait(), cancel_futures=True)
+            self._thread.shutdown(wait=may_wait(), cancel=True)
         # An interrupt while the thread was being started keeps the pool from waiting for it.
         close_generator(self._columns)
 

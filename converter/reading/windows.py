@@ -17,7 +17,6 @@ import math
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +26,7 @@ import pyarrow as pa
 from converter.errors import NullValueError, ReadError, SourceError
 from converter.manifest import Manifest
 from converter.plan import EpochPlan, Piece, Shuffle
+from converter.pool import Answer, Threads
 from converter.reading.ahead import read_ahead
 from converter.reading.bounds import CUT_BYTES, cuts_first_window, element_bytes, memory_bound
 from converter.reading.buckets import in_buckets, lengths_of
@@ -53,7 +53,7 @@ from converter.reading.sequences import Layout, SequencedRows, lay_out, live_sta
 from converter.reading.source import ELEMENT_VALID_SUFFIX, BatchSource
 from converter.sequences import SEQUENCE_LENGTH
 from converter.shards import count_processes_of_host
-from converter.storage.at_once import LinkedEvent, Turn, result_of
+from converter.storage.at_once import LinkedEvent, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ class _WindowReader:
             who, self.source.storage.url, seconds,
         )  # fmt: skip
 
-    def fetch(self, piece: Piece, turn: Turn, pool: ThreadPoolExecutor) -> Mapping[int, FetchedGroup]:
+    def fetch(self, piece: Piece, turn: Turn, pool: Threads) -> Mapping[int, FetchedGroup]:
         """The bytes of a piece's remote row groups, by their numbers."""
         began = time.perf_counter()
         try:
@@ -239,14 +239,14 @@ class _WindowReader:
         self.meter.add_fetched(began, sum(num_bytes for _, num_bytes in sizes) - copied, copied)
         return fetched
 
-    def read(self, item: tuple[Piece, Future[Mapping[int, FetchedGroup]] | None]) -> Columns:
+    def read(self, item: tuple[Piece, Answer[Mapping[int, FetchedGroup]] | None]) -> Columns:
         """The piece's rows, in order, in memory of their own."""
         piece, fetching = item
         if fetching is None:
             return self._read(piece, None)
         # A failed fetch does not mean that this host's copies are damaged.
         began = time.perf_counter()
-        fetched = result_of(fetching)
+        fetched = fetching.result()
         self.meter.add_waited("fetch", time.perf_counter() - began)
         try:
             return self._read(piece, fetched)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent import futures
+from concurrent.futures import CancelledError
 from typing import TypeVar
+
+from converter.pool import Threads
 
 Item = TypeVar("Item")
 Output = TypeVar("Output")
@@ -17,15 +18,26 @@ _LOOK_SECONDS = 0.5
 
 
 class LinkedEvent(threading.Event):
-    """An event that counts as set while another one is, too, for who looks at it; waiting for it knows only its own."""
+    """An event that counts as set while another one is, too, for who looks at it. Nobody can wait for it.
+
+    So it needs no lock, which what a signal's handler raises would leave held: the main thread sets it.
+    """
 
     def __init__(self, other: threading.Event | None) -> None:
         super().__init__()
-        self._other = other
+        self._other, self._is_own = other, False
 
     def is_set(self) -> bool:
         """Whether this event or the other one is set."""
-        return super().is_set() or (self._other is not None and self._other.is_set())
+        return self._is_own or (self._other is not None and self._other.is_set())
+
+    def set(self) -> None:
+        """Set this one."""
+        self._is_own = True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Raise NotImplementedError."""
+        raise NotImplementedError
 
 
 class Turn:
@@ -53,7 +65,7 @@ def at_once(
     threads_count: int = MAX_REQUESTS_AT_ONCE,
     given_up: threading.Event | None = None,
     turn: Turn | None = None,
-    pool: futures.ThreadPoolExecutor | None = None,
+    pool: Threads | None = None,
 ) -> list[Output]:
     """The results of `function` in order, from threads; the first error, or Ctrl-C, ends it and sets `given_up`.
 
@@ -69,7 +81,7 @@ def at_once(
     def call(item: Item) -> Output:
         if errors:
             # Else each thread would wait once more for a store that is away, before the error arrives.
-            raise futures.CancelledError
+            raise CancelledError
         try:
             return function(item)
         except BaseException as error:
@@ -79,14 +91,14 @@ def at_once(
     with contextlib.ExitStack() as stack:
         if pool is None:
             threads_count = max(1, min(len(items), threads_count))
-            pool = stack.enter_context(futures.ThreadPoolExecutor(threads_count, thread_name_prefix="converter-fetch"))
+            pool = stack.enter_context(Threads(threads_count, "converter-fetch"))
         pending = [pool.submit(call, item) for item in items]
         if turn is not None:
             turn.end()
         try:
             try:
-                return [result_of(future) for future in pending]
-            except futures.CancelledError:
+                return [answer.result() for answer in pending]
+            except CancelledError:
                 if not errors:
                     raise
             raise errors[0]
@@ -96,20 +108,5 @@ def at_once(
                 given_up.set()
             raise
         finally:
-            for future in pending:
-                future.cancel()
-
-
-def result_of(future: futures.Future[Output], waited: Callable[[float], None] | None = None) -> Output:
-    """What a future returns or raises; Ctrl-C ends the waiting. `waited` is told now and then for how many seconds.
-
-    Python's own wait misses a signal that comes just before it begins, and any signal once Polars has answered a query
-    (it handles SIGINT with SA_RESTART).
-    """
-    begun = time.monotonic()
-    while not future.done():
-        # Not `result`: its TimeoutError may be that of a time limit of the user's, whose signal comes here.
-        futures.wait((future,), _LOOK_SECONDS)
-        if waited is not None and not future.done():
-            waited(time.monotonic() - begun)
-    return future.result()
+            for answer in pending:
+                answer.cancel()

@@ -80,12 +80,15 @@ def raise_in_a_handler(folder: str, kind: str) -> list[str]:
     def preempt(*_: object) -> None:
         raise PreemptedError
 
+    faulthandler.dump_traceback_later(80, exit=True)
     signal.signal(signal.SIGALRM, preempt)
     with make_parquet_converter(folder) as converter:
-        for _ in range(30):
+        # Most moments are those in which threads begin and end.
+        num_times, most_seconds = (30, 0.02) if kind == "tensorflow" else (600, 0.004)
+        for _ in range(num_times):
             with make(converter, kind) as loader:
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, 0.002 + chance.random() * 0.02)
+                    signal.setitimer(signal.ITIMER_REAL, most_seconds * (0.1 + chance.random()))
                     for _ in range(100):
                         for _ in loader:
                             pass

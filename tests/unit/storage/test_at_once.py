@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from converter.storage.at_once import Turn, at_once, result_of
+from converter.pool import Threads
+from converter.storage.at_once import Turn, at_once
 
 
 def test_a_store_that_is_away_is_asked_once_by_each_thread() -> None:
@@ -44,7 +44,7 @@ def test_at_once_keeps_the_order_and_raises_the_first_error() -> None:
 def test_who_comes_later_asks_later() -> None:
     first, asked = Turn(), []
     second = Turn(first)
-    with ThreadPoolExecutor(1) as pool:
+    with Threads(1, "converter-test") as pool:
         later = threading.Thread(target=at_once, args=(asked.append, [3, 4]), kwargs={"turn": second, "pool": pool})
         later.start()
         assert not second.is_over.wait(0.1)
@@ -62,7 +62,7 @@ def test_who_fails_does_not_wait_for_what_others_began_in_the_same_threads() -> 
             raise ValueError("one")
         held.wait(60)
 
-    with ThreadPoolExecutor(2) as pool:
+    with Threads(2, "converter-test") as pool:
         with pytest.raises(ValueError, match="one"):
             at_once(work, [1, 0], pool=pool)
         held.set()
@@ -85,12 +85,12 @@ def test_a_time_limit_of_the_users_ends_the_wait() -> None:
     held = threading.Event()
     before = signal.signal(signal.SIGALRM, stop)
     try:
-        with ThreadPoolExecutor(1) as pool:
-            future = pool.submit(held.wait, 60)
+        with Threads(1, "converter-test") as pool:
+            answer = pool.submit(held.wait, 60)
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0.05)
                 with pytest.raises(TimeoutError, match="the user's limit"):
-                    result_of(future)
+                    answer.result()
             finally:
                 held.set()
     finally:
@@ -101,5 +101,5 @@ def test_an_error_of_the_call_is_no_end_of_the_wait() -> None:
     def fail() -> None:
         raise TimeoutError("the store's")
 
-    with ThreadPoolExecutor(1) as pool, pytest.raises(TimeoutError, match="the store's"):
-        result_of(pool.submit(fail))
+    with Threads(1, "converter-test") as pool, pytest.raises(TimeoutError, match="the store's"):
+        pool.submit(fail).result()

@@ -1,0 +1,222 @@
+"""Threads that compute what is asked of them, in order of asking; the main thread uses no lock of Python's own for it.
+
+What a signal's handler raises, such as the interrupt of a Ctrl-C, may be raised anywhere in Python code of the main
+thread. In `threading.Condition`, of which the futures, pools, events and starts of the standard library are made, it
+leaves a lock held for ever: a thread of the pool would wait for it, and the main thread for that thread (2 of 2 loops
+in 100 seconds, with 80 handlers a second that raised in short epochs). Queues in C are not left so.
+"""
+
+from __future__ import annotations
+
+import _thread
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from converter.exits import register_before_thread_pools
+from converter.garbage import may_wait, watch_collector
+
+Output = TypeVar("Output")
+
+_LOOK_SECONDS, _MOMENT_SECONDS, _BEGIN_SECONDS = 0.5, 1.0, 10.0
+
+_pools: weakref.WeakSet[Threads] = weakref.WeakSet()
+_has_end_begun = False
+
+
+class Answer(Generic[Output]):
+    """What a thread is asked for, and its result."""
+
+    def __init__(self, call: Callable[[], Output]) -> None:
+        self._call: Callable[[], Output] | None = call
+        self._came: SimpleQueue[tuple[Output | None, BaseException | None]] = SimpleQueue()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `result` returns, or raises, at once."""
+        return not self._came.empty()
+
+    def cancel(self) -> None:
+        """Do not begin: `result` raises CancelledError then. What has begun goes on."""
+        self._call = None
+
+    def make(self) -> None:
+        """Compute the result, in the thread that calls this."""
+        call, self._call = self._call, None
+        came: tuple[Output | None, BaseException | None]
+        try:
+            came = (None, CancelledError()) if call is None else (call(), None)
+        except BaseException as error:  # noqa: BLE001 (raised by `result`)
+            came = None, error
+        self._came.put(came)
+
+    def result(self, waited: Callable[[float], None] | None = None) -> Output:
+        """What the call returns or raises; Ctrl-C ends the waiting. `waited` is told now and then for how many seconds.
+
+        No wait is long: a signal that comes just before one begins, or once Polars has answered a query (it handles
+        SIGINT with SA_RESTART), would be handled at its end.
+        """
+        begun = time.monotonic()
+        while True:
+            try:
+                came = self._came.get(timeout=_LOOK_SECONDS)
+            except Empty:
+                if waited is not None:
+                    waited(time.monotonic() - begun)
+            else:
+                break
+        self._came.put(came)
+        output, error = came
+        if error is None:
+            return output  # type: ignore[return-value]  # Only an error's is None.
+        try:
+            raise error
+        finally:
+            # The error's traceback holds this frame, which would hold the error.
+            del came, error, self
+
+
+class Threads:
+    """Threads that end with their `with` block, which waits for them if it may, and else for a moment at most.
+
+    The collector runs in any thread: in one of these, which cannot wait for itself, or in one that they wait for. For
+    the main thread they may wait only if the collector came while it held a lock: there they get a moment.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most, self._name, self._pid = most, name, os.getpid()
+        self._numbers = itertools.count()
+        self._asked: SimpleQueue[Answer[Any] | None] = SimpleQueue()
+        self._idle: SimpleQueue[None] = SimpleQueue()
+        self._starts: list[SimpleQueue[_Thread | None]] = []
+        """A queue for each thread that begins, by which it tells of itself."""
+
+        self._is_over = False
+        # If it is freed, its threads end as after a shutdown.
+        weakref.finalize(self, self._asked.put, None).atexit = False
+        _pools.add(self)
+        watch_collector()
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if may_wait():
+            self.shutdown()
+            return
+        self.shutdown(wait=False)
+        if threading.get_ident() == threading.main_thread().ident:
+            self._join(_MOMENT_SECONDS)
+
+    def submit(self, function: Callable[..., Output], *arguments: Any) -> Answer[Output]:
+        """Ask a thread for `function` of these arguments; another one is started if none is idle.
+
+        Raises:
+            RuntimeError: no thread can be started, or the pool or the interpreter ends.
+        """
+        if _has_end_begun:
+            raise RuntimeError("No thread of a pool is asked after interpreter shutdown has begun.")
+        if self._is_over:
+            raise RuntimeError("This pool of threads has ended.")
+        answer = Answer(partial(function, *arguments))
+        self._asked.put(answer)
+        try:
+            self._idle.get_nowait()
+        except Empty:
+            number = next(self._numbers)
+            if number < self._most:
+                begun: SimpleQueue[_Thread | None] = SimpleQueue()
+                # Its start waits for an event, so that is another thread's matter.
+                _thread.start_new_thread(_begin, (f"{self._name}_{number}", self._asked, self._idle, begun))
+                self._starts.append(begun)
+        return answer
+
+    def shutdown(self, *, wait: bool = True, cancel: bool = False) -> None:
+        """Let the threads end with what they were asked for, or with what they have begun."""
+        self._is_over = True
+        if cancel:
+            self._cancel()
+        self._asked.put(None)
+        if wait:
+            self._join()
+
+    def _cancel(self) -> None:
+        while True:
+            try:
+                answer = self._asked.get_nowait()
+            except Empty:
+                return
+            if answer is not None:
+                answer.cancel()
+                answer.make()
+
+    def _join(self, seconds: float | None = None) -> None:
+        if self._pid != os.getpid():
+            # They are the parent's.
+            return
+        end = None if seconds is None else time.monotonic() + seconds
+        for begun in self._starts:
+            try:
+                thread = begun.get(timeout=_BEGIN_SECONDS if end is None else max(0.0, end - time.monotonic()))
+            except Empty:
+                # At the interpreter's end it may never begin.
+                return
+            begun.put(thread)
+            if thread not in (None, threading.current_thread()):
+                thread.join(None if end is None else max(0.0, end - time.monotonic()))
+
+
+class _Thread(threading.Thread):
+    """A thread of a pool; it knows nothing of the pool, which may be freed."""
+
+    def __init__(self, name: str, asked: SimpleQueue[Answer[Any] | None], idle: SimpleQueue[None]) -> None:
+        # Not a daemon, though the one that starts it is: the interpreter's end waits for it.
+        super().__init__(name=name, daemon=False)
+        self._asked, self._idle = asked, idle
+
+    def run(self) -> None:
+        while True:
+            try:
+                answer = self._asked.get_nowait()
+            except Empty:
+                self._idle.put(None)
+                answer = self._asked.get()
+            if answer is None:
+                # For the next one.
+                self._asked.put(None)
+                return
+            answer.make()
+            # Else its result would live until the next one is asked for.
+            del answer
+
+
+def _begin(
+    name: str, asked: SimpleQueue[Answer[Any] | None], idle: SimpleQueue[None], begun: SimpleQueue[_Thread | None]
+) -> None:
+    thread = _Thread(name, asked, idle)
+    try:
+        thread.start()
+    except RuntimeError:
+        # There are as many threads as there may be, and this is one.
+        begun.put(None)
+        thread.run()
+    else:
+        begun.put(thread)
+
+
+def _end_all() -> None:
+    """At the interpreter's end: its threads end with what they were asked for."""
+    global _has_end_begun
+    _has_end_begun = True
+    for pool in list(_pools):
+        pool.shutdown(wait=False)
+
+
+register_before_thread_pools(_end_all)
