@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -149,11 +150,16 @@ class _Work(IterableDataset[Any]):
     def __init__(self, rows: Rows, make: ByColumn | ByRecord, steps: Steps, *, is_shared: bool) -> None:
         self.make = make
         self._rows, self._steps = rows, steps
-        self._epoch = torch.zeros((), dtype=torch.int64)
-        if is_shared:
-            # Workers that outlive an iteration read the next one's number from shared memory. Others must not: they
-            # may begin after another iteration has.
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._is_shared = is_shared
+        self._epoch, self._pid = self._new_epoch(), os.getpid()
+
+    def _new_epoch(self) -> torch.Tensor | list[int]:
+        """An epoch's number.
+
+        Workers that outlive an iteration read the next one's from shared memory. Others must not: they may begin after
+        another iteration has. And a tensor that is sent to a process is moved there.
+        """
+        return torch.zeros(1, dtype=torch.int64).share_memory_() if self._is_shared else [0]  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled source has no credentials, but workers need them. Nothing else pickles this object.
@@ -172,7 +178,10 @@ class _Work(IterableDataset[Any]):
 
     def begin(self, epoch: int, *, is_forked: bool) -> None:
         """Let worker processes begin this epoch; what is kept in memory is read before they are forked."""
-        self._epoch.fill_(epoch)
+        if self._pid != os.getpid():
+            # Another process was given this loader, and both have workers.
+            self._epoch, self._pid = self._new_epoch(), os.getpid()
+        self._epoch[0] = epoch
         if is_forked:
             self._rows.keep()
 
@@ -195,7 +204,7 @@ class _Work(IterableDataset[Any]):
         self._rows.num_processes = count
         ranges = self._ranges(index, count)
         item: list[tuple[Chunk, bool]] = []
-        with contextlib.closing(self._rows.parts(int(self._epoch), ranges)) as parts:
+        with contextlib.closing(self._rows.parts(int(self._epoch[0]), ranges)) as parts:
             for part, numbers, is_whole in cut_parts(parts, ranges, self._steps.batch_size):
                 item += self._chunks_of(part, numbers)
                 if is_whole:
@@ -209,7 +218,7 @@ class _Work(IterableDataset[Any]):
         num_rows = 1 if row_bytes > _PICTURE_BYTES else min(_ITEM_ROWS, _ITEM_BYTES // row_bytes)
         most = max(1, num_rows // size)
         every = range(self._steps.num_batches)
-        runs = [every[run.start : run.stop] for run in self._rows.plan(int(self._epoch)).batch_runs()]
+        runs = [every[run.start : run.stop] for run in self._rows.plan(int(self._epoch[0])).batch_runs()]
         is_free = source.shuffle is not None
         return batches_of_worker([run for run in runs if run], worker, num_workers, most=most, is_free=is_free)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -392,16 +393,17 @@ class _Runs(IterableDataset[Packed]):
         self.source = epochs.source
         self._num_epochs = epochs.num_epochs
         self._past: Past = ()
-        self._begin = torch.zeros(2, dtype=torch.int64)
-        self._is_shared = is_shared
-        self._share()
+        self._is_shared, self._pid = is_shared, os.getpid()
+        self._begin = self._new_begin()
         self.is_own = False
         """Whether our own loader iterates: any other would take runs for rows."""
 
-    def _share(self) -> None:
-        # Workers that outlive an iteration read the next one's epoch from shared memory.
-        if self._is_shared:
-            self._begin.share_memory_()  # type: ignore[no-untyped-call]
+    def _new_begin(self) -> torch.Tensor | list[int]:
+        """An epoch, and how many are done; in shared memory for workers that outlive an iteration.
+
+        Others must not see it change, for they may begin after another iteration has. A tensor that is sent is moved.
+        """
+        return torch.zeros(2, dtype=torch.int64).share_memory_() if self._is_shared else [0, 0]  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled source has no credentials, but workers need them. They travel only while a process is started:
@@ -415,17 +417,20 @@ class _Runs(IterableDataset[Packed]):
         if options is not None:
             for storage, own in zip(self.source.storages, options, strict=True):
                 storage.lend(own)
-        self._share()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Runs:
         memo[id(self)] = copied = _Runs.__new__(_Runs)
         # A copy stays in this process, so it may keep the credentials.
         options = [storage.options for storage in self.source.storages]
-        copied.__setstate__({**copy.deepcopy(self.__dict__, memo), "storage_options": options})
+        own = copy.deepcopy(self.__dict__, memo) | {"_begin": self._new_begin(), "storage_options": options}
+        copied.__setstate__(own)
         return copied
 
     def begin_at(self, epoch: int, epochs_done: int, past: Past) -> bool:
         """Let the next iteration begin there; True if running workers cannot learn of it."""
+        if self._pid != os.getpid():
+            # Another process was given this loader, and both have workers.
+            self._begin, self._pid = self._new_begin(), os.getpid()
         has_other_past, self._past = past != self._past, past
         self._begin[0], self._begin[1] = epoch, epochs_done
         return has_other_past
@@ -445,7 +450,7 @@ class _Runs(IterableDataset[Packed]):
         worker = get_worker_info()
         index, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
         epochs = Epochs(self.source, self._num_epochs)
-        epoch, epochs_done = self._begin.tolist()
+        epoch, epochs_done = map(int, self._begin)
         epochs.begin_at(epoch, epochs_done, self._past)
         item, files = 0, open_files(self.source, count)
         for _, plan in epochs.plans(epochs.next):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -447,6 +450,59 @@ def test_another_iteration_in_between_leaves_the_state_that_of_the_last_batch(
     for _ in range(STEPS + 1):
         next(first)
         assert saved(loader) == state
+
+
+class SecondIsLate:
+    """A transform that changes nothing; the second process that receives it takes long to begin."""
+
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    def __call__(self, batch: Any) -> Any:
+        return batch
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        try:
+            os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            time.sleep(3)
+
+
+@pytest.mark.long("it spawns processes")
+def test_processes_that_begin_late_read_the_epoch_that_they_were_started_for(
+    converter: DatasetConverter, tmp_path: Path
+) -> None:
+    with make(converter, shuffle=True) as whole:
+        epochs = [rows_of(whole) for _ in range(2)]
+    options = {"num_workers": 2, "multiprocessing_context": "spawn", "transform": SecondIsLate(str(tmp_path / "first"))}
+    with make(converter, "torch", shuffle=True, **options) as loader:
+        first = iter(loader)
+        begun = rows_of(itertools.islice(first, 1))
+        loader.set_epoch(1)
+        second = iter(loader)
+        later = rows_of(itertools.islice(second, 1))
+        assert begun + rows_of(first) == epochs[0]
+        assert later + rows_of(second) == epochs[1]
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_a_loader_that_two_processes_have_tells_each_ones_workers_its_own_epoch(
+    converter: DatasetConverter, persistent_workers: bool
+) -> None:
+    with make(converter, "torch", num_workers=1, persistent_workers=persistent_workers) as loader:
+        runs = loader._runs
+        runs.begin_at(3, 0, ())
+        if not (pid := os.fork()):
+            try:
+                runs.begin_at(5, 0, ())
+                os._exit(0 if [int(number) for number in runs._begin] == [5, 0] else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert [int(number) for number in runs._begin] == [3, 0]
+        # In shared memory alone a worker that was started sees what comes next.
+        assert torch.is_tensor(runs._begin) == persistent_workers
 
 
 def test_a_loader_that_travelled_has_a_state(converter: DatasetConverter) -> None:
