@@ -7,6 +7,7 @@ element with a weight of its own comes as often as expected, rounded up or down.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,19 @@ Numbers = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.unsignedinteger[Any]]
 
 _KEPT_EPOCHS = 2
+
+_counting = threading.Lock()
+"""Held while an epoch's counts are made, which all threads then share."""
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _counting
+    _counting = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,7 +126,6 @@ class Draws:
 
     seed: int
     _kept: dict[int, Counts] = field(default_factory=dict, repr=False)
-    _lock: Any = field(default_factory=threading.Lock, repr=False)
 
     @property
     def digest(self) -> str:
@@ -124,7 +137,7 @@ class Draws:
 
     def of_epoch(self, epoch: int) -> Counts:
         """How many times each live element comes."""
-        with self._lock:
+        with _counting:
             if epoch not in self._kept:
                 counts = self.kind.counts(f"{self.seed}/{len(self.kind)}", epoch)
                 while len(self._kept) >= _KEPT_EPOCHS:
@@ -155,4 +168,3 @@ class Draws:
         for name, value in zip(("kind", "num_rows", "starts", "seed"), state, strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_kept", {})
-        object.__setattr__(self, "_lock", threading.Lock())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter import DatasetConverter, NullValueError, make_parquet_converter
+from converter import DatasetConverter, NullValueError, draws, make_parquet_converter
 from tests.properties import examples
 
 LABELS = ["cat"] * 70 + ["dog"] * 25 + ["eel"] * 5
@@ -211,3 +213,15 @@ def test_bad_weights_and_nulls_are_named(tmp_path: Path) -> None:
     for call in (lambda: rows.balance("k"), lambda: rows.sample("v")):
         with pytest.raises(NullValueError, match=r"Column '[kv]' has 1 nulls in a row group"):
             call()
+
+
+def test_a_forked_child_does_not_wait_for_counts_that_a_thread_of_its_parent_makes(converter: DatasetConverter) -> None:
+    counted = converter.balance("label", num_rows=30)._manifest.draws
+    assert counted is not None
+    # As where another thread has the lock.
+    with draws._counting:
+        if not (pid := os.fork()):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
+            os._exit(0 if counted.of_epoch(3).sum() == 30 else 1)
+        assert os.waitpid(pid, 0)[1] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from typing import Any, ClassVar
 
@@ -223,3 +224,14 @@ def test_a_client_that_tries_again_by_itself_creates_a_file_all_the_same() -> No
     store._opened = (os.getpid(), Twice())
     assert store.create("/marker", b"own") is True
     assert store.cat_file("/marker") == b"own"
+
+
+def test_a_forked_child_does_not_wait_for_a_client_that_a_thread_of_its_parent_opens() -> None:
+    store = Store({}, protocol="memory")
+    # As where another thread opens it.
+    with store._opening[1]:
+        if not (pid := os.fork()):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
+            os._exit(0 if store.filesystem() is not None else 1)
+        assert os.waitpid(pid, 0)[1] == 0
