@@ -193,6 +193,47 @@ def test_an_appended_file_is_read(spark: SparkSession, tmp_path: Path, convert: 
 
 
 @pytest.mark.short
+@pytest.mark.parametrize("kind", ["csv", "parquet", "view", "two folders"])
+@pytest.mark.parametrize("is_older_first", [True, False])
+def test_a_frame_from_before_a_file_grew_is_not_taken_for_one_from_after(
+    spark: SparkSession, tmp_path: Path, convert: Convert, kind: str, is_older_first: bool
+) -> None:
+    """Spark reads each file to the length that it had when the frame was made."""
+    folder, name = tmp_path / "grows", f"grows_{uuid.uuid4().hex}"
+    folder.mkdir()
+
+    def write(*numbers: int) -> None:
+        if kind == "csv":
+            with open(folder / "a.csv", "a") as file:
+                file.writelines(f"{number},{2 * number}\n" for number in numbers)
+        else:
+            # More row groups after those that the older frame knows.
+            pq.write_table(pa.table({"id": numbers, "twice": numbers}), folder / "a.parquet", row_group_size=10)
+        age(folder)
+
+    def frame() -> DataFrame:
+        if kind == "csv":
+            return spark.read.schema("id long, twice long").csv(str(folder))
+        if kind == "two folders":
+            return spark.read.parquet(str(folder)).union(spark.read.parquet(str(tmp_path / "still")))
+        if kind == "view":
+            spark.read.parquet(str(folder)).createOrReplaceTempView(name)
+            return spark.table(name)
+        return spark.read.parquet(str(folder))
+
+    write(*range(100))
+    write_numbers(tmp_path / "still", 1, 2, 3)
+    older = frame()
+    write(*range(100 if kind == "csv" else 2000))
+    newer = frame()
+    converted = [convert(df) for df in ((older, newer) if is_older_first else (newer, older))]
+    counts = [len(converter) for converter in converted]
+    assert counts == [df.count() for df in ((older, newer) if is_older_first else (newer, older))]
+    assert counts[0] != counts[1]
+    assert convert(frame()).url == converted[1 if is_older_first else 0].url
+    spark.catalog.dropTempView(name)
+
+
 def test_a_removed_file_is_no_longer_read(spark: SparkSession, tmp_path: Path, convert: Convert) -> None:
     source = tmp_path / "source"
     write_numbers(source, 1, 2, 3)

@@ -45,6 +45,9 @@ _WHOLE_PLANS = {"spark.sql.debug.maxToStringFields": "100000", "spark.sql.maxMet
 RACY_SECONDS = 2.0
 """A file that was changed less than this before it was looked at may change again unseen: stores keep whole seconds."""
 
+_MOST_SKEW_SECONDS = 60.0
+"""By how much the clocks of a store and of this machine may differ; a guess."""
+
 _LEAVES = re.compile(
     r"(Scan (parquet|orc|csv|json|text)\b.*|LocalTableScan|Range|Scan OneRowRelation|Scan ExistingRDD)"
 )
@@ -305,6 +308,8 @@ def _gather_evidence(df: Any) -> Evidence | None:
         return None
     inputs = _look_at(paths, session)
     newest = max((modified for _, _, modified, _ in inputs), default=0)
+    if paths and not _is_listed(fresh, sum(size for _, size, _, _ in inputs), newest / 1e9):
+        return None
     return Evidence(
         plan=_renumbered(optimized) + "\n" + df.schema.json(),
         semantic_hash=int(fresh.semanticHash()),
@@ -313,6 +318,40 @@ def _gather_evidence(df: Any) -> Evidence | None:
         paths=tuple(paths),
         is_racy=time.time() - newest / 1e9 < RACY_SECONDS,
     )
+
+
+def _is_listed(df: Any, num_bytes: int, newest: float) -> bool:
+    """Whether files are as Spark noted them when the frame was made: it reads each to the length that it had then.
+
+    Files change in place: a log grows, a table is written anew under the same names. Over Connect no length is told, so
+    the `newest` change must be older than this process, which has made the frame.
+
+    Reaches into: Catalyst's plans, FileIndex.sizeInBytes (Spark 3.5 to 4.3).
+    Without it: doubt, so frames without a cache_key are written afresh.
+    """
+    frame = java_frame(df)
+    if frame is None:
+        begun = _process_begun()
+        return begun is not None and newest < begun - _MOST_SKEW_SECONDS
+    leaves = _listed(frame.queryExecution().optimizedPlan().collectLeaves())
+    places = [leaf.relation().location() for leaf in leaves if leaf.getClass().getSimpleName() == "LogicalRelation"]
+    if len(places) == 1:
+        return int(places[0].sizeInBytes()) == num_bytes
+    listed = {frozenset(place.inputFiles()): int(place.sizeInBytes()) for place in places}
+    # Of sets of files that overlap the sum says nothing.
+    files = [file for some in listed for file in some]
+    return len(files) == len(set(files)) and sum(listed.values()) == num_bytes
+
+
+def _process_begun() -> float | None:
+    """When this process began, in seconds since 1970; None where that is not told (elsewhere than on Linux)."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            # What follows the program's name, which may hold anything; the 22nd value of all counts from the boot.
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
 
 
 def _confs_of(session: Any) -> tuple[tuple[str, str], ...]:
