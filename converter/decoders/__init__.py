@@ -20,6 +20,11 @@ _KINDS: dict[str, type[Any]] = {"Image": Image, "NumPy": NumPy, "": NamedDecoder
 """The decoders that a manifest can name; the empty one is a user's own, without its code."""
 
 
+def is_own(decoder: Decoder) -> bool:
+    """Whether it is of a user's own class."""
+    return type(decoder) not in _KINDS.values()
+
+
 def to_json(decoder: Decoder) -> dict[str, Any]:
     """A decoder as plain JSON values; of a user's own only its name, because no code is stored.
 

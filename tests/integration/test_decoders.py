@@ -193,6 +193,52 @@ def test_executors_decode_once_if_asked(spark: SparkSession, tmp_path: Path, wri
     assert [path for path in files_below(tmp_path) if not path.endswith(".owner")] == []
 
 
+class Scaled:
+    """A decoder with a parameter."""
+
+    dtype = "float32"
+    shape = (1,)
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def decode(self, values: pa.LargeBinaryArray) -> np.ndarray[Any, Any]:
+        first = np.array([value.as_py()[0] for value in values], np.float32)
+        return (first * np.float32(self.factor))[:, None]
+
+
+@pytest.mark.parametrize("cache_key", [None, "scaled"])
+def test_a_decoder_of_the_users_own_is_known_by_its_parameters_and_its_code(
+    spark: SparkSession, tmp_path: Path, cache_key: str | None
+) -> None:
+    class Shifted(Scaled):
+        def decode(self, values: pa.LargeBinaryArray) -> np.ndarray[Any, Any]:
+            return super().decode(values) + np.float32(1)
+
+    first = Shifted
+
+    class Shifted(Scaled):  # type: ignore[no-redef]  # As where a cell of a notebook is edited and run again.
+        def decode(self, values: pa.LargeBinaryArray) -> np.ndarray[Any, Any]:
+            return super().decode(values) + np.float32(2)
+
+    df = spark.createDataFrame(pa.table({"x": pa.array([b"\x01", b"\x02"], pa.binary())}))
+    with contextlib.ExitStack() as stack:
+
+        def convert(decoder: Any) -> DatasetConverter:
+            converter = make_spark_converter(
+                df, cache_dir=tmp_path, decode={"x": decoder}, decode_at="write", cache_key=cache_key
+            )
+            return stack.enter_context(converter)
+
+        def values_of(converter: DatasetConverter) -> list[float]:
+            with converter.make_batch_reader(batch_size=10) as reader:
+                return sorted(np.concatenate([batch["x"][:, 0] for batch in reader]).tolist())
+
+        made = [convert(decoder) for decoder in (Scaled(2), Scaled(3), first(2), Shifted(2))]
+        assert [values_of(converter) for converter in made] == [[2, 4], [3, 6], [3, 5], [4, 6]]
+        assert convert(Scaled(2)).url == made[0].url
+
+
 def test_pictures_of_many_sizes_are_ragged_in_the_cache_too(spark: SparkSession, tmp_path: Path) -> None:
     df = frame(spark).where(f"id <> {NULL_ROW}")
     with make_spark_converter(df, cache_dir=tmp_path, decode={"photo": Image()}, decode_at="write") as converter:

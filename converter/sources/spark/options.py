@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.decoders import to_json
+from converter.decoders import is_own, to_json
 from converter.decoders.decoder import Decoder
 from converter.schema import DeclaredShape, Scale, split_declared
 
@@ -45,12 +48,31 @@ class WriteOptions:
         added = {
             "decode_at": decode_at if self.decode and decode_at == "write" else None,
             "decode": {name: to_json(decoder) for name, decoder in plain.pop("decode").items()},
+            "own_decoders": self._own_decoders() if decode_at == "write" else {},
             "categories": plain.pop("categories"),
             "scales": plain.pop("scales"),
             "is_kept": is_kept,
         }
         # Without them, so that entries from before there was such an option are found again.
         return plain | {name: value for name, value in added.items() if value}
+
+    def _own_decoders(self) -> dict[str, str]:
+        """For each decoder of the user's own a hash of its parameters and its code.
+
+        A class of the program itself, or of a notebook, is another one in each process.
+        """
+        from pyspark import cloudpickle
+
+        hashes = {}
+        for name, decoder in self.decode.items():
+            if is_own(decoder):
+                content = hashlib.sha256(cloudpickle.dumps(decoder))  # type: ignore[no-untyped-call]
+                for module in sorted({kind.__module__ for kind in type(decoder).__mro__} - {"__main__", "builtins"}):
+                    path = getattr(sys.modules.get(module), "__file__", None)
+                    if path is not None:
+                        content.update(Path(path).read_bytes())
+                hashes[name] = content.hexdigest()[:32]
+        return hashes
 
     def as_called(self, *, compression: str, is_kept: bool) -> dict[str, Any]:
         """The arguments of `make_spark_converter`, as JSON; of categories and scales only the columns.
