@@ -33,13 +33,14 @@ from converter.sources.delta.log import (
     check_commits,
     check_features,
     copy_of,
+    first_replayed,
     open_table,
     read_actions,
     read_log_folder,
 )
 from converter.sources.parquet.columns import Column
 from converter.sources.parquet.fields import choose_columns, plan_fields, statistics_of
-from converter.storage.directory import Storage, StorageOptions
+from converter.storage.directory import FileInfo, Storage, StorageOptions
 from converter.storage.opening import open_storage
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def read_snapshot(
         raise no_rows
     mapping = str(table.metadata().configuration.get("delta.columnMapping.mode", "none"))
     schema_json = table.schema().to_json()
-    wrapped = wrapped_bounds(storage, log, number) if '"timestamp"' in schema_json else set()
+    wrapped = set() if '"timestamp"' not in schema_json else _wrapped_bounds(storage, log, number)
     every_column = table_columns(json.loads(schema_json), mapping, actions, wrapped)
     counts = Counter(column.name for column in every_column)
     for column in every_column:
@@ -138,6 +139,18 @@ def read_snapshot(
         remedy=remedy,
         formats=files.formats,
     )
+
+
+def _wrapped_bounds(storage: Storage, log: Mapping[str, FileInfo], version: int) -> set[str] | None:
+    """`wrapped_bounds` of whichever checkpoint deltalake has read: it listed the log after we did, and before this."""
+    found: set[str] = set()
+    later = read_log_folder(storage)
+    for listed in (log, later) if first_replayed(log, version) != first_replayed(later, version) else (later,):
+        wrapped = wrapped_bounds(storage, listed, version)
+        if wrapped is None:
+            return None
+        found |= wrapped
+    return found
 
 
 def _tell_of_times_without_zone(wanted: Sequence[Column], paths: pa.ChunkedArray, described: str) -> None:

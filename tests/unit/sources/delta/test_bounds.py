@@ -15,12 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from converter import (
     make_delta_converter,
 )
 from converter.sources.delta import files as delta_files
+from converter.sources.delta.bounds import wrapped_bounds
+from converter.sources.delta.log import read_log_folder
 from tests.unit.sources.delta.known_delta import (
     BEGINNING,
     FAR,
@@ -252,3 +254,27 @@ def test_nan_in_a_list_is_found_in_what_holds_it(tmp_path: Path) -> None:
     for listed in (many, iter(many), pa.array(many), np.array(many)):
         assert sorted(ids_of(path, filters=[("x", "in", listed)])) == [1, 2]
     assert sorted(ids_of(path, filters=[("x", "not in", iter([5.0, 7.0]))])) == [1, 2]
+
+
+def test_a_checkpoint_that_appears_while_the_table_is_opened_is_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """deltalake lists the log after we did, and may read it from a checkpoint that was not there before."""
+    path = append_each(tmp_path / "table", [{"id": [number], "x": [BEGINNING]} for number in range(3)])
+    DeltaTable(path).create_checkpoint()
+    listed, looked = [], []
+
+    def without_checkpoint_first(storage: Any) -> Any:
+        listed.append(read_log_folder(storage))
+        return {name: info for name, info in listed[-1].items() if len(listed) > 1 or name.endswith(".json")}
+
+    def look(storage: Any, log: Any, version: int) -> set[str]:
+        looked.append(any("checkpoint" in name for name in log))
+        return wrapped_bounds(storage, log, version)
+
+    monkeypatch.setattr("converter.sources.delta.snapshot.read_log_folder", without_checkpoint_first)
+    monkeypatch.setattr("converter.sources.delta.snapshot.wrapped_bounds", look)
+    assert ids_of(path) == [0, 1, 2]
+    assert looked == [False, True]
+    assert ids_of(path) == [0, 1, 2]
+    assert looked == [False, True, True]
