@@ -25,7 +25,7 @@ from converter.garbage import may_wait, watch_collector
 
 Output = TypeVar("Output")
 
-_LOOK_SECONDS, _MOMENT_SECONDS, _BEGIN_SECONDS = 0.5, 1.0, 10.0
+_LOOK_SECONDS, _MOMENT_SECONDS = 0.5, 1.0
 
 _pools: weakref.WeakSet[Threads] = weakref.WeakSet()
 _has_end_begun = False
@@ -49,13 +49,14 @@ class Answer(Generic[Output]):
 
     def make(self) -> None:
         """Compute the result, in the thread that calls this."""
-        call, self._call = self._call, None
-        came: tuple[Output | None, BaseException | None]
+        came, call, self._call = self._came, self._call, None
         try:
-            came = (None, CancelledError()) if call is None else (call(), None)
+            came.put((None, CancelledError()) if call is None else (call(), None))
         except BaseException as error:  # noqa: BLE001 (raised by `result`)
-            came = None, error
-        self._came.put(came)
+            came.put((None, error))
+        finally:
+            # The error's traceback holds this frame, which would hold the error.
+            del came, call, self
 
     def result(self, waited: Callable[[float], None] | None = None) -> Output:
         """What the call returns or raises; Ctrl-C ends the waiting. `waited` is told now and then for how many seconds.
@@ -95,9 +96,7 @@ class Threads:
         self._numbers = itertools.count()
         self._asked: SimpleQueue[Answer[Any] | None] = SimpleQueue()
         self._idle: SimpleQueue[None] = SimpleQueue()
-        self._starts: list[SimpleQueue[_Thread | None]] = []
-        """A queue for each thread that begins, by which it tells of itself."""
-
+        self._threads: list[threading.Thread] = []
         self._is_over = False
         # If it is freed, its threads end as after a shutdown.
         weakref.finalize(self, self._asked.put, None).atexit = False
@@ -132,11 +131,18 @@ class Threads:
         except Empty:
             number = next(self._numbers)
             if number < self._most:
-                begun: SimpleQueue[_Thread | None] = SimpleQueue()
-                # Its start waits for an event, so that is another thread's matter.
-                _thread.start_new_thread(_begin, (f"{self._name}_{number}", self._asked, self._idle, begun))
-                self._starts.append(begun)
+                self._start(f"{self._name}_{number}")
         return answer
+
+    def _start(self, name: str) -> None:
+        # A start waits for an event, so that is another thread's matter.
+        begun: SimpleQueue[BaseException | None] = SimpleQueue()
+        thread = _Thread(name, self._asked, self._idle)
+        _thread.start_new_thread(_begin, (thread, begun))
+        error = begun.get()
+        if error is not None:
+            raise error
+        self._threads.append(thread)
 
     def shutdown(self, *, wait: bool = True, cancel: bool = False) -> None:
         """Let the threads end with what they were asked for, or with what they have begun."""
@@ -162,15 +168,8 @@ class Threads:
             # They are the parent's.
             return
         end = None if seconds is None else time.monotonic() + seconds
-        for begun in self._starts:
-            try:
-                thread = begun.get(timeout=_BEGIN_SECONDS if end is None else max(0.0, end - time.monotonic()))
-            except Empty:
-                # At the interpreter's end it may never begin.
-                return
-            begun.put(thread)
-            if thread not in (None, threading.current_thread()):
-                thread.join(None if end is None else max(0.0, end - time.monotonic()))
+        for thread in self._threads:
+            thread.join(None if end is None else max(0.0, end - time.monotonic()))
 
 
 class _Thread(threading.Thread):
@@ -197,18 +196,13 @@ class _Thread(threading.Thread):
             del answer
 
 
-def _begin(
-    name: str, asked: SimpleQueue[Answer[Any] | None], idle: SimpleQueue[None], begun: SimpleQueue[_Thread | None]
-) -> None:
-    thread = _Thread(name, asked, idle)
+def _begin(thread: _Thread, begun: SimpleQueue[BaseException | None]) -> None:
     try:
         thread.start()
-    except RuntimeError:
-        # There are as many threads as there may be, and this is one.
-        begun.put(None)
-        thread.run()
+    except BaseException as error:  # noqa: BLE001 (raised where it was asked for)
+        begun.put(error)
     else:
-        begun.put(thread)
+        begun.put(None)
 
 
 def _end_all() -> None:

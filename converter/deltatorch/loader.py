@@ -157,7 +157,7 @@ class _Work(IterableDataset[Any]):
         """An epoch's number.
 
         Workers that outlive an iteration read the next one's from shared memory. Others must not: they may begin after
-        another iteration has. And a tensor that is sent to a process is moved there.
+        another iteration has. A tensor that is sent to a process is moved there, so theirs is in a list.
         """
         return torch.zeros(1, dtype=torch.int64).share_memory_() if self._is_shared else [0]  # type: ignore[no-untyped-call]
 
@@ -170,6 +170,8 @@ class _Work(IterableDataset[Any]):
         self.__dict__.update(state)
         for storage, own in zip(self._rows.source.storages, options, strict=True):
             storage.lend(own)
+        if isinstance(self._epoch, torch.Tensor):
+            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def survives_fork(self) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import gc
 import itertools
 import sys
 import threading
+import weakref
 from concurrent.futures import CancelledError
 from pathlib import Path
 from types import FrameType
@@ -120,20 +122,39 @@ def test_who_waits_is_told_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(told) >= 3
 
 
-def test_where_no_thread_can_be_started_that_is_an_error_or_done_by_the_one_that_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("where", [(threading.Thread, "start"), (_thread, "start_new_thread")], ids=["later", "first"])
+def test_where_no_thread_can_be_started_that_is_an_error(monkeypatch: pytest.MonkeyPatch, where: Any) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
     with Threads(1, NAME) as pool, monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        assert pool.submit(int).result() == 0
-    with Threads(1, NAME) as pool, monkeypatch.context() as patch:
-        patch.setattr(_thread, "start_new_thread", refuse)
+        patch.setattr(*where, refuse)
         with pytest.raises(RuntimeError, match="can't start"):
             pool.submit(int)
     assert not threads()
+
+
+def test_an_error_and_what_it_holds_is_freed_without_the_collector() -> None:
+    class Big:
+        pass
+
+    def fail_with(big: Big) -> None:
+        raise ValueError(big)
+
+    big = Big()
+    known = weakref.ref(big)
+    gc.disable()
+    try:
+        with Threads(1, NAME) as pool:
+            answer = pool.submit(fail_with, big)
+            del big
+            with contextlib.suppress(ValueError):
+                answer.result()
+            del answer
+            wait_until(lambda: not pool._idle.empty())
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("num_batches", [3, 80])

@@ -399,10 +399,7 @@ class _Runs(IterableDataset[Packed]):
         """Whether our own loader iterates: any other would take runs for rows."""
 
     def _new_begin(self) -> torch.Tensor | list[int]:
-        """An epoch, and how many are done; in shared memory for workers that outlive an iteration.
-
-        Others must not see it change, for they may begin after another iteration has. A tensor that is sent is moved.
-        """
+        """An epoch, and how many are done: shared with workers that outlive an iteration (any tensor that is sent is)."""
         return torch.zeros(2, dtype=torch.int64).share_memory_() if self._is_shared else [0, 0]  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -417,13 +414,14 @@ class _Runs(IterableDataset[Packed]):
         if options is not None:
             for storage, own in zip(self.source.storages, options, strict=True):
                 storage.lend(own)
+        if isinstance(self._begin, torch.Tensor):
+            self._begin.share_memory_()  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Runs:
         memo[id(self)] = copied = _Runs.__new__(_Runs)
         # A copy stays in this process, so it may keep the credentials.
         options = [storage.options for storage in self.source.storages]
-        own = copy.deepcopy(self.__dict__, memo) | {"_begin": self._new_begin(), "storage_options": options}
-        copied.__setstate__(own)
+        copied.__setstate__({**copy.deepcopy(self.__dict__, memo), "storage_options": options})
         return copied
 
     def begin_at(self, epoch: int, epochs_done: int, past: Past) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import os
@@ -503,6 +504,15 @@ def test_a_loader_that_two_processes_have_tells_each_ones_workers_its_own_epoch(
         assert [int(number) for number in runs._begin] == [3, 0]
         # In shared memory alone a worker that was started sees what comes next.
         assert torch.is_tensor(runs._begin) == persistent_workers
+
+
+@pytest.mark.parametrize("travel", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_tells_its_persistent_workers_of_each_epoch(converter: DatasetConverter, travel: Any) -> None:
+    with make(converter, shuffle=True) as whole:
+        epochs = [rows_of(whole) for _ in range(3)]
+    loader = travel(make(converter, "torch", shuffle=True, num_workers=1, persistent_workers=True))
+    with loader:
+        assert [rows_of(loader) for _ in range(3)] == epochs
 
 
 def test_a_loader_that_travelled_has_a_state(converter: DatasetConverter) -> None:
