@@ -96,7 +96,10 @@ class Threads:
         self._numbers = itertools.count()
         self._asked: SimpleQueue[Answer[Any] | None] = SimpleQueue()
         self._idle: SimpleQueue[None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[_Thread] = []
+        self._wanted = [True]
+        """Emptied if what has not begun is not wanted any more; its threads share it."""
+
         self._is_over = False
         # If it is freed, its threads end as after a shutdown.
         weakref.finalize(self, self._asked.put, None).atexit = False
@@ -135,33 +138,27 @@ class Threads:
         return answer
 
     def _start(self, name: str) -> None:
-        # A start waits for an event, so that is another thread's matter.
-        begun: SimpleQueue[BaseException | None] = SimpleQueue()
-        thread = _Thread(name, self._asked, self._idle)
-        _thread.start_new_thread(_begin, (thread, begun))
-        error = begun.get()
+        thread = _Thread(name, self._asked, self._idle, self._wanted)
+        # First, so that the end waits for it also if a signal's handler raises below.
+        self._threads.append(thread)
+        try:
+            # A start waits for an event, so that is another thread's matter.
+            _thread.start_new_thread(thread.begin, ())
+        except RuntimeError:
+            self._threads.remove(thread)
+            raise
+        error = thread.error_of_start()
         if error is not None:
             raise error
-        self._threads.append(thread)
 
     def shutdown(self, *, wait: bool = True, cancel: bool = False) -> None:
         """Let the threads end with what they were asked for, or with what they have begun."""
         self._is_over = True
         if cancel:
-            self._cancel()
+            self._wanted.clear()
         self._asked.put(None)
         if wait:
             self._join()
-
-    def _cancel(self) -> None:
-        while True:
-            try:
-                answer = self._asked.get_nowait()
-            except Empty:
-                return
-            if answer is not None:
-                answer.cancel()
-                answer.make()
 
     def _join(self, seconds: float | None = None) -> None:
         if self._pid != os.getpid():
@@ -169,16 +166,41 @@ class Threads:
             return
         end = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(None if end is None else max(0.0, end - time.monotonic()))
+            left = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                has_begun = thread.error_of_start(_MOMENT_SECONDS if left is None else left) is None
+            except Empty:
+                # What a handler raised came before its start.
+                continue
+            if has_begun:
+                thread.join(left)
 
 
 class _Thread(threading.Thread):
     """A thread of a pool; it knows nothing of the pool, which may be freed."""
 
-    def __init__(self, name: str, asked: SimpleQueue[Answer[Any] | None], idle: SimpleQueue[None]) -> None:
+    def __init__(
+        self, name: str, asked: SimpleQueue[Answer[Any] | None], idle: SimpleQueue[None], wanted: list[bool]
+    ) -> None:
         # Not a daemon, though the one that starts it is: the interpreter's end waits for it.
         super().__init__(name=name, daemon=False)
-        self._asked, self._idle = asked, idle
+        self._asked, self._idle, self._wanted = asked, idle, wanted
+        self._begun: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def begin(self) -> None:
+        """Start it, in the thread that calls this."""
+        try:
+            self.start()
+        except BaseException as error:  # noqa: BLE001 (raised where it was asked for)
+            self._begun.put(error)
+        else:
+            self._begun.put(None)
+
+    def error_of_start(self, wait_seconds: float | None = None) -> BaseException | None:
+        """Why it did not begin; None once it has. Raises Empty: that is not known in time."""
+        error = self._begun.get(timeout=wait_seconds)
+        self._begun.put(error)
+        return error
 
     def run(self) -> None:
         while True:
@@ -191,18 +213,11 @@ class _Thread(threading.Thread):
                 # For the next one.
                 self._asked.put(None)
                 return
+            if not self._wanted:
+                answer.cancel()
             answer.make()
             # Else its result would live until the next one is asked for.
             del answer
-
-
-def _begin(thread: _Thread, begun: SimpleQueue[BaseException | None]) -> None:
-    try:
-        thread.start()
-    except BaseException as error:  # noqa: BLE001 (raised where it was asked for)
-        begun.put(error)
-    else:
-        begun.put(None)
 
 
 def _end_all() -> None:

@@ -399,7 +399,7 @@ class _Runs(IterableDataset[Packed]):
         """Whether our own loader iterates: any other would take runs for rows."""
 
     def _new_begin(self) -> torch.Tensor | list[int]:
-        """An epoch, and how many are done: shared with workers that outlive an iteration, as any tensor that is sent."""
+        """An epoch, and how many are done: shared with workers that outlive an iteration, and no others."""
         return torch.zeros(2, dtype=torch.int64).share_memory_() if self._is_shared else [0, 0]  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
