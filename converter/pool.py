@@ -25,7 +25,7 @@ from converter.garbage import may_wait, watch_collector
 
 Output = TypeVar("Output")
 
-_LOOK_SECONDS, _MOMENT_SECONDS = 0.5, 1.0
+_LOOK_SECONDS, _MOMENT_SECONDS, _PAUSE_SECONDS = 0.5, 1.0, 0.001
 
 _pools: weakref.WeakSet[Threads] = weakref.WeakSet()
 _has_end_begun = False
@@ -36,12 +36,14 @@ class Answer(Generic[Output]):
 
     def __init__(self, call: Callable[[], Output]) -> None:
         self._call: Callable[[], Output] | None = call
-        self._came: SimpleQueue[tuple[Output | None, BaseException | None]] = SimpleQueue()
+        self._outcome: list[tuple[Output | None, BaseException | None]] = []
+        self._came: SimpleQueue[None] = SimpleQueue()
+        """Wakes who waits. What is taken from it may be lost by what a handler raises, so it holds nothing."""
 
     @property
     def is_there(self) -> bool:
         """Whether `result` returns, or raises, at once."""
-        return not self._came.empty()
+        return bool(self._outcome)
 
     def cancel(self) -> None:
         """Do not begin: `result` raises CancelledError then. What has begun goes on."""
@@ -49,39 +51,37 @@ class Answer(Generic[Output]):
 
     def make(self) -> None:
         """Compute the result, in the thread that calls this."""
-        came, call, self._call = self._came, self._call, None
+        outcome, came, call, self._call = self._outcome, self._came, self._call, None
         try:
-            came.put((None, CancelledError()) if call is None else (call(), None))
+            outcome.append((None, CancelledError()) if call is None else (call(), None))
         except BaseException as error:  # noqa: BLE001 (raised by `result`)
-            came.put((None, error))
+            outcome.append((None, error))
         finally:
+            came.put(None)
             # The error's traceback holds this frame, which would hold the error.
-            del came, call, self
+            del outcome, call, self
 
     def result(self, waited: Callable[[float], None] | None = None) -> Output:
         """What the call returns or raises; Ctrl-C ends the waiting. `waited` is told now and then for how many seconds.
 
         No wait is long: a signal that comes just before one begins, or once Polars has answered a query (it handles
-        SIGINT with SA_RESTART), would be handled at its end.
+        SIGINT with SA_RESTART), would be handled at its end. And another thread may have been woken instead.
         """
         begun = time.monotonic()
-        while True:
+        while not self._outcome:
             try:
-                came = self._came.get(timeout=_LOOK_SECONDS)
+                self._came.get(timeout=_LOOK_SECONDS)
             except Empty:
                 if waited is not None:
                     waited(time.monotonic() - begun)
-            else:
-                break
-        self._came.put(came)
-        output, error = came
+        output, error = self._outcome[0]
         if error is None:
             return output  # type: ignore[return-value]  # Only an error's is None.
         try:
             raise error
         finally:
             # The error's traceback holds this frame, which would hold the error.
-            del came, error, self
+            del error, self
 
 
 class Threads:
@@ -147,9 +147,7 @@ class Threads:
         except RuntimeError:
             self._threads.remove(thread)
             raise
-        error = thread.error_of_start()
-        if error is not None:
-            raise error
+        thread.wait_for_start()
 
     def shutdown(self, *, wait: bool = True, cancel: bool = False) -> None:
         """Let the threads end with what they were asked for, or with what they have begun."""
@@ -167,12 +165,8 @@ class Threads:
         end = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
             left = None if end is None else max(0.0, end - time.monotonic())
-            try:
-                has_begun = thread.error_of_start(_MOMENT_SECONDS if left is None else left) is None
-            except Empty:
-                # What a handler raised came before its start.
-                continue
-            if has_begun:
+            # Not if what a handler raised came before its start.
+            if thread.has_begun(_MOMENT_SECONDS if left is None else left):
                 thread.join(left)
 
 
@@ -185,22 +179,22 @@ class _Thread(threading.Thread):
         # Not a daemon, though the one that starts it is: the interpreter's end waits for it.
         super().__init__(name=name, daemon=False)
         self._asked, self._idle, self._wanted = asked, idle, wanted
-        self._begun: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._beginning: Answer[None] = Answer(self.start)
 
     def begin(self) -> None:
         """Start it, in the thread that calls this."""
-        try:
-            self.start()
-        except BaseException as error:  # noqa: BLE001 (raised where it was asked for)
-            self._begun.put(error)
-        else:
-            self._begun.put(None)
+        self._beginning.make()
 
-    def error_of_start(self, wait_seconds: float | None = None) -> BaseException | None:
-        """Why it did not begin; None once it has. Raises Empty: that is not known in time."""
-        error = self._begun.get(timeout=wait_seconds)
-        self._begun.put(error)
-        return error
+    def wait_for_start(self) -> None:
+        """Return once it has begun. Raises RuntimeError: it could not."""
+        self._beginning.result()
+
+    def has_begun(self, wait_seconds: float) -> bool:
+        """Whether it has begun, after waiting for that so long."""
+        end = time.monotonic() + wait_seconds
+        while not self._beginning.is_there and time.monotonic() < end:
+            time.sleep(_PAUSE_SECONDS)
+        return self._beginning.is_there and self.ident is not None
 
     def run(self) -> None:
         while True:

@@ -216,8 +216,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="pool.py",
         claim="what was cancelled begins",
-        old="came.put((None, CancelledError()) if call is None else (call(), None))",
-        new="came.put((None if call is None else call(), None))",
+        old="outcome.append((None, CancelledError()) if call is None else (call(), None))",
+        new="outcome.append((None if call is None else call(), None))",
         tests=("tests/unit/test_pool.py",),
     ),
     Mutation(
