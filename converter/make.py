@@ -97,7 +97,7 @@ def make_spark_converter(
         cache_key: a name for these rows, e.g. `"flights-2026-11-20"`. An entry with this name, schema and write
             options is reused by any process, machine and Spark version: you promise that the rows are the same.
             None: an entry is reused only in this process, and only if plan, confs and input files prove that the rows
-            are the same (over Connect the files must be older than this process). Exception: a version of a Delta
+            are the same (never of files over Connect). Exception: a version of a Delta
             table, or columns and plain filters of it, is recognised in every process (classic Spark only).
         float_dtype: the dtype of doubles and decimals: `"float32"`, `"float64"`, or None (doubles stay, decimals
             become float64). Columns that lose precision are logged.
@@ -110,8 +110,8 @@ def make_spark_converter(
         decode_at: `"read"` keeps the bytes and decodes them in each epoch. `"write"` lets the executors decode
             them once and keeps the tensors: larger (a JPEG some ten times), and read as fast as any array. They
             need the library for it, and `NumPy` its dtype and shape. Rows that `on_error="skip"` leaves out are never
-            written; a logged line counts them. A decoder of your own is another one if its parameters or its module
-            change; one of a script or a notebook itself is another one in each process, also with a `cache_key`.
+            written; a logged line counts them. A decoder of your own is another one if its parameters or the file of
+            its class change; a class in no file, as in a notebook, is another one in each process.
         categories: `["carrier", "origin"]` hands these columns out as int32 codes 0…n-1, as an embedding takes them, in
             the sorted order of their values; `schema["carrier"].categories` lists the values.
             `{"carrier": train.schema["carrier"].categories}` gives them the codes of another converter. Strings, whole

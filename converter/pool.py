@@ -123,12 +123,11 @@ class Threads:
         Raises:
             RuntimeError: no thread can be started, or the pool or the interpreter ends.
         """
-        if _has_end_begun:
-            raise RuntimeError("No thread of a pool is asked after interpreter shutdown has begun.")
-        if self._is_over:
-            raise RuntimeError("This pool of threads has ended.")
+        self._check_open()
         answer = Answer(partial(function, *arguments))
         self._asked.put(answer)
+        # Once more: if another thread has ended the pool before that, nobody may look into the queue again.
+        self._check_open()
         try:
             self._idle.get_nowait()
         except Empty:
@@ -136,6 +135,12 @@ class Threads:
             if number < self._most:
                 self._start(f"{self._name}_{number}")
         return answer
+
+    def _check_open(self) -> None:
+        if _has_end_begun:
+            raise RuntimeError("No thread of a pool is asked after interpreter shutdown has begun.")
+        if self._is_over:
+            raise RuntimeError("This pool of threads has ended.")
 
     def _start(self, name: str) -> None:
         thread = _Thread(name, self._asked, self._idle, self._wanted)

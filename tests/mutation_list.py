@@ -223,8 +223,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/identity.py",
         claim="a frame from before its files grew is one of now",
-        old="        return int(places[0].sizeInBytes()) == num_bytes",
-        new="        return True",
+        old="    return listed == {_plain(unquote(path)): {num_bytes} for path, num_bytes, _, _ in inputs}",
+        new="    return True",
         tests=("tests/integration/test_identity.py",),
     ),
     Mutation(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import pickle
+import subprocess
+import sys
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,7 @@ from converter import (
     open_converter,
 )
 from tests.folders import files_below
+from tests.repository import REPOSITORY
 
 NUM_ROWS, NULL_ROW = 40, 11
 DECODE: dict[str, Any] = {"photo": Image(size=(6, 5)), "features": NumPy()}
@@ -237,6 +242,42 @@ def test_a_decoder_of_the_users_own_is_known_by_its_parameters_and_its_code(
         made = [convert(decoder) for decoder in (Scaled(2), Scaled(3), first(2), Shifted(2))]
         assert [values_of(converter) for converter in made] == [[2, 4], [3, 6], [3, 5], [4, 6]]
         assert convert(Scaled(2)).url == made[0].url
+
+
+PROGRAM = """
+import sys, zipfile, numpy as np, pyarrow as pa
+from converter import make_spark_converter, start_local_spark
+sys.path.insert(0, sys.argv[2])
+from in_archive import Zeros
+class Own(Zeros):
+    def __init__(self, factor): self.factor = factor
+spark = start_local_spark(master="local[1]")
+df = spark.createDataFrame(pa.table({"x": pa.array([b"a"], pa.binary())}))
+for decoder in (Own(1), Own(2), Zeros()):
+    options = {"decode": {"x": decoder}, "decode_at": "write", "cache_key": "own", "delete_on_exit": False}
+    print(make_spark_converter(df, cache_dir=sys.argv[1], **options).url)
+spark.stop()
+"""
+
+
+def test_a_program_finds_what_its_own_decoder_has_made_until_it_is_edited(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "deps.zip", "w") as archive:
+        decode = "    def decode(self, values): return np.zeros((len(values), 1), np.float32)\n"
+        archive.writestr(
+            "in_archive.py", f"import numpy as np\nclass Zeros:\n    dtype, shape = 'float32', (1,)\n{decode}"
+        )
+    program = tmp_path / "program.py"
+    urls = []
+    for text in (PROGRAM, PROGRAM, PROGRAM + "# edited\n"):
+        program.write_text(text)
+        command = [sys.executable, str(program), str(tmp_path / "cache"), str(tmp_path / "deps.zip")]
+        paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(tmp_path / "deps.zip")])}
+        told = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | paths)
+        urls.append(told.stdout.split())
+    assert len(set(urls[0])) == 3
+    assert urls[1] == urls[0]
+    assert urls[2][2] == urls[0][2]
+    assert not {*urls[2][:2]} & {*urls[0]}
 
 
 def test_pictures_of_many_sizes_are_ragged_in_the_cache_too(spark: SparkSession, tmp_path: Path) -> None:

@@ -53,11 +53,13 @@ def write_or_find(df: DataFrame, options: WriteOptions, begin: Callable[[str], o
     with own_lock:
         with _lock:
             known = [each for each in _conversions if each.options == options]
-        # Equal frames may read files that have changed. If that cannot be told, they count as equal, as in Petastorm.
+        # Equal frames may read files that have changed. If that cannot be told, they count as equal, as in Petastorm;
+        # but not if a frame may know its files from before.
         evidence = gather_evidence(df)
         evidence = None if evidence is None else replace(evidence, is_racy=False)
         for conversion in known:
-            if conversion.evidence == evidence and conversion.df.sameSemantics(df):
+            is_listed = evidence is None or evidence.is_listed
+            if is_listed and conversion.evidence == evidence and conversion.df.sameSemantics(df):
                 return conversion.url
         url = _materialize(df, options, begin)
         with _lock:

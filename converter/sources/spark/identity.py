@@ -19,7 +19,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -45,8 +45,7 @@ _WHOLE_PLANS = {"spark.sql.debug.maxToStringFields": "100000", "spark.sql.maxMet
 RACY_SECONDS = 2.0
 """A file that was changed less than this before it was looked at may change again unseen: stores keep whole seconds."""
 
-_MOST_SKEW_SECONDS = 60.0
-"""By how much the clocks of a store and of this machine may differ; a guess."""
+_FILE_STATUS = re.compile(r"^\w+\{path=(.*?); isDirectory=false; length=(\d+);", re.MULTILINE)
 
 _LEAVES = re.compile(
     r"(Scan (parquet|orc|csv|json|text)\b.*|LocalTableScan|Range|Scan OneRowRelation|Scan ExistingRDD)"
@@ -82,6 +81,9 @@ class Evidence:
 
     is_racy: bool
     """Whether a file was changed so recently that it may change again unseen."""
+
+    is_listed: bool
+    """Whether the files are surely as long as the frame takes them to be."""
 
 
 _PLAIN = {
@@ -308,8 +310,6 @@ def _gather_evidence(df: Any) -> Evidence | None:
         return None
     inputs = _look_at(paths, session)
     newest = max((modified for _, _, modified, _ in inputs), default=0)
-    if paths and not _is_listed(fresh, sum(size for _, size, _, _ in inputs), newest / 1e9):
-        return None
     return Evidence(
         plan=_renumbered(optimized) + "\n" + df.schema.json(),
         semantic_hash=int(fresh.semanticHash()),
@@ -317,41 +317,32 @@ def _gather_evidence(df: Any) -> Evidence | None:
         inputs=inputs,
         paths=tuple(paths),
         is_racy=time.time() - newest / 1e9 < RACY_SECONDS,
+        is_listed=not paths or _is_listed(fresh, inputs),
     )
 
 
-def _is_listed(df: Any, num_bytes: int, newest: float) -> bool:
-    """Whether files are as Spark noted them when the frame was made: it reads each to the length that it had then.
+def _is_listed(df: Any, inputs: Sequence[tuple[str, int, int, int]]) -> bool:
+    """Whether files are as long as Spark noted them when the frame was made: it reads each to that length.
 
-    Files change in place: a log grows, a table is written anew under the same names. Over Connect no length is told, so
-    the `newest` change must be older than this process, which has made the frame.
+    Files change in place: a log grows, a table is written anew under the same names. Over Connect no length is told.
 
-    Reaches into: Catalyst's plans, FileIndex.sizeInBytes (Spark 3.5 to 4.3).
+    Reaches into: Catalyst's plans, InMemoryFileIndex.allFiles (Spark 3.5 to 4.3).
     Without it: doubt, so frames without a cache_key are written afresh.
     """
     frame = java_frame(df)
     if frame is None:
-        begun = _process_begun()
-        return begun is not None and newest < begun - _MOST_SKEW_SECONDS
-    leaves = _listed(frame.queryExecution().optimizedPlan().collectLeaves())
-    places = [leaf.relation().location() for leaf in leaves if leaf.getClass().getSimpleName() == "LogicalRelation"]
-    if len(places) == 1:
-        return int(places[0].sizeInBytes()) == num_bytes
-    listed = {frozenset(place.inputFiles()): int(place.sizeInBytes()) for place in places}
-    # Of sets of files that overlap the sum says nothing.
-    files = [file for some in listed for file in some]
-    return len(files) == len(set(files)) and sum(listed.values()) == num_bytes
+        return False
+    listed: dict[str, set[int]] = {}
+    for leaf in _listed(frame.queryExecution().optimizedPlan().collectLeaves()):
+        if leaf.getClass().getSimpleName() == "LogicalRelation":
+            # As text, in one call; two relations may know one file from different times.
+            for path, num_bytes in _FILE_STATUS.findall(leaf.relation().location().allFiles().mkString("\n")):
+                listed.setdefault(_plain(path), set()).add(int(num_bytes))
+    return listed == {_plain(unquote(path)): {num_bytes} for path, num_bytes, _, _ in inputs}
 
 
-def _process_begun() -> float | None:
-    """When this process began, in seconds since 1970; None where that is not told (elsewhere than on Linux)."""
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            # What follows the program's name, which may hold anything; the 22nd value of all counts from the boot.
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, AttributeError):
-        return None
+def _plain(path: str) -> str:
+    return re.sub("^file:/+", "/", path)
 
 
 def _confs_of(session: Any) -> tuple[tuple[str, str], ...]:
@@ -399,7 +390,7 @@ _proofs: dict[str, list[_Proof]] = {}
 
 def remember(bucket: str, df: Any, before: Evidence | None, key: str) -> None:
     """Note that the entry `key` holds the rows of `df`, if they provably did not change while they were written."""
-    if before is None or before.is_racy or not _still_holds(before, df):
+    if before is None or before.is_racy or not before.is_listed or not _still_holds(before, df):
         return
     proofs = _proofs.setdefault(bucket, [])
     proofs.append(_Proof(frame=df, evidence=before, key=key))
@@ -422,7 +413,7 @@ def _still_holds(evidence: Evidence, df: Any) -> bool:
 
 def recall(bucket: str, df: Any, evidence: Evidence | None) -> list[str]:
     """Keys of entries of this process that provably hold the rows of `df`, the newest first."""
-    if evidence is None:
+    if evidence is None or not evidence.is_listed:
         return []
     keys = []
     for proof in reversed(_proofs.get(bucket, [])):

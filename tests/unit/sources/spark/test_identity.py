@@ -363,7 +363,9 @@ class Frame:
 
 @pytest.fixture
 def evidence(monkeypatch: pytest.MonkeyPatch) -> Evidence:
-    found = Evidence(plan="plan", semantic_hash=1, confs=(), inputs=(("a", 1, 2, 3),), paths=("a",), is_racy=False)
+    found = Evidence(
+        plan="plan", semantic_hash=1, confs=(), inputs=(("a", 1, 2, 3),), paths=("a",), is_racy=False, is_listed=True
+    )
     monkeypatch.setattr(identity, "_proofs", {})
     monkeypatch.setattr(identity, "_look_at", lambda paths, _: found.inputs if paths == ["a"] else ())
     monkeypatch.setattr(identity, "_confs_of", lambda _: found.confs)
@@ -385,11 +387,13 @@ def test_any_doubt_is_not_remembered(evidence: Evidence) -> None:
     vanished = dataclasses.replace(evidence, inputs=(("a", 1, 2, 3), ("b", 1, 2, 3)), paths=("a", "b"))
     other_confs = dataclasses.replace(evidence, confs=(("spark.sql.ansi.enabled", "true"),))
     racy = dataclasses.replace(evidence, is_racy=True)
-    for before in (None, changed, vanished, other_confs, racy):
+    unlisted = dataclasses.replace(evidence, is_listed=False)
+    for before in (None, changed, vanished, other_confs, racy, unlisted):
         identity.remember("bucket", Frame("a"), before, "key")
     assert identity.recall("bucket", Frame("a"), evidence) == []
     identity.remember("bucket", Frame("a"), evidence, "key")
     assert identity.recall("bucket", Frame("a"), changed) == []
+    assert identity.recall("bucket", Frame("a"), unlisted) == []
     assert identity.recall("bucket", Frame("a"), None) == []
 
 
