@@ -223,7 +223,14 @@ def _end_all() -> None:
     """At the interpreter's end: its threads end with what they were asked for."""
     global _has_end_begun
     _has_end_begun = True
-    for pool in list(_pools):
+    while True:
+        try:
+            pools = list(_pools)
+        except RuntimeError:
+            # A daemon thread has just made another one.
+            continue
+        break
+    for pool in pools:
         pool.shutdown(wait=False)
 
 

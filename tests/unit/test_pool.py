@@ -88,6 +88,24 @@ def test_what_has_not_begun_never_does_if_it_is_cancelled() -> None:
     assert not threads()
 
 
+def test_who_asks_while_another_thread_ends_the_pool_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Threads(1, NAME)
+    queue = pool._asked
+
+    class Late:
+        """A queue into which nothing comes before the pool has ended."""
+
+        def put(self, item: Any) -> None:
+            if item is not None:
+                monkeypatch.setattr(pool, "_asked", queue)
+                pool.shutdown()
+            queue.put(item)
+
+    monkeypatch.setattr(pool, "_asked", Late())
+    with pytest.raises(RuntimeError, match="has ended"):
+        pool.submit(int)
+
+
 def test_threads_end_if_their_pool_is_freed() -> None:
     pool = Threads(2, NAME)
     answer = pool.submit(int)
