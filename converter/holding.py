@@ -122,7 +122,7 @@ def _close_remote() -> None:
     If a thread of the user's still runs, it may still read: then `_close_all` must do.
     """
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    # Threads of ours that just begin are in no pool's queue yet.
+    # Threads of ours end only after this, too.
     if all(thread.daemon or thread.name.startswith("converter-") or is_in_thread_pool(thread) for thread in others):
         give_up_fetching()
         # Imported here, because `import converter` needs it in no other way.

@@ -230,8 +230,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/options.py",
         claim="another decoder of the same class is given the first one's tensors",
-        old='self._own_decoders() if decode_at == "write" else {}',
-        new="{}",
+        old='"own_decoders": plain.pop("own_decoders"),',
+        new='"own_decoders": plain.pop("own_decoders") and {},',
         tests=("tests/integration/test_decoders.py",),
     ),
     Mutation(

@@ -57,9 +57,8 @@ def write_or_find(df: DataFrame, options: WriteOptions, begin: Callable[[str], o
         # but not if a frame may know its files from before.
         evidence = gather_evidence(df)
         evidence = None if evidence is None else replace(evidence, is_racy=False)
-        for conversion in known:
-            is_listed = evidence is None or evidence.is_listed
-            if is_listed and conversion.evidence == evidence and conversion.df.sameSemantics(df):
+        for conversion in known if evidence is None or evidence.is_listed else ():
+            if conversion.evidence == evidence and conversion.df.sameSemantics(df):
                 return conversion.url
         url = _materialize(df, options, begin)
         with _lock:

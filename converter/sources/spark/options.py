@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,26 +39,24 @@ class WriteOptions:
     compression: str
     shuffle_rows_seed: int | None
     writer: str
+    own_decoders: Mapping[str, str] = field(default_factory=dict)
+    """What `hashes_of_own` gives for decoders of the executors: a manifest names them, but not their parameters."""
 
     def for_key(self, *, is_kept: bool) -> dict[str, Any]:
         """The options as plain values. Entries that are kept have keys of their own."""
         shapes = {name: list(shape or ()) for name, shape in self.shapes.items()}
-        plain = {field.name: getattr(self, field.name) for field in fields(self)} | {"shapes": shapes}
+        plain = {each.name: getattr(self, each.name) for each in fields(self)} | {"shapes": shapes}
         decode_at = plain.pop("decode_at")
         added = {
             "decode_at": decode_at if self.decode and decode_at == "write" else None,
             "decode": {name: to_json(decoder) for name, decoder in plain.pop("decode").items()},
-            "own_decoders": self._own_decoders() if decode_at == "write" else {},
+            "own_decoders": plain.pop("own_decoders"),
             "categories": plain.pop("categories"),
             "scales": plain.pop("scales"),
             "is_kept": is_kept,
         }
         # Without them, so that entries from before there was such an option are found again.
         return plain | {name: value for name, value in added.items() if value}
-
-    def _own_decoders(self) -> dict[str, str]:
-        """For each decoder of the user's own a hash of its parameters and its code."""
-        return {name: _hash_of_own(decoder) for name, decoder in self.decode.items() if is_own(decoder)}
 
     def as_called(self, *, compression: str, is_kept: bool) -> dict[str, Any]:
         """The arguments of `make_spark_converter`, as JSON; of categories and scales only the columns.
@@ -83,6 +81,11 @@ class WriteOptions:
         }
         called: dict[str, Any] = json.loads(json.dumps(told))
         return called
+
+
+def hashes_of_own(decoders: Mapping[str, Decoder]) -> dict[str, str]:
+    """For each decoder of the user's own, by column, a hash of its parameters and its code."""
+    return {name: _hash_of_own(decoder) for name, decoder in decoders.items() if is_own(decoder)}
 
 
 def _hash_of_own(decoder: Decoder) -> str:

@@ -35,7 +35,7 @@ from converter.schema import DeclaredShape
 from converter.sources.spark import identity
 from converter.sources.spark.choose import find_other_user
 from converter.sources.spark.jobs import naming_the_end_of_spark
-from converter.sources.spark.options import WriteOptions
+from converter.sources.spark.options import WriteOptions, hashes_of_own
 from converter.sources.spark.progress import check_progress
 from converter.sources.spark.reports import manifest_from
 from converter.sources.spark.run import run_write
@@ -153,6 +153,7 @@ def write_dataframe(
             compression=compression,
             shuffle_rows_seed=shuffle_rows_seed,
             writer=writer,
+            own_decoders=hashes_of_own(decode or {}) if decode_at == "write" else {},
         )
         request = _Request(
             df=df,
