@@ -139,6 +139,21 @@ def test_an_equal_dataframe_is_written_anew_when_its_files_have_changed(
     assert sorted(ids_of(first)) == list(range(3))
 
 
+def test_frames_from_before_a_file_grew_are_written_each_for_itself(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark reads a file to the length that it had when the frame was made. Two doubts are no proof."""
+
+    def grow(first: int) -> DataFrame:
+        with open(tmp_path / "log.csv", "a") as file:
+            file.writelines(f"{number:04}\n" for number in range(first, first + 10))
+        return spark.read.schema("id long").csv((tmp_path / "log.csv").as_uri())
+
+    frames = [grow(first) for first in (0, 10, 20)]
+    converted = [make_spark_converter(df) for df in frames]
+    counts = [len(converter) for converter in converted]
+    assert counts == [df.count() for df in frames]
+    assert len(set(counts)) == 3
+
+
 def test_the_codec_is_in_the_names_of_files(spark: SparkSession) -> None:
     assert not [url for url in make_spark_converter(numbers(spark, 3)).file_urls if "snappy" in url]
     snappy = make_spark_converter(numbers(spark, 3), compression_codec="SNAPPY")
