@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -20,13 +22,15 @@ from converter.loading.forecast import log_uneven_shards
 from converter.loading.options import LoaderOptions
 from converter.manifest import Manifest
 from converter.markup import facts, text
-from converter.mixing import BLOCK_ROWS, Mixing, rows_until
+from converter.mixing import BLOCK_ROWS, Mixing, never_come, rows_until
 from converter.page import columns_of
 from converter.plan import Shuffle
 from converter.reading.runs import LENGTH_SUFFIX, NOT_PADDED, VALID_SUFFIX
 from converter.reading.source import ELEMENT_VALID_SUFFIX, INNER_LENGTH_SUFFIX, BatchSource
 from converter.schema import Field, Schema
 from converter.sequences import SEQUENCE_LENGTH
+
+logger = logging.getLogger(__name__)
 
 _MAX_SOURCES = 127
 _MOST_BLOCKS = 100_000
@@ -59,7 +63,8 @@ def mix(
     Args:
         converters: what is mixed, by name. Batches have the columns that all have; each must have one dtype and shape
             in all.
-        weights: how often each source comes; None for as often as it has rows.
+        weights: how often each source comes; None for as often as it has rows. 0 for never; what is less than one in
+            4,096 is refused.
         stop: when an epoch ends: `"first"`: when the first source was gone through once; `"all"`: when all were, the
             smaller ones several times; or the number of rows of an epoch.
         source: add a column of this name with the number of each row's source, in the order of `converters`;
@@ -78,13 +83,14 @@ def mix(
     if len(converters) > _MAX_SOURCES:
         raise ValueError(f"mix takes up to {_MAX_SOURCES} converters, got {len(converters)}.")
     names, sizes = tuple(converters), tuple(map(len, converters.values()))
-    shares = tuple(map(float, sizes)) if weights is None else _check_weights(weights, names)
+    shares = _check_shares(names, tuple(map(float, sizes)) if weights is None else _check_weights(weights, names))
     if isinstance(stop, str):
         if stop not in ("first", "all"):
             raise ValueError(f"stop must be 'first', 'all' or a number of rows, got {stop!r:.80}.")
         num_rows = rows_until(sizes, shares, is_first=stop == "first")
     else:
         num_rows = check_integer("stop", stop, least=1)
+    _log_absent(names, shares, num_rows)
     mixing = Mixing(
         names=names,
         sizes=sizes,
@@ -113,8 +119,28 @@ def _check_weights(weights: Any, names: tuple[str, ...]) -> tuple[float, ...]:
     if not max(weights.values()) > 0:
         raise ValueError("weights: they sum to 0, so no row would come.")
     largest = max(weights.values())
-    # So that no sum or quotient of them is infinite.
-    return tuple(float(weights[name] / largest) for name in names)
+    # So that no sum or quotient of them is infinite, and none is lost.
+    return tuple(max(float(weights[name] / largest), sys.float_info.min) if weights[name] else 0.0 for name in names)
+
+
+def _check_shares(names: tuple[str, ...], shares: tuple[float, ...]) -> tuple[float, ...]:
+    """These shares. Raises ValueError if a source has one, but no row in a block."""
+    for name in never_come(names, shares, BLOCK_ROWS):
+        raise ValueError(
+            f"weights: {name!r} has less than one in {BLOCK_ROWS:,}, so none of its rows would come. Leave it out, or "
+            "raise its weight."
+        )
+    return shares
+
+
+def _log_absent(names: tuple[str, ...], shares: tuple[float, ...], num_rows: int) -> None:
+    absent = never_come(names, shares, num_rows) if num_rows < BLOCK_ROWS else []
+    if absent:
+        logger.warning(
+            "In epochs of %d rows none comes from %s: its weight is too small for one. Raise stop, or the weight.",
+            num_rows,
+            ", ".join(map(repr, absent)),
+        )
 
 
 class MixedConverter(DatasetConverter):
@@ -163,7 +189,8 @@ class MixedConverter(DatasetConverter):
         Raises:
             TypeError, ValueError: an argument is wrong; the message names it.
         """
-        shares = _check_weights(weights, self._mixing.names)
+        shares = _check_shares(self._mixing.names, _check_weights(weights, self._mixing.names))
+        _log_absent(self._mixing.names, shares, self._mixing.num_rows)
         mixing = self._mixing.with_weights(shares, from_epoch=check_integer("from_epoch", from_epoch, least=0))
         return MixedConverter(self._converters, mixing, self._source_name)
 

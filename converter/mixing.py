@@ -223,17 +223,23 @@ def share(weights: Sequence[float] | npt.NDArray[np.float64], num_rows: int) -> 
     return counts
 
 
+def never_come(names: Sequence[str], weights: Sequence[float], num_rows: int) -> list[str]:
+    """The sources that have a weight, but no element among so many.
+
+    >>> never_come(("web", "books"), (1.0, 0.001), 100)
+    ['books']
+    """
+    counts = share(weights, num_rows).tolist()
+    return [name for name, weight, count in zip(names, weights, counts, strict=True) if weight and not count]
+
+
 def rows_until(sizes: tuple[int, ...], weights: tuple[float, ...], *, is_first: bool) -> int:
     """Elements of an epoch that ends when the first source has been gone through once, or when all have.
 
-    Raises:
-        ValueError: a weight is too small for a block to have an element of its source.
+    Each source that has a weight must come in a block.
     """
-    in_block = share(weights, BLOCK_ROWS)
     wanted = np.array([weight > 0 for weight in weights])
-    if not in_block[wanted].all():
-        raise ValueError(f"weights: a weight is less than one in {BLOCK_ROWS:,}. Leave its source out, or raise it.")
-    size, per_block = np.array(sizes)[wanted], in_block[wanted]
+    size, per_block = np.array(sizes)[wanted], share(weights, BLOCK_ROWS)[wanted]
     blocks = int((size // per_block).min()) if is_first else int((size // per_block).max())
     rest = size - blocks * per_block
     rows = range(BLOCK_ROWS, -1, -1) if is_first else range(BLOCK_ROWS + 1)

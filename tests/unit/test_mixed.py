@@ -300,6 +300,20 @@ def test_mixtures_of_any_size_and_weights(sources: dict[str, DatasetConverter]) 
     assert len(mix(sources, {"web": 1e308, "books": 1e308}, stop=100)) == 100
 
 
+def test_a_source_of_which_an_epoch_has_no_row_is_told(
+    sources: dict[str, DatasetConverter], caplog: pytest.LogCaptureFixture
+) -> None:
+    few = mix(sources, {"web": 1, "books": 0.001}, stop=100)
+    assert caplog.messages == [
+        "In epochs of 100 rows none comes from 'books': its weight is too small for one. Raise stop, or the weight."
+    ]
+    caplog.clear()
+    mix(sources, {"web": 1, "books": 0}, stop=100).with_weights({"web": 1, "books": 0.1}, from_epoch=2)
+    assert not caplog.messages
+    few.with_weights({"web": 0.001, "books": 1}, from_epoch=2)
+    assert "none comes from 'web'" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -311,7 +325,13 @@ def test_mixtures_of_any_size_and_weights(sources: dict[str, DatasetConverter]) 
         ),
         (lambda a, b: mix({"a": a, "b": b}, {"a": 1, "b": -1}), "'b' has the weight -1"),
         (lambda a, b: mix({"a": a, "b": b}, {"a": 0, "b": 0}), "they sum to 0"),
-        (lambda a, b: mix({"a": a, "b": b}, {"a": 1, "b": 1e-9}), "a weight is less than one in 4,096"),
+        (lambda a, b: mix({"a": a, "b": b}, {"a": 1, "b": 1e-9}), "'b' has less than one in 4,096"),
+        (lambda a, b: mix({"a": a, "b": b}, {"a": 1, "b": 1e-4}, stop=10**6), "'b' has less than one in 4,096"),
+        (lambda a, b: mix({"a": a, "b": b}, {"a": 1e300, "b": 1e-300}), "'b' has less than one in 4,096"),
+        (
+            lambda a, b: mix({"a": a, "b": b}).with_weights({"a": 1e-4, "b": 1}, from_epoch=1),
+            "'a' has less than one in 4,096",
+        ),
         (lambda a, b: mix({"a": a, "b": b}, stop="never"), "stop must be 'first', 'all' or a number"),
         (lambda a, b: mix({"a": a, "b": b}, stop=0), "stop must be at least 1"),
         (lambda a, b: mix({"a": a, "b": b}, source="n"), "source must be a name that no column has"),
