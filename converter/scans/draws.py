@@ -165,7 +165,8 @@ def _weights_of(values: pa.Array, weights: Any, by: str) -> npt.NDArray[np.float
         is_number = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)
         if not is_number or not 0 <= weight < math.inf:
             raise ValueError(f"weights: {value!r} has the weight {weight!r}; it must be a number of at least 0.")
-    unknown = [value for value in weights if value not in known]
+    values_known = set(known)
+    unknown = [value for value in weights if value not in values_known]
     missing = [value for value in known if value not in weights]
     if unknown or missing:
         problem = f"{unknown[0]!r} is no value of column {by!r}" if unknown else f"value {missing[0]!r} has no weight"
