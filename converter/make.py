@@ -110,8 +110,8 @@ def make_spark_converter(
         decode_at: `"read"` keeps the bytes and decodes them in each epoch. `"write"` lets the executors decode
             them once and keeps the tensors: larger (a JPEG some ten times), and read as fast as any array. They
             need the library for it, and `NumPy` its dtype and shape. Rows that `on_error="skip"` leaves out are never
-            written; a logged line counts them. A decoder of your own is another one if its parameters or the file of
-            its class change; a class in no file, as in a notebook, is another one in each process.
+            written; a logged line counts them. A decoder of your own is another one if what it holds or its code
+            changes, or the code of yours that it imports; not if a file that it reads does.
         categories: `["carrier", "origin"]` hands these columns out as int32 codes 0…n-1, as an embedding takes them, in
             the sorted order of their values; `schema["carrier"].categories` lists the values.
             `{"carrier": train.schema["carrier"].categories}` gives them the codes of another converter. Strings, whole

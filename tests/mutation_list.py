@@ -235,6 +235,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/integration/test_decoders.py",),
     ),
     Mutation(
+        module="sources/spark/own_decoders.py",
+        claim="a decoder is known before and after a module that it imports is edited",
+        old="            left |= _imports_of(",
+        new="            _imports_of(",
+        tests=("tests/unit/sources/spark/test_own_decoders.py",),
+    ),
+    Mutation(
+        module="sources/spark/own_decoders.py",
+        claim="a decoder is known by its file, though an older one was imported",
+        old="if module.code is None or module.changed >= _begun_at():",
+        new="if module.code is None:",
+        tests=("tests/unit/sources/spark/test_own_decoders.py",),
+    ),
+    Mutation(
         module="sources/delta/snapshot.py",
         claim="a checkpoint that appears while a table is opened is not looked into",
         old="in (log, later) if",

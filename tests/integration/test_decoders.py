@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -268,7 +269,9 @@ def test_a_program_finds_what_its_own_decoder_has_made_until_it_is_edited(tmp_pa
         )
     program = tmp_path / "program.py"
     urls = []
-    for text in (PROGRAM, PROGRAM, PROGRAM + "# edited\n"):
+    for text in (PROGRAM, "# Edited.\n" + PROGRAM, PROGRAM.replace("self.factor = factor", "self.factor = -factor")):
+        # A file that was written in the tick of the clock in which a program begins is taken for a later one.
+        time.sleep(0.05)
         program.write_text(text)
         command = [sys.executable, str(program), str(tmp_path / "cache"), str(tmp_path / "deps.zip")]
         paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(tmp_path / "deps.zip")])}

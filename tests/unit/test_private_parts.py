@@ -64,6 +64,7 @@ REACHES = {
     "sources.spark.identity._find_delta_version": "Spark",
     "sources.spark.identity._is_listed": "Spark",
     "sources.spark.jobs._cancel": "Spark",
+    "sources.spark.own_decoders._describe": "pyspark",
     "sources.spark.run._is_stopped": "pyspark",
     "sources.spark.session._is_local_list": "pyspark",
     "sources.spark.session._open_arrow_stream": "pyspark",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.decoders import is_own, to_json
+from converter.decoders import to_json
 from converter.decoders.decoder import Decoder
 from converter.schema import DeclaredShape, Scale, split_declared
 
@@ -81,44 +78,6 @@ class WriteOptions:
         }
         called: dict[str, Any] = json.loads(json.dumps(told))
         return called
-
-
-def hashes_of_own(decoders: Mapping[str, Decoder]) -> dict[str, str]:
-    """For each decoder of the user's own, by column, a hash of its parameters and its code."""
-    return {name: _hash_of_own(decoder) for name, decoder in decoders.items() if is_own(decoder)}
-
-
-def _hash_of_own(decoder: Decoder) -> str:
-    """A hash of what a decoder of the user's own holds, and of the files that its code is in.
-
-    A class that is in no file, as in a notebook, or that a function makes, is another one in each process.
-    """
-    from pyspark import cloudpickle
-
-    kind = type(decoder)
-    own = [one for one in kind.__mro__ if one is not object]
-    code = [_code_of(one.__module__) for one in own]
-    odd = ("__getstate__", "__reduce__", "__reduce_ex__", "__slots__")
-    is_plain = not any(vars(one).get(name) for one in own for name in odd)
-    is_named = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind and None not in code
-    # What is in `__main__` would be pickled as code, with a number that is another one in each process.
-    state = vars(decoder) if is_named and is_plain else decoder
-    content = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}".encode())
-    content.update(cloudpickle.dumps(state))  # type: ignore[no-untyped-call]
-    for part in code:
-        content.update(part or b"")
-    return content.hexdigest()[:32]
-
-
-def _code_of(module: str) -> bytes | None:
-    """The file of a module that is imported, which may lie in an archive; None if there is none."""
-    found = sys.modules.get(module)
-    path, loader = getattr(found, "__file__", None), getattr(found, "__loader__", None)
-    get_data: Any = getattr(loader, "get_data", lambda path: Path(path).read_bytes())
-    try:
-        return None if path is None else bytes(get_data(path))
-    except OSError:
-        return None
 
 
 def check_write_options(

@@ -35,7 +35,7 @@ from converter.schema import DeclaredShape
 from converter.sources.spark import identity
 from converter.sources.spark.choose import find_other_user
 from converter.sources.spark.jobs import naming_the_end_of_spark
-from converter.sources.spark.options import WriteOptions, hashes_of_own
+from converter.sources.spark.options import WriteOptions
 from converter.sources.spark.progress import check_progress
 from converter.sources.spark.reports import manifest_from
 from converter.sources.spark.run import run_write
@@ -139,7 +139,6 @@ def write_dataframe(
         check_decode(decode, {column.name: column.dtype if column.kind == "scalar" else "array" for column in columns})
         if decode_at == "write":
             columns = decoded_columns(columns, decode or {})
-            _check_decoders_travel(decode or {})
         columns = with_categories(columns, categories, unseen)
         scales = check_standardize(standardize, batch_schema_of(columns))
         options = WriteOptions(
@@ -153,7 +152,7 @@ def write_dataframe(
             compression=compression,
             shuffle_rows_seed=shuffle_rows_seed,
             writer=writer,
-            own_decoders=hashes_of_own(decode or {}) if decode_at == "write" else {},
+            own_decoders=_hashes_of_own(decode or {}) if decode_at == "write" else {},
         )
         request = _Request(
             df=df,
@@ -203,9 +202,11 @@ def _let_go_on_error(entry: HeldEntry) -> Iterator[None]:
         raise
 
 
-def _check_decoders_travel(decoders: Mapping[str, Decoder]) -> None:
-    """Raise TypeError if a decoder cannot be sent to the executors."""
+def _hashes_of_own(decoders: Mapping[str, Decoder]) -> dict[str, str]:
+    """What keys know of decoders of the user's own. Raises TypeError if one cannot be sent to the executors."""
     from pyspark import cloudpickle
+
+    from converter.sources.spark.own_decoders import hashes_of_own
 
     for name, decoder in decoders.items():
         try:
@@ -215,6 +216,7 @@ def _check_decoders_travel(decoders: Mapping[str, Decoder]) -> None:
                 f"decode: the decoder of column {name!r} cannot be sent to the executors: {type(error).__name__}: "
                 f"{error}. Make what it holds in its decode(), or pass decode_at='read'."
             ) from error
+    return hashes_of_own(decoders)
 
 
 def _given(categories: Any, columns: Sequence[SparkColumn]) -> dict[str, Any]:

@@ -1,0 +1,216 @@
+"""By what an entry knows a decoder of the user's own: what it holds, its code, and the code that this imports.
+
+Executors are sent classes of notebooks and scripts as they are in this process; classes of other modules they import.
+So the former are hashed as they are, with the globals that they use, and of the latter the files. Not seen is what a
+decoder reads from elsewhere, and the code of installed packages.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import io
+import logging
+import os
+import sys
+import sysconfig
+import time
+import types
+import uuid
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from pyspark import cloudpickle
+
+from converter.decoders import is_own
+from converter.decoders.decoder import Decoder
+
+logger = logging.getLogger(__name__)
+
+_LIBRARIES = ("converter", "py4j", "pyspark")
+_INSTALLED = ("dist-packages", "site-packages")
+_IMPORTED_AT = time.time()
+
+
+def hashes_of_own(decoders: Mapping[str, Decoder]) -> dict[str, str]:
+    """For each decoder of the user's own, by column, a hash of what it holds and of its code."""
+    return {name: _hash_of_own(name, decoder) for name, decoder in decoders.items() if is_own(decoder)}
+
+
+def _hash_of_own(name: str, decoder: Decoder) -> str:
+    pickled, modules = _describe(decoder)
+    content = hashlib.sha256(pickled)
+    for module in _modules_of(decoder, modules):
+        content.update(f"{module.name}/{len(module.code or b'')}/".encode() + (module.code or b""))
+        if module.code is None or module.changed >= _begun_at():
+            # It may have been imported before, and executors may have imported either.
+            logger.info(
+                "What the decoder of column %r makes is written for this call alone: the code of the module %s %s.",
+                name,
+                module.name,
+                "is in no file" if module.code is None else "was changed after this program began",
+            )
+            content.update(uuid.uuid4().bytes)
+    return content.hexdigest()[:32]
+
+
+def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
+    """A decoder as executors get it, without what differs in each process, and the modules that it is made of.
+
+    Reaches into: pyspark.cloudpickle's numbers of classes and its dictionaries of globals (pyspark 3.5 to 4.3).
+    Without it: what a decoder of a script or a notebook has made is found by no other process, and written anew.
+    """
+    modules: set[str] = set()
+    reduce_code: Any = cloudpickle.CloudPickler.dispatch_table[types.CodeType]
+
+    def reduce_without_place(code: types.CodeType) -> Any:
+        modules.update(code.co_names)
+        constants = tuple(map(_in_order, code.co_consts))
+        return reduce_code(code.replace(co_filename="", co_firstlineno=1, co_linetable=b"", co_consts=constants))
+
+    class Description(cloudpickle.CloudPickler):
+        dispatch_table: Any = ChainMap(  # noqa: RUF012 (as its base's)
+            {types.CodeType: reduce_without_place}, cloudpickle.CloudPickler.dispatch_table
+        )
+
+        def reducer_override(self, found: Any) -> Any:
+            if isinstance(found, types.ModuleType):
+                modules.add(found.__name__)
+            elif isinstance(found, (type, types.FunctionType)):
+                modules.add(found.__module__)
+            reduced = super().reducer_override(found)  # type: ignore[no-untyped-call]
+            if isinstance(found, types.FunctionType) and isinstance(reduced, tuple):
+                used = reduced[2][1]["__globals__"]
+                used.update({name: _in_order(value) for name, value in used.items()})
+            return reduced
+
+    into = io.BytesIO()
+    pickler: Any = Description(into)  # type: ignore[no-untyped-call]
+    # Else the path of a script would be among its globals.
+    pickler.globals_ref = {id(vars(sys.modules["__main__"])): {"__name__": "__main__"}}
+    pickler.dump(decoder)
+    pickled = into.getvalue()
+    numbers = getattr(sys.modules[cloudpickle.CloudPickler.__module__], "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
+    for number in list(numbers.values()):
+        pickled = pickled.replace(str(number).encode(), b"")
+    return pickled, modules
+
+
+def _in_order(value: Any) -> Any:
+    """A set as a list: texts are in another order in each process."""
+    return sorted(map(repr, value)) if isinstance(value, (set, frozenset)) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Module:
+    """A module with code that Python's own library and Spark do not have."""
+
+    name: str
+    code: bytes | None
+    """Its file, which may lie in an archive; None if there is none."""
+
+    changed: float
+    """When that was changed last, in seconds since 1970."""
+
+
+def _modules_of(decoder: Decoder, names: set[str]) -> Iterator[_Module]:
+    """The modules that make up a decoder's classes, and the user's among `names`; with all of the user's they import.
+
+    The user's are those of the decoder's package, and those that are not installed.
+    """
+    own_package = type(decoder).__module__.partition(".")[0]
+    of_classes = {one.__module__ for one in type(decoder).__mro__}
+    found: dict[str, _Module] = {}
+    left, seen = of_classes | names, {"__main__"}
+    while left:
+        name = left.pop()
+        if name in seen or not name:
+            continue
+        seen.add(name)
+        left.add(name.rpartition(".")[0])
+        spec = _find(name)
+        origin = None if spec is None else spec.origin or getattr(_find(name.partition(".")[0]), "origin", None)
+        is_package = spec is not None and spec.submodule_search_locations is not None
+        if spec is None or (origin is None and is_package) or _is_standard(name, origin):
+            continue
+        is_users = name.partition(".")[0] == own_package or not set(_INSTALLED) & set(Path(origin or "").parts)
+        if is_users or name in of_classes:
+            found[name] = _read(name, spec)
+        if is_users:
+            left |= _imports_of(found[name].code or b"", name if is_package else name.rpartition(".")[0])
+    return iter(sorted(found.values(), key=lambda module: module.name))
+
+
+def _find(name: str) -> Any:
+    """The spec of a module, without importing it; None if there is none."""
+    module = sys.modules.get(name)
+    if module is not None:
+        origin = getattr(module, "__file__", None)
+        return getattr(module, "__spec__", None) or ModuleSpec(name, getattr(module, "__loader__", None), origin=origin)
+    package = name.rpartition(".")[0]
+    parent = _find(package) if package else None
+    if package and (parent is None or parent.submodule_search_locations is None):
+        return None
+    return PathFinder.find_spec(name, parent and parent.submodule_search_locations)
+
+
+def _is_standard(name: str, origin: str | None) -> bool:
+    """Whether a module is of Python's library, of Spark or of this package."""
+    if name.partition(".")[0] in _LIBRARIES or origin in ("built-in", "frozen"):
+        return True
+    path = Path(origin or "")
+    is_below = any(path.is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib"))
+    return is_below and not set(_INSTALLED) & set(path.parts)
+
+
+def _read(name: str, spec: ModuleSpec) -> _Module:
+    """The file of a module."""
+    if spec.origin is None:
+        return _Module(name=name, code=None, changed=0)
+    get_data: Any = getattr(spec.loader, "get_data", lambda path: Path(path).read_bytes())
+    try:
+        code = bytes(get_data(spec.origin))
+    except OSError:
+        code = None
+    path = Path(spec.origin)
+    # What lies in an archive is changed with it.
+    times = next(one for one in (path, *path.parents) if one.exists()).stat()
+    return _Module(name=name, code=code, changed=max(times.st_mtime, times.st_ctime))
+
+
+def _imports_of(code: bytes, package: str) -> set[str]:
+    """The modules that code may import, in functions also; none for what is not Python's source."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            try:
+                module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            except ImportError:
+                # A line that is never run: it would raise.
+                continue
+            # What is imported may be a module of a package.
+            names.update((module, *(f"{module}.{alias.name}" for alias in node.names)))
+    return names
+
+
+@functools.cache
+def _begun_at() -> float:
+    """When this process began, in seconds since 1970; without the kernel's word, when it came here first."""
+    try:
+        ticks = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+        seconds = int(ticks) / os.sysconf("SC_CLK_TCK")
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - seconds)
+    except (OSError, AttributeError, ValueError):
+        return _IMPORTED_AT
