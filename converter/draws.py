@@ -22,14 +22,14 @@ Counts = npt.NDArray[np.unsignedinteger[Any]]
 
 _KEPT_EPOCHS = 2
 
-_counting = threading.Lock()
-"""Held while an epoch's counts are made, which all threads then share."""
+_counting = threading.RLock()
+"""Held while an epoch's counts are made, which all threads then share; a signal's handler may ask for them as well."""
 
 
 def _renew_lock() -> None:
     """In a forked child: another thread of the parent may have held it."""
     global _counting
-    _counting = threading.Lock()
+    _counting = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -5,9 +5,11 @@ The tasks' functions are nested: they travel to executors by value, and executor
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,6 +73,26 @@ def rows_that_wait(spark: SparkSession, flag: str | Path) -> DataFrame:
         yield from batches
 
     return spark.range(0, 6, 1, 2).mapInArrow(rows, "id long")
+
+
+@contextlib.contextmanager
+def held_elsewhere(lock: Any) -> Iterator[None]:
+    """A lock that another thread of this process has."""
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            is_over.wait()
+
+    holding = threading.Thread(target=hold, daemon=True)
+    holding.start()
+    is_held.wait()
+    try:
+        yield
+    finally:
+        is_over.set()
+        holding.join()
 
 
 class ReadStderr(io.StringIO):

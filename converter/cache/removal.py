@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from converter.manifest import DATA_DIRECTORY, DATA_FILE
@@ -78,15 +78,16 @@ def abort_uploads(directory: Storage) -> None:
             directory.abort_upload(name, number)
 
 
-def abort_orphaned(root: Storage, uploads: Sequence[tuple[str, str]], keys: Collection[str]) -> None:
+def abort_orphaned(root: Storage, uploads: Sequence[tuple[str, str]], may_go_on: Callable[[str, str], bool]) -> None:
     """Give up uploads of tasks that outlived their driver, and the removal of what it wrote.
 
-    `keys` are those that `root` showed after the uploads were listed: a live writer's intent is among them.
+    `may_go_on` is asked for a key and one of its data folders, by what was listed after the uploads: a live writer's
+    intent is there.
     """
     for name, number in uploads:
         key, _, rest = name.partition("/")
         folder, _, file = rest.partition("/")
-        if key not in keys and DATA_DIRECTORY.fullmatch(folder) and _is_our_upload(file):
+        if DATA_DIRECTORY.fullmatch(folder) and _is_our_upload(file) and not may_go_on(key, folder):
             root.abort_upload(name, number)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 from converter.cache.entries import attempt_of, delete_corrupt, is_in_use, load_manifest, says_it_is_kept
@@ -53,7 +54,8 @@ def sweep_root(
     # Before the listing: whoever begins an upload has put an intent by then.
     uploads = [] if dry_run or name_hash is not None else root.uploads()
     infos = root.list()
-    abort_orphaned(root, uploads, {info.name for info in infos})
+    keys = {info.name for info in infos}
+    abort_orphaned(root, uploads, lambda key, _: key in keys)
     entries = [info for info in infos if is_entry(info, name_hash)]
     passing = [] if name_hash is not None else [info for info in infos if PASSING_PATTERN.fullmatch(info.name)]
     if not entries and not passing:
@@ -69,7 +71,8 @@ def sweep_root(
     sample = random.sample(entries, min(len(entries), max_entries or len(entries)))  # nosec B311
     for info in sample:
         try:
-            report += _sweep_entry(root, info, now, older_than_seconds, takes_kept=takes_kept, dry_run=dry_run)
+            own = [upload for upload in uploads if upload[0].startswith(f"{info.name}/")]
+            report += _sweep_entry(root, info, now, older_than_seconds, own, takes_kept=takes_kept, dry_run=dry_run)
         except TimeoutError:
             # The store is away: each of the others would wait as long.
             raise
@@ -86,7 +89,14 @@ def sweep_root(
 
 
 def _sweep_entry(
-    root: Storage, folder: FileInfo, now: float, older_than: float, *, takes_kept: bool, dry_run: bool
+    root: Storage,
+    folder: FileInfo,
+    now: float,
+    older_than: float,
+    uploads: Sequence[tuple[str, str]],
+    *,
+    takes_kept: bool,
+    dry_run: bool,
 ) -> SweepReport:
     key = folder.name
     entry = root.below(key)
@@ -119,6 +129,9 @@ def _sweep_entry(
                 entry.delete_file(MANIFEST)
             committed = None
     attempts = {match[1] for info in infos if (match := ATTEMPT_PATTERN.fullmatch(info.name))}
+    # No listing shows an attempt that has only them. And what is committed is whole without them.
+    writing = {f"data-{attempt_id}" for attempt_id in attempts - {committed}}
+    abort_orphaned(root, uploads, lambda _, data_folder: data_folder in writing)
     for attempt_id in sorted(attempts - held - {committed or ""}):
         report += _sweep_attempt(root, key, attempt_id, manifest, is_corrupt=is_corrupt, dry_run=dry_run)
     if not dry_run:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from converter.garbage import may_wait
 from converter.mixing import CYCLE_ROWS
 from converter.plan import EpochPlan
-from converter.pool import Answer, Threads
+from converter.pool import Threads
 from converter.positions import take_positions
 from converter.reading.ahead import close_generator, read_ahead
 from converter.reading.bounds import element_bytes, is_wide, memory_bound, mixed_bytes
@@ -62,12 +62,12 @@ def mixed_runs(
                 own = tuple(take_positions(spans, rows.start, rows.stop))
                 counts = mixing.taken(plan.epoch, own).tolist()
                 # Narrow sources are read at the same time, and nobody waits for them: an earlier job may be done.
-                parts = [stream.take(count) for stream, count in zip(streams, counts, strict=True)]
-                yield _Job(spans=own, parts=parts, first_batch=(first_row + rows.start) // size)
+                results = [stream.take(count) for stream, count in zip(streams, counts, strict=True)]
+                yield _Job(spans=own, results=results, first_batch=(first_row + rows.start) // size)
 
         def run_of(job: _Job) -> Run:
             ids, rows = mixing.interleave(plan.epoch, job.spans)
-            parts = [columns for part in job.parts for columns in part.result()]
+            parts = [columns for result in job.results for columns in result()]
             columns = _interleaved(source, parts, ids, rows)
             return Run(columns=columns, batch_size=size, num_rows=len(ids), first_batch=job.first_batch)
 
@@ -123,8 +123,8 @@ class _Job:
     spans: tuple[range, ...]
     """Positions of the mixture."""
 
-    parts: Sequence[Answer[list[Columns]]]
-    """The rows of each source."""
+    results: Sequence[Callable[[], list[Columns]]]
+    """What gives the rows of each source."""
 
     first_batch: int
 
@@ -150,13 +150,13 @@ class _Stream:
         self._left: Columns | None = None
         self._thread = Threads(1, "converter-take") if has_thread else None
 
-    def take(self, num_rows: int) -> Answer[list[Columns]]:
-        """The next rows, in parts, after those that were asked for before."""
+    def take(self, num_rows: int) -> Callable[[], list[Columns]]:
+        """What gives the next rows, in parts, after those that were asked for before."""
         if self._thread is not None:
-            return self._thread.submit(self._take, num_rows)
-        taken = Answer(lambda: self._take(num_rows))
-        taken.make()
-        return taken
+            return self._thread.submit(self._take, num_rows).result
+        # An interrupt is raised at once: kept for the result, it would come some batches later, or not at all.
+        taken = self._take(num_rows)
+        return lambda: taken
 
     def _take(self, num_rows: int) -> list[Columns]:
         parts: list[Columns] = []

@@ -106,7 +106,7 @@ class Store:
         self.options, self.protocol, self._timeout_seconds = dict(options), protocol, timeout_seconds
         self._hurries: list[float] = []
         self._opened: tuple[int, Any] | None = None
-        self._opening = os.getpid(), threading.Lock()
+        self._opening = os.getpid(), threading.RLock()
         self._line: tuple[int, RequestLine] | None = None
         # A store in this process's memory loses no answer, and our own lock makes a creation exclusive.
         self._keeps_answers = self._creates_exclusively = protocol == "memory"
@@ -151,7 +151,7 @@ class Store:
         if opened is None or opened[0] != os.getpid():
             if self._opening[0] != os.getpid():
                 # Another thread of the parent may have held the lock at the fork.
-                self._opening = os.getpid(), threading.Lock()
+                self._opening = os.getpid(), threading.RLock()
             with self._opening[1]:
                 opened = self._opened = os.getpid(), self._open()
                 _with_clients.add(self)

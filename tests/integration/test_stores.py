@@ -276,6 +276,32 @@ def test_a_sweep_gives_up_what_outlived_its_driver_and_nothing_of_the_living(s3:
     entries.abandon(root, attempt)
 
 
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_sweep_gives_up_what_a_dead_writer_was_uploading_beside_another_one(s3: S3, is_committed: bool) -> None:
+    uploads = Uploads(s3)
+    root = roots.open_root(uploads.url, s3.options)
+    dead, other = (entries.begin(root, KEY, application_id="app-1") for _ in range(2))
+    manifest = write_data(root, other)
+    held = entries.commit(root, other, manifest) if is_committed else None
+    of_dead, of_other = (
+        root.below(KEY).path(f"{attempt.data_directory}/part-00009-00000009-0000.parquet") for attempt in (dead, other)
+    )
+    uploads.begin(of_dead)
+    uploads.begin(of_other)
+    sweep(uploads.url, storage_options=s3.options, dry_run=True)
+    assert len(uploads.names) == 2
+    # As if a sweep had removed the intent while the driver's tasks ended.
+    entries.release(dead.intent)
+    root.below(KEY).delete_file(f"{dead.data_directory}.intent")
+    sweep(uploads.url, storage_options=s3.options)
+    # What is committed is whole: that was begun by a slower twin.
+    assert uploads.names == ([] if is_committed else [of_other.removeprefix(f"{uploads.bucket}/")])
+    if held is not None:
+        held.delete()
+    else:
+        entries.abandon(root, other)
+
+
 def test_a_task_that_fails_gives_up_what_it_was_uploading(s3: S3) -> None:
     uploads = Uploads(s3)
     # s3fs sends the first part at twice this size.

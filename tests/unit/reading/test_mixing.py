@@ -247,3 +247,30 @@ def test_the_end_does_not_wait_for_a_store(
         for _ in itertools.islice(reader, 10):
             pass
     assert not our_threads()
+
+
+def test_an_interrupt_while_wide_rows_are_taken_is_raised_at_once(
+    sources: dict[str, DatasetConverter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "is_wide", lambda source: True)
+    monkeypatch.setattr(reading, "mixed_bytes", lambda source: 16 * 20)
+    take, taken = reading._Stream._take, []
+
+    def interrupt(stream: Any, num_rows: int) -> Any:
+        taken.append(threading.current_thread())
+        if len(taken) == 40:
+            raise KeyboardInterrupt
+        return take(stream, num_rows)
+
+    monkeypatch.setattr(reading._Stream, "_take", interrupt)
+    with mix(sources).make_batch_reader(**OPTIONS) as reader:
+        batches = iter(reader)
+
+        def read_until_it_comes() -> None:
+            while len(taken) < 40:
+                next(batches)
+
+        with pytest.raises(KeyboardInterrupt):
+            read_until_it_comes()
+    assert set(taken) == {threading.current_thread()}
+    assert not our_threads()

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import signal
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from converter import DatasetConverter, NullValueError, draws, make_parquet_converter
 from tests.properties import examples
+from tests.waiting import held_elsewhere
 
 LABELS = ["cat"] * 70 + ["dog"] * 25 + ["eel"] * 5
 
@@ -218,10 +220,32 @@ def test_bad_weights_and_nulls_are_named(tmp_path: Path) -> None:
 def test_a_forked_child_does_not_wait_for_counts_that_a_thread_of_its_parent_makes(converter: DatasetConverter) -> None:
     counted = converter.balance("label", num_rows=30)._manifest.draws
     assert counted is not None
-    # As where another thread has the lock.
-    with draws._counting:
+    with held_elsewhere(draws._counting):
         if not (pid := os.fork()):
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(20)
             os._exit(0 if counted.of_epoch(3).sum() == 30 else 1)
         assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_signals_handler_may_ask_for_the_counts_that_it_interrupts(
+    converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = converter.balance("label", num_rows=30)._manifest.draws
+    assert counted is not None
+    count, asked = draws.Classes.counts, []
+
+    def counts(self: draws.Classes, name: str, epoch: int) -> Any:
+        if not asked:
+            # As a handler that saves the loader's state.
+            asked.append(epoch)
+            asked.append(counted.row_group_counts(epoch).sum())
+        return count(self, name, epoch)
+
+    monkeypatch.setattr(draws.Classes, "counts", counts)
+    found: list[int] = []
+    asking = threading.Thread(target=lambda: found.append(counted.of_epoch(3).sum()), daemon=True)
+    asking.start()
+    asking.join(20)
+    assert found == [30]
+    assert asked == [3, 30]

@@ -16,6 +16,7 @@ from converter.storage import store as store_module
 from converter.storage.opening import open_storage
 from converter.storage.requests import GivenUpError
 from converter.storage.store import Store, check_timeout
+from tests.waiting import held_elsewhere
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
@@ -228,8 +229,7 @@ def test_a_client_that_tries_again_by_itself_creates_a_file_all_the_same() -> No
 
 def test_a_forked_child_does_not_wait_for_a_client_that_a_thread_of_its_parent_opens() -> None:
     store = Store({}, protocol="memory")
-    # As where another thread opens it.
-    with store._opening[1]:
+    with held_elsewhere(store._opening[1]):
         if not (pid := os.fork()):
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(20)
