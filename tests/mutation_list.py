@@ -249,10 +249,35 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/sources/spark/test_own_decoders.py",),
     ),
     Mutation(
+        module="sources/delta/log.py",
+        claim="a checkpoint of which parts are missing is taken for the one that is read",
+        old="        if len(names) == count:",
+        new="        if names:",
+        tests=("tests/unit/sources/delta/test_log.py",),
+    ),
+    Mutation(
+        module="cache/sweeps.py",
+        claim="uploads of a dead writer stay beside a kept entry",
+        old="data_folder in writing)",
+        new="True)",
+        tests=("tests/integration/test_stores.py",),
+    ),
+    Mutation(
+        module="reading/mixing.py",
+        claim="an interrupt in a mixture of wide rows is kept for later",
+        old="        taken = self._take(num_rows)\n        return lambda: taken",
+        new=(
+            "        failed = Future()\n        try:\n            taken = self._take(num_rows)\n"
+            "        except BaseException as error:\n            failed.set_exception(error)\n"
+            "            return failed.result\n        return lambda: taken"
+        ),
+        tests=("tests/unit/reading/test_mixing.py",),
+    ),
+    Mutation(
         module="sources/delta/snapshot.py",
         claim="a checkpoint that appears while a table is opened is not looked into",
-        old="in (log, later) if",
-        new="in (log,) if",
+        old="{**log, **later}",
+        new="log",
         tests=("tests/unit/sources/delta/test_bounds.py",),
     ),
     Mutation(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from converter.sources.delta.log import CHECKPOINT_PATTERN, LOG_FOLDER, first_replayed
+from converter.sources.delta.log import LOG_FOLDER, checkpoints_of
 from converter.storage.directory import FileInfo, Storage
 
 _SIDECARS = "_sidecars"
@@ -30,13 +30,12 @@ _EXACT_DIGITS = 15
 """A decimal of so many digits survives as a double."""
 
 
-def wrapped_bounds(storage: Storage, log: Mapping[str, FileInfo], version: int) -> set[str] | None:
-    """The columns whose bounds in the checkpoint deltalake reads wrongly; None if the checkpoint cannot be read.
+def wrapped_bounds(storage: Storage, log: Mapping[str, FileInfo], versions: range) -> set[str] | None:
+    """The columns whose bounds in checkpoints of these versions deltalake reads wrongly; None if one cannot be read.
 
     Spark writes bounds of times there as INT96, which deltalake reads as nanoseconds: the year 9999 becomes 1816.
     """
-    newest = first_replayed(log, version) - 1
-    names = [name for name in log if CHECKPOINT_PATTERN.match(name) and int(name[:20]) == newest]
+    names = [name for found in checkpoints_of(log, versions).values() for name in found]
     folder = storage.below(LOG_FOLDER)
     wrapped: set[str] = set()
     try:

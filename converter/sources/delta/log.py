@@ -33,6 +33,7 @@ _MANY_VERSIONS = 1_000_000
 """deltalake searches that many versions in some 40 ms."""
 COMMIT_PATTERN = re.compile(r"[0-9]{20}\.json")
 CHECKPOINT_PATTERN = re.compile(r"[0-9]{20}\.checkpoint\.")
+_PART = re.compile(r"([0-9]{20})\.checkpoint\.[0-9]{10}\.([0-9]{10})\.parquet")
 
 _TOTALS = re.compile(r"[0-9]{20}\.crc")
 _SMALL_COMMIT_BYTES = 128
@@ -73,11 +74,27 @@ def read_log_folder(storage: Storage) -> Mapping[str, FileInfo]:
     return {info.name: info for info in storage.below(LOG_FOLDER).list()}
 
 
+def checkpoints_of(log: Mapping[str, FileInfo], versions: range) -> dict[int, list[str]]:
+    """The checkpoints of some versions, and the files of each. One in parts counts once all of them are there."""
+    found: dict[int, list[str]] = {}
+    parts: dict[tuple[int, int], list[str]] = {}
+    for name in log:
+        if not CHECKPOINT_PATTERN.match(name) or int(name[:20]) not in versions:
+            continue
+        part = _PART.fullmatch(name)
+        if part is None:
+            found.setdefault(int(name[:20]), []).append(name)
+        else:
+            parts.setdefault((int(part[1]), int(part[2])), []).append(name)
+    for (version, count), names in parts.items():
+        if len(names) == count:
+            found.setdefault(version, []).extend(names)
+    return found
+
+
 def first_replayed(log: Mapping[str, FileInfo], version: int) -> int:
     """The version after the last checkpoint up to `version`: commits are read from there on."""
-    return 1 + max(
-        (int(name[:20]) for name in log if CHECKPOINT_PATTERN.match(name) and int(name[:20]) <= version), default=-1
-    )
+    return 1 + max(checkpoints_of(log, range(version + 1)), default=-1)
 
 
 def check_commits(storage: Storage, log: Mapping[str, FileInfo], version: int) -> None:

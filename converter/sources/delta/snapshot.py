@@ -143,14 +143,8 @@ def read_snapshot(
 
 def _wrapped_bounds(storage: Storage, log: Mapping[str, FileInfo], version: int) -> set[str] | None:
     """`wrapped_bounds` of whichever checkpoint deltalake has read: it listed the log after we did, and before this."""
-    found: set[str] = set()
     later = read_log_folder(storage)
-    for listed in (log, later) if first_replayed(log, version) != first_replayed(later, version) else (later,):
-        wrapped = wrapped_bounds(storage, listed, version)
-        if wrapped is None:
-            return None
-        found |= wrapped
-    return found
+    return wrapped_bounds(storage, {**log, **later}, range(max(0, first_replayed(log, version) - 1), version + 1))
 
 
 def _tell_of_times_without_zone(wanted: Sequence[Column], paths: pa.ChunkedArray, described: str) -> None:

@@ -22,7 +22,7 @@ from converter import (
 )
 from converter.sources.delta import files as delta_files
 from converter.sources.delta.bounds import wrapped_bounds
-from converter.sources.delta.log import read_log_folder
+from converter.sources.delta.log import checkpoints_of, read_log_folder
 from tests.unit.sources.delta.known_delta import (
     BEGINNING,
     FAR,
@@ -268,13 +268,13 @@ def test_a_checkpoint_that_appears_while_the_table_is_opened_is_looked_into(
         listed.append(read_log_folder(storage))
         return {name: info for name, info in listed[-1].items() if len(listed) > 1 or name.endswith(".json")}
 
-    def look(storage: Any, log: Any, version: int) -> set[str]:
-        looked.append(any("checkpoint" in name for name in log))
-        return wrapped_bounds(storage, log, version)
+    def look(storage: Any, log: Any, versions: range) -> set[str] | None:
+        looked.append(sorted(checkpoints_of(log, versions)))
+        return wrapped_bounds(storage, log, versions)
 
     monkeypatch.setattr("converter.sources.delta.snapshot.read_log_folder", without_checkpoint_first)
     monkeypatch.setattr("converter.sources.delta.snapshot.wrapped_bounds", look)
     assert ids_of(path) == [0, 1, 2]
-    assert looked == [False, True]
-    assert ids_of(path) == [0, 1, 2]
-    assert looked == [False, True, True]
+    append_each(tmp_path / "table", [{"id": [3], "x": [BEGINNING]}])
+    assert ids_of(path) == [0, 1, 2, 3]
+    assert looked == [[2], [2]]

@@ -116,6 +116,26 @@ def test_a_commit_of_nothing_that_a_checkpoint_has_seen_is_no_matter(tmp_path: P
     assert ids_of(path) == list(range(50))
 
 
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_a_checkpoint_in_parts_counts_once_all_of_them_are_there(tmp_path: Path, num_parts: int) -> None:
+    path = five_files(tmp_path / "table")
+    DeltaTable(str(path)).create_checkpoint()
+    (path / "_delta_log" / "_last_checkpoint").unlink()
+    (checkpoint,) = (path / "_delta_log").glob("*.checkpoint.parquet")
+    actions = pq.read_table(checkpoint)
+    checkpoint.unlink()
+    parts = (actions.slice(0, 3), actions.slice(3))
+    for number, part in enumerate(parts[:num_parts], 1):
+        pq.write_table(part, checkpoint.with_name(f"{4:020}.checkpoint.{number:010}.{2:010}.parquet"))
+    assert ids_of(path) == list(range(50))
+    commit(path, 1).write_bytes(b"")
+    if num_parts == 2:
+        assert ids_of(path) == list(range(50))
+    else:
+        with pytest.raises(SourceError, match=r"00001\.json holds no action: the commit of a version was cut"):
+            make_delta_converter(path)
+
+
 def test_a_path_that_deltalake_reads_otherwise_is_refused(tmp_path: Path) -> None:
     """It would list the log of one folder, and read that of the other."""
     five_files(tmp_path / "a b")
