@@ -88,6 +88,9 @@ class _Process:
         self._dumped = dumped
         self._popen: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
+        self._pid: int | None = None
+        """Whose it is, once it is asked. A forked child has no threads that may hold its lock and its pipes."""
+
         self._lock = threading.RLock()
         """Keeps `end` from missing a process that is being started; the collector may call that from `_start`."""
 
@@ -110,7 +113,12 @@ class _Process:
         _send(self._to, self._dumped)
         return popen
 
+    @property
+    def _is_anothers(self) -> bool:
+        return self._pid not in (None, os.getpid())
+
     def ask(self, argument: Any) -> Any:
+        self._pid = os.getpid()
         with self._lock:
             if self._popen is None and not self._ended.is_set():
                 self._popen = self._start()
@@ -135,6 +143,8 @@ class _Process:
         raise value
 
     def end(self) -> None:
+        if self._is_anothers:
+            return
         with self._lock:
             self._ended.set()
             if self._popen is not None:
@@ -144,7 +154,7 @@ class _Process:
     def kill_after(self, deadline: float) -> None:
         """Wait for the end of the process until then, and kill it if it has not ended."""
         popen = self._popen
-        if popen is None:
+        if popen is None or self._is_anothers:
             return
         try:
             popen.wait(max(0.0, deadline - time.monotonic()))
@@ -155,7 +165,7 @@ class _Process:
 
     def close(self) -> None:
         """Close the pipes of a process that has ended."""
-        if self._popen is None:
+        if self._popen is None or self._is_anothers:
             return
         for pipe in (self._to, self._back):
             with contextlib.suppress(OSError):

@@ -6,9 +6,11 @@ import collections
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -855,6 +857,24 @@ def said_by_child(call: Callable[[], Any]) -> str:
         said = pipe.read()
     os.waitpid(pid, 0)
     return said
+
+
+def test_a_forked_child_that_stops_a_reader_waits_for_no_thread_of_its_parent(plain: Stored) -> None:
+    def slow(frame: Any) -> Any:
+        time.sleep(0.2)
+        return frame
+
+    def stop() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        reader.stop()
+
+    options: dict[str, Any] = {"reader_pool_type": "process", "transform_spec": TransformSpec(slow), "num_epochs": 4}
+    with plain_reader(make_batch_reader, plain, **options) as reader:
+        first = next(reader)
+        # A thread waits for the next rows at a pipe, which it holds.
+        assert said_by_child(stop) == "None"
+        assert sorted([*first.id.tolist(), *ids_of(reader)]) == sorted([*range(len(plain.rows))] * 4)
 
 
 @pytest.mark.parametrize("pool", POOLS)
