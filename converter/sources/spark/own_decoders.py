@@ -96,7 +96,7 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
     pickler.globals_ref = {id(vars(sys.modules["__main__"])): {"__name__": "__main__"}}
     pickler.dump(decoder)
     pickled = into.getvalue()
-    numbers = getattr(sys.modules[cloudpickle.CloudPickler.__module__], "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
+    numbers = getattr(sys.modules.get("pyspark.cloudpickle.cloudpickle"), "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
     for number in list(numbers.values()):
         pickled = pickled.replace(str(number).encode(), b"")
     return pickled, modules
