@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -287,6 +288,15 @@ def statistics(spark: SparkSession, cache_dir: Path) -> str:
     return f"{len(found)} columns, both writers"
 
 
+OWN_DECODER = """
+from converter.sources.spark.own_decoders import hashes_of_own
+class Own:
+    dtype, shape = "float32", (1,)
+    def decode(self, values): return values
+print(hashes_of_own({"x": Own()}))
+"""
+
+
 def reuse(spark: SparkSession, cache_dir: Path) -> str:
     """The same file is one entry, a file of other values another one, and a name is a promise."""
     path = cache_dir.parent / "rows.parquet"
@@ -316,7 +326,11 @@ def reuse(spark: SparkSession, cache_dir: Path) -> str:
     named = make_spark_converter(spark.range(50, 60), cache_dir=cache_dir, cache_key="rows", delete_on_exit=False)
     assert read(named)["id"].tolist() == list(range(10)), "an entry that is kept was not used again"
     named.delete()
-    return "files and cache_key"
+    program = cache_dir.parent / "own_decoder.py"
+    program.write_text(OWN_DECODER)
+    hashes = {subprocess.run([sys.executable, program], check=True, capture_output=True).stdout for _ in range(2)}
+    assert len(hashes) == 1, "a decoder of a script was not the same in another process"
+    return "files, cache_key and a decoder of a script"
 
 
 def user_state(spark: SparkSession, cache_dir: Path) -> str:
