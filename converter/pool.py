@@ -22,12 +22,13 @@ from typing import Any, Generic, TypeVar
 
 from converter.exits import register_before_thread_pools
 from converter.garbage import may_wait, watch_collector
+from converter.living import Living
 
 Output = TypeVar("Output")
 
 _LOOK_SECONDS, _MOMENT_SECONDS, _PAUSE_SECONDS = 0.5, 1.0, 0.001
 
-_pools: weakref.WeakSet[Threads] = weakref.WeakSet()
+_pools: Living[Threads] = Living()
 _has_end_begun = False
 
 
@@ -94,15 +95,17 @@ class Threads:
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name, self._pid = most, name, os.getpid()
         self._numbers = itertools.count()
-        self._asked: SimpleQueue[Answer[Any] | None] = SimpleQueue()
+        self._asked: SimpleQueue[Any] = SimpleQueue()
+        """Answers, and whatever else for the end."""
+
         self._idle: SimpleQueue[None] = SimpleQueue()
         self._threads: list[_Thread] = []
         self._wanted = [True]
         """Emptied if what has not begun is not wanted any more; its threads share it."""
 
         self._is_over = False
-        # If it is freed, its threads end as after a shutdown.
-        weakref.finalize(self, self._asked.put, None).atexit = False
+        # If it is freed, its threads end as after a shutdown. In C: what a signal's handler raises in there is dropped.
+        self._freed = weakref.ref(self, self._asked.put)
         _pools.add(self)
         watch_collector()
 
@@ -143,7 +146,7 @@ class Threads:
             raise RuntimeError("This pool of threads has ended.")
 
     def _start(self, name: str) -> None:
-        thread = _Thread(name, self._asked, self._idle, self._wanted)
+        thread = _Thread(name, self._asked, self._idle, self._wanted, self._freed)
         # First, so that the end waits for it also if a signal's handler raises below.
         self._threads.append(thread)
         try:
@@ -179,11 +182,18 @@ class _Thread(threading.Thread):
     """A thread of a pool; it knows nothing of the pool, which may be freed."""
 
     def __init__(
-        self, name: str, asked: SimpleQueue[Answer[Any] | None], idle: SimpleQueue[None], wanted: list[bool]
+        self,
+        name: str,
+        asked: SimpleQueue[Any],
+        idle: SimpleQueue[None],
+        wanted: list[bool],
+        freed: weakref.ref[Threads],
     ) -> None:
         # Not a daemon, though the one that starts it is: the interpreter's end waits for it.
         super().__init__(name=name, daemon=False)
         self._asked, self._idle, self._wanted = asked, idle, wanted
+        # Else it would be freed with the pool, and not called.
+        self._freed = freed
         self._beginning: Answer[None] = Answer(self.start)
 
     def begin(self) -> None:
@@ -208,9 +218,9 @@ class _Thread(threading.Thread):
             except Empty:
                 self._idle.put(None)
                 answer = self._asked.get()
-            if answer is None:
+            if not isinstance(answer, Answer):
                 # For the next one.
-                self._asked.put(None)
+                self._asked.put(answer)
                 return
             if not self._wanted:
                 answer.cancel()
@@ -223,14 +233,7 @@ def _end_all() -> None:
     """At the interpreter's end: its threads end with what they were asked for."""
     global _has_end_begun
     _has_end_begun = True
-    while True:
-        try:
-            pools = list(_pools)
-        except RuntimeError:
-            # A daemon thread has just made another one.
-            continue
-        break
-    for pool in pools:
+    for pool in _pools:
         pool.shutdown(wait=False)
 
 

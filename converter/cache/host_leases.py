@@ -17,12 +17,12 @@ import struct
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 
 from converter.cache import leases
 from converter.cache.leases import HURRY_SECONDS, RENEW_SECONDS, Lease, put_lease, release
 from converter.errors import CacheError
+from converter.living import Living
 from converter.shards import count_processes_of_host
 from converter.storage.directory import Storage
 
@@ -325,11 +325,11 @@ def _user_of(connection: socket.socket) -> int:
     return user
 
 
-_open: weakref.WeakSet[HostLease] = weakref.WeakSet()
+_open: Living[HostLease] = Living()
 
 
 def _forget_parents() -> None:
-    for lease in list(_open):
+    for lease in _open:
         lease.forget_parent()
 
 

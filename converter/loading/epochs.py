@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from converter.arguments import check_integer
 from converter.errors import ConverterError
 from converter.exits import end_of_program
+from converter.living import Living
 from converter.loading.agreement import check_agreement
 from converter.loading.forecast import check_steps, log_shards_apart, log_uneven_shards
 from converter.loading.steps import Steps
@@ -75,7 +75,7 @@ class Epochs:
         self._begun_in: int | None = None
         """The process that has begun an iteration, so that its shard is settled. A forked process begins anew."""
 
-        self._running: weakref.WeakSet[Iteration] = weakref.WeakSet()
+        self._running: Living[Iteration] = Living()
         self._files: tuple[int, DataFiles] | None = None
         self._meter = (os.getpid(), Meter())
         self.steps = Steps(self.meter)
@@ -317,7 +317,7 @@ class Epochs:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin, self._set, self._has_warned = self.next, object(), False
-        self._running = weakref.WeakSet()
+        self._running = Living()
         self._meter = (os.getpid(), Meter())
         self.steps = Steps(self.meter)
 
@@ -327,7 +327,7 @@ class Epochs:
         Another thread that waits for a batch receives that one first, unless it takes seconds.
         """
         self._closed = True
-        for iteration in list(self._running):
+        for iteration in self._running:
             iteration.close()
         self._files = None
 

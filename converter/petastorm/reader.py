@@ -13,7 +13,6 @@ import os
 import random
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -25,6 +24,7 @@ import pyarrow.compute as pc
 
 from converter.errors import ConverterError, ConverterWarning
 from converter.exits import end_of_program
+from converter.living import Living
 from converter.petastorm import places
 from converter.petastorm.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
 from converter.petastorm.elements import NOTHING, Elements, batches, rows, windows
@@ -375,11 +375,11 @@ STOPPED = (
     "the make_reader/make_batch_reader context manager has exited but you try to fetch a sample from it anyway"
 )
 
-_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+_readers: Living[Reader] = Living()
 
 
 def _leave_readers_to_parent() -> None:
-    for reader in list(_readers):
+    for reader in _readers:
         reader.leave_to_parent()
 
 

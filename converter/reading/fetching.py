@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 
+from converter.living import Living
 from converter.plan import Piece
 from converter.pool import Answer, Threads
 from converter.reading.row_groups import FetchedGroup
@@ -59,11 +59,11 @@ def _submitted(
         yield piece, fetchers.submit(fetch, piece, turn, requests)
 
 
-_given_up: weakref.WeakSet[threading.Event] = weakref.WeakSet()
+_given_up: Living[threading.Event] = Living()
 """The event of each reader that fetches in this process."""
 
 
 def give_up_fetching() -> None:
     """Cancel all fetching of this process, for the interpreter's end: an unfinished iterator must not delay it."""
-    for given_up in list(_given_up):
+    for given_up in _given_up:
         given_up.set()

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from converter.errors import MissingDependencyError
+from converter.living import Living
 from converter.portable.deadlines import Request, Result
 from converter.portable.filesystems import open_filesystem
 from converter.portable.redaction import errors_behind, hide_secrets, is_secret, shows_secrets
@@ -72,7 +73,7 @@ PACKAGES = (
 """The module that fsspec needs for a scheme, and what pip installs for it."""
 
 
-_with_clients: weakref.WeakSet[Store] = weakref.WeakSet()
+_with_clients: Living[Store] = Living()
 """Stores that have opened a client in this process."""
 
 
@@ -474,7 +475,7 @@ def detach_finalizers(filesystem: Any) -> None:
 
 
 def _leave_clients_to_parent() -> None:
-    for store in list(_with_clients):
+    for store in _with_clients:
         store.leave_client_to_parent()
     _with_clients.clear()
 

@@ -34,6 +34,7 @@ from converter.frameworks.tensorflow.elements import (
 )
 from converter.frameworks.tensorflow.iterator import CountedIterator, EagerIterator, UntilError, begin_loop
 from converter.garbage import keep_garbage_of_parents
+from converter.living import Living
 from converter.loading.batches import Batch
 from converter.loading.epochs import Epochs
 from converter.loading.names import Names
@@ -147,7 +148,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         """Whether an iteration that began where the next one would has given all batches."""
 
         self._has_just_ended = False
-        self._iterators: weakref.WeakSet[EagerIterator | CountedIterator] = weakref.WeakSet()
+        self._iterators: Living[EagerIterator | CountedIterator] = Living()
         self._last_used: int | None = None
         self._num_asking = 0
         """Eager loops that wait for their first batch."""
@@ -238,7 +239,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         with self._lock:
             self._settle()
             self._begun = self._last_used = None
-            self._iterators = weakref.WeakSet(iterator for iterator in self._iterators if not iterator.used)
+            self._iterators = Living(iterator for iterator in self._iterators if not iterator.used)
             self._epochs.set_next(epoch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
@@ -272,11 +273,10 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         """
         with self._lock:
             self._has_given_all, self._last_used = False, None
-            self._iterators = weakref.WeakSet(iterator for iterator in self._iterators if not iterator.used)
+            self._iterators = Living(iterator for iterator in self._iterators if not iterator.used)
             self._epochs.load_state_dict(state_dict)
             begin, num_epochs = self._epochs.next, self._epochs.num_epochs
             if begin.past and not self._is_any_batch_left(begin.epoch, begin.past):
-                # Begin the next epoch, because Keras fails on an empty iteration.
                 done = begin.epochs_done + 1
                 self._epochs.begin_at(begin.epoch + 1, 0 if done == num_epochs else done, ())
 

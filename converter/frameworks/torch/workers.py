@@ -18,7 +18,6 @@ import signal
 import sys
 import tempfile
 import threading
-import weakref
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from multiprocessing.reduction import ForkingPickler
@@ -28,6 +27,7 @@ import torch.multiprocessing
 from torch.utils.data import get_worker_info
 
 from converter.errors import ConverterError
+from converter.living import Living
 from converter.reading.ahead import READER_THREADS
 from converter.reading.objects import import_pandas
 from converter.reading.source import BatchSource
@@ -355,13 +355,13 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-_with_workers: weakref.WeakSet[Any] = weakref.WeakSet()
+_with_workers: Living[Any] = Living()
 """The loaders of this process that have started worker processes."""
 
-_loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+_loaders: Living[Any] = Living()
 """The same as DataLoaders of torch, of which DeltaTorch's have one inside."""
 
-_iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+_iterators: Living[Any] = Living()
 """torch's iterators of these loaders."""
 
 
@@ -375,7 +375,7 @@ def close_at_exit(loader: Any) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    for loader in list(_with_workers):
+    for loader in _with_workers:
         loader.close()
 
 
@@ -394,10 +394,10 @@ def _leave_workers_to_parent() -> None:
     Reaches into: DataLoader._iterator, its _workers and _shutdown (torch 2.4 to 2.15).
     Without it: the parent waits for ever for a batch of such a worker, as with torch's own loaders.
     """
-    for iterator in list(_iterators):
+    for iterator in _iterators:
         _forget(iterator._workers)  # noqa: SLF001
         iterator._shutdown, iterator._workers = True, []  # noqa: SLF001
-    for loader in list(_loaders):
+    for loader in _loaders:
         loader._iterator = None  # noqa: SLF001
     for known in (_iterators, _loaders, _with_workers):
         known.clear()
