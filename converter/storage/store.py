@@ -154,8 +154,11 @@ class Store:
                 # Another thread of the parent may have held the lock at the fork.
                 self._opening = os.getpid(), threading.RLock()
             with self._opening[1]:
-                opened = self._opened = os.getpid(), self._open()
-                _with_clients.add(self)
+                # Another thread may have opened it meanwhile.
+                opened = self._opened
+                if opened is None or opened[0] != os.getpid():
+                    opened = self._opened = os.getpid(), self._open()
+                    _with_clients.add(self)
         return opened[1]
 
     def leave_client_to_parent(self) -> None:

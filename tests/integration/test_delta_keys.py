@@ -29,11 +29,12 @@ def convert_in_a_session(folder: str) -> dict[str, Found]:
     spark = start_spark(folder)
     path = f"{folder}/table"
     if not Path(path).exists():
-        spark.range(0, 100, 1, 2).selectExpr("id", "id * 2 AS y", "cast(id AS string) AS s").write.format(
+        other = ["cast(id AS int) AS `a-b`", "named_struct('a-b', cast(99 - id AS int)) AS t"]
+        spark.range(0, 100, 1, 2).selectExpr("id", "id * 2 AS y", "cast(id AS string) AS s", *other).write.format(
             "delta"
         ).option("delta.enableDeletionVectors", "true").save(path)
         spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 5")
-        spark.sql(f"INSERT INTO delta.`{path}` VALUES (1000, 1, 'one')")
+        spark.sql(f"INSERT INTO delta.`{path}` VALUES (1000, 1, 'one', 1, named_struct('a-b', 1))")
 
     def version(number: int) -> Any:
         return spark.read.format("delta").option("versionAsOf", number).load(path)
@@ -50,6 +51,8 @@ def convert_in_a_session(folder: str) -> dict[str, Found]:
         "filtered": version(1).where("id < 50 AND s <> '7'").select("id", "y"),
         "filtered otherwise": version(1).where("id < 50 AND s <> '8'").select("id", "y"),
         "filtered as filtered": version(1).where("id < 50 AND s <> '7'").select("id", "y"),
+        "a column": version(1).alias("t").where("t.`a-b` >= 97"),
+        "a member": version(1).where("t.`a-b` >= 97"),
         "cast": version(1).selectExpr("id", "cast(array(id, y) AS array<double>)[0] AS y"),
         "time": version(1).where("timestamp'2026-11-01 05:00:00Z' > timestamp_seconds(id)"),
         "sum": version(1).where("id + 1 > 0"),
@@ -84,12 +87,15 @@ def test_every_way_has_its_rows(sessions: list[dict[str, Found]]) -> None:
             assert found[name]["ids"] == DELETED, name
         assert found["2"]["ids"] == found["newest"]["ids"] == [*DELETED, 1000]
         assert found["filtered"]["ids"] == [one for one in range(50) if one not in (5, 7)]
+        # The two have one text.
+        assert found["a column"]["ids"] == [97, 98, 99]
+        assert found["a member"]["ids"] == [0, 1, 2]
         assert found["filtered otherwise"]["ids"] == [one for one in range(50) if one not in (5, 8)]
 
 
 def test_a_version_has_one_entry_in_all_sessions(sessions: list[dict[str, Found]]) -> None:
     first, second = sessions
-    for name in ("0", "1", "2", "filtered", "filtered otherwise", "newest"):
+    for name in ("0", "1", "2", "filtered", "filtered otherwise", "newest", "a column", "a member"):
         assert first[name]["url"] == second[name]["url"], name
     assert first["1"]["url"] == first["1 by time"]["url"] == first["1 by SQL"]["url"]
     assert first["filtered"]["url"] == first["filtered as filtered"]["url"]

@@ -32,6 +32,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from converter import CacheError, DatasetConverter, make_spark_converter, open_converter, start_local_spark, sweep
+from converter.petastorm import spark as petastorm
 from converter.sources.spark import identity, write
 from converter.sources.spark.local import find_java_home
 from tests.folders import files_below
@@ -1227,6 +1228,12 @@ def convert_twice_over_connect(folder: str) -> dict[str, Any]:
     check_meanwhile(
         "zone", lambda: hours, lambda: spark.conf.set(zone, "Asia/Tokyo"), lambda: spark.conf.set(zone, "UTC")
     )
+    spark.conf.set(petastorm.SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, f"file://{folder}/petastorm")
+    for first in (0, 100):
+        view(spark.range(first, first + 5))
+        # No evidence is found for it.
+        written = petastorm.make_spark_converter(spark.table("numbers").limit(3))
+        result[f"petastorm {first}"] = pq.read_table(written.cache_dir_url)["id"].to_pylist()
     spark.stop()
     return result
 
@@ -1282,6 +1289,10 @@ def test_a_view_whose_types_change_is_written_with_those_of_now_over_connect(
 ) -> None:
     numbers = [[5_000_000_000], [5_000_000_001], [5_000_000_002]]
     assert connect[case] == ["integer", ["int64", *numbers], ["float32", [0.75], [1.75], [2.75]]]
+
+
+def test_petastorms_frame_of_a_view_that_was_replaced_is_written_anew_over_connect(connect: dict[str, Any]) -> None:
+    assert (connect["petastorm 0"], connect["petastorm 100"]) == ([0, 1, 2], [100, 101, 102])
 
 
 def test_the_time_of_day_is_written_each_time_over_connect(connect: dict[str, Any]) -> None:

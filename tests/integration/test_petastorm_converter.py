@@ -139,6 +139,15 @@ def test_an_equal_dataframe_is_written_anew_when_its_files_have_changed(
     assert sorted(ids_of(first)) == list(range(3))
 
 
+def test_frames_that_differ_in_the_names_of_their_columns_are_two(spark: SparkSession) -> None:
+    # Nothing is known of a limit, and Spark's own comparison leaves names out.
+    few = spark.range(10, numPartitions=1).selectExpr("id x", "id + 100 y").limit(3)
+    for names, first in (("x id", "y b"), 0), (("x b", "y id"), 100), (("x c", "y id"), 100):
+        converter = make_spark_converter(few.selectExpr(*names))
+        assert sorted(ids_of(converter)) == list(range(first, first + 3))
+    assert make_spark_converter(few.selectExpr("x c", "y id")).cache_dir_url == converter.cache_dir_url
+
+
 def test_frames_from_before_a_file_grew_are_written_each_for_itself(spark: SparkSession, tmp_path: Path) -> None:
     """Spark reads a file to the length that it had when the frame was made. Two doubts are no proof."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from converter.sources.spark.identity import Evidence, gather_evidence
+from converter.sources.spark.session import java_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,6 +35,9 @@ class _Conversion:
     """A DataFrame that this process wrote, to be found again."""
 
     df: DataFrame
+    schema: str
+    """With the names of its columns, which Spark's comparison of plans leaves out."""
+
     options: WriteOptions
     url: str
     evidence: Evidence | None
@@ -47,22 +51,25 @@ _locks: dict[str, threading.Lock] = {}
 
 def write_or_find(df: DataFrame, options: WriteOptions, begin: Callable[[str], object]) -> str:
     """The URL of the DataFrame's files; `begin` is called with it before they are written. Equal ones wait for one."""
-    key = repr((options, df.schema.simpleString()))
+    schema = df.schema.json()
+    key = repr((options, schema))
     with _lock:
         own_lock = _locks.setdefault(key, threading.Lock())
     with own_lock:
         with _lock:
             known = [each for each in _conversions if each.options == options]
         # Equal frames may read files that have changed. If that cannot be told, they count as equal, as in Petastorm;
-        # but not if a frame may know its files from before.
+        # but not if a frame may know its files from before, nor if its names may stand for something else by now.
         evidence = gather_evidence(df)
+        is_fixed = java_frame(df) is not None if evidence is None else evidence.is_listed
         evidence = None if evidence is None else replace(evidence, is_racy=False)
-        for conversion in known if evidence is None or evidence.is_listed else ():
-            if conversion.evidence == evidence and conversion.df.sameSemantics(df):
+        for conversion in known if is_fixed else ():
+            is_same = (conversion.schema, conversion.evidence) == (schema, evidence)
+            if is_same and conversion.df.sameSemantics(df):
                 return conversion.url
         url = _materialize(df, options, begin)
         with _lock:
-            _conversions.append(_Conversion(df=df, options=options, url=url, evidence=evidence))
+            _conversions.append(_Conversion(df=df, schema=schema, options=options, url=url, evidence=evidence))
         return url
 
 

@@ -173,21 +173,24 @@ def _find_delta_version(df: Any) -> DeltaVersion | None:
     return DeltaVersion(identity=json.dumps(described), source=source, is_fixed=is_fixed)
 
 
-def _plain_sql(expressions: list[Any]) -> list[str] | None:
-    """Expressions as SQL; None if the text is incomplete or may mean something else another time."""
-    waiting, count = list(expressions), 0
+def _plain_sql(expressions: list[Any]) -> list[Any] | None:
+    """Expressions as SQL, and their parts; None if that is incomplete or may mean something else another time.
+
+    A column of a table called `t` is written as is a member of a column `t`.
+    """
+    waiting, parts = list(expressions), list[Any]()
     while waiting:
         expression = waiting.pop()
-        count += 1
         kind, type_name = expression.getClass().getSimpleName(), expression.dataType().simpleString()
-        if count > _MAX_EXPRESSIONS or kind not in _PLAIN:
+        parts.append(["column", expression.name()] if kind == "AttributeReference" else kind)
+        if len(parts) > _MAX_EXPRESSIONS or kind not in _PLAIN:
             return None
         if kind == "Literal" and not _PLAIN_LITERALS.fullmatch(type_name):
             return None
         if kind == "Cast" and not _is_widened(expression.child().dataType().simpleString(), type_name):
             return None
         waiting += _listed(expression.children())
-    return [expression.sql() for expression in expressions]
+    return [[expression.sql() for expression in expressions], parts]
 
 
 def _is_widened(before: str, after: str) -> bool:
