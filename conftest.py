@@ -197,9 +197,12 @@ def no_reader_thread_is_left() -> Iterator[None]:
 
     before = set(threading.enumerate())
     yield
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name in (CLOSING_THREAD, REQUEST_THREAD, TOKEN_THREAD, "converter-tensorflow"):
             # It ends by itself: half a second after it was last needed, or when its store is back.
+            thread.join(5)
+        elif thread.name.startswith(("converter-read", "converter-fetch", "converter-take")):
+            # It has been told to end, but nobody waits for it while the collector runs in another thread.
             thread.join(5)
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("converter-")]
     assert not left, f"threads left behind: {left}"
