@@ -235,6 +235,41 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/integration/test_decoders.py",),
     ),
     Mutation(
+        module="draws.py",
+        claim="a signal's handler waits for the counts that it interrupts",
+        old='_counting = threading.RLock()\n"""Held',
+        new='_counting = threading.Lock()\n"""Held',
+        tests=("tests/unit/scans/test_draws.py",),
+    ),
+    Mutation(
+        module="petastorm/processes.py",
+        claim="a forked child waits for threads of its parent",
+        old="return self._pid not in (None, os.getpid())",
+        new="return False",
+        tests=("tests/unit/petastorm/test_reader.py",),
+    ),
+    Mutation(
+        module="mixing.py",
+        claim="a source of a mixture never comes, and nobody says so",
+        old="if weight and not count]",
+        new="if False]",
+        tests=("tests/unit/test_mixed.py",),
+    ),
+    Mutation(
+        module="petastorm/spark/writing.py",
+        claim="frames that differ in the names of their columns are one",
+        old="(conversion.schema, conversion.evidence) == (schema, evidence)",
+        new="conversion.evidence == evidence",
+        tests=("tests/integration/test_petastorm_converter.py",),
+    ),
+    Mutation(
+        module="sources/spark/identity.py",
+        claim="filters of a Delta version with one text are one",
+        old="    return [[expression.sql() for expression in expressions], parts]",
+        new="    return [expression.sql() for expression in expressions]",
+        tests=("tests/integration/test_delta_keys.py",),
+    ),
+    Mutation(
         module="sources/spark/own_decoders.py",
         claim="a decoder is known before and after a module that it imports is edited",
         old="            left |= _imports_of(",
@@ -267,9 +302,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="an interrupt in a mixture of wide rows is kept for later",
         old="        taken = self._take(num_rows)\n        return lambda: taken",
         new=(
-            "        failed = Future()\n        try:\n            taken = self._take(num_rows)\n"
-            "        except BaseException as error:\n            failed.set_exception(error)\n"
-            "            return failed.result\n        return lambda: taken"
+            "        try:\n            taken = self._take(num_rows)\n        except BaseException as error:\n"
+            "            kept = error\n\n            def fail() -> Any:\n                raise kept\n\n"
+            "            return fail\n        return lambda: taken"
         ),
         tests=("tests/unit/reading/test_mixing.py",),
     ),
