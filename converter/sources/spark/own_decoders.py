@@ -8,12 +8,14 @@ decoder reads from elsewhere, and the code of installed packages.
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import hashlib
 import importlib.util
 import io
 import logging
 import os
+import re
 import sys
 import sysconfig
 import time
@@ -35,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 _LIBRARIES = ("converter", "py4j", "pyspark")
 _INSTALLED = ("dist-packages", "site-packages")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+"""A text that may be the name of a module, for importlib."""
+
 _IMPORTED_AT = time.time()
 
 
@@ -70,7 +75,6 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
     reduce_code: Any = cloudpickle.CloudPickler.dispatch_table[types.CodeType]
 
     def reduce_without_place(code: types.CodeType) -> Any:
-        modules.update(code.co_names)
         constants = tuple(map(_in_order, code.co_consts))
         return reduce_code(code.replace(co_filename="", co_firstlineno=1, co_linetable=b"", co_consts=constants))
 
@@ -86,6 +90,7 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
                 modules.add(found.__module__)
             reduced = super().reducer_override(found)  # type: ignore[no-untyped-call]
             if isinstance(found, types.FunctionType) and isinstance(reduced, tuple):
+                modules.update(_imported_in(found.__code__, found.__globals__.get("__package__") or ""))
                 used = reduced[2][1]["__globals__"]
                 used.update({name: _in_order(value) for name, value in used.items()})
             return reduced
@@ -103,8 +108,36 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
 
 
 def _in_order(value: Any) -> Any:
-    """A set as a list: texts are in another order in each process."""
-    return sorted(map(repr, value)) if isinstance(value, (set, frozenset)) else value
+    """A set of texts and numbers as a list: texts are in another order in each process."""
+    is_plain = isinstance(value, (set, frozenset)) and all(type(one) in (str, bytes, int, float) for one in value)
+    return sorted(map(repr, value)) if is_plain else value
+
+
+def _imported_in(code: types.CodeType, package: str) -> set[str]:
+    """The modules that a function may import."""
+    names = {constant for constant in code.co_consts if isinstance(constant, str) and _MODULE.fullmatch(constant)}
+    imported, level = "", 0
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            imported = _absolute(instruction.argval, level, package)
+            names.add(imported)
+        elif instruction.opname == "IMPORT_FROM":
+            names.add(f"{imported}.{instruction.argval}")
+        elif isinstance(instruction.argval, int) and instruction.opname.startswith("LOAD_"):
+            # Before the names that are wanted, which are a tuple or None.
+            level = instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _imported_in(constant, package)
+    return names
+
+
+def _absolute(name: str, level: int, package: str) -> str:
+    """The module that an import of a level stands for; nothing for one that would fail."""
+    try:
+        return importlib.util.resolve_name("." * level + name, package)
+    except ImportError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,9 +212,10 @@ def _read(name: str, spec: ModuleSpec) -> _Module:
     except OSError:
         code = None
     path = Path(spec.origin)
-    # What lies in an archive is changed with it.
-    times = next(one for one in (path, *path.parents) if one.exists()).stat()
-    return _Module(name=name, code=code, changed=max(times.st_mtime, times.st_ctime))
+    # What lies in an archive is changed with it. And a link may lead to another release by now.
+    places = [next(one for one in (path, *path.parents) if one.exists()).stat()]
+    places += [one.lstat() for one in (path, *path.parents) if one.is_symlink()]
+    return _Module(name=name, code=code, changed=max(max(times.st_mtime, times.st_ctime) for times in places))
 
 
 def _imports_of(code: bytes, package: str) -> set[str]:
@@ -195,13 +229,11 @@ def _imports_of(code: bytes, package: str) -> set[str]:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            try:
-                module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            except ImportError:
-                # A line that is never run: it would raise.
-                continue
+            module = _absolute(node.module or "", node.level, package)
             # What is imported may be a module of a package.
             names.update((module, *(f"{module}.{alias.name}" for alias in node.names)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _MODULE.fullmatch(node.value):
+            names.add(node.value)
     return names
 
 

@@ -22,9 +22,10 @@ from converter.sources.spark.own_decoders import hashes_of_own
 pytestmark = pytest.mark.usefixtures("_long_ago")
 
 FACTOR = 1
+STEPS: set[Any] = set()
 
 PROGRAM = """
-import sys
+import importlib, sys
 import numpy as np
 import near
 from package.base import Base, named
@@ -32,7 +33,9 @@ from converter.sources.spark.own_decoders import hashes_of_own
 SCALE, NAMES = int(sys.argv[1]), {"a", "b", "c", "d", "e"}
 def helped(values):
     import late
-    return near.near(values) * SCALE * late.LATE * ("x" in {"x", "y", "z", "w"}) * ("a" in NAMES)
+    from lazy import part
+    found = importlib.import_module("lazy.by_name").FOUND
+    return near.near(values) * SCALE * late.LATE * part.PART * found * ("x" in {"x", "y", "z", "w"}) * ("a" in NAMES)
 class Own(Base):
     def __init__(self, held): self.held = held
     def decode(self, values): return helped(values) + self.held
@@ -43,6 +46,10 @@ FILES = {
     "near.py": "from farther import far\ndef near(x): return far(x)\n",
     "farther.py": "def far(x): return x\n",
     "late.py": "LATE = 1\n",
+    "lazy/__init__.py": "",
+    "lazy/part.py": "PART = 1\n",
+    "lazy/by_name.py": "import importlib\nimportlib.import_module('farthest')\nFOUND = 1\n",
+    "farthest.py": "FARTHEST = 1\n",
     "package/__init__.py": "",
     "package/base.py": "from . import beside\nnamed = 3\nclass Base:\n    dtype, shape = 'float32', (1,)\n",
     "package/beside.py": "BESIDE = 1\n",
@@ -77,6 +84,35 @@ def local(factor: int) -> Any:
     return Local()
 
 
+def step(factor: int) -> Any:
+    class Step:
+        def run(self) -> int:
+            return factor
+
+    return Step
+
+
+class InSteps:
+    dtype, shape = "float32", (1,)
+
+    def __init__(self) -> None:
+        self.call = lambda values: [one().run() for one in STEPS]
+
+    def decode(self, values: Any) -> Any:
+        return self.call(values)
+
+
+def test_what_a_set_holds_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = step(1), step(2)
+    assert repr(one) == repr(other)
+    hashes = []
+    for held in ({one}, {other}, {one}, {"a", "b"}, {"a", "c"}):
+        monkeypatch.setitem(globals(), "STEPS", held)
+        hashes.append(hash_of(InSteps()))
+    assert hashes[0] == hashes[2]
+    assert len(set(hashes)) == 4
+
+
 def test_decoders_of_one_process_differ_in_what_they_hold_and_use(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, made = Own(), local(1)
     assert hash_of(decoder) == hash_of(decoder) == hash_of(Own())
@@ -104,12 +140,13 @@ def write_files(folder: Path, *, is_packed: bool) -> None:
         (folder / name).write_text(text)
 
 
-def run(program: Path, folder: Path, scale: int = 1) -> str:
+def run(program: Path | str, folder: Path, scale: int = 1) -> str:
+    """What a file, or a module, prints."""
     # A file that was written in the tick of the kernel's clock in which a program begins is taken for a later one.
     time.sleep(0.05)
     paths = [str(Path(own_decoders.__file__).parents[3]), str(folder / "files.zip"), str(folder)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, str(program), str(scale)]
+    command = [sys.executable, *(["-m", program] if isinstance(program, str) else [str(program)]), str(scale)]
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
 
 
@@ -128,16 +165,15 @@ def test_a_program_has_the_same_hash_wherever_it_lies_and_whatever_else_is_edite
     assert run(program, tmp_path, scale=2) != first
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "unused.py"])
-def test_code_that_is_imported_is_part_of_it(tmp_path: Path, name: str) -> None:
+def test_code_that_is_imported_is_part_of_it(tmp_path: Path) -> None:
     write_files(tmp_path, is_packed=False)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    first = run(program, tmp_path)
-    (tmp_path / "unused.py").write_text("NOTHING = 2\n")
-    assert run(program, tmp_path) == first
-    (tmp_path / name).write_text(FILES[name] + "EDITED = 1\n")
-    assert run(program, tmp_path) != first
+    hashes = [run(program, tmp_path)]
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text + "EDITED = 1\n")
+        hashes.append(run(program, tmp_path))
+        assert (hashes[-1] == hashes[-2]) == (name == "unused.py"), name
 
 
 @pytest.mark.parametrize(
@@ -161,6 +197,39 @@ def test_what_may_have_been_imported_in_another_form_is_another_one_each_time(
     with caplog.at_level(logging.INFO):
         assert hash_of(decoder) != hash_of(decoder)
     assert f"is written for this call alone: the code of the module {name}" in caplog.messages[0]
+
+
+def test_a_module_that_is_run_may_import_from_its_package(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    for name in ("__init__", "part"):
+        (tmp_path / "package" / f"{name}.py").write_text("PART = 1\n")
+    (tmp_path / "package" / "__main__.py").write_text(
+        "from converter.sources.spark.own_decoders import hashes_of_own\nclass Own:\n"
+        "    dtype, shape = 'float32', (1,)\n    def decode(self, values):\n        from .part import PART\n"
+        "        return values\nprint(hashes_of_own({'x': Own()})['x'])\n"
+    )
+    first = run("package", tmp_path)
+    assert run("package", tmp_path) == first
+    (tmp_path / "package" / "part.py").write_text("PART = 2\n")
+    assert run("package", tmp_path) != first
+
+
+def test_a_link_that_leads_elsewhere_by_now_is_a_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "released.py").write_text("class Own:\n    dtype, shape = 'float32', (1,)\n")
+    link = tmp_path / "current"
+    link.symlink_to("one")
+    monkeypatch.syspath_prepend(link)
+    decoder = importlib.import_module("released").Own()
+    time.sleep(0.05)
+    begun = time.time()
+    monkeypatch.setattr(own_decoders, "_begun_at", lambda: begun)
+    assert hash_of(decoder) == hash_of(decoder)
+    time.sleep(0.05)
+    link.unlink()
+    link.symlink_to("two")
+    assert hash_of(decoder) != hash_of(decoder)
 
 
 def test_when_a_process_began_is_known() -> None:
