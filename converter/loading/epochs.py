@@ -329,7 +329,9 @@ class Epochs:
         self._closed = True
         for iteration in self._running:
             iteration.close()
-        self._files = None
+        files, self._files = self._files, None
+        if files is not None and files[0] == os.getpid():
+            files[1].close()
 
     def give_up(self) -> None:
         """End the requests under way if the loader is closed: who waits for their rows gets an error."""

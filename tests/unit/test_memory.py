@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from converter import make_parquet_converter, memory
 from converter.memory import LARGE_BYTES, SPARE, Blocks
+from converter.reading import data_files
 from tests.processes import run_python
 
 INT8 = np.dtype("int8")
@@ -119,3 +120,22 @@ def test_a_loader_that_is_closed_leaves_no_idle_memory(tmp_path: Path) -> None:
             assert memory.blocks.num_bytes[1] > LARGE_BYTES
         del _batch
         assert memory.blocks.num_bytes[1] == 0
+
+
+def test_an_interrupt_while_idle_memory_is_returned_at_the_end_of_a_block_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_closing = False
+
+    def interrupt() -> None:
+        if is_closing:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(data_files, "give_back_idle", interrupt)
+    pq.write_table(pa.table({"id": range(10)}), tmp_path / "x.parquet")
+    reader = make_parquet_converter(tmp_path).make_batch_reader(batch_size=5)
+    assert len(list(reader)) == 2
+    is_closing = True
+    with pytest.raises(KeyboardInterrupt):
+        reader.close()
+    is_closing = False
