@@ -134,8 +134,13 @@ def test_an_interrupt_while_idle_memory_is_returned_at_the_end_of_a_block_is_rai
     monkeypatch.setattr(data_files, "give_back_idle", interrupt)
     pq.write_table(pa.table({"id": range(10)}), tmp_path / "x.parquet")
     reader = make_parquet_converter(tmp_path).make_batch_reader(batch_size=5)
-    assert len(list(reader)) == 2
-    is_closing = True
+
+    def read_and_close() -> None:
+        nonlocal is_closing
+        with reader:
+            assert len(list(reader)) == 2
+            is_closing = True
+
     with pytest.raises(KeyboardInterrupt):
-        reader.close()
+        read_and_close()
     is_closing = False
