@@ -138,12 +138,15 @@ class Draws:
     def of_epoch(self, epoch: int) -> Counts:
         """How many times each live element comes."""
         with _counting:
-            if epoch not in self._kept:
+            # Not looked up twice: a handler that asks for other epochs may remove it meanwhile.
+            kept = self._kept.get(epoch)
+            if kept is None:
                 counts = self.kind.counts(f"{self.seed}/{len(self.kind)}", epoch)
+                kept = counts.astype(np.min_scalar_type(int(counts.max())))
                 while len(self._kept) >= _KEPT_EPOCHS:
                     self._kept.pop(next(iter(self._kept)))
-                self._kept[epoch] = counts.astype(np.min_scalar_type(int(counts.max())))
-            return self._kept[epoch]
+                self._kept[epoch] = kept
+            return kept
 
     def row_group_counts(self, epoch: int) -> Numbers:
         """How many elements of each row group come in an epoch."""

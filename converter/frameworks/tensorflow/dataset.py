@@ -18,7 +18,6 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
@@ -134,8 +133,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         weights: str | None,
         prefetch: int | None,
     ) -> None:
-        if prefetch is not None:
-            prefetch = check_integer("prefetch", prefetch, least=1)
+        prefetch = None if prefetch is None else check_integer("prefetch", prefetch, least=1)
         self._source = source
         self._epochs = Epochs(source, num_epochs)
         # The cardinality cannot change later.
@@ -221,9 +219,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def __enter__(self) -> TFDataset:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -313,6 +309,10 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             self._num_asking += 1
         try:
             yield
+        except BaseException:
+            # It has received none. So a state can be saved after a Ctrl-C here.
+            self._last_used = self._last_used or 0
+            raise
         finally:
             with self._lock:
                 self._num_asking -= 1

@@ -2,12 +2,13 @@
 
 Executors are sent classes of notebooks and scripts as they are in this process; classes of other modules they import.
 So the former are hashed as they are, with the globals that they use, and of the latter the files. Not seen is what a
-decoder reads from elsewhere, and the code of installed packages.
+decoder reads from elsewhere, the code of installed packages, and modules whose names are put together at run time.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dis
 import functools
 import hashlib
@@ -15,6 +16,7 @@ import importlib.util
 import io
 import logging
 import os
+import pkgutil
 import re
 import sys
 import sysconfig
@@ -22,9 +24,9 @@ import time
 import types
 import uuid
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,11 @@ logger = logging.getLogger(__name__)
 
 _LIBRARIES = ("converter", "py4j", "pyspark")
 _INSTALLED = ("dist-packages", "site-packages")
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_MODULE = re.compile(r"\.*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """A text that may be the name of a module, for importlib."""
+
+_DYNAMIC = (b"__getattr__", b"__import__", b"import_module", b"lazy_loader")
+"""In code that may import any module of its package."""
 
 _IMPORTED_AT = time.time()
 
@@ -92,9 +97,11 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
             if isinstance(found, types.FunctionType) and isinstance(reduced, tuple):
                 modules.update(_imported_in(found.__code__, found.__globals__.get("__package__") or ""))
                 used = reduced[2][1]["__globals__"]
+                modules.update(_names_in(used.values()))
                 used.update({name: _in_order(value) for name, value in used.items()})
             return reduced
 
+    modules.update(_names_in(getattr(decoder, "__dict__", {}).values()))
     into = io.BytesIO()
     pickler: Any = Description(into)  # type: ignore[no-untyped-call]
     # Else the path of a script would be among its globals.
@@ -109,13 +116,13 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
 
 def _in_order(value: Any) -> Any:
     """A set of texts and numbers as a list: texts are in another order in each process."""
-    is_plain = isinstance(value, (set, frozenset)) and all(type(one) in (str, bytes, int, float) for one in value)
+    is_plain = type(value) in (set, frozenset) and all(type(one) in (str, bytes, int, float) for one in value)
     return sorted(map(repr, value)) if is_plain else value
 
 
 def _imported_in(code: types.CodeType, package: str) -> set[str]:
     """The modules that a function may import."""
-    names = {constant for constant in code.co_consts if isinstance(constant, str) and _MODULE.fullmatch(constant)}
+    names = _names_in(code.co_consts)
     imported, level = "", 0
     for instruction in dis.get_instructions(code):
         if instruction.opname == "IMPORT_NAME":
@@ -130,6 +137,11 @@ def _imported_in(code: types.CodeType, package: str) -> set[str]:
         if isinstance(constant, types.CodeType):
             names |= _imported_in(constant, package)
     return names
+
+
+def _names_in(values: Iterable[Any]) -> set[str]:
+    """The texts among values that may be names of modules, also of the form `.name`."""
+    return {value for value in values if isinstance(value, str) and _MODULE.fullmatch(value)}
 
 
 def _absolute(name: str, level: int, package: str) -> str:
@@ -160,10 +172,11 @@ def _modules_of(decoder: Decoder, names: set[str]) -> Iterator[_Module]:
     own_package = type(decoder).__module__.partition(".")[0]
     of_classes = {one.__module__ for one in type(decoder).__mro__}
     found: dict[str, _Module] = {}
-    left, seen = of_classes | names, {"__main__"}
+    relative = {name for name in names if name.startswith(".")}
+    left, seen = (of_classes | names) - relative, {"__main__"}
     while left:
         name = left.pop()
-        if name in seen or not name:
+        if name in seen or not name or name.startswith("."):
             continue
         seen.add(name)
         left.add(name.rpartition(".")[0])
@@ -176,7 +189,13 @@ def _modules_of(decoder: Decoder, names: set[str]) -> Iterator[_Module]:
         if is_users or name in of_classes:
             found[name] = _read(name, spec)
         if is_users:
-            left |= _imports_of(found[name].code or b"", name if is_package else name.rpartition(".")[0])
+            package = name if is_package else name.rpartition(".")[0]
+            left |= _imports_of(found[name].code or b"", package)
+            if is_package:
+                left |= {f"{name}.{one.lstrip('.')}" for one in relative}
+            places = getattr(_find(package), "submodule_search_locations", None)
+            if places is not None and any(word in (found[name].code or b"") for word in _DYNAMIC):
+                left |= {info.name for info in pkgutil.iter_modules(places, f"{package}.")}
     return iter(sorted(found.values(), key=lambda module: module.name))
 
 
@@ -190,7 +209,13 @@ def _find(name: str) -> Any:
     parent = _find(package) if package else None
     if package and (parent is None or parent.submodule_search_locations is None):
         return None
-    return PathFinder.find_spec(name, parent and parent.submodule_search_locations)
+    for finder in sys.meta_path:
+        # As an import does it: packages that are installed in place have finders of their own.
+        find_spec: Any = getattr(finder, "find_spec", lambda *_: None)
+        with contextlib.suppress(Exception):
+            if (spec := find_spec(name, parent and parent.submodule_search_locations)) is not None:
+                return spec
+    return None
 
 
 def _is_standard(name: str, origin: str | None) -> bool:
@@ -232,8 +257,10 @@ def _imports_of(code: bytes, package: str) -> set[str]:
             module = _absolute(node.module or "", node.level, package)
             # What is imported may be a module of a package.
             names.update((module, *(f"{module}.{alias.name}" for alias in node.names)))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _MODULE.fullmatch(node.value):
-            names.add(node.value)
+        elif isinstance(node, ast.Constant):
+            for name in _names_in([node.value]):
+                named = name.lstrip(".")
+                names.add(_absolute(named, len(name) - len(named), package))
     return names
 
 

@@ -30,11 +30,13 @@ import numpy as np
 import near
 from package.base import Base, named
 from converter.sources.spark.own_decoders import hashes_of_own
-SCALE, NAMES = int(sys.argv[1]), {"a", "b", "c", "d", "e"}
+import willing, words
+SCALE, NAMES, TARGET, WORDS = int(sys.argv[1]), {"a", "b", "c", "d", "e"}, "lazy.held", words.Words("ab")
 def helped(values):
     import late
     from lazy import part
-    found = importlib.import_module("lazy.by_name").FOUND
+    found = importlib.import_module("lazy.by_name").FOUND * importlib.import_module(TARGET).HELD
+    found *= importlib.import_module(".relative", "lazy").RELATIVE * willing.asked.ASKED * WORDS.weight()
     return near.near(values) * SCALE * late.LATE * part.PART * found * ("x" in {"x", "y", "z", "w"}) * ("a" in NAMES)
 class Own(Base):
     def __init__(self, held): self.held = held
@@ -50,6 +52,11 @@ FILES = {
     "lazy/part.py": "PART = 1\n",
     "lazy/by_name.py": "import importlib\nimportlib.import_module('farthest')\nFOUND = 1\n",
     "farthest.py": "FARTHEST = 1\n",
+    "lazy/held.py": "HELD = 1\n",
+    "lazy/relative.py": "RELATIVE = 1\n",
+    "willing/__init__.py": "import importlib as i\ndef __getattr__(name): return i.import_module(f'willing.{name}')\n",
+    "willing/asked.py": "ASKED = 1\n",
+    "words.py": "class Words(set):\n    def weight(self): return 1\n",
     "package/__init__.py": "",
     "package/base.py": "from . import beside\nnamed = 3\nclass Base:\n    dtype, shape = 'float32', (1,)\n",
     "package/beside.py": "BESIDE = 1\n",
@@ -84,6 +91,12 @@ def local(factor: int) -> Any:
     return Local()
 
 
+class Words(set[str]):
+    def __init__(self, weight: int) -> None:
+        super().__init__("ab")
+        self.weight = weight
+
+
 def step(factor: int) -> Any:
     class Step:
         def run(self) -> int:
@@ -106,11 +119,11 @@ def test_what_a_set_holds_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None
     one, other = step(1), step(2)
     assert repr(one) == repr(other)
     hashes = []
-    for held in ({one}, {other}, {one}, {"a", "b"}, {"a", "c"}):
+    for held in ({one}, {other}, {one}, {"a", "b"}, {"a", "c"}, Words(1), Words(2)):
         monkeypatch.setitem(globals(), "STEPS", held)
         hashes.append(hash_of(InSteps()))
     assert hashes[0] == hashes[2]
-    assert len(set(hashes)) == 4
+    assert len(set(hashes)) == 6
 
 
 def test_decoders_of_one_process_differ_in_what_they_hold_and_use(monkeypatch: pytest.MonkeyPatch) -> None:
