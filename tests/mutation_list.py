@@ -279,8 +279,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/own_decoders.py",
         claim="a decoder is known by its file, though an older one was imported",
-        old="if module.code is None or module.changed >= _begun_at():",
-        new="if module.code is None:",
+        old="is_changed = module.changed >= _begun_at() and",
+        new="is_changed = False and",
         tests=("tests/unit/sources/spark/test_own_decoders.py",),
     ),
     Mutation(

@@ -254,7 +254,9 @@ class Own(Zeros):
     def __init__(self, factor): self.factor = factor
 spark = start_local_spark(master="local[1]")
 df = spark.createDataFrame(pa.table({"x": pa.array([b"a"], pa.binary())}))
-for decoder in (Own(1), Own(2), Zeros()):
+spark.sparkContext.addPyFile(sys.argv[3])
+from sent_by_spark import Zeros as Sent
+for decoder in (Own(1), Own(2), Zeros(), Sent()):
     options = {"decode": {"x": decoder}, "decode_at": "write", "cache_key": "own", "delete_on_exit": False}
     print(make_spark_converter(df, cache_dir=sys.argv[1], **options).url)
 spark.stop()
@@ -267,19 +269,21 @@ def test_a_program_finds_what_its_own_decoder_has_made_until_it_is_edited(tmp_pa
         archive.writestr(
             "in_archive.py", f"import numpy as np\nclass Zeros:\n    dtype, shape = 'float32', (1,)\n{decode}"
         )
-    program = tmp_path / "program.py"
+    program, sent = tmp_path / "program.py", tmp_path / "apart" / "sent_by_spark.py"
+    sent.parent.mkdir()
+    sent.write_text(f"import numpy as np\nclass Zeros:\n    dtype, shape = 'float32', (1,)\n{decode}")
     urls = []
     for text in (PROGRAM, "# Edited.\n" + PROGRAM, PROGRAM.replace("self.factor = factor", "self.factor = -factor")):
         # A file that was written in the tick of the clock in which a program begins is taken for a later one.
         time.sleep(0.05)
         program.write_text(text)
-        command = [sys.executable, str(program), str(tmp_path / "cache"), str(tmp_path / "deps.zip")]
+        command = [sys.executable, str(program), str(tmp_path / "cache"), str(tmp_path / "deps.zip"), str(sent)]
         paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(tmp_path / "deps.zip")])}
         told = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | paths)
         urls.append(told.stdout.split())
-    assert len(set(urls[0])) == 3
+    assert len(set(urls[0])) == 4
     assert urls[1] == urls[0]
-    assert urls[2][2] == urls[0][2]
+    assert urls[2][2:] == urls[0][2:]
     assert not {*urls[2][:2]} & {*urls[0]}
 
 

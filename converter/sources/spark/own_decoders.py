@@ -30,8 +30,6 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from pyspark import cloudpickle
-
 from converter.decoders import is_own
 from converter.decoders.decoder import Decoder
 
@@ -55,10 +53,11 @@ def hashes_of_own(decoders: Mapping[str, Decoder]) -> dict[str, str]:
 
 def _hash_of_own(name: str, decoder: Decoder) -> str:
     pickled, modules = _describe(decoder)
-    content = hashlib.sha256(pickled)
+    content, sent_by_spark = hashlib.sha256(pickled), _files_of_spark()
     for module in _modules_of(decoder, modules):
         content.update(f"{module.name}/{len(module.code or b'')}/".encode() + (module.code or b""))
-        if module.code is None or module.changed >= _begun_at():
+        is_changed = module.changed >= _begun_at() and not (sent_by_spark and module.path.is_relative_to(sent_by_spark))
+        if module.code is None or is_changed:
             # It may have been imported before, and executors may have imported either.
             logger.info(
                 "What the decoder of column %r makes is written for this call alone: the code of the module %s %s.",
@@ -76,6 +75,8 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
     Reaches into: pyspark.cloudpickle's numbers of classes and its dictionaries of globals (pyspark 3.5 to 4.3).
     Without it: what a decoder of a script or a notebook has made is found by no other process, and written anew.
     """
+    from pyspark import cloudpickle
+
     modules: set[str] = set()
     reduce_code: Any = cloudpickle.CloudPickler.dispatch_table[types.CodeType]
 
@@ -108,8 +109,11 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
     pickler.globals_ref = {id(vars(sys.modules["__main__"])): {"__name__": "__main__"}}
     pickler.dump(decoder)
     pickled = into.getvalue()
-    numbers = getattr(sys.modules.get("pyspark.cloudpickle.cloudpickle"), "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
-    for number in list(numbers.values()):
+    known: Any = sys.modules.get("pyspark.cloudpickle.cloudpickle")
+    # Another thread may pickle as well.
+    with getattr(known, "_DYNAMIC_CLASS_TRACKER_LOCK", contextlib.nullcontext()):
+        numbers = list(getattr(known, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {}).values())
+    for number in numbers:
         pickled = pickled.replace(str(number).encode(), b"")
     return pickled, modules
 
@@ -157,6 +161,7 @@ class _Module:
     """A module with code that Python's own library and Spark do not have."""
 
     name: str
+    path: Path
     code: bytes | None
     """Its file, which may lie in an archive; None if there is none."""
 
@@ -230,7 +235,7 @@ def _is_standard(name: str, origin: str | None) -> bool:
 def _read(name: str, spec: ModuleSpec) -> _Module:
     """The file of a module."""
     if spec.origin is None:
-        return _Module(name=name, code=None, changed=0)
+        return _Module(name=name, path=Path(), code=None, changed=0)
     get_data: Any = getattr(spec.loader, "get_data", lambda path: Path(path).read_bytes())
     try:
         code = bytes(get_data(spec.origin))
@@ -240,7 +245,18 @@ def _read(name: str, spec: ModuleSpec) -> _Module:
     # What lies in an archive is changed with it. And a link may lead to another release by now.
     places = [next(one for one in (path, *path.parents) if one.exists()).stat()]
     places += [one.lstat() for one in (path, *path.parents) if one.is_symlink()]
-    return _Module(name=name, code=code, changed=max(max(times.st_mtime, times.st_ctime) for times in places))
+    changed = max(max(times.st_mtime, times.st_ctime) for times in places)
+    return _Module(name=name, path=path, code=code, changed=changed)
+
+
+def _files_of_spark() -> Path | None:
+    """The folder into which Spark copies what `addPyFile` and `--py-files` name, and where nobody edits it."""
+    from pyspark import SparkFiles
+
+    try:
+        return Path(SparkFiles.getRootDirectory())
+    except Exception:  # noqa: BLE001 (there is none over Connect)
+        return None
 
 
 def _imports_of(code: bytes, package: str) -> set[str]:
@@ -266,10 +282,10 @@ def _imports_of(code: bytes, package: str) -> set[str]:
 
 @functools.cache
 def _begun_at() -> float:
-    """When this process began, in seconds since 1970; without the kernel's word, when it came here first."""
+    """When this process began, in seconds since 1970, or when it imported this, if its parent did so before a fork."""
     try:
         ticks = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
         seconds = int(ticks) / os.sysconf("SC_CLK_TCK")
-        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - seconds)
+        return min(time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - seconds), _IMPORTED_AT)
     except (OSError, AttributeError, ValueError):
         return _IMPORTED_AT

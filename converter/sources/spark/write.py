@@ -36,6 +36,7 @@ from converter.sources.spark import identity
 from converter.sources.spark.choose import find_other_user
 from converter.sources.spark.jobs import naming_the_end_of_spark
 from converter.sources.spark.options import WriteOptions
+from converter.sources.spark.own_decoders import hashes_of_own
 from converter.sources.spark.progress import check_progress
 from converter.sources.spark.reports import manifest_from
 from converter.sources.spark.run import run_write
@@ -205,8 +206,6 @@ def _let_go_on_error(entry: HeldEntry) -> Iterator[None]:
 def _hashes_of_own(decoders: Mapping[str, Decoder]) -> dict[str, str]:
     """What keys know of decoders of the user's own. Raises TypeError if one cannot be sent to the executors."""
     from pyspark import cloudpickle
-
-    from converter.sources.spark.own_decoders import hashes_of_own
 
     for name, decoder in decoders.items():
         try:

@@ -31,7 +31,7 @@ import near
 from package.base import Base, named
 from converter.sources.spark.own_decoders import hashes_of_own
 import willing, words
-SCALE, NAMES, TARGET, WORDS = int(sys.argv[1]), {"a", "b", "c", "d", "e"}, "lazy.held", words.Words("ab")
+SCALE, NAMES, TARGET, WORDS = int(sys.argv[1]), {"a", "b", "c", "d", "e"}, "lazy.held", words.Words("a")
 def helped(values):
     import late
     from lazy import part
