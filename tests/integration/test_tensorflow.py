@@ -36,6 +36,7 @@ from converter import (
 )
 from converter.frameworks import prompt
 from converter.frameworks.tensorflow import DatasetState, DatasetStateCallback
+from converter.frameworks.tensorflow import iterator as iterator_module
 from converter.frameworks.tensorflow.elements import stretches_in
 from converter.loading.options import LoaderOptions
 from converter.reading import windows
@@ -1262,3 +1263,25 @@ print("trained", float(tensorflow.reduce_sum(tensorflow.ones(3))))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("trained 3.0\n")
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_a_state_can_be_saved_after_an_interrupt_before_the_first_batch(
+    converter: DatasetConverter, monkeypatch: pytest.MonkeyPatch, prefetch: int | None
+) -> None:
+    options: dict[str, Any] = {"batch_size": 10, "columns": ["id"], "prefetch": prefetch, **MIXED}
+    with converter.make_tf_dataset(**options) as dataset:
+        expected = [batch["id"].numpy().tolist() for batch in dataset]
+        dataset.set_epoch(0)
+
+        def interrupt(iterator: Any, of: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(iterator_module, "_count", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(iter(dataset))
+        state = json.loads(json.dumps(dataset.state_dict()))
+    with converter.make_tf_dataset(**options) as other:
+        other.load_state_dict(state)
+        assert [batch["id"].numpy().tolist() for batch in other] == expected
