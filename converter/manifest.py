@@ -46,6 +46,13 @@ MAX_END_BYTES = 8 << 20
 DATA_DIRECTORY = re.compile(r"data-[0-9a-f]{32}")
 """Names of the folders of attempts, in which they lie."""
 
+_REMEDY = "Convert again."
+
+
+def remedy_of(*, is_kept: bool) -> str:
+    """What to do if a file of an entry changed. One that is kept would be used again."""
+    return f"Delete the entry, which is kept and would be used again. {_REMEDY}" if is_kept else _REMEDY
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
@@ -182,7 +189,7 @@ class Manifest:
     formats: Formats | None = None
     """How the files whose footers were read are stored, by their first row groups; None if none was. Never stored."""
 
-    remedy: str = "Convert again."
+    remedy: str = _REMEDY
     """What to do if a file changed, for errors."""
 
     selection: Selection | None = None
@@ -343,6 +350,7 @@ class Manifest:
                 num_rows=checked_count(document["num_rows"]),
                 float_dtype=checked(document["float_dtype"], str),
                 is_kept=checked(document["is_kept"], bool),
+                remedy=remedy_of(is_kept=document["is_kept"]),
                 origin=Origin.from_json(document["origin"]) if "origin" in document else None,
                 decoders={
                     checked(name, str): decoders.from_json(decoder)

@@ -31,7 +31,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
-from converter import CacheError, DatasetConverter, make_spark_converter, open_converter, start_local_spark, sweep
+from converter import (
+    CacheError,
+    DatasetConverter,
+    SourceChangedError,
+    make_spark_converter,
+    open_converter,
+    start_local_spark,
+    sweep,
+)
 from converter.petastorm import spark as petastorm
 from converter.sources.spark import identity, write
 from converter.sources.spark.local import find_java_home
@@ -1072,6 +1080,12 @@ def test_a_damaged_kept_entry_stays_where_a_converter_deletes_at_its_end(
         assert passing.url != kept.url
         assert rows_in(passing) == [(row,) for row in range(7)]
     assert "Write a damaged entry again" in caplog.text
+    # Of the same size it is used again, so it says that it must be deleted.
+    file.write_bytes(content[:-8] + bytes(8))
+    with open_converter(cache_dir, cache_key="flights") as damaged:
+        remedy = "Delete the entry, which is kept and would be used again. Convert again."
+        with pytest.raises(SourceChangedError, match=remedy):
+            rows_in(damaged)
     file.write_bytes(content)
     with open_converter(cache_dir, cache_key="flights") as again:
         assert rows_in(again) == [(row,) for row in range(7)]

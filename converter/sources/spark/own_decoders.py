@@ -23,12 +23,13 @@ import sysconfig
 import time
 import types
 import uuid
+import warnings
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from converter.decoders import is_own
 from converter.decoders.decoder import Decoder
@@ -78,6 +79,7 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
     from pyspark import cloudpickle
 
     modules: set[str] = set()
+    numbered: list[Any] = []
     reduce_code: Any = cloudpickle.CloudPickler.dispatch_table[types.CodeType]
 
     def reduce_without_place(code: types.CodeType) -> Any:
@@ -94,6 +96,8 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
                 modules.add(found.__name__)
             elif isinstance(found, (type, types.FunctionType)):
                 modules.add(found.__module__)
+            if isinstance(found, (type, TypeVar)):
+                numbered.append(found)
             reduced = super().reducer_override(found)  # type: ignore[no-untyped-call]
             if isinstance(found, types.FunctionType) and isinstance(reduced, tuple):
                 modules.update(_imported_in(found.__code__, found.__globals__.get("__package__") or ""))
@@ -112,8 +116,9 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
     known: Any = sys.modules.get("pyspark.cloudpickle.cloudpickle")
     # Another thread may pickle as well.
     with getattr(known, "_DYNAMIC_CLASS_TRACKER_LOCK", contextlib.nullcontext()):
-        numbers = list(getattr(known, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {}).values())
-    for number in numbers:
+        numbers = getattr(known, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
+        found = {numbers.get(one) for one in numbered} - {None}
+    for number in found:
         pickled = pickled.replace(str(number).encode(), b"")
     return pickled, modules
 
@@ -177,8 +182,8 @@ def _modules_of(decoder: Decoder, names: set[str]) -> Iterator[_Module]:
     own_package = type(decoder).__module__.partition(".")[0]
     of_classes = {one.__module__ for one in type(decoder).__mro__}
     found: dict[str, _Module] = {}
-    relative = {name for name in names if name.startswith(".")}
-    left, seen = (of_classes | names) - relative, {"__main__"}
+    relative = {name for name in names if isinstance(name, str) and name.startswith(".")}
+    left, seen = {name for name in of_classes | names if isinstance(name, str)} - relative, {"__main__"}
     while left:
         name = left.pop()
         if name in seen or not name or name.startswith("."):
@@ -198,7 +203,7 @@ def _modules_of(decoder: Decoder, names: set[str]) -> Iterator[_Module]:
             left |= _imports_of(found[name].code or b"", package)
             if is_package:
                 left |= {f"{name}.{one.lstrip('.')}" for one in relative}
-            places = getattr(_find(package), "submodule_search_locations", None)
+            places = getattr(_find(package), "submodule_search_locations", None) if package else None
             if places is not None and any(word in (found[name].code or b"") for word in _DYNAMIC):
                 left |= {info.name for info in pkgutil.iter_modules(places, f"{package}.")}
     return iter(sorted(found.values(), key=lambda module: module.name))
@@ -239,7 +244,7 @@ def _read(name: str, spec: ModuleSpec) -> _Module:
     get_data: Any = getattr(spec.loader, "get_data", lambda path: Path(path).read_bytes())
     try:
         code = bytes(get_data(spec.origin))
-    except OSError:
+    except (OSError, ImportError):
         code = None
     path = Path(spec.origin)
     # What lies in an archive is changed with it. And a link may lead to another release by now.
@@ -262,8 +267,11 @@ def _files_of_spark() -> Path | None:
 def _imports_of(code: bytes, package: str) -> set[str]:
     """The modules that code may import, in functions also; none for what is not Python's source."""
     try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError):
+        with warnings.catch_warnings():
+            # What is said of escapes could be an error otherwise.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError):
         return set()
     names: set[str] = set()
     for node in ast.walk(tree):

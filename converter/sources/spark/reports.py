@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from converter.categories import MAX_CATEGORIES, Categories, Codes, check_values, sorted_values
 from converter.errors import ConverterError, NullValueError, SourceError, UnsupportedTypeError
-from converter.manifest import MAX_END_BYTES, FileEnd, Manifest, fingerprint_of
+from converter.manifest import MAX_END_BYTES, FileEnd, Manifest, fingerprint_of, remedy_of
 from converter.portable.categories import array_of, values_in
 from converter.portable.tasks import add_moments
 from converter.schema import Field, Schema
@@ -200,6 +200,7 @@ def manifest_from(
         statistics=statistics,
         categories=categories,
         is_kept=is_kept,
+        remedy=remedy_of(is_kept=is_kept),
         float_dtype=float_dtype or "float64",
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -524,7 +525,8 @@ def _shared(folder: Path) -> Iterator[_Shared]:
     name_semaphores()
     from multiprocessing import forkserver, resource_tracker
 
-    # They live as long as this process.
+    # They live as long as this process, as what a module keeps does.
+    importlib.import_module("converter.frameworks.torch.workers")
     resource_tracker.ensure_running()
     forkserver.ensure_running()
     hooks = Hooks()
