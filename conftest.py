@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,6 +191,15 @@ def user_of_hdfs_is_nobody_else_afterwards(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("HADOOP_USER_NAME")
 
 
+def join(thread: threading.Thread, seconds: float) -> None:
+    """Wait for a thread, which may be about to start."""
+    deadline = time.monotonic() + seconds
+    while thread.ident is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if thread.ident is not None:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
 @pytest.fixture(autouse=True)
 def no_reader_thread_is_left() -> Iterator[None]:
     """Reader threads end with the iteration that started them, the heartbeat with the last converter."""
@@ -200,9 +210,9 @@ def no_reader_thread_is_left() -> Iterator[None]:
     for thread in set(threading.enumerate()) - before:
         if thread.name in (CLOSING_THREAD, REQUEST_THREAD, TOKEN_THREAD, "converter-tensorflow"):
             # It ends by itself: half a second after it was last needed, or when its store is back.
-            thread.join(5)
+            join(thread, 5)
         elif thread.name.startswith(("converter-read", "converter-fetch", "converter-take")):
             # It has been told to end, but nobody waits for it while the collector runs in another thread.
-            thread.join(5)
+            join(thread, 5)
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("converter-")]
     assert not left, f"threads left behind: {left}"

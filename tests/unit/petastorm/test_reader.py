@@ -859,6 +859,7 @@ def said_by_child(call: Callable[[], Any]) -> str:
     return said
 
 
+@pytest.mark.long("starts two processes and reads slowly in them")
 def test_a_forked_child_that_stops_a_reader_waits_for_no_thread_of_its_parent(plain: Stored) -> None:
     def slow(frame: Any) -> Any:
         time.sleep(0.2)

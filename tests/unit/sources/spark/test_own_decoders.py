@@ -163,6 +163,7 @@ def run(program: Path | str, folder: Path, scale: int = 1) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
 
 
+@pytest.mark.long("starts a program again and again")
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_program_has_the_same_hash_wherever_it_lies_and_whatever_else_is_edited(
     tmp_path: Path, is_packed: bool
@@ -213,6 +214,7 @@ def test_what_may_have_been_imported_in_another_form_is_another_one_each_time(
     assert f"is written for this call alone: the code of the module {name}" in caplog.messages[0]
 
 
+@pytest.mark.long("starts a program three times")
 def test_a_module_that_is_run_may_import_from_its_package(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     for name in ("__init__", "part"):
