@@ -46,12 +46,10 @@ MAX_END_BYTES = 8 << 20
 DATA_DIRECTORY = re.compile(r"data-[0-9a-f]{32}")
 """Names of the folders of attempts, in which they lie."""
 
-_REMEDY = "Convert again."
-
 
 def remedy_of(*, is_kept: bool) -> str:
     """What to do if a file of an entry changed. One that is kept would be used again."""
-    return f"Delete the entry, which is kept and would be used again. {_REMEDY}" if is_kept else _REMEDY
+    return "Delete the entry and convert again: while it is kept, it is used as it is." if is_kept else "Convert again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +187,7 @@ class Manifest:
     formats: Formats | None = None
     """How the files whose footers were read are stored, by their first row groups; None if none was. Never stored."""
 
-    remedy: str = _REMEDY
+    remedy: str = remedy_of(is_kept=False)
     """What to do if a file changed, for errors."""
 
     selection: Selection | None = None

@@ -1083,7 +1083,7 @@ def test_a_damaged_kept_entry_stays_where_a_converter_deletes_at_its_end(
     # Of the same size it is used again, so it says that it must be deleted.
     file.write_bytes(content[:-8] + bytes(8))
     with open_converter(cache_dir, cache_key="flights") as damaged:
-        remedy = "Delete the entry, which is kept and would be used again. Convert again."
+        remedy = "Delete the entry and convert again: while it is kept, it is used as it is."
         with pytest.raises(SourceChangedError, match=remedy):
             rows_in(damaged)
     file.write_bytes(content)
