@@ -110,9 +110,9 @@ def make_spark_converter(
         decode_at: `"read"` keeps the bytes and decodes them in each epoch. `"write"` lets the executors decode
             them once and keeps the tensors: larger (a JPEG some ten times), and read as fast as any array. They
             need the library for it, and `NumPy` its dtype and shape. Rows that `on_error="skip"` leaves out are never
-            written; a logged line counts them. A decoder of your own is another one if what it holds or its code
-            changes, or the code of yours that it imports; not if a file that it reads does, or a module whose name is
-            put together at run time.
+            written; a logged line counts them. What a decoder of your own makes is found again by `cache_key` alone:
+            until what it holds changes, its code, or the code of yours that it imports. Change the `cache_key` if a
+            file that it reads changes, an installed package, or a module whose name is put together at run time.
         categories: `["carrier", "origin"]` hands these columns out as int32 codes 0…n-1, as an embedding takes them, in
             the sorted order of their values; `schema["carrier"].categories` lists the values.
             `{"carrier": train.schema["carrier"].categories}` gives them the codes of another converter. Strings, whole

@@ -235,6 +235,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/integration/test_decoders.py",),
     ),
     Mutation(
+        module="sources/spark/write.py",
+        claim="what a decoder of the user's own made is found again without a cache_key",
+        old="    if cache_key is not None:\n        return hashes_of_own(decoders)",
+        new="    if decoders:\n        return hashes_of_own(decoders)",
+        tests=("tests/integration/test_decoders.py",),
+    ),
+    Mutation(
         module="draws.py",
         claim="a signal's handler waits for the counts that it interrupts",
         old='_counting = threading.RLock()\n"""Held',

@@ -215,8 +215,10 @@ class Scaled:
 
 @pytest.mark.parametrize("cache_key", [None, "scaled"])
 def test_a_decoder_of_the_users_own_is_known_by_its_parameters_and_its_code(
-    spark: SparkSession, tmp_path: Path, cache_key: str | None
+    spark: SparkSession, tmp_path: Path, cache_key: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "converter")
+
     class Shifted(Scaled):
         def decode(self, values: pa.LargeBinaryArray) -> np.ndarray[Any, Any]:
             return super().decode(values) + np.float32(1)
@@ -242,7 +244,9 @@ def test_a_decoder_of_the_users_own_is_known_by_its_parameters_and_its_code(
 
         made = [convert(decoder) for decoder in (Scaled(2), Scaled(3), first(2), Shifted(2))]
         assert [values_of(converter) for converter in made] == [[2, 4], [3, 6], [3, 5], [4, 6]]
-        assert convert(Scaled(2)).url == made[0].url
+        # Without a cache_key it is written anew: code may read what nobody looks at.
+        assert (convert(Scaled(2)).url == made[0].url) == (cache_key is not None)
+        assert ("your own decoders of 'x' make is written for this call alone" in caplog.text) == (cache_key is None)
 
 
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""By what an entry knows a decoder of the user's own: what it holds, its code, and the code that this imports.
+"""How an entry with a `cache_key` knows a decoder of the user's own: by what it holds, its code, and what that imports.
 
 Executors are sent classes of notebooks and scripts as they are in this process; classes of other modules they import.
 So the former are hashed as they are, with the globals that they use, and of the latter the files. Not seen is what a

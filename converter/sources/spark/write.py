@@ -19,6 +19,7 @@ import getpass
 import logging
 import os
 import socket
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from converter.cache import entries, finding, roots
 from converter.cache.entries import HeldEntry
 from converter.cache.leases import HURRY_SECONDS
 from converter.categories import Unseen
+from converter.decoders import is_own
 from converter.decoders.decoder import Decoder, check_decode
 from converter.errors import CacheCorruptError, CacheError, SourceError
 from converter.manifest import MAX_END_BYTES, Manifest, Origin
@@ -153,12 +155,12 @@ def write_dataframe(
             compression=compression,
             shuffle_rows_seed=shuffle_rows_seed,
             writer=writer,
-            own_decoders=_hashes_of_own(decode or {}) if decode_at == "write" else {},
+            own_decoders=_hashes_of_own(decode or {}, cache_key) if decode_at == "write" else {},
         )
         request = _Request(
             df=df,
             settled=settled,
-            needs_evidence=is_settled and cache_key is None and not is_kept,
+            needs_evidence=is_settled and cache_key is None and not is_kept and not options.own_decoders,
             columns=columns,
             root=_open_root(df.sparkSession, cache_dir, storage_options, timeout_seconds, writer=writer),
             options=options,
@@ -203,7 +205,7 @@ def _let_go_on_error(entry: HeldEntry) -> Iterator[None]:
         raise
 
 
-def _hashes_of_own(decoders: Mapping[str, Decoder]) -> dict[str, str]:
+def _hashes_of_own(decoders: Mapping[str, Decoder], cache_key: str | None) -> dict[str, str]:
     """What keys know of decoders of the user's own. Raises TypeError if one cannot be sent to the executors."""
     from pyspark import cloudpickle
 
@@ -215,7 +217,16 @@ def _hashes_of_own(decoders: Mapping[str, Decoder]) -> dict[str, str]:
                 f"decode: the decoder of column {name!r} cannot be sent to the executors: {type(error).__name__}: "
                 f"{error}. Make what it holds in its decode(), or pass decode_at='read'."
             ) from error
-    return hashes_of_own(decoders)
+    if cache_key is not None:
+        return hashes_of_own(decoders)
+    # What code makes is never proven: it may read files, or packages that are installed anew.
+    own = [name for name, decoder in decoders.items() if is_own(decoder)]
+    if own:
+        logger.info(
+            "What your own decoders of %s make is written for this call alone. Pass cache_key to find it again.",
+            ", ".join(map(repr, own)),
+        )
+    return {name: uuid.uuid4().hex for name in own}
 
 
 def _given(categories: Any, columns: Sequence[SparkColumn]) -> dict[str, Any]:
