@@ -182,7 +182,7 @@ def _sign_of_life(attempt_id: str, application_id: str, *, is_shared: bool = Fal
         "attempt": attempt_id,
         "host": this_host(),
         "pid": os.getpid(),
-        "process_start": _process_start(os.getpid()),
+        "process_start": process_start(os.getpid()),
         "application_id": application_id,
         "created": time.time(),
         "is_shared": is_shared,
@@ -202,11 +202,11 @@ def this_host() -> str:
 
 def _may_run(pid: Any, begun: Any) -> bool:
     """Whether a process of this host may still run; if that cannot be seen, only its silence tells."""
-    found = _process_start(pid) if type(pid) is int and 0 < pid < _MAX_PID else None
+    found = process_start(pid) if type(pid) is int and 0 < pid < _MAX_PID else None
     return found is not None and (found == begun or _UNKNOWN in (found, begun or _UNKNOWN))
 
 
-def _process_start(pid: int) -> str | None:
+def process_start(pid: int) -> str | None:
     """When a process began, in the kernel's ticks, so that a reused number is noticed; None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:

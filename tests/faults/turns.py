@@ -599,7 +599,7 @@ def worlds(directory: Path) -> Iterator[Callable[..., World]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leases, "heartbeat", Heartbeat())
         patch.setattr(leases, "this_host", lambda: process().host)
-        patch.setattr(leases, "_process_start", process_start)
+        patch.setattr(leases, "process_start", process_start)
         patch.setattr(leases, "os", _Module(os, getpid=lambda: process().number))
         patch.setattr(roots, "os", _Module(os, getpid=lambda: process().number))
         patch.setattr(entries, "time", _Module(time, sleep=_do_nothing))

@@ -106,11 +106,13 @@ def test_a_cluster_needs_to_be_told_where_the_cache_goes(cluster: dict[str, Any]
     assert cluster["from environment"].startswith(f"file://{cluster['folder']}/from%20environment/converter-v1/")
 
 
+@pytest.mark.long("a cluster")
 def test_a_cluster_that_shares_a_directory_converts(cluster: dict[str, Any]) -> None:
     assert cluster["shared"] == 100
     assert cluster["shared at the end"] == [MARKER]
 
 
+@pytest.mark.long("a cluster")
 def test_a_directory_that_the_driver_does_not_share_is_named(cluster: dict[str, Any]) -> None:
     kind, text = cluster["not shared"]
     assert kind == "CacheError"

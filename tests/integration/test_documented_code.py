@@ -133,6 +133,7 @@ def test_a_block_of_code_runs(
             namespace[name].close()
 
 
+@pytest.mark.long("5 s")
 def test_the_whole_reference_renders_without_a_warning(tmp_path: Path) -> None:
     pdoc.render.configure(docformat="google")
     pdoc.pdoc(*PAGES, output_directory=tmp_path)

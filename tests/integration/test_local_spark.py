@@ -280,12 +280,14 @@ def test_another_spark_home_another_python_and_leftover_arguments_do_no_harm(
     assert started_beside_other_settings["master"] == "local[1]"
 
 
+@pytest.mark.long("the same session")
 def test_the_environment_is_given_back_as_it_was(started_beside_other_settings: dict[str, Any]) -> None:
     of_pyspark_itself = {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"}
     changed = started_beside_other_settings["changed"]
     assert {name: value for name, value in changed.items() if name not in of_pyspark_itself} == {}
 
 
+@pytest.mark.long("the same session")
 def test_a_frame_of_a_session_that_was_stopped_is_told_as_that(started_beside_other_settings: dict[str, Any]) -> None:
     assert len(started_beside_other_settings["stopped"]) == 2
     for text in started_beside_other_settings["stopped"]:

@@ -277,6 +277,7 @@ def materialize_over_connect(folder: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long("6 s")
 def test_a_dataset_is_written_over_spark_connect(tmp_path: Path) -> None:
     """A local Connect server refuses to start beside a classic session, so it has a process of its own."""
     with only_connect_server():

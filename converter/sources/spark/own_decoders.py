@@ -31,6 +31,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from converter.cache.leases import process_start
 from converter.decoders import is_own
 from converter.decoders.decoder import Decoder
 
@@ -292,8 +293,7 @@ def _imports_of(code: bytes, package: str) -> set[str]:
 def _begun_at() -> float:
     """When this process began, in seconds since 1970, or when it imported this, if its parent did so before a fork."""
     try:
-        ticks = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
-        seconds = int(ticks) / os.sysconf("SC_CLK_TCK")
+        seconds = int(process_start(os.getpid()) or "") / os.sysconf("SC_CLK_TCK")
         return min(time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - seconds), _IMPORTED_AT)
     except (OSError, AttributeError, ValueError):
         return _IMPORTED_AT

@@ -190,6 +190,7 @@ def read_before_and_after_forks(url: str) -> None:
             assert os.waitpid(pid, 0)[1] == 0
 
 
+@pytest.mark.long("a process of its own, 4 s")
 def test_a_forked_child_does_not_close_the_connections_of_its_parent(
     tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
