@@ -82,7 +82,7 @@ def named_files(config: pytest.Config) -> set[Path]:
 
 @pytest.hookimpl(tryfirst=True)  # Before `-m` is applied.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of the other lane, and mark the others, so that `-m short` works on a named file too."""
+    """Leave out the tests of the other lane, and mark the others: `-m "short and not long"` works on a named file."""
     rest, everything = config.option.rest, config.option.all
     named = named_files(config)
     kept, left = [], []
