@@ -278,16 +278,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="sources/spark/own_decoders.py",
-        claim="a decoder is known before and after a module that it imports is edited",
-        old="            left |= _imports_of(",
-        new="            _imports_of(",
+        claim="a decoder is known before and after the file of a function that it uses is edited",
+        old="(texts & sys.modules.keys()) | of_classes",
+        new="of_classes",
         tests=("tests/unit/sources/spark/test_own_decoders.py",),
     ),
     Mutation(
         module="sources/spark/own_decoders.py",
         claim="a decoder is known by its file, though an older one was imported",
-        old="is_changed = module.changed >= _begun_at() and",
-        new="is_changed = False and",
+        old=">= _begun_at() and not is_sent",
+        new=">= _begun_at() and False",
         tests=("tests/unit/sources/spark/test_own_decoders.py",),
     ),
     Mutation(

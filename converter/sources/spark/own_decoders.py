@@ -1,33 +1,28 @@
-"""How an entry with a `cache_key` knows a decoder of the user's own: by what it holds, its code, and what that imports.
+"""How an entry with a `cache_key` knows a decoder of the user's own: by what it holds, its code, and the files of that.
 
-Executors are sent classes of notebooks and scripts as they are in this process; classes of other modules they import.
-So the former are hashed as they are, with the globals that they use, and of the latter the files. Not seen is what a
-decoder reads from elsewhere, the code of installed packages, and modules whose names are put together at run time.
+The `cache_key` is the user's promise, for the code of a decoder as for the query of a DataFrame. But a decoder is an
+option as well, of which another value makes another entry, so that of a decoder is its pickle as the executors get it:
+classes of notebooks and scripts as they are in this process, with the globals that they use; those of other modules by
+name, to which the files of these modules are added. What the files import is not followed, nor are installed packages.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import dis
 import functools
 import hashlib
-import importlib.util
 import io
 import logging
 import os
-import pkgutil
-import re
+import pickletools
 import sys
 import sysconfig
 import time
 import types
 import uuid
-import warnings
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,14 +32,8 @@ from converter.decoders.decoder import Decoder
 
 logger = logging.getLogger(__name__)
 
-_LIBRARIES = ("converter", "py4j", "pyspark")
+_LIBRARIES = frozenset({"__main__", "converter", "py4j", "pyspark", *sys.builtin_module_names})
 _INSTALLED = ("dist-packages", "site-packages")
-_MODULE = re.compile(r"\.*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-"""A text that may be the name of a module, for importlib."""
-
-_DYNAMIC = (b"__getattr__", b"__import__", b"import_module", b"lazy_loader")
-"""In code that may import any module of its package."""
-
 _IMPORTED_AT = time.time()
 
 
@@ -54,33 +43,28 @@ def hashes_of_own(decoders: Mapping[str, Decoder]) -> dict[str, str]:
 
 
 def _hash_of_own(name: str, decoder: Decoder) -> str:
-    pickled, modules = _describe(decoder)
-    content, sent_by_spark = hashlib.sha256(pickled), _files_of_spark()
-    for module in _modules_of(decoder, modules):
+    pickled, doubts = _describe(decoder)
+    content = hashlib.sha256(pickled)
+    for module in _modules_of(decoder, pickled):
         content.update(f"{module.name}/{len(module.code or b'')}/".encode() + (module.code or b""))
-        is_changed = module.changed >= _begun_at() and not (sent_by_spark and module.path.is_relative_to(sent_by_spark))
-        if module.code is None or is_changed:
-            # It may have been imported before, and executors may have imported either.
-            logger.info(
-                "What the decoder of column %r makes is written for this call alone: the code of the module %s %s.",
-                name,
-                module.name,
-                "is in no file" if module.code is None else "was changed after this program began",
-            )
-            content.update(uuid.uuid4().bytes)
+        if module.doubt is not None:
+            doubts.append(f"the code of the module {module.name} {module.doubt}")
+    for doubt in doubts:
+        logger.info("What the decoder of column %r makes is written for this call alone: %s.", name, doubt)
+        content.update(uuid.uuid4().bytes)
     return content.hexdigest()[:32]
 
 
-def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
-    """A decoder as executors get it, without what differs in each process, and the modules that it is made of.
+def _describe(decoder: Decoder) -> tuple[bytes, list[str]]:
+    """A decoder as executors get it, without what differs in each process, and what of it is not in there.
 
     Reaches into: pyspark.cloudpickle's numbers of classes and its dictionaries of globals (pyspark 3.5 to 4.3).
     Without it: what a decoder of a script or a notebook has made is found by no other process, and written anew.
     """
     from pyspark import cloudpickle
 
-    modules: set[str] = set()
-    numbered: list[Any] = []
+    doubts: list[str] = []
+    numbered: set[int] = set()
     reduce_code: Any = cloudpickle.CloudPickler.dispatch_table[types.CodeType]
 
     def reduce_without_place(code: types.CodeType) -> Any:
@@ -93,21 +77,16 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
         )
 
         def reducer_override(self, found: Any) -> Any:
-            if isinstance(found, types.ModuleType):
-                modules.add(found.__name__)
-            elif isinstance(found, (type, types.FunctionType)):
-                modules.add(found.__module__)
             if isinstance(found, (type, TypeVar)):
-                numbered.append(found)
+                numbered.add(id(found))
+            if type(found).__module__.startswith("pyspark.") and type(found).__name__ == "Broadcast":
+                doubts.append("of a broadcast variable only Spark knows the value")
             reduced = super().reducer_override(found)  # type: ignore[no-untyped-call]
             if isinstance(found, types.FunctionType) and isinstance(reduced, tuple):
-                modules.update(_imported_in(found.__code__, found.__globals__.get("__package__") or ""))
                 used = reduced[2][1]["__globals__"]
-                modules.update(_names_in(used.values()))
                 used.update({name: _in_order(value) for name, value in used.items()})
             return reduced
 
-    modules.update(_names_in(getattr(decoder, "__dict__", {}).values()))
     into = io.BytesIO()
     pickler: Any = Description(into)  # type: ignore[no-untyped-call]
     # Else the path of a script would be among its globals.
@@ -117,142 +96,86 @@ def _describe(decoder: Decoder) -> tuple[bytes, set[str]]:
     known: Any = sys.modules.get("pyspark.cloudpickle.cloudpickle")
     # Another thread may pickle as well.
     with getattr(known, "_DYNAMIC_CLASS_TRACKER_LOCK", contextlib.nullcontext()):
-        numbers = getattr(known, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
-        found = {numbers.get(one) for one in numbered} - {None}
-    for number in found:
-        pickled = pickled.replace(str(number).encode(), b"")
-    return pickled, modules
+        numbers = dict(getattr(known, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {}))
+    for number in {number for one, number in numbers.items() if id(one) in numbered}:
+        pickled = pickled.replace(str(number).encode(), b"0" * len(str(number)))
+    return pickled, doubts
 
 
 def _in_order(value: Any) -> Any:
-    """A set of texts and numbers as a list: texts are in another order in each process."""
+    """A set of texts and numbers as what makes it: texts are in another order in each process."""
     is_plain = type(value) in (set, frozenset) and all(type(one) in (str, bytes, int, float) for one in value)
-    return sorted(map(repr, value)) if is_plain else value
-
-
-def _imported_in(code: types.CodeType, package: str) -> set[str]:
-    """The modules that a function may import."""
-    names = _names_in(code.co_consts)
-    imported, level = "", 0
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME":
-            imported = _absolute(instruction.argval, level, package)
-            names.add(imported)
-        elif instruction.opname == "IMPORT_FROM":
-            names.add(f"{imported}.{instruction.argval}")
-        elif isinstance(instruction.argval, int) and instruction.opname.startswith("LOAD_"):
-            # Before the names that are wanted, which are a tuple or None.
-            level = instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _imported_in(constant, package)
-    return names
-
-
-def _names_in(values: Iterable[Any]) -> set[str]:
-    """The texts among values that may be names of modules, also of the form `.name`."""
-    return {value for value in values if isinstance(value, str) and _MODULE.fullmatch(value)}
-
-
-def _absolute(name: str, level: int, package: str) -> str:
-    """The module that an import of a level stands for; nothing for one that would fail."""
-    try:
-        return importlib.util.resolve_name("." * level + name, package)
-    except ImportError:
-        return ""
+    return (type(value), sorted(map(repr, value))) if is_plain else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Module:
-    """A module with code that Python's own library and Spark do not have."""
+    """A module with code of the user's."""
 
     name: str
-    path: Path
     code: bytes | None
-    """Its file, which may lie in an archive; None if there is none."""
+    """Its file; None if there is none."""
 
-    changed: float
-    """When that was changed last, in seconds since 1970."""
+    doubt: str | None
+    """Why the executors may have other code."""
 
 
-def _modules_of(decoder: Decoder, names: set[str]) -> Iterator[_Module]:
-    """The modules that make up a decoder's classes, and the user's among `names`; with all of the user's they import.
+def _modules_of(decoder: Decoder, pickled: bytes) -> Iterator[_Module]:
+    """The modules of a decoder's classes, and those of the user's that its pickle names.
 
     The user's are those of the decoder's package, and those that are not installed.
     """
-    own_package = type(decoder).__module__.partition(".")[0]
     of_classes = {one.__module__ for one in type(decoder).__mro__}
-    found: dict[str, _Module] = {}
-    relative = {name for name in names if isinstance(name, str) and name.startswith(".")}
-    left, seen = {name for name in of_classes | names if isinstance(name, str)} - relative, {"__main__"}
-    while left:
-        name = left.pop()
-        if name in seen or not name or name.startswith("."):
+    own_package = type(decoder).__module__.partition(".")[0]
+    # The modules of functions and classes are among the texts.
+    texts = {text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)}
+    for name in sorted((texts & sys.modules.keys()) | of_classes):
+        package, file = name.partition(".")[0], _file_of(name)
+        is_namespace = file is None and "__path__" in _known_of(name)
+        if is_namespace or package in _LIBRARIES or _is_standard(file):
             continue
-        seen.add(name)
-        left.add(name.rpartition(".")[0])
-        spec = _find(name)
-        origin = None if spec is None else spec.origin or getattr(_find(name.partition(".")[0]), "origin", None)
-        is_package = spec is not None and spec.submodule_search_locations is not None
-        if spec is None or (origin is None and is_package) or _is_standard(name, origin):
-            continue
-        is_users = name.partition(".")[0] == own_package or not set(_INSTALLED) & set(Path(origin or "").parts)
-        if is_users or name in of_classes:
-            found[name] = _read(name, spec)
-        if is_users:
-            package = name if is_package else name.rpartition(".")[0]
-            left |= _imports_of(found[name].code or b"", package)
-            if is_package:
-                left |= {f"{name}.{one.lstrip('.')}" for one in relative}
-            places = getattr(_find(package), "submodule_search_locations", None) if package else None
-            if places is not None and any(word in (found[name].code or b"") for word in _DYNAMIC):
-                left |= {info.name for info in pkgutil.iter_modules(places, f"{package}.")}
-    return iter(sorted(found.values(), key=lambda module: module.name))
+        is_installed = set(_INSTALLED) & set((file or _file_of(package) or Path()).parts)
+        if not is_installed or name in of_classes or package == own_package:
+            yield _read(name, file)
 
 
-def _find(name: str) -> Any:
-    """The spec of a module, without importing it; None if there is none."""
-    module = sys.modules.get(name)
-    if module is not None:
-        origin = getattr(module, "__file__", None)
-        return getattr(module, "__spec__", None) or ModuleSpec(name, getattr(module, "__loader__", None), origin=origin)
-    package = name.rpartition(".")[0]
-    parent = _find(package) if package else None
-    if package and (parent is None or parent.submodule_search_locations is None):
-        return None
-    for finder in sys.meta_path:
-        # As an import does it: packages that are installed in place have finders of their own.
-        find_spec: Any = getattr(finder, "find_spec", lambda *_: None)
-        with contextlib.suppress(Exception):
-            if (spec := find_spec(name, parent and parent.submodule_search_locations)) is not None:
-                return spec
+def _known_of(name: str) -> Mapping[str, Any]:
+    """What a module has; of its own, because lazy ones would import more if they were asked."""
+    return getattr(sys.modules.get(name), "__dict__", {})
+
+
+def _file_of(name: str) -> Path | None:
+    """The file of a module, which may lie in an archive; None if it has none."""
+    known = _known_of(name)
+    for origin in (getattr(known.get("__spec__"), "origin", None), known.get("__file__")):
+        if isinstance(origin, str) and os.path.isabs(origin):
+            return Path(origin)
     return None
 
 
-def _is_standard(name: str, origin: str | None) -> bool:
-    """Whether a module is of Python's library, of Spark or of this package."""
-    if name.partition(".")[0] in _LIBRARIES or origin in ("built-in", "frozen"):
-        return True
-    path = Path(origin or "")
-    is_below = any(path.is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib"))
-    return is_below and not set(_INSTALLED) & set(path.parts)
+def _is_standard(file: Path | None) -> bool:
+    """Whether a module is of Python's library."""
+    if file is None or set(_INSTALLED) & set(file.parts):
+        return False
+    return any(file.is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib"))
 
 
-def _read(name: str, spec: ModuleSpec) -> _Module:
-    """The file of a module."""
-    if spec.origin is None:
-        return _Module(name=name, path=Path(), code=None, changed=0)
-    get_data: Any = getattr(spec.loader, "get_data", lambda path: Path(path).read_bytes())
+def _read(name: str, file: Path | None) -> _Module:
+    """The code of a module, and whether this process or the executors may have imported other code."""
+    if file is None:
+        return _Module(name=name, code=None, doubt="is in no file")
+    loader: Any = _known_of(name).get("__loader__")
     try:
-        code = bytes(get_data(spec.origin))
-    except (OSError, ImportError):
-        code = None
-    path = Path(spec.origin)
-    # What lies in an archive is changed with it. And a link may lead to another release by now.
-    places = [next(one for one in (path, *path.parents) if one.exists()).stat()]
-    places += [one.lstat() for one in (path, *path.parents) if one.is_symlink()]
-    changed = max(max(times.st_mtime, times.st_ctime) for times in places)
-    return _Module(name=name, path=path, code=code, changed=changed)
+        code = bytes(loader.get_data(str(file)) if hasattr(loader, "get_data") else file.read_bytes())
+        # What lies in an archive is changed with it. And a link may lead to another release by now.
+        places = [next(one for one in (file, *file.parents) if one.exists()).stat()]
+        places += [one.lstat() for one in (file, *file.parents) if one.is_symlink()]
+    except Exception as error:  # noqa: BLE001 (those of archives have errors of their own)
+        return _Module(name=name, code=None, doubt=f"cannot be read: {type(error).__name__}: {error}")
+    sent_by_spark = _files_of_spark()
+    is_sent = sent_by_spark is not None and file.is_relative_to(sent_by_spark)
+    is_changed = max(max(times.st_mtime, times.st_ctime) for times in places) >= _begun_at() and not is_sent
+    return _Module(name=name, code=code, doubt="was changed after this program began" if is_changed else None)
 
 
 def _files_of_spark() -> Path | None:
@@ -263,30 +186,6 @@ def _files_of_spark() -> Path | None:
         return Path(SparkFiles.getRootDirectory())
     except Exception:  # noqa: BLE001 (there is none over Connect)
         return None
-
-
-def _imports_of(code: bytes, package: str) -> set[str]:
-    """The modules that code may import, in functions also; none for what is not Python's source."""
-    try:
-        with warnings.catch_warnings():
-            # What is said of escapes could be an error otherwise.
-            warnings.simplefilter("ignore")
-            tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError):
-        return set()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            module = _absolute(node.module or "", node.level, package)
-            # What is imported may be a module of a package.
-            names.update((module, *(f"{module}.{alias.name}" for alias in node.names)))
-        elif isinstance(node, ast.Constant):
-            for name in _names_in([node.value]):
-                named = name.lstrip(".")
-                names.add(_absolute(named, len(name) - len(named), package))
-    return names
 
 
 @functools.cache
