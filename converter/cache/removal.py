@@ -15,7 +15,9 @@ from converter.storage.directory import FileInfo, Storage
 
 logger = logging.getLogger(__name__)
 
-_SPARK_STAGING = "_temporary"
+_STAGING = re.compile(r"_temporary|__magic(_job-.*)?")
+"""Where Hadoop's committers work: FileOutputCommitter, and S3A's magic one, without `_job-…` before Hadoop 3.4."""
+
 _SIDE_FILE = re.compile(r"probe|_SUCCESS|\._SUCCESS\.crc|\.part-[0-9]{5,}-[0-9a-f-]{36}-c[0-9]{3,}[0-9a-z_.]*\.crc")
 
 
@@ -63,11 +65,10 @@ def is_link(directory: Storage, name: str) -> bool:
 def delete_uncommitted(entry: Storage, directory_name: str) -> SweepReport:
     """Remove the data of an attempt that never was committed, and what Spark's own writer left unfinished."""
     data = entry.below(directory_name)
-    if not is_link(entry, directory_name) and any(
-        info.name == _SPARK_STAGING and not info.is_link for info in data.list()
-    ):
-        # Spark's committer works there; in our own folder, never committed, it is all ours.
-        data.below(_SPARK_STAGING).delete_tree()
+    for info in [] if is_link(entry, directory_name) else data.list():
+        if info.is_directory and not info.is_link and _STAGING.fullmatch(info.name):
+            # Spark's committer works there; in our own folder, never committed, it is all ours.
+            data.below(info.name).delete_tree()
     return delete_data(entry, directory_name)
 
 
@@ -93,7 +94,7 @@ def abort_orphaned(root: Storage, uploads: Sequence[tuple[str, str]], may_go_on:
 
 def _is_our_upload(name: str) -> bool:
     folder, _, file = name.rpartition("/")
-    return bool(DATA_FILE.fullmatch(file)) and folder.partition("/")[0] in ("", _SPARK_STAGING)
+    return bool(DATA_FILE.fullmatch(file)) and (not folder or bool(_STAGING.fullmatch(folder.partition("/")[0])))
 
 
 def delete_data(entry: Storage, directory_name: str) -> SweepReport:

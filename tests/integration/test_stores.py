@@ -37,6 +37,7 @@ from converter import (
     sweep,
 )
 from converter.cache import entries, roots
+from converter.cache.removal import SweepReport
 from converter.portable import deadlines, filesystems, tasks
 from converter.sources.delta import files
 from converter.storage.directory import Storage
@@ -274,6 +275,32 @@ def test_a_sweep_gives_up_what_outlived_its_driver_and_nothing_of_the_living(s3:
         kept = [live, *theirs, *([orphan] if dry_run else [])]
         assert uploads.names == sorted(path.removeprefix(f"{uploads.bucket}/") for path in kept)
     entries.abandon(root, attempt)
+
+
+@pytest.mark.parametrize("ends", ["delete", "abandon", "sweep"])
+def test_what_spark_marked_and_staged_on_s3_goes_with_its_folder(s3: S3, ends: str) -> None:
+    uploads = Uploads(s3)
+    root = roots.open_root(uploads.url, s3.options)
+    attempt = entries.begin(root, KEY, application_id="app-1")
+    held = entries.commit(root, attempt, write_data(root, attempt)) if ends == "delete" else None
+    below = root.path("x").removeprefix(f"{uploads.bucket}/")[:-1]
+    data = f"{KEY}/{attempt.data_directory}/"
+    staged = [] if held else [f"{data}{name}" for name in ("__magic/", "__magic_job-1/", "__magic_job-1/x/1.pending")]
+    foreign = [f"{OTHER_KEY}/", f"{OTHER_KEY}/notes.txt"]
+    for name in (f"{KEY}/", data, *staged, *foreign):
+        uploads._store.call_s3("put_object", Bucket=uploads.bucket, Key=f"{below}{name}", Body=b"")
+    if held is not None:
+        held.delete()
+    elif ends == "abandon":
+        entries.abandon(root, attempt)
+    else:
+        # As if the driver had been killed.
+        entries.release(attempt.intent)
+        assert sweep(uploads.url, storage_options=s3.options).num_attempts == 1
+        assert sweep(uploads.url, storage_options=s3.options) == SweepReport()
+    listed = uploads._store.call_s3("list_objects_v2", Bucket=uploads.bucket)["Contents"]
+    names = [one["Key"].removeprefix(below) for one in listed]
+    assert [name for name in names if not name.startswith(".")] == foreign
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
