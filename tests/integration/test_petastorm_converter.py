@@ -21,10 +21,13 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from converter import start_local_spark
 from converter.petastorm import PetastormDeprecationWarning, TransformSpec
 from converter.petastorm.pytorch import BatchedDataLoader, DataLoader
 from converter.petastorm.spark import SparkDatasetConverter, make_spark_converter, register_delete_dir_handler
 from converter.petastorm.spark import spark_dataset_converter as module
+from tests.parity import golden_tables
+from tests.processes import run_python
 
 CONF = SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF
 
@@ -137,6 +140,64 @@ def test_an_equal_dataframe_is_written_anew_when_its_files_have_changed(
     assert sorted(ids_of(second)) == [*range(3 if mode == "append" else 0), *range(100, 103)]
     assert make_spark_converter(spark.read.parquet(source)).cache_dir_url == second.cache_dir_url
     assert sorted(ids_of(first)) == list(range(3))
+
+
+def convert_changing_tables(folder: str) -> dict[str, list[tuple[str, list[int], list[int]]]]:
+    """For frames of a Delta table and of files: after each change where they were written, their rows and Spark's."""
+    warnings.simplefilter("ignore", PetastormDeprecationWarning)
+    settings = golden_tables.CONF | {"spark.sql.warehouse.dir": f"{folder}/warehouse", CONF: f"file://{folder}/cache"}
+    spark = start_local_spark("changes", master="local[2]", conf=settings)
+    table, files = f"{folder}/table", f"{folder}/files"
+
+    def table_now() -> DataFrame:
+        return spark.read.format("delta").load(table)
+
+    def files_now() -> DataFrame:
+        return spark.read.parquet(files)
+
+    frames = {
+        "table": table_now,
+        "version 0": lambda: spark.read.format("delta").option("versionAsOf", 0).load(table),
+        "limited table": lambda: table_now().orderBy("id").limit(6),
+        "joined tables": lambda: table_now().join(table_now().selectExpr("id + 1 AS id"), "id"),
+        "limited files": lambda: files_now().orderBy(F.desc("id")).limit(6),
+        "subquery": lambda: spark.sql(
+            f"SELECT id FROM range(9) WHERE id < (SELECT max(id) - 95 FROM parquet.`{files}`)"
+        ),
+    }
+    changes = [
+        lambda: (
+            spark.range(95).coalesce(1).write.format("delta").option("delta.enableDeletionVectors", "true").save(table)
+        ),
+        lambda: spark.sql(f"DELETE FROM delta.`{table}` WHERE id = 3"),
+        lambda: spark.range(95, 99).coalesce(1).write.format("delta").mode("append").save(table),
+    ]
+    found: dict[str, list[tuple[str, list[int], list[int]]]] = {name: [] for name in frames}
+    for number, change in enumerate(changes):
+        change()
+        spark.range(97 + number).coalesce(1).write.mode("overwrite").parquet(files)
+        for name, frame in frames.items():
+            for _ in range(2):
+                made = make_spark_converter(frame())
+                found[name].append(
+                    (made.cache_dir_url, sorted(ids_of(made)), sorted(row.id for row in frame().collect()))
+                )
+    spark.stop()
+    return found
+
+
+def test_a_frame_whose_table_or_files_have_changed_is_written_anew(tmp_path: Path) -> None:
+    found = run_python(convert_changing_tables, str(tmp_path))
+    for name, times in found.items():
+        for _, rows, truth in times:
+            assert rows == truth, name
+        urls = [url for url, *_ in times]
+        if name == "subquery":
+            # What a subquery reads is not known.
+            assert len(set(urls)) == len(urls)
+        else:
+            assert urls[::2] == urls[1::2], f"{name} was written again though nothing had changed"
+        assert len(set(urls[::2])) == (1 if name == "version 0" else 3), name
 
 
 def test_frames_that_differ_in_the_names_of_their_columns_are_two(spark: SparkSession) -> None:

@@ -62,6 +62,7 @@ REACHES = {
     "reading.stored._read_tops": "pyarrow",
     "sources.spark.confs._identity_of": "pyspark",
     "sources.spark.identity._find_delta_version": "Spark",
+    "sources.spark.identity._inputs_of": "Delta",
     "sources.spark.identity._is_listed": "Spark",
     "sources.spark.jobs._cancel": "Spark",
     "sources.spark.own_decoders._describe": "pyspark",

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-from converter.sources.spark.identity import Evidence, gather_evidence
-from converter.sources.spark.session import java_frame
+from converter.sources.spark.identity import gather_evidence, inputs_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,8 +39,8 @@ class _Conversion:
 
     options: WriteOptions
     url: str
-    evidence: Evidence | None
-    """What its rows depended on before they were written."""
+    evidence: Any
+    """What its rows depended on before they were written; None if that could not be told."""
 
 
 _conversions: list[_Conversion] = []
@@ -58,12 +57,14 @@ def write_or_find(df: DataFrame, options: WriteOptions, begin: Callable[[str], o
     with own_lock:
         with _lock:
             known = [each for each in _conversions if each.options == options]
-        # Equal frames may read files that have changed. If that cannot be told, they count as equal, as in Petastorm;
-        # but not if a frame may know its files from before, nor if its names may stand for something else by now.
-        evidence = gather_evidence(df)
-        is_fixed = java_frame(df) is not None if evidence is None else evidence.is_listed
-        evidence = None if evidence is None else replace(evidence, is_racy=False)
-        for conversion in known if is_fixed else ():
+        # Equal frames may read files that have changed, and a frame may know its files from before.
+        evidence: Any = gather_evidence(df)
+        if evidence is None:
+            # What it computes counts as equal if Spark says so, as in Petastorm.
+            evidence = inputs_of(df)
+        else:
+            evidence = replace(evidence, is_racy=False) if evidence.is_listed else None
+        for conversion in known if evidence is not None else ():
             is_same = (conversion.schema, conversion.evidence) == (schema, evidence)
             if is_same and conversion.df.sameSemantics(df):
                 return conversion.url

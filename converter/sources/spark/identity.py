@@ -344,6 +344,45 @@ def _is_listed(df: Any, inputs: Sequence[tuple[str, int, int, int]]) -> bool:
     return listed == {_plain(unquote(path)): {num_bytes} for path, num_bytes, _, _ in inputs}
 
 
+def inputs_of(df: Any) -> tuple[Any, ...] | None:
+    """The files and the versions of Delta tables that a frame reads now; None if there may be more, or over Connect.
+
+    This is less than `Evidence`: nothing is said of what the frame makes of them.
+    """
+    try:
+        return _inputs_of(df)
+    except Exception as error:
+        if ends_all(error):
+            raise
+        # Doubt is never an error.
+        logger.debug("Could not tell what the DataFrame reads: %s", error)
+        return None
+
+
+def _inputs_of(df: Any) -> tuple[Any, ...] | None:
+    """`inputs_of`, which turns errors into None.
+
+    Reaches into: Catalyst's plans, InMemoryFileIndex, Delta's TahoeFileIndex (Spark 3.5 to 4.3, Delta 3.3 to 4.4).
+    Without it: None, so Petastorm's frames that no evidence is known of are written afresh.
+    """
+    fresh = df.select("*")
+    plan = java_frame(fresh).queryExecution().optimizedPlan()
+    if plan.subqueriesAll().size():
+        # Their inputs are not among the leaves.
+        return None
+    paths, versions = set[str](), []
+    for leaf in _listed(plan.collectLeaves()):
+        if leaf.getClass().getSimpleName() in _WITHOUT_INPUTS:
+            continue
+        location = leaf.relation().location()
+        if location.getClass().getSimpleName() == "InMemoryFileIndex":
+            paths.update(location.inputFiles())
+        else:
+            versions.append((location.path().toString(), location.metadata().id(), int(location.version())))
+    inputs = _look_at(sorted(paths), df.sparkSession)
+    return (inputs, tuple(versions)) if not paths or _is_listed(fresh, inputs) else None
+
+
 def _plain(path: str) -> str:
     return re.sub("^file:/+", "/", path)
 
@@ -384,6 +423,11 @@ class _Proof:
     evidence: Evidence
     key: str
 
+
+_WITHOUT_INPUTS = frozenset(
+    {"EmptyRelation", "InMemoryRelation", "LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
+)
+"""Leaves of plans whose rows are no file's."""
 
 _MAX_PROOFS = 64
 """For each bucket, because each proof keeps a plan alive; the oldest go."""
