@@ -242,6 +242,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/integration/test_decoders.py",),
     ),
     Mutation(
+        module="storage/objects.py",
+        claim="what marks a folder of Spark's stays on S3",
+        old='(f"{bucket}/{folder}/", 0)] or not folder:',
+        new='(f"{bucket}/{folder}/", 0)] or folder:',
+        tests=("tests/integration/test_stores.py",),
+    ),
+    Mutation(
+        module="cache/removal.py",
+        claim="what a committer of S3A staged stays",
+        old='re.compile(r"_temporary|__magic(_job-.*)?")',
+        new='re.compile(r"_temporary")',
+        tests=("tests/integration/test_stores.py",),
+    ),
+    Mutation(
+        module="petastorm/spark/writing.py",
+        claim="a Delta table that has changed has its old rows",
+        old="            evidence = inputs_of(df)",
+        new="            evidence = ()",
+        tests=("tests/integration/test_petastorm_converter.py",),
+    ),
+    Mutation(
         module="draws.py",
         claim="a signal's handler waits for the counts that it interrupts",
         old='_counting = threading.RLock()\n"""Held',

@@ -496,12 +496,15 @@ def test_confs_of_the_session_change_neither_names_nor_files(spark: SparkSession
         "spark.sql.parser.quotedRegexColumnNames": "true",
         "parquet.summary.metadata.level": "ALL",
         "mapreduce.output.basename": "rows",
+        "spark.sql.parquet.writeLegacyFormat": "true",
     }
     rows = spark.range(3).select(F.col("id").alias("a+"), (F.col("id") * 2).alias("aa"), F.struct("id").alias("b.c"))
+    rows = rows.withColumn("lists", F.array(F.array("a+", "aa")))
     with changed_confs(spark, confs):
         assert spark.conf.get("parquet.summary.metadata.level") == "ALL"
         read = convert_and_read(rows, way, cache_dir)
     assert [read["a+"].tolist(), read["aa"].tolist(), read["b.c.id"].tolist()] == [[0, 1, 2], [0, 2, 4], [0, 1, 2]]
+    assert read["lists"].tolist() == [[[0, 0]], [[1, 2]], [[2, 4]]]
 
 
 @pytest.mark.parametrize("way", WAYS)

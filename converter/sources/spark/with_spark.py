@@ -42,10 +42,11 @@ _SPARK_TYPES = {
 _CODECS = {"auto": "zstd", "none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
 
 # Times as microseconds in every version (INT96 overflows for readers outside 1677 to 2262); dates of any year as they
-# are (Spark 3.5 refuses those before 1582); no V-Order, which re-sorts, because the order of rows is promised.
+# are (Spark 3.5 refuses those before 1582); one form of lists; no V-Order, which re-sorts: the order is promised.
 WRITE_CONFS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.writeLegacyFormat": "false",
     "spark.sql.parquet.vorder.enabled": "false",
     "spark.sql.parquet.vorder.default": "false",
 }
