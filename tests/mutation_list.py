@@ -230,7 +230,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/identity.py",
         claim="a frame from before its files grew is one of now",
-        old="    return listed == {_plain(unquote(path)): {num_bytes} for path, num_bytes, _, _ in inputs}",
+        old="    return lengths == {_plain(unquote(path)): {num_bytes} for path, num_bytes, _, _ in inputs}",
         new="    return True",
         tests=("tests/integration/test_identity.py",),
     ),
@@ -270,6 +270,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/integration/test_petastorm_converter.py",),
     ),
     Mutation(
+        module="sources/spark/identity.py",
+        claim="what Delta answers from its log has no version",
+        old="    if None in read:\n        return False",
+        new="    if None in read:\n        return True",
+        tests=("tests/integration/test_petastorm_converter.py",),
+    ),
+    Mutation(
         module="draws.py",
         claim="a signal's handler waits for the counts that it interrupts",
         old='_counting = threading.RLock()\n"""Held',
@@ -298,7 +305,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/integration/test_petastorm_converter.py",),
     ),
     Mutation(
-        module="sources/spark/identity.py",
+        module="sources/spark/delta_version.py",
         claim="filters of a Delta version with one text are one",
         old="    return [[expression.sql() for expression in expressions], parts]",
         new="    return [expression.sql() for expression in expressions]",
@@ -802,8 +809,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/write.py",
         claim="a table that changed while it was written is kept as the old version",
-        old=".is_fixed and identity.find_delta_version(",
-        new=".is_fixed and False and identity.find_delta_version(",
+        old=".is_fixed and find_delta_version(",
+        new=".is_fixed and False and find_delta_version(",
         tests=("tests/integration/test_delta_keys.py", "tests/integration/test_delta_isolation.py"),
     ),
     Mutation(

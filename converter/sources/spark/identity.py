@@ -32,8 +32,8 @@ from converter.sources.spark.session import (
     explain,
     is_spark_away,
     java_frame,
+    listed,
 )
-from converter.storage.urls import shown_url
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,9 @@ _INNER = re.compile(
     r"|Exchange|BroadcastExchange|ShuffleQueryStage|BroadcastQueryStage|AQEShuffleRead|AdaptiveSparkPlan"
     r"|BroadcastHashJoin|SortMergeJoin|ShuffledHashJoin|Expand|Generate|Coalesce|EmptyRelation|ResultQueryStage|Window)\b.*"
 )
+_IN_PLAN = frozenset({"EmptyRelation", "LocalRelation", "LogicalRDD", "OneRowRelation", "Range"})
+"""Leaves of analyzed plans that read no files; an RDD may, so local lists are counted."""
+
 _UNSTABLE = re.compile(
     r"\b(rand|randn|random|randstr|uniform|uuid|shuffle|sample|monotonically_increasing_id|spark_partition_id"
     r"|input_file_\w+|current_\w+|now|localtimestamp|unix_timestamp|first|last|first_value|last_value|any_value"
@@ -84,122 +87,6 @@ class Evidence:
 
     is_listed: bool
     """Whether the files are surely as long as the frame takes them to be."""
-
-
-_PLAIN = {
-    "Alias", "AttributeReference", "Literal", "Cast", "And", "Or", "Not", "In", "IsNull", "IsNotNull", "EqualTo",
-    "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "GetStructField", "StartsWith",
-    "EndsWith", "Contains",
-}  # fmt: skip
-"""Expressions that a key which outlives the session may depend on: their SQL text says all, whatever the confs were.
-
-So there is nothing that computes (the text does not show ANSI mode, which is fixed when a frame is made), no time (its
-text depends on the session's zone), and no cast except of a number to a wider one (the text of others is incomplete).
-"""
-
-_PLAIN_LITERALS = re.compile(r"boolean|tinyint|smallint|int|bigint|float|double|string|date|decimal\(.*\)")
-_WIDENED = ("tinyint", "smallint", "int", "bigint", "float", "double")
-
-_MAX_EXPRESSIONS = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaVersion:
-    """Columns and filters of a version of a Delta table."""
-
-    identity: str
-    source: str
-    """The table and its version, for people; without secrets of the URL."""
-
-    is_fixed: bool
-    """Whether the DataFrame names the version (`versionAsOf`, `timestampAsOf`) instead of reading the newest one."""
-
-
-def find_delta_version(df: Any) -> DeltaVersion | None:
-    """The version that a DataFrame reads, if it is only columns and filters of one Delta table; else None."""
-    try:
-        return _find_delta_version(df)
-    except Exception as error:
-        if ends_all(error):
-            raise
-        # Doubt is never an error; Connect shows no plan.
-        logger.debug("Could not tell which version of a Delta table the DataFrame reads: %s", error)
-        return None
-
-
-def _find_delta_version(df: Any) -> DeltaVersion | None:
-    """`find_delta_version`, which turns errors into None.
-
-    Reaches into: Catalyst's plans, Delta's TahoeLogFileIndex, DeltaLog.unsafeVolatileSnapshot (Spark 4.2, Delta 4.4).
-    Without it: None, so frames of Delta tables without a cache_key are written afresh.
-    """
-    session = df.sparkSession
-    execution = java_frame(df.select("*")).queryExecution()
-    plan, above = execution.analyzed(), []
-    while (kind := plan.getClass().getSimpleName()) in ("Project", "Filter", "SubqueryAlias"):
-        above.append((kind, plan))
-        plan = plan.child()
-    if kind != "LogicalRelation":
-        return None
-    location = plan.relation().location()
-    if not location.getClass().getName().endswith(".files.TahoeLogFileIndex"):
-        return None
-    steps = []
-    for kind, step in above:
-        # `SELECT *` is a step that changes nothing.
-        output, input_ids = _listed(step.output()), [column.exprId().id() for column in _listed(step.child().output())]
-        if kind == "Filter" or [column.exprId().id() for column in output] != input_ids:
-            sql = _plain_sql([step.condition()] if kind == "Filter" else _listed(step.projectList()))
-            names = [column.name().lower() for column in output]
-            if sql is None or len(set(names)) != len(names):
-                return None
-            steps.append([kind, *sql])
-    (leaf,) = _listed(execution.optimizedPlan().collectLeaves())
-    # The version that will be read; a frame without a version reads the newest. Rows of df.cache() have no location.
-    version = int(leaf.relation().location().version())
-    table_id = location.snapshotAtAnalysis().metadata().id()
-    is_fixed = bool(location.versionToUse().isDefined())
-    newest = location.deltaLog().unsafeVolatileSnapshot()
-    snapshot = location.snapshotAtAnalysis() if is_fixed else newest
-    # Another table may have been created in the same folder.
-    if table_id != newest.metadata().id() or snapshot.version() != version or location.partitionFilters().size():
-        return None
-    confs = [pair for pair in _confs_of(session) if pair[0].startswith("spark.sql.") and "warehouse" not in pair[0]]
-    zone = session.conf.get("spark.sql.session.timeZone")
-    path = location.path().toString()
-    # The timestamp, because a restored copy with commits of its own has the same table id and version.
-    described = ["delta", path, table_id, version, snapshot.timestamp(), session.version, zone, confs, steps]
-    source = f"version {version} of the Delta table {shown_url(path)}"
-    return DeltaVersion(identity=json.dumps(described), source=source, is_fixed=is_fixed)
-
-
-def _plain_sql(expressions: list[Any]) -> list[Any] | None:
-    """Expressions as SQL, and their parts; None if that is incomplete or may mean something else another time.
-
-    A column of a table called `t` is written as is a member of a column `t`.
-    """
-    waiting, parts = list(expressions), list[Any]()
-    while waiting:
-        expression = waiting.pop()
-        kind, type_name = expression.getClass().getSimpleName(), expression.dataType().simpleString()
-        parts.append(["column", expression.name()] if kind == "AttributeReference" else kind)
-        if len(parts) > _MAX_EXPRESSIONS or kind not in _PLAIN:
-            return None
-        if kind == "Literal" and not _PLAIN_LITERALS.fullmatch(type_name):
-            return None
-        if kind == "Cast" and not _is_widened(expression.child().dataType().simpleString(), type_name):
-            return None
-        waiting += _listed(expression.children())
-    return [[expression.sql() for expression in expressions], parts]
-
-
-def _is_widened(before: str, after: str) -> bool:
-    return before in _WIDENED and after in _WIDENED and _WIDENED.index(before) < _WIDENED.index(after)
-
-
-def _listed(sequence: Any) -> list[Any]:
-    """A Scala sequence as a list."""
-    return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def entry_key(identity: str | None, *, schema: str, write_options: Mapping[str, Any]) -> str:
@@ -296,6 +183,8 @@ def _gather_evidence(df: Any) -> Evidence | None:
     nodes = re.findall(r"^\(\d+\) (.+?)(?: \[codegen id.*\])?\s*$", formatted, re.MULTILINE)
     if not header or not nodes or _UNSTABLE.search(optimized) or "more fields" in extended:
         return None
+    if not _reads_listed_files_alone(fresh, extended):
+        return None
     if "subquery" in optimized.lower():
         # Its inputs are not among `inputFiles`.
         return None
@@ -324,6 +213,39 @@ def _gather_evidence(df: Any) -> Evidence | None:
     )
 
 
+def _reads_listed_files_alone(df: Any, extended: str) -> bool:
+    """Whether each file that a frame reads is one that its physical plan scans, as far as Spark knows.
+
+    Delta answers questions for a count or a maximum from its log, which leaves a list of values of the table.
+
+    Reaches into: Catalyst's plans, InMemoryFileIndex.rootPaths (Spark 3.5 to 4.3).
+    Without it: doubt, so frames without a cache_key are written afresh.
+    """
+    if java_frame(df) is None:
+        # Over Connect no frame that reads files is found again.
+        analyzed = extended.partition("== Analyzed Logical Plan ==")[2].partition("== Optimized Logical Plan ==")[0]
+        return bool(analyzed) and not re.search("(?<!Local)(?<!OneRow)Relation", analyzed)
+    execution = java_frame(df).queryExecution()
+    read, scanned = (
+        [_listing_of(leaf) for leaf in listed(plan.collectLeaves()) if leaf.getClass().getSimpleName() not in _IN_PLAN]
+        for plan in (execution.withCachedData(), execution.optimizedPlan())
+    )
+    if None in read:
+        return False
+    # Partitions of a table in a catalog may be scanned instead of its folder.
+    roots = [path for listing in scanned if listing is not None for path in listing]
+    return all(any(root.startswith(path) for root in roots) for listing in read for path in listing or ())
+
+
+def _listing_of(leaf: Any) -> list[str] | None:
+    """The folders and files of a leaf of a plan; None if it is of another kind than files that Spark has listed."""
+    if leaf.getClass().getSimpleName() != "LogicalRelation":
+        return None
+    location = leaf.relation().location()
+    is_listed = location.getClass().getSimpleName() in ("CatalogFileIndex", "InMemoryFileIndex")
+    return [path.toString() for path in listed(location.rootPaths())] if is_listed else None
+
+
 def _is_listed(df: Any, inputs: Sequence[tuple[str, int, int, int]]) -> bool:
     """Whether files are as long as Spark noted them when the frame was made: it reads each to that length.
 
@@ -335,13 +257,13 @@ def _is_listed(df: Any, inputs: Sequence[tuple[str, int, int, int]]) -> bool:
     frame = java_frame(df)
     if frame is None:
         return False
-    listed: dict[str, set[int]] = {}
-    for leaf in _listed(frame.queryExecution().optimizedPlan().collectLeaves()):
+    lengths: dict[str, set[int]] = {}
+    for leaf in listed(frame.queryExecution().optimizedPlan().collectLeaves()):
         if leaf.getClass().getSimpleName() == "LogicalRelation":
             # As text, in one call; two relations may know one file from different times.
             for path, num_bytes in _FILE_STATUS.findall(leaf.relation().location().allFiles().mkString("\n")):
-                listed.setdefault(_plain(path), set()).add(int(num_bytes))
-    return listed == {_plain(unquote(path)): {num_bytes} for path, num_bytes, _, _ in inputs}
+                lengths.setdefault(_plain(path), set()).add(int(num_bytes))
+    return lengths == {_plain(unquote(path)): {num_bytes} for path, num_bytes, _, _ in inputs}
 
 
 def inputs_of(df: Any) -> tuple[Any, ...] | None:
@@ -366,19 +288,28 @@ def _inputs_of(df: Any) -> tuple[Any, ...] | None:
     Without it: None, so Petastorm's frames that no evidence is known of are written afresh.
     """
     fresh = df.select("*")
-    plan = java_frame(fresh).queryExecution().optimizedPlan()
+    execution = java_frame(fresh).queryExecution()
+    # Which makes Delta look for the newest version. After it, some tables are lists of values.
+    execution.optimizedPlan()
+    plan = execution.withCachedData()
     if plan.subqueriesAll().size():
         # Their inputs are not among the leaves.
         return None
-    paths, versions = set[str](), []
-    for leaf in _listed(plan.collectLeaves()):
-        if leaf.getClass().getSimpleName() in _WITHOUT_INPUTS:
+    paths, versions, num_rdds = set[str](), [], 0
+    for leaf in listed(plan.collectLeaves()):
+        if (kind := leaf.getClass().getSimpleName()) in _IN_PLAN:
+            num_rdds += kind == "LogicalRDD"
             continue
+        # Rows that are cached have no location.
         location = leaf.relation().location()
         if location.getClass().getSimpleName() == "InMemoryFileIndex":
             paths.update(location.inputFiles())
         else:
-            versions.append((location.path().toString(), location.metadata().id(), int(location.version())))
+            now = location.getSnapshot()
+            versions.append((location.path().toString(), now.metadata().id(), now.version(), now.timestamp()))
+    if num_rdds and num_rdds != count_local_lists(fresh):
+        # Any other RDD may read whatever it likes.
+        return None
     inputs = _look_at(sorted(paths), df.sparkSession)
     return (inputs, tuple(versions)) if not paths or _is_listed(fresh, inputs) else None
 
@@ -423,11 +354,6 @@ class _Proof:
     evidence: Evidence
     key: str
 
-
-_WITHOUT_INPUTS = frozenset(
-    {"EmptyRelation", "InMemoryRelation", "LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
-)
-"""Leaves of plans whose rows are no file's."""
 
 _MAX_PROOFS = 64
 """For each bucket, because each proof keeps a plan alive; the oldest go."""

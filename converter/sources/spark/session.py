@@ -202,6 +202,11 @@ def _open_arrow_stream(job: Any) -> tuple[Any, Any, Any, Any] | None:
     return connection, file, server, unwrap_spark_exception
 
 
+def listed(sequence: Any) -> list[Any]:
+    """A Scala sequence as a list."""
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
 def count_local_lists(df: Any) -> int:
     """How many inputs of a classic DataFrame are lists that `createDataFrame` sent to Spark.
 
@@ -210,8 +215,7 @@ def count_local_lists(df: Any) -> int:
     counts as no list.
     """
     try:
-        leaves = java_frame(df).queryExecution().optimizedPlan().collectLeaves()
-        inputs = [leaves.apply(index) for index in range(leaves.size())]
+        inputs = listed(java_frame(df).queryExecution().optimizedPlan().collectLeaves())
         return sum(_is_local_list(leaf.rdd(), df) for leaf in inputs if leaf.nodeName() == "LogicalRDD")
     except Exception as error:
         if ends_all(error):

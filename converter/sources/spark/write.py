@@ -36,6 +36,7 @@ from converter.scaling import StandardizeOption, check_standardize, standardized
 from converter.schema import DeclaredShape
 from converter.sources.spark import identity
 from converter.sources.spark.choose import find_other_user
+from converter.sources.spark.delta_version import DeltaVersion, find_delta_version
 from converter.sources.spark.jobs import naming_the_end_of_spark
 from converter.sources.spark.options import WriteOptions
 from converter.sources.spark.own_decoders import hashes_of_own
@@ -87,7 +88,7 @@ class _Request:
 class _Identity:
     """What proves that an entry holds the rows of a request, and under which keys such an entry stands."""
 
-    version: identity.DeltaVersion | None
+    version: DeltaVersion | None
     """The version of a Delta table that the DataFrame reads, if that is its identity."""
 
     evidence: identity.Evidence | None
@@ -169,7 +170,7 @@ def write_dataframe(
             progress=progress,
             complete=functools.partial(complete, categories=_given(categories, columns), unseen=unseen),
         )
-        version = None if cache_key is not None else identity.find_delta_version(df)
+        version = None if cache_key is not None else find_delta_version(df)
         try:
             entry = _find_or_write(request, version)
         except _TableChangedError:
@@ -180,7 +181,7 @@ def write_dataframe(
         return entry
 
 
-def _find_or_write(request: _Request, version: identity.DeltaVersion | None) -> HeldEntry:
+def _find_or_write(request: _Request, version: DeltaVersion | None) -> HeldEntry:
     identified = _identify(request, version)
     adopted = _reuse(request, identified)
     if adopted is not None:
@@ -261,7 +262,7 @@ def _open_root(
     return roots.open_root(chosen_dir, storage_options, timeout_seconds)
 
 
-def _identify(request: _Request, version: identity.DeltaVersion | None) -> _Identity:
+def _identify(request: _Request, version: DeltaVersion | None) -> _Identity:
     """What may prove that an entry holds the rows: the user's key, a table's version, else evidence of this process."""
     name = None if request.cache_key is None else identity.named(request.cache_key)
     if version is not None:
@@ -349,7 +350,7 @@ def _write(request: _Request, identified: _Identity) -> HeldEntry:
             float_dtype=options.float_dtype,
         )
         version = identified.version
-        if version is not None and not version.is_fixed and identity.find_delta_version(request.df) != version:
+        if version is not None and not version.is_fixed and find_delta_version(request.df) != version:
             raise _TableChangedError
         entries.delete_unlisted(root, attempt, manifest)
         manifest = request.complete(root.below(key), manifest)
@@ -373,7 +374,7 @@ def _origin(request: _Request, identified: _Identity, options: Mapping[str, Any]
     """Where the rows come from, for people who look at the manifest."""
     version = identified.version
     if request.cache_key is not None:
-        named_version = identity.find_delta_version(request.df)
+        named_version = find_delta_version(request.df)
         # The newest version is not noted: it may be another one when the rows are read.
         version = named_version if named_version is not None and named_version.is_fixed else None
     return Origin(

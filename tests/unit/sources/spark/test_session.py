@@ -20,7 +20,8 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from converter import MissingDependencyError, SourceError
-from converter.sources.spark import choose, identity, jobs, progress, session
+from converter.sources.spark import choose, jobs, progress, session
+from converter.sources.spark.delta_version import find_delta_version
 from converter.sources.spark.jobs import finding_in, naming_the_end_of_spark, short_cause
 from converter.sources.spark.progress import check_progress, progress_bar
 from converter.storage.opening import open_storage
@@ -390,7 +391,7 @@ def test_what_cannot_be_seen_of_a_plan_is_a_doubt_and_no_error(frame: Any) -> No
     job = JobWithoutPrivateParts(frame)
     assert session.count_scan_partitions(job) is None
     assert session.count_local_lists(job) == 0
-    assert identity.find_delta_version(job) is None
+    assert find_delta_version(job) is None
 
 
 def test_without_registration_by_value_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
