@@ -111,8 +111,9 @@ def make_spark_converter(
             them once and keeps the tensors: larger (a JPEG some ten times), and read as fast as any array. They
             need the library for it, and `NumPy` its dtype and shape. Rows that `on_error="skip"` leaves out are never
             written; a logged line counts them. What a decoder of your own makes is found again by `cache_key` alone,
-            with which you promise its code, too. An edit of its own file (or script, or cell) is noticed, and so is
-            another value in it; of what the file imports, reads or needs installed nothing is: then change the key.
+            with which you promise its code, too. Another value in it and an edit of its own file (or script, or cell)
+            are noticed. Changes in what that file imports or reads, and in installed packages, are not: choose another
+            key then.
         categories: `["carrier", "origin"]` hands these columns out as int32 codes 0…n-1, as an embedding takes them, in
             the sorted order of their values; `schema["carrier"].categories` lists the values.
             `{"carrier": train.schema["carrier"].categories}` gives them the codes of another converter. Strings, whole

@@ -207,7 +207,10 @@ def _may_run(pid: Any, begun: Any) -> bool:
 
 
 def process_start(pid: int) -> str | None:
-    """When a process began, in the kernel's ticks, so that a reused number is noticed; None if it is gone."""
+    """When a process began, in the kernel's ticks, so that a reused number is noticed.
+
+    None if it is gone, "?" if that cannot be seen.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -101,16 +101,17 @@ class ObjectStore(Store):
     def rmdir(self, path: str) -> None:
         """Delete the object that marks a folder, if Spark's client made one and nothing else is there; never a bucket.
 
-        Its name ends with a slash, which s3fs leaves out of any path, and gcsfs does not.
+        That is its name with a slash at the end. What may not be deleted stays, as in other stores.
         """
         bucket, _, folder = path.strip("/").partition("/")
         self.invalidate_cache(path)
         if [(info["name"], info["size"]) for info in self.ls(path)] != [(f"{bucket}/{folder}/", 0)] or not folder:
             return
-        if self.protocol in GOOGLE_SCHEMES:
-            self.rm_file(f"{bucket}/{folder}/")
-        else:
-            self.ask(lambda client: client.call_s3("delete_object", Bucket=bucket, Key=f"{folder}/"), path=path)
+        with contextlib.suppress(OSError):
+            if self.protocol in GOOGLE_SCHEMES:
+                self.rm_file(f"{bucket}/{folder}/")
+            else:
+                self.ask(lambda client: client.call_s3("delete_object", Bucket=bucket, Key=f"{folder}/"), path=path)
 
     def renew(self, path: str, given_up: threading.Event | None = None) -> None:
         """Write the object's metadata again, which fails if it is gone."""

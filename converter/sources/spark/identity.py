@@ -1,4 +1,4 @@
-"""Proofs that two DataFrames have the same rows: keys, Delta versions, plans; `write` decides by them.
+"""Proofs that two DataFrames have the same rows: keys and plans; `write` decides by them, and by `delta_version`.
 
 The proof is one of three: the same `cache_key`; the same columns and filters of the
 same version of a Delta table; or, in one process, the same plan, session confs and
@@ -226,24 +226,29 @@ def _reads_listed_files_alone(df: Any, extended: str) -> bool:
         analyzed = extended.partition("== Analyzed Logical Plan ==")[2].partition("== Optimized Logical Plan ==")[0]
         return bool(analyzed) and not re.search("(?<!Local)(?<!OneRow)Relation", analyzed)
     execution = java_frame(df).queryExecution()
+    plans = execution.withCachedData(), execution.optimizedPlan()
+    if plans[0].subqueriesAll().size():
+        # What they read is not among the leaves, and a join may have taken their place by now.
+        return False
     read, scanned = (
-        [_listing_of(leaf) for leaf in listed(plan.collectLeaves()) if leaf.getClass().getSimpleName() not in _IN_PLAN]
-        for plan in (execution.withCachedData(), execution.optimizedPlan())
+        [_roots_of(leaf) for leaf in listed(plan.collectLeaves()) if leaf.getClass().getSimpleName() not in _IN_PLAN]
+        for plan in plans
     )
     if None in read:
         return False
     # Partitions of a table in a catalog may be scanned instead of its folder.
-    roots = [path for listing in scanned if listing is not None for path in listing]
-    return all(any(root.startswith(path) for root in roots) for listing in read for path in listing or ())
+    roots = {path for paths in scanned if paths is not None for path in paths}
+    missing = {path for paths in read for path in paths or ()} - roots
+    return all(any(root.startswith(f"{path.rstrip('/')}/") for root in roots) for path in missing)
 
 
-def _listing_of(leaf: Any) -> list[str] | None:
+def _roots_of(leaf: Any) -> list[str] | None:
     """The folders and files of a leaf of a plan; None if it is of another kind than files that Spark has listed."""
     if leaf.getClass().getSimpleName() != "LogicalRelation":
         return None
     location = leaf.relation().location()
     is_listed = location.getClass().getSimpleName() in ("CatalogFileIndex", "InMemoryFileIndex")
-    return [path.toString() for path in listed(location.rootPaths())] if is_listed else None
+    return str(location.rootPaths().mkString("\n")).splitlines() if is_listed else None
 
 
 def _is_listed(df: Any, inputs: Sequence[tuple[str, int, int, int]]) -> bool:
@@ -259,9 +264,12 @@ def _is_listed(df: Any, inputs: Sequence[tuple[str, int, int, int]]) -> bool:
         return False
     lengths: dict[str, set[int]] = {}
     for leaf in listed(frame.queryExecution().optimizedPlan().collectLeaves()):
-        if leaf.getClass().getSimpleName() == "LogicalRelation":
+        if leaf.getClass().getSimpleName() != "LogicalRelation":
+            continue
+        location = leaf.relation().location()
+        if location.getClass().getSimpleName() == "InMemoryFileIndex":
             # As text, in one call; two relations may know one file from different times.
-            for path, num_bytes in _FILE_STATUS.findall(leaf.relation().location().allFiles().mkString("\n")):
+            for path, num_bytes in _FILE_STATUS.findall(location.allFiles().mkString("\n")):
                 lengths.setdefault(_plain(path), set()).add(int(num_bytes))
     return lengths == {_plain(unquote(path)): {num_bytes} for path, num_bytes, _, _ in inputs}
 
@@ -289,16 +297,15 @@ def _inputs_of(df: Any) -> tuple[Any, ...] | None:
     """
     fresh = df.select("*")
     execution = java_frame(fresh).queryExecution()
-    # Which makes Delta look for the newest version. After it, some tables are lists of values.
-    execution.optimizedPlan()
+    # Makes Delta look for the newest version. The plan from before it names all tables; some are lists of values here.
+    optimized = execution.optimizedPlan()
     plan = execution.withCachedData()
     if plan.subqueriesAll().size():
         # Their inputs are not among the leaves.
         return None
-    paths, versions, num_rdds = set[str](), [], 0
+    paths, versions = set[str](), []
     for leaf in listed(plan.collectLeaves()):
-        if (kind := leaf.getClass().getSimpleName()) in _IN_PLAN:
-            num_rdds += kind == "LogicalRDD"
+        if leaf.getClass().getSimpleName() in _IN_PLAN:
             continue
         # Rows that are cached have no location.
         location = leaf.relation().location()
@@ -307,6 +314,7 @@ def _inputs_of(df: Any) -> tuple[Any, ...] | None:
         else:
             now = location.getSnapshot()
             versions.append((location.path().toString(), now.metadata().id(), now.version(), now.timestamp()))
+    num_rdds = sum(leaf.nodeName() == "LogicalRDD" for leaf in listed(optimized.collectLeaves()))
     if num_rdds and num_rdds != count_local_lists(fresh):
         # Any other RDD may read whatever it likes.
         return None

@@ -37,7 +37,7 @@ class WriteOptions:
     shuffle_rows_seed: int | None
     writer: str
     own_decoders: Mapping[str, str] = field(default_factory=dict)
-    """What `hashes_of_own` gives for decoders of the executors: a manifest names them, but not their parameters."""
+    """Hashes of the user's own decoders of the executors: a manifest names them, but not their parameters."""
 
     def for_key(self, *, is_kept: bool) -> dict[str, Any]:
         """The options as plain values. Entries that are kept have keys of their own."""

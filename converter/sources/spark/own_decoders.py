@@ -1,9 +1,9 @@
-"""How an entry with a `cache_key` knows a decoder of the user's own: by what it holds, its code, and the files of that.
+"""What an entry with a `cache_key` knows of a decoder of the user's own: what it holds, and its code.
 
-The `cache_key` is the user's promise, for the code of a decoder as for the query of a DataFrame. But a decoder is an
-option as well, of which another value makes another entry, so that of a decoder is its pickle as the executors get it:
-classes of notebooks and scripts as they are in this process, with the globals that they use; those of other modules by
-name, to which the files of these modules are added. What the files import is not followed, nor are installed packages.
+With a `cache_key` the user promises the rows, whatever query and code made them. A decoder is an option, too, and with
+another option an entry is another one. So its pickle counts, as the executors get it: classes of notebooks and scripts
+as they are in this process, with the globals that they use. Other classes, functions and modules are named there; the
+files of those that are the user's count as well. What these files import is not followed.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def write_dataframe(
             progress=progress,
             complete=functools.partial(complete, categories=_given(categories, columns), unseen=unseen),
         )
-        version = None if cache_key is not None else find_delta_version(df)
+        version = None if cache_key is not None or options.own_decoders else find_delta_version(df)
         try:
             entry = _find_or_write(request, version)
         except _TableChangedError:
