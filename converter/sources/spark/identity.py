@@ -226,13 +226,15 @@ def _reads_listed_files_alone(df: Any, extended: str) -> bool:
         analyzed = extended.partition("== Analyzed Logical Plan ==")[2].partition("== Optimized Logical Plan ==")[0]
         return bool(analyzed) and not re.search("(?<!Local)(?<!OneRow)Relation", analyzed)
     execution = java_frame(df).queryExecution()
-    plans = execution.withCachedData(), execution.optimizedPlan()
-    if plans[0].subqueriesAll().size():
-        # What they read is not among the leaves, and a join may have taken their place by now.
-        return False
     read, scanned = (
-        [_roots_of(leaf) for leaf in listed(plan.collectLeaves()) if leaf.getClass().getSimpleName() not in _IN_PLAN]
-        for plan in plans
+        [
+            _roots_of(leaf)
+            # What subqueries read is not among the leaves, until a join takes their place.
+            for part in [plan, *listed(plan.subqueriesAll())]
+            for leaf in listed(part.collectLeaves())
+            if leaf.getClass().getSimpleName() not in _IN_PLAN
+        ]
+        for plan in (execution.withCachedData(), execution.optimizedPlan())
     )
     if None in read:
         return False
