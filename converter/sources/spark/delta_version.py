@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from converter.sources.spark.confs import users_confs
-from converter.sources.spark.session import ends_all, java_frame, listed
+from converter.sources.spark.session import java_frame, listed, or_doubt
 from converter.storage.urls import shown_url
-
-logger = logging.getLogger(__name__)
 
 _PLAIN = {
     "Alias", "AttributeReference", "Literal", "Cast", "And", "Or", "Not", "In", "IsNull", "IsNotNull", "EqualTo",
@@ -43,25 +40,15 @@ class DeltaVersion:
     """Whether the DataFrame names the version (`versionAsOf`, `timestampAsOf`) instead of reading the newest one."""
 
 
+@or_doubt("which version of a Delta table the DataFrame reads")
 def find_delta_version(df: Any) -> DeltaVersion | None:
-    """The version that a DataFrame reads, if it is only columns and filters of one Delta table; else None."""
-    try:
-        return _find_delta_version(df)
-    except Exception as error:
-        if ends_all(error):
-            raise
-        # Doubt is never an error; Connect shows no plan.
-        logger.debug("Could not tell which version of a Delta table the DataFrame reads: %s", error)
-        return None
-
-
-def _find_delta_version(df: Any) -> DeltaVersion | None:
-    """`find_delta_version`, which turns errors into None.
+    """The version that a DataFrame reads, if it is only columns and filters of one Delta table; in doubt None.
 
     Reaches into: Catalyst's plans, Delta's TahoeLogFileIndex, DeltaLog.unsafeVolatileSnapshot (Spark 4.2, Delta 4.4).
     Without it: None, so frames of Delta tables without a cache_key are written afresh.
     """
     session = df.sparkSession
+    # Connect shows no plan, which is a doubt.
     execution = java_frame(df.select("*")).queryExecution()
     plan, above = execution.analyzed(), []
     while (kind := plan.getClass().getSimpleName()) in ("Project", "Filter", "SubqueryAlias"):

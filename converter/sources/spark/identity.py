@@ -33,6 +33,7 @@ from converter.sources.spark.session import (
     is_spark_away,
     java_frame,
     listed,
+    or_doubt,
 )
 
 logger = logging.getLogger(__name__)
@@ -159,19 +160,9 @@ def settled(df: Any) -> Iterator[tuple[Any, bool]]:
                 logger.debug("Could not drop the view %s: %s", name, error)
 
 
+@or_doubt("what the DataFrame depends on")
 def gather_evidence(df: Any) -> Evidence | None:
     """What the rows of `df` depend on now; None if that cannot be told."""
-    try:
-        return _gather_evidence(df)
-    except Exception as error:
-        if ends_all(error):
-            raise
-        # A probe that fails is a doubt, and doubt is never an error.
-        logger.debug("Could not tell what the DataFrame depends on: %s", error)
-        return None
-
-
-def _gather_evidence(df: Any) -> Evidence | None:
     session = df.sparkSession
     # A fresh frame: an old one keeps its plan with the time it was made, and on Connect its answers.
     fresh = df.select("*")
@@ -276,25 +267,13 @@ def _is_listed(df: Any, inputs: Sequence[tuple[str, int, int, int]]) -> bool:
     return lengths == {_plain(unquote(path)): {num_bytes} for path, num_bytes, _, _ in inputs}
 
 
+@or_doubt("what the DataFrame reads")
 def inputs_of(df: Any) -> tuple[Any, ...] | None:
     """The files and the versions of Delta tables that a frame reads now; None if there may be more, or over Connect.
 
     This is less than `Evidence`: nothing is said of what the frame makes of them.
-    """
-    try:
-        return _inputs_of(df)
-    except Exception as error:
-        if ends_all(error):
-            raise
-        # Doubt is never an error.
-        logger.debug("Could not tell what the DataFrame reads: %s", error)
-        return None
 
-
-def _inputs_of(df: Any) -> tuple[Any, ...] | None:
-    """`inputs_of`, which turns errors into None.
-
-    Reaches into: Catalyst's plans, InMemoryFileIndex, Delta's TahoeFileIndex (Spark 3.5 to 4.3, Delta 3.3 to 4.4).
+    Reaches into: Catalyst's plans, InMemoryFileIndex, Delta's TahoeFileIndex (Spark 4.2, Delta 4.4).
     Without it: None, so Petastorm's frames that no evidence is known of are written afresh.
     """
     fresh = df.select("*")

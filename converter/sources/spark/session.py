@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import logging
 import sys
 import threading
@@ -29,6 +30,25 @@ _MAX_COMMAND_BYTES = 4096
 def ends_all(error: BaseException) -> bool:
     """Whether an error says nothing of the call that it comes from, which might go on without an answer."""
     return is_of_handler(error) or is_spark_away(error) or interrupt_behind(error) is not None
+
+
+def or_doubt(question: str) -> Callable[[Callable[[Any], Answer]], Callable[[Any], Answer | None]]:
+    """Let a function of a DataFrame answer None where it fails to look: doubt is never an error."""
+
+    def decorate(look: Callable[[Any], Answer]) -> Callable[[Any], Answer | None]:
+        @functools.wraps(look)
+        def look_or_doubt(df: Any) -> Answer | None:
+            try:
+                return look(df)
+            except Exception as error:
+                if ends_all(error):
+                    raise
+                logger.debug("Could not tell %s: %s", question, error)
+                return None
+
+        return look_or_doubt
+
+    return decorate
 
 
 def is_spark_away(error: BaseException) -> bool:
