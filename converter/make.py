@@ -97,8 +97,8 @@ def make_spark_converter(
         cache_key: a name for these rows, e.g. `"flights-2026-11-20"`. An entry with this name, schema and write
             options is reused by any process, machine and Spark version: you promise that the rows are the same.
             None: an entry is reused only in this process, and only if plan, confs and input files prove that the rows
-            are the same (over Connect never, if files are read). Exception: a version of a Delta table, or columns and
-            plain filters of it, is recognised in every process (classic Spark only).
+            are the same (over Connect never). Exception: a version of a Delta table, or columns and plain filters of
+            it, is recognised in every process (classic Spark only).
         float_dtype: the dtype of doubles and decimals: `"float32"`, `"float64"`, or None (doubles stay, decimals
             become float64). Columns that lose precision are logged.
         shapes: `{"image": (8, 8)}` declares the shape of one row of an array column, or that a binary column holds

@@ -272,8 +272,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/identity.py",
         claim="what Delta answers from its log has no version",
-        old="    if None in read:\n        return False",
-        new="    if None in read:\n        return True",
+        old="if sorted(read) != sorted(scanned):",
+        new="if False:",
         tests=("tests/integration/test_petastorm_converter.py",),
     ),
     Mutation(
@@ -872,7 +872,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/run.py",
         claim="a lost executor loses and repeats rows that are mixed by a seed",
-        old='.sortWithinPartitions("_hash")',
+        old='.sortWithinPartitions("_hash", *lists)',
         new="",
         tests=("tests/integration/test_writers.py",),
     ),
@@ -1920,8 +1920,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/identity.py",
         claim="over Connect a name may stand for something else by the time it is written",
-        old="frame, is_settled = session.table(name), True",
-        new="frame, is_settled = df, True",
+        old="frame = session.table(name)",
+        new="frame = df",
         tests=("tests/integration/test_identity.py",),
     ),
     Mutation(

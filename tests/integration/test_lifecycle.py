@@ -155,8 +155,8 @@ def test_a_ctrl_c_after_the_commit_leaves_nothing_that_nobody_holds(
     spark: SparkSession, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, where: str, delete_on_exit: bool
 ) -> None:
     @contextlib.contextmanager
-    def settled(df: Any) -> Iterator[tuple[Any, bool]]:
-        yield df, True
+    def settled(df: Any) -> Iterator[Any]:
+        yield df
         raise KeyboardInterrupt
 
     def interrupt(*_: Any) -> None:

@@ -589,6 +589,33 @@ def test_a_seed_gives_each_row_its_place_whenever_it_arrives(spark: SparkSession
     np.testing.assert_array_equal(order("downwards", "1999 - id"), upwards)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        # Each two rows have one number of `half`, and what hashes of Spark do not tell apart.
+        (("half", "null"), ("null", "half")),
+        (("array(half, half)", "array(half)"), ("array(half)", "array(half, half)")),
+        (("array(array(1, 2), array(3, 4))", "half"), ("array(array(1, 2, 3, 4))", "half")),
+        (("array('a', null)", "half"), ("array(null, 'a')", "half")),
+    ],
+    ids=["nulls", "lists", "lists of lists", "null elements"],
+)
+def test_rows_that_only_look_the_same_keep_their_places_too(
+    spark: SparkSession, cache_dir: Path, first: tuple[str, str], second: tuple[str, str]
+) -> None:
+    def order(name: str, ids: str) -> list[Any]:
+        rows = spark.range(0, 400, 1, 1).selectExpr(f"{ids} AS id").selectExpr("id % 2 = 0 AS even", "id div 2 AS half")
+        df = rows.selectExpr(
+            *(f"IF(even, {one}, {other}) AS {c}" for c, one, other in zip("ab", first, second, strict=True))
+        )
+        with convert(df, "executors", cache_dir / name, shuffle_rows_seed=7) as converter:
+            return [str(row) for row in converter.to_spark(spark).collect()]
+
+    upwards = order("upwards", "id")
+    assert len(set(upwards)) == 400
+    assert order("downwards", "399 - id") == upwards
+
+
 @pytest.mark.parametrize("seed", [None, 3])
 def test_row_groups_are_near_equal_where_partitions_are_not(
     spark: SparkSession, cache_dir: Path, seed: int | None

@@ -24,12 +24,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from converter.sources.spark.confs import changed_confs, users_confs
+from converter.sources.spark.confs import users_confs
 from converter.sources.spark.session import (
     after_interrupt,
     count_local_lists,
     ends_all,
-    explain,
     is_spark_away,
     java_frame,
     listed,
@@ -40,32 +39,31 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 
-_WHOLE_PLANS = {"spark.sql.debug.maxToStringFields": "100000", "spark.sql.maxMetadataStringLength": "1000000"}
-"""Confs with which Spark prints plans whole."""
-
 RACY_SECONDS = 2.0
 """A file that was changed less than this before it was looked at may change again unseen: stores keep whole seconds."""
 
 _FILE_STATUS = re.compile(r"^\w+\{path=(.*?); isDirectory=false; length=(\d+);", re.MULTILINE)
 
-_LEAVES = re.compile(
-    r"(Scan (parquet|orc|csv|json|text)\b.*|LocalTableScan|Range|Scan OneRowRelation|Scan ExistingRDD)"
-)
-_EXISTING_RDD = "Scan ExistingRDD"
-_INNER = re.compile(
-    r"(Project|Filter|ColumnarToRow|WholeStageCodegen|HashAggregate|ObjectHashAggregate|SortAggregate|Sort|Union"
-    r"|Exchange|BroadcastExchange|ShuffleQueryStage|BroadcastQueryStage|AQEShuffleRead|AdaptiveSparkPlan"
-    r"|BroadcastHashJoin|SortMergeJoin|ShuffledHashJoin|Expand|Generate|Coalesce|EmptyRelation|ResultQueryStage|Window)\b.*"
-)
-_IN_PLAN = frozenset({"EmptyRelation", "LocalRelation", "LogicalRDD", "OneRowRelation", "Range"})
-"""Leaves of analyzed plans that read no files; an RDD may, so local lists are counted."""
+_IN_PLAN = frozenset({"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"})
+"""Leaves of plans that read no files; an RDD may, so local lists are counted."""
 
-_UNSTABLE = re.compile(
-    r"\b(rand|randn|random|randstr|uniform|uuid|shuffle|sample|monotonically_increasing_id|spark_partition_id"
-    r"|input_file_\w+|current_\w+|now|localtimestamp|unix_timestamp|first|last|first_value|last_value|any_value"
-    r"|collect_\w+|listagg|string_agg|mode|max_by|min_by|java_method|reflect|try_reflect|read_files)\(",
-    re.IGNORECASE,
-)
+_NODES = _IN_PLAN | {
+    "Aggregate", "Expand", "Filter", "Generate", "Join", "LogicalRelation", "Project", "RebalancePartitions",
+    "Repartition", "RepartitionByExpression", "Sort", "Union", "Window",
+}  # fmt: skip
+"""Steps of an optimized plan that give the same rows whenever they run."""
+
+_AGGREGATES = frozenset({
+    "AggregateExpression", "Average", "BitAndAgg", "BitOrAgg", "BitXorAgg", "Complete$", "Corr", "Count",
+    "CovPopulation", "CovSample", "HyperLogLogPlusPlus", "Kurtosis", "Max", "Min", "Skewness", "StddevPop",
+    "StddevSamp", "Sum", "VariancePop", "VarianceSamp",
+})  # fmt: skip
+"""Those for which it does not matter in which order rows arrive."""
+
+_CALLS_OUT = re.compile("UDF|UDAF|UDTF|UserDefined|Reflection|ApplyFunction|Subquery|^Exists|ListQuery|DynamicPruning")
+"""Expressions that run code which is not Spark's own, or another plan."""
+
+_FORMATS = frozenset({"CSVFileFormat", "JsonFileFormat", "OrcFileFormat", "ParquetFileFormat", "TextFileFormat"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,10 @@ class Evidence:
     """What must be equal for two conversions to have the same rows."""
 
     plan: str
+    """A digest of the optimized plan, of which folders the frame was made, and of its schema."""
+
     semantic_hash: int
-    """Spark's hash of the plan: it covers what the text hides, e.g. rows of a local frame and read options."""
+    """Spark's hash of the analyzed plan: it covers what the optimized one hides, e.g. the rows of a local frame."""
 
     confs: tuple[tuple[str, str], ...]
     inputs: tuple[tuple[str, int, int, int], ...]
@@ -120,8 +120,8 @@ def hash_of_name(cache_key: str) -> str:
 
 
 @contextlib.contextmanager
-def settled(df: Any) -> Iterator[tuple[Any, bool]]:
-    """The frame with names and files looked up once, as a classic one has them, and whether that could be.
+def settled(df: Any) -> Iterator[Any]:
+    """The frame with names and files looked up once, as a classic one has them; as it is if that cannot be.
 
     Spark Connect looks up in each job anew what a name of a view or a table stands for, and which files a folder has,
     but keeps the schema that a frame was asked for first. A temporary view keeps the plan.
@@ -129,22 +129,22 @@ def settled(df: Any) -> Iterator[tuple[Any, bool]]:
     if java_frame(df) is not None:
         # A Ctrl-C of the call before may have broken the connection.
         after_interrupt(lambda: df.sparkSession.conf.get("spark.app.id", None))
-        yield df, True
+        yield df
         return
     name, session = f"converter_{uuid.uuid4().hex}", df.sparkSession
     # At least its schema is that of now.
-    frame, is_settled, is_there = df.select("*"), False, True
+    frame, is_there = df.select("*"), True
     try:
         try:
             df.createTempView(name)
-            frame, is_settled = session.table(name), True
+            frame = session.table(name)
         except Exception as error:
             if ends_all(error):
                 raise
             # Doubt is never an error.
             logger.debug("Could not settle what the DataFrame's names stand for: %s", error)
             is_there = not is_spark_away(error)
-        yield frame, is_settled
+        yield frame
     except Exception as error:
         # What fails has been told by an error of this package by now.
         is_there = not is_spark_away(error) and not is_spark_away(error.__cause__ or error)
@@ -162,39 +162,40 @@ def settled(df: Any) -> Iterator[tuple[Any, bool]]:
 
 @or_doubt("what the DataFrame depends on")
 def gather_evidence(df: Any) -> Evidence | None:
-    """What the rows of `df` depend on now; None if that cannot be told."""
+    """What the rows of `df` depend on now; None if that cannot be told, and over Connect, which shows no plan.
+
+    Reaches into: Catalyst's plans, TreeNode.toJSON, QueryPlan.deterministic (Spark 3.5 to 4.3).
+    Without it: doubt, so frames without a cache_key are written afresh.
+    """
+    if java_frame(df) is None:
+        return None
     session = df.sparkSession
-    # A fresh frame: an old one keeps its plan with the time it was made, and on Connect its answers.
+    # A fresh frame: an old one keeps its plan with the time it was made.
     fresh = df.select("*")
-    with changed_confs(session, _WHOLE_PLANS):
-        extended = explain(fresh, "extended")
-        formatted = explain(fresh, "formatted")
-    _, header, optimized = extended.partition("== Optimized Logical Plan ==")
-    optimized = optimized.partition("== Physical Plan ==")[0]
-    nodes = re.findall(r"^\(\d+\) (.+?)(?: \[codegen id.*\])?\s*$", formatted, re.MULTILINE)
-    if not header or not nodes or _UNSTABLE.search(optimized) or "more fields" in extended:
+    execution = java_frame(fresh).queryExecution()
+    optimized = execution.optimizedPlan()
+    # As JSON, which is whole whatever the session's confs say, and names the class of each step and expression.
+    plan = str(optimized.toJSON())
+    classes = set(re.findall('"class":"([^"]+)","num-children"', plan))
+    if not optimized.deterministic() or not all(map(_is_stable, classes)):
         return None
-    if not _reads_listed_files_alone(fresh, extended):
+    # Before it optimizes, Spark knows all that it reads. Some is no step of the plan afterwards: Delta answers a
+    # question for a count or a maximum from its log, Spark one for partitions from their names.
+    before = execution.withCachedData()
+    read = [folder for part in [before, *listed(before.subqueriesAll())] for folder in _folders_of(part, fresh)]
+    scanned = _folders_of(optimized, fresh)
+    if sorted(read) != sorted(scanned):
         return None
-    if "subquery" in optimized.lower():
-        # Its inputs are not among `inputFiles`.
+    num_rdds = sum(leaf.nodeName() == "LogicalRDD" for leaf in listed(optimized.collectLeaves()))
+    if num_rdds and num_rdds != count_local_lists(fresh):
         return None
-    leaves = [node for node in nodes if _LEAVES.fullmatch(node)]
-    if not leaves or not all(_LEAVES.fullmatch(node) or _INNER.fullmatch(node) for node in nodes):
-        return None
-    if leaves.count(_EXISTING_RDD) and leaves.count(_EXISTING_RDD) != count_local_lists(fresh):
-        return None
-    scans = [leaf for leaf in leaves if leaf.startswith("Scan ") and leaf not in (_EXISTING_RDD, "Scan OneRowRelation")]
-    locations = re.findall(r"^Location: (\w+)", formatted, re.MULTILINE)
-    if len(locations) != len(scans) or set(locations) - {"InMemoryFileIndex"}:
-        return None
-    paths = sorted(set(fresh.inputFiles())) if scans else []
-    if bool(scans) != bool(paths):
+    paths = sorted(set(fresh.inputFiles())) if scanned else []
+    if bool(scanned) != bool(paths):
         return None
     inputs = _look_at(paths, session)
     newest = max((modified for _, _, modified, _ in inputs), default=0)
     return Evidence(
-        plan=_renumbered(optimized) + "\n" + df.schema.json(),
+        plan=hashlib.sha256("\n".join([_renumbered(plan), *scanned, df.schema.json()]).encode()).hexdigest(),
         semantic_hash=int(fresh.semanticHash()),
         confs=_confs_of(session),
         inputs=inputs,
@@ -204,44 +205,45 @@ def gather_evidence(df: Any) -> Evidence | None:
     )
 
 
-def _reads_listed_files_alone(df: Any, extended: str) -> bool:
-    """Whether each file that a frame reads is one that its physical plan scans, as far as Spark knows.
+def _is_stable(class_name: str) -> bool:
+    """Whether a step of a plan or an expression, by the name of its class, is one of Spark's that always give the same.
 
-    Delta answers questions for a count or a maximum from its log, which leaves a list of values of the table.
+    >>> catalyst = "org.apache.spark.sql.catalyst"
+    >>> _is_stable(f"{catalyst}.plans.logical.Project"), _is_stable(f"{catalyst}.expressions.Add")
+    (True, True)
+    >>> _is_stable(f"{catalyst}.expressions.ScalaUDF"), _is_stable(f"{catalyst}.expressions.aggregate.First")
+    (False, False)
+    """
+    package, _, name = class_name.rpartition(".")
+    if package == "org.apache.spark.sql.catalyst.expressions":
+        return not _CALLS_OUT.search(name)
+    if package == "org.apache.spark.sql.catalyst.expressions.aggregate":
+        return name in _AGGREGATES
+    return name in _NODES and package.startswith("org.apache.spark.sql.")
 
-    Reaches into: Catalyst's plans, InMemoryFileIndex.rootPaths (Spark 3.5 to 4.3).
+
+def _folders_of(plan: Any, df: Any) -> list[str]:
+    """What each leaf of a plan that reads files was made of; raises a TypeError for a leaf that reads anything else.
+
+    Reaches into: Catalyst's plans, InMemoryFileIndex.rootPaths and partitionSpec (Spark 3.5 to 4.3).
     Without it: doubt, so frames without a cache_key are written afresh.
     """
-    if java_frame(df) is None:
-        # Over Connect no frame that reads files is found again.
-        analyzed = extended.partition("== Analyzed Logical Plan ==")[2].partition("== Optimized Logical Plan ==")[0]
-        return bool(analyzed) and not re.search("(?<!Local)(?<!OneRow)Relation", analyzed)
-    execution = java_frame(df).queryExecution()
-    read, scanned = (
-        [
-            _roots_of(leaf)
-            # What subqueries read is not among the leaves, until a join takes their place.
-            for part in [plan, *listed(plan.subqueriesAll())]
-            for leaf in listed(part.collectLeaves())
-            if leaf.getClass().getSimpleName() not in _IN_PLAN
-        ]
-        for plan in (execution.withCachedData(), execution.optimizedPlan())
-    )
-    if None in read:
-        return False
-    # Partitions of a table in a catalog may be scanned instead of its folder.
-    roots = {path for paths in scanned if paths is not None for path in paths}
-    missing = {path for paths in read for path in paths or ()} - roots
-    return all(any(root.startswith(f"{path.rstrip('/')}/") for root in roots) for path in missing)
-
-
-def _roots_of(leaf: Any) -> list[str] | None:
-    """The folders and files of a leaf of a plan; None if it is of another kind than files that Spark has listed."""
-    if leaf.getClass().getSimpleName() != "LogicalRelation":
-        return None
-    location = leaf.relation().location()
-    is_listed = location.getClass().getSimpleName() in ("CatalogFileIndex", "InMemoryFileIndex")
-    return str(location.rootPaths().mkString("\n")).splitlines() if is_listed else None
+    folders = []
+    for leaf in listed(plan.collectLeaves()):
+        if leaf.getClass().getSimpleName() in _IN_PLAN:
+            continue
+        relation = leaf.relation()
+        location = relation.location()
+        kinds = location.getClass().getSimpleName(), relation.fileFormat().getClass().getSimpleName()
+        # Partitions of a table in a catalog may be given other values and folders. Metadata are of when a file was
+        # listed, which may be before it was written anew. Views of other sessions read with the confs of those.
+        is_known = (
+            kinds[0] == "InMemoryFileIndex" and kinds[1] in _FORMATS and "_metadata" not in leaf.output().mkString()
+        )
+        if not is_known or not relation.sparkSession().equals(java_frame(df).sparkSession()):
+            raise TypeError(f"a leaf reads {kinds}")
+        folders.append(f"{location.rootPaths().mkString(' ')} {location.partitionSpec().toString()}")
+    return folders
 
 
 def _is_listed(df: Any, inputs: Sequence[tuple[str, int, int, int]]) -> bool:
@@ -284,13 +286,14 @@ def inputs_of(df: Any) -> tuple[Any, ...] | None:
     if plan.subqueriesAll().size():
         # Their inputs are not among the leaves.
         return None
-    paths, versions = set[str](), []
+    paths, folders, versions = set[str](), [], []
     for leaf in listed(plan.collectLeaves()):
         if leaf.getClass().getSimpleName() in _IN_PLAN:
             continue
         # Rows that are cached have no location.
         location = leaf.relation().location()
         if location.getClass().getSimpleName() == "InMemoryFileIndex":
+            folders += _folders_of(leaf, fresh)
             paths.update(location.inputFiles())
         else:
             now = location.getSnapshot()
@@ -300,7 +303,7 @@ def inputs_of(df: Any) -> tuple[Any, ...] | None:
         # Any other RDD may read whatever it likes.
         return None
     inputs = _look_at(sorted(paths), df.sparkSession)
-    return (inputs, tuple(versions)) if not paths or _is_listed(fresh, inputs) else None
+    return (inputs, tuple(folders), tuple(versions)) if not paths or _is_listed(fresh, inputs) else None
 
 
 def _plain(path: str) -> str:
@@ -312,27 +315,27 @@ def _confs_of(session: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _look_at(paths: list[str], session: Any) -> tuple[tuple[str, int, int, int], ...]:
-    seen, is_connect = [], type(session).__module__.startswith("pyspark.sql.connect")
+    seen = []
     if all(urlsplit(path).scheme == "file" for path in paths):
         for path in paths:
-            # The files of a Connect server are this machine's only perhaps.
-            with contextlib.suppress(FileNotFoundError) if is_connect else contextlib.nullcontext():
-                stat = os.stat(unquote(urlsplit(path).path))
-                seen.append((path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
-        if not is_connect:
-            return tuple(seen)
-    if paths:
-        files = session.read.format("binaryFile").load([unquote(path) for path in paths])
-        listing = files.select("path", "length", "modificationTime").collect()
-        seen += sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9), 0) for row in listing)
-    return tuple(seen)
+            stat = os.stat(unquote(urlsplit(path).path))
+            seen.append((path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+        return tuple(seen)
+    files = session.read.format("binaryFile").load([unquote(path) for path in paths])
+    listing = files.select("path", "length", "modificationTime").collect()
+    return tuple(sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9), 0) for row in listing))
 
 
 def _renumbered(plan: str) -> str:
-    """The plan with Spark's running expression numbers replaced by their order of appearance."""
-    seen: dict[str, str] = {}
-    text = re.sub(r"#\d+", lambda match: seen.setdefault(match[0], f"#{len(seen)}"), plan)
-    return re.sub(r",? ?\[?plan_id=\d+\]?", "", text)
+    """A plan's JSON with Spark's running numbers replaced by their order of appearance, and without names of tables.
+
+    >>> _renumbered('[{"name":"x","exprId":{"id":42,"jvmId":"J"},"qualifier":"[t]"}]')
+    '[{"name":"x","exprId":{"id":0,"jvmId":"J"}}]'
+    """
+    seen: dict[str, int] = {}
+    text = re.sub(r'"id":(\d+),"jvmId"', lambda match: f'"id":{seen.setdefault(match[1], len(seen))},"jvmId"', plan)
+    # `{one}` of `spark.sql` has another name each time.
+    return re.sub(r',"qualifier":(\[\]|"(?:[^"\\]|\\.)*")', "", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def run_write(
         ):
             selected = df.selectExpr(*(column.select(f"c{index}") for index, column in enumerate(columns)))
             if shuffle_rows_seed is not None:
-                selected = _shuffled(selected, shuffle_rows_seed)
+                selected = _shuffled(selected, columns, shuffle_rows_seed)
             chosen = choose_writer(writer, directory=directory, session=session, is_connect=is_connect)
             if chosen == "executors":
                 reports = _write_with_executors(selected, columns, spec, session)
@@ -173,7 +173,7 @@ def _write_with_executors(
     return [*reports, (-1, {"moments": {name: moments.to_json(closed) for name, closed in totals.items()}})]
 
 
-def _shuffled(df: Any, seed: int) -> Any:
+def _shuffled(df: Any, columns: Sequence[SparkColumn], seed: int) -> Any:
     """The rows in a random order: the same for one seed as long as the input's partitions have the same rows.
 
     Rows are spread over partitions by a random number and sorted by another one there: a uniform permutation,
@@ -184,7 +184,11 @@ def _shuffled(df: Any, seed: int) -> Any:
     """
     from pyspark.sql import functions as F
 
-    known = df.withColumn("_hash", F.xxhash64(*map(F.col, df.columns))).sortWithinPartitions("_hash")
+    # One hash of all would skip nulls, and take (1, null) for (null, 1).
+    hash_of_row = F.expr(f"xxhash64({', '.join(f'xxhash64({name})' for name in df.columns)})")
+    # Nor does a hash know where inner lists end, and which elements are null. A number alone is sorted fastest.
+    lists = [name for name, column in zip(df.columns, columns, strict=True) if column.kind not in ("scalar", "bytes")]
+    known = df.withColumn("_hash", hash_of_row).sortWithinPartitions("_hash", *lists)
     keys = {"_random_0": F.rand(seed), "_random_1": F.rand(seed + 1)}
     spread = known.withColumns(keys).repartition(*map(F.col, keys)).sortWithinPartitions(*keys)
     return spread.drop("_hash", *keys)

@@ -132,7 +132,7 @@ def write_dataframe(
     """The entry of `df`: one that provably holds its rows, else a new one, written once."""
     _check_dataframe(df)
     check_progress(progress)
-    with contextlib.ExitStack() as held, identity.settled(df) as (settled, is_settled):
+    with contextlib.ExitStack() as held, identity.settled(df) as settled:
         columns = plan_columns(
             settled.schema.jsonValue(),
             float_dtype=float_dtype,
@@ -161,7 +161,7 @@ def write_dataframe(
         request = _Request(
             df=df,
             settled=settled,
-            needs_evidence=is_settled and cache_key is None and not is_kept and not options.own_decoders,
+            needs_evidence=cache_key is None and not is_kept and not options.own_decoders,
             columns=columns,
             root=_open_root(df.sparkSession, cache_dir, storage_options, timeout_seconds, writer=writer),
             options=options,
