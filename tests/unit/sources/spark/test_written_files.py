@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from converter.cache.removal import is_ours
 from converter.errors import CacheError
 from converter.portable.categories import encode_categories, new_vocabulary, report_of, settle
 from converter.sources.spark import written_files
@@ -33,6 +35,19 @@ def test_the_thousandth_file_of_a_task_comes_after_the_ones_before_it(tmp_path: 
         pq.write_table(pa.table({"c0": [1]}), tmp_path / name)
     reports = written_files.reports_of_files(open_storage(str(tmp_path)), {})
     assert [(task, report["name"]) for task, report in reports] == [(int(name[5:10]), name) for name in names]
+
+
+@pytest.mark.parametrize("codec", ["", ".zstd"])
+# S3A's staging committers add the id of the job.
+@pytest.mark.parametrize("of_job", ["", "-job_202611300930471919207_0000", "-7a4b36d1-2f0e-4d8f-9c0d-5b1c2f3a4e5d"])
+def test_files_are_known_by_the_names_that_spark_and_committers_give(tmp_path: Path, of_job: str, codec: str) -> None:
+    name = f"part-00003-0b54f2a6-7f43-4c0e-8d49-0d3d0c0f6f11-c000{of_job}{codec}.parquet"
+    pq.write_table(pa.table({"c0": [1]}), tmp_path / name)
+    directory = open_storage(str(tmp_path))
+    assert [(task, report["name"]) for task, report in written_files.reports_of_files(directory, {})] == [(3, name)]
+    (info,) = directory.list()
+    assert is_ours(info)
+    assert not is_ours(replace(info, name=f"{name}.bak"))
 
 
 def test_reports_of_executors_are_in_the_order_of_tasks_and_files() -> None:
