@@ -38,9 +38,10 @@ from converter.statistics import ColumnStatistics
 FORMAT_VERSION = 2
 
 DATA_FILE = re.compile(
-    r"part-[0-9]{5,}-([0-9a-f]{8,}-[0-9]{4,}|[0-9a-f-]{36}-c[0-9]{3,}(-[0-9a-z_-]+)?(\.[0-9a-z_]+)?)\.parquet"
+    r"part-[0-9]{5,}-([0-9a-f]{8,}-[0-9]{4,}"
+    r"|(tid-[0-9]+-)?[0-9a-f-]{36}(-[0-9]+)*[-.]c[0-9]{3,}(-[0-9a-z_-]+)?(\.[0-9a-z_]+)?)\.parquet"
 )
-"""Names of data files: our writer's and Spark's, to which S3A's staging committers add an id of the job."""
+"""Names of data files: our writer's and Spark's. S3A's staging committers add the job's id, Databricks three others."""
 
 MAX_END_BYTES = 8 << 20
 """Bytes of all footers and heads in a manifest: every rank and worker loads them."""

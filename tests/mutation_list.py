@@ -857,6 +857,34 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         module="sources/spark/identity.py",
+        claim="what a step of a plan computes is not asked",
+        old="if not optimized.deterministic() or not all(map(_is_stable, classes)):",
+        new="if not optimized.deterministic():",
+        tests=("tests/integration/test_identity.py",),
+    ),
+    Mutation(
+        module="sources/spark/identity.py",
+        claim="a file that is read twice is read once",
+        old="*scanned, df.schema.json()",
+        new="df.schema.json()",
+        tests=("tests/integration/test_identity.py",),
+    ),
+    Mutation(
+        module="sources/spark/identity.py",
+        claim="a view of another session is read with this one's confs",
+        old="if not is_known or not relation.sparkSession().equals(java_frame(df).sparkSession()):",
+        new="if not is_known:",
+        tests=("tests/integration/test_identity.py",),
+    ),
+    Mutation(
+        module="sources/spark/identity.py",
+        claim="names of tables tell plans apart",
+        old="""return re.sub(r',"qualifier":(\\[\\]|"(?:[^"\\\\]|\\\\.)*")', "", text)""",
+        new="return text",
+        tests=("tests/unit/sources/spark/test_identity.py",),
+    ),
+    Mutation(
+        module="sources/spark/identity.py",
         claim="a file that was just written is proof",
         old="time.time() - newest / 1e9 < RACY_SECONDS",
         new="False",
@@ -868,6 +896,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         old='startswith("local[")',
         new='startswith("local")',
         tests=("tests/unit/sources/spark", "tests/integration/test_writers.py", "tests/integration/test_bad_input.py"),
+    ),
+    Mutation(
+        module="sources/spark/run.py",
+        claim="lists that are cut elsewhere are the same rows",
+        old='sortWithinPartitions("_hash", *lists)',
+        new='sortWithinPartitions("_hash")',
+        tests=("tests/integration/test_writers.py",),
     ),
     Mutation(
         module="sources/spark/run.py",

@@ -31,7 +31,7 @@ from converter.storage.directory import FileInfo, Storage
 if TYPE_CHECKING:
     from converter.portable.records import PackReport
 
-_FILE_NAME = re.compile(r"part-([0-9]{5,})-.*-c([0-9]{3,})(-[0-9a-z_-]+)?\..*")
+_FILE_NAME = re.compile(r"part-([0-9]{5,})-.*[-.]c[0-9]{3,}(-[0-9a-z_-]+)?\..*")
 
 
 def reports_of_files(directory: Storage, observed: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:

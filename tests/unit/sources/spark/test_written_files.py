@@ -37,17 +37,32 @@ def test_the_thousandth_file_of_a_task_comes_after_the_ones_before_it(tmp_path: 
     assert [(task, report["name"]) for task, report in reports] == [(int(name[5:10]), name) for name in names]
 
 
+UUID = "0b54f2a6-7f43-4c0e-8d49-0d3d0c0f6f11"
+
+
 @pytest.mark.parametrize("codec", ["", ".zstd"])
-# S3A's staging committers add the id of the job.
-@pytest.mark.parametrize("of_job", ["", "-job_202611300930471919207_0000", "-7a4b36d1-2f0e-4d8f-9c0d-5b1c2f3a4e5d"])
-def test_files_are_known_by_the_names_that_spark_and_committers_give(tmp_path: Path, of_job: str, codec: str) -> None:
-    name = f"part-00003-0b54f2a6-7f43-4c0e-8d49-0d3d0c0f6f11-c000{of_job}{codec}.parquet"
-    pq.write_table(pa.table({"c0": [1]}), tmp_path / name)
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{UUID}-c000",
+        # S3A's staging committers add the id of the job.
+        f"{UUID}-c000-job_202611300930471919207_0000",
+        f"{UUID}-c000-7a4b36d1-2f0e-4d8f-9c0d-5b1c2f3a4e5d",
+        # Databricks.
+        f"tid-4320459746949313749-{UUID}-6688-1-c000",
+        f"tid-2056548461317784044-{UUID}-16-1.c000",
+    ],
+)
+def test_files_are_known_by_the_names_that_spark_and_committers_give(tmp_path: Path, name: str, codec: str) -> None:
+    file = f"part-00003-{name}{codec}.parquet"
+    pq.write_table(pa.table({"c0": [1]}), tmp_path / file)
     directory = open_storage(str(tmp_path))
-    assert [(task, report["name"]) for task, report in written_files.reports_of_files(directory, {})] == [(3, name)]
+    assert [(task, report["name"]) for task, report in written_files.reports_of_files(directory, {})] == [(3, file)]
     (info,) = directory.list()
     assert is_ours(info)
-    assert not is_ours(replace(info, name=f"{name}.bak"))
+    assert not is_ours(replace(info, name=f"{file}.bak"))
+    for mark in ("_started_4320459746949313749", "_committed_4320459746949313749", "_committed_vacuum123"):
+        assert is_ours(replace(info, name=mark))
 
 
 def test_reports_of_executors_are_in_the_order_of_tasks_and_files() -> None:
