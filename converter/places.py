@@ -135,7 +135,7 @@ class Level:
         number = self._names.get(key)
         if number is not None or not ignores_case:
             return number
-        alike = self._folded.get(key.casefold(), [])
+        alike = self._folded.get(key.lower(), [])
         return alike[0] if len(alike) == 1 else None
 
     # The first of several equal names or ids is meant.
@@ -151,7 +151,7 @@ class Level:
     def _folded(self) -> dict[str, list[int]]:
         numbers: dict[str, list[int]] = {}
         for number, field in enumerate(self.fields):
-            numbers.setdefault(field.name.casefold(), []).append(number)
+            numbers.setdefault(field.name.lower(), []).append(number)
         return numbers
 
 

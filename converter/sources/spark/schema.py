@@ -174,8 +174,8 @@ def plan_columns(
             unsupported[leaf.name] = planned
     raise_unsupported(unsupported)
     names = [column.name for column in columns]
-    counted = Counter(names if is_case_sensitive else map(str.casefold, names))
-    twice = sorted({name for name in names if counted[name if is_case_sensitive else name.casefold()] > 1})
+    counted = Counter(names if is_case_sensitive else map(str.lower, names))
+    twice = sorted({name for name in names if counted[name if is_case_sensitive else name.lower()] > 1})
     if twice:
         raise SourceError(
             f"Several columns are called {', '.join(map(repr, twice))} (a member of a struct is called "

@@ -312,13 +312,17 @@ def test_verify_names_each_damaged_file(run: Run, tmp_path: Path) -> None:
     assert "--rows reads the rows" in run("verify", tmp_path).stdout
 
 
-def test_a_folder_of_entries_is_no_data_set(run: Run, cache: tuple[Path, DatasetConverter]) -> None:
+def test_a_folder_of_entries_is_no_data_set(
+    run: Run, cache: tuple[Path, DatasetConverter], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, _ = cache
     for shown in (folder, f"{folder}/converter-v1"):
         result = run("show", shown, status=1)
         assert "is a cache directory with 1 entries" in str(result.exception)
         assert "cache_key=" in str(result.exception)
     assert run("ls", f"{folder}/converter-v1").stdout == run("ls", folder).stdout
+    monkeypatch.chdir(folder)
+    assert run("ls", "converter-v1/").stdout == run("ls", ".").stdout
 
 
 def test_a_version_of_a_cache_entry_is_refused(run: Run, cache: tuple[Path, DatasetConverter]) -> None:

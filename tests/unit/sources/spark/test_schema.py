@@ -92,6 +92,18 @@ def test_a_name_that_comes_twice_is_refused() -> None:
         plan(**{"m": mapping("string", "long"), "m.key": "long"})
 
 
+def test_names_are_alike_that_spark_takes_for_alike() -> None:
+    def names(*columns: str) -> list[str]:
+        planned = plan_columns(
+            struct(**dict.fromkeys(columns, "long")), float_dtype=None, shapes={}, is_case_sensitive=False
+        )
+        return [column.name for column in planned]
+
+    with pytest.raises(SourceError, match="Several columns are called 'STRASSE', 'strasse'"):
+        names("strasse", "STRASSE")
+    assert names("strasse", "straße") == ["strasse", "straße"]
+
+
 @pytest.mark.parametrize(("kind", "named"), [
     (array(struct(a="long", v="void")), r"'x\.v' has type void: leave it out .*, e\.g\. df\.drop\('x'\)"),
     (mapping("string", "variant"), r"'x\.value' has type variant"),
