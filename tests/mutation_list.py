@@ -947,7 +947,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/schema.py",
         claim="names that differ in case are two columns",
-        old="names if is_case_sensitive else map(str.casefold, names)",
+        old="names if is_case_sensitive else map(str.lower, names)",
         new="names",
         tests=(
             "tests/integration/test_identity.py",
