@@ -586,6 +586,28 @@ def test_what_differs_each_time_is_written_each_time(
         assert rows_in(one) != rows_in(two)
 
 
+@pytest.mark.parametrize("is_held", [False, True], ids=["made anew", "held"])
+@pytest.mark.parametrize("rows", ["VALUES (1), (2) AS t(id)", "range(2)"])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT id, unix_micros(now()) AS x FROM {rows}",
+        "SELECT id, unix_micros(cast('now' AS timestamp)) AS x FROM {rows}",
+        "SELECT id, hash(reflect('java.lang.System', 'nanoTime')) AS x FROM {rows}",
+        "SELECT id FROM {rows} WHERE unix_micros(now()) > id",
+        "SELECT id FROM {rows} WHERE id NOT IN (SELECT unix_micros(now()) + id FROM {rows})",
+        # The same again in a minute, and another time when it is written.
+        "SELECT id, second(localtimestamp()) AS x FROM {rows}",
+    ],
+)
+def test_what_spark_computes_while_it_optimizes_is_written_each_time(
+    spark: SparkSession, convert: Convert, sql: str, rows: str, is_held: bool
+) -> None:
+    held = spark.sql(sql.replace("{rows}", rows))
+    one, two = (convert(held if is_held else spark.sql(sql.replace("{rows}", rows))) for _ in range(2))
+    assert one.url != two.url
+
+
 def test_a_random_source_in_a_union_is_written_each_time(spark: SparkSession, convert: Convert) -> None:
     def frame() -> DataFrame:
         return spark.range(5).select(F.lit(0.5).alias("x")).unionAll(spark.range(50).select(F.rand().alias("x")))

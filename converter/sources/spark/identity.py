@@ -60,8 +60,15 @@ _AGGREGATES = frozenset({
 })  # fmt: skip
 """Those for which it does not matter in which order rows arrive."""
 
-_CALLS_OUT = re.compile("UDF|UDAF|UDTF|UserDefined|Reflection|ApplyFunction|Subquery|^Exists|ListQuery|DynamicPruning")
-"""Expressions that run code which is not Spark's own, or another plan."""
+_CHANGING = re.compile(
+    "UDF|UDAF|UDTF|UserDefined|Reflection|ApplyFunction|VariableReference|^Now$|^LocalTimestamp|^Current(?!Row)"
+)
+"""Expressions that run code which is not Spark's own, or ask for the time or the session."""
+
+_MOMENTS = re.compile(r'"value":"\s*(now|today|tomorrow|yesterday)\b', re.IGNORECASE)
+"""Texts that mean a time of now if they are cast to one."""
+
+_INNER_PLANS = re.compile("Subquery|^Exists|ListQuery|DynamicPruning")
 
 _FORMATS = frozenset({"CSVFileFormat", "JsonFileFormat", "OrcFileFormat", "ParquetFileFormat", "TextFileFormat"})
 
@@ -71,7 +78,7 @@ class Evidence:
     """What must be equal for two conversions to have the same rows."""
 
     plan: str
-    """A digest of the optimized plan, of which folders the frame was made, and of its schema."""
+    """A digest of the optimized plan, its values, the folders of which the frame was made, and its schema."""
 
     semantic_hash: int
     """Spark's hash of the analyzed plan: it covers what the optimized one hides, e.g. the rows of a local frame."""
@@ -173,18 +180,19 @@ def gather_evidence(df: Any) -> Evidence | None:
     # A fresh frame: an old one keeps its plan with the time it was made.
     fresh = df.select("*")
     execution = java_frame(fresh).queryExecution()
-    optimized = execution.optimizedPlan()
-    # As JSON, which is whole whatever the session's confs say, and names the class of each step and expression.
-    plan = str(optimized.toJSON())
-    classes = set(re.findall('"class":"([^"]+)","num-children"', plan))
-    if not optimized.deterministic() or not all(map(_is_stable, classes)):
-        return None
+    optimized, before = execution.optimizedPlan(), execution.withCachedData()
+    parts = [before, *listed(before.subqueriesAll())]
     # Before it optimizes, Spark knows all that it reads. Some is no step of the plan afterwards: Delta answers a
     # question for a count or a maximum from its log, Spark one for partitions from their names.
-    before = execution.withCachedData()
-    read = [folder for part in [before, *listed(before.subqueriesAll())] for folder in _folders_of(part, fresh)]
-    scanned = _folders_of(optimized, fresh)
+    read, scanned = [folder for part in parts for folder in _folders_of(part, fresh)], _folders_of(optimized, fresh)
     if sorted(read) != sorted(scanned):
+        return None
+    # As JSON, which is whole whatever the session's confs say, and names the class of each step and expression.
+    plan, plan_before = str(optimized.toJSON()), "".join(str(part.toJSON()) for part in parts)
+    # What is computed from values alone is no step of the optimized plan either.
+    if not all(map(_is_stable, _classes_in(plan))) or not all(part.deterministic() for part in parts):
+        return None
+    if _MOMENTS.search(plan_before) or any(_CHANGING.search(name) for name in map(_name_of, _classes_in(plan_before))):
         return None
     num_rdds = sum(leaf.nodeName() == "LogicalRDD" for leaf in listed(optimized.collectLeaves()))
     if num_rdds and num_rdds != count_local_lists(fresh):
@@ -195,7 +203,7 @@ def gather_evidence(df: Any) -> Evidence | None:
     inputs = _look_at(paths, session)
     newest = max((modified for _, _, modified, _ in inputs), default=0)
     return Evidence(
-        plan=hashlib.sha256("\n".join([_renumbered(plan), *scanned, df.schema.json()]).encode()).hexdigest(),
+        plan=_digest(_renumbered(plan), *_values_of(optimized), *scanned, df.schema.json()),
         semantic_hash=int(fresh.semanticHash()),
         confs=_confs_of(session),
         inputs=inputs,
@@ -203,6 +211,15 @@ def gather_evidence(df: Any) -> Evidence | None:
         is_racy=time.time() - newest / 1e9 < RACY_SECONDS,
         is_listed=not paths or _is_listed(fresh, inputs),
     )
+
+
+def _classes_in(plan: str) -> set[str]:
+    """The classes of the steps and expressions of a plan's JSON. Those of types are written alike, without children."""
+    return set(re.findall('"class":"([^"]+)","num-children"', plan))
+
+
+def _name_of(class_name: str) -> str:
+    return class_name.rpartition(".")[2]
 
 
 def _is_stable(class_name: str) -> bool:
@@ -216,7 +233,7 @@ def _is_stable(class_name: str) -> bool:
     """
     package, _, name = class_name.rpartition(".")
     if package == "org.apache.spark.sql.catalyst.expressions":
-        return not _CALLS_OUT.search(name)
+        return not _CHANGING.search(name) and not _INNER_PLANS.search(name)
     if package == "org.apache.spark.sql.catalyst.expressions.aggregate":
         return name in _AGGREGATES
     return name in _NODES and package.startswith("org.apache.spark.sql.")
@@ -244,6 +261,16 @@ def _folders_of(plan: Any, df: Any) -> list[str]:
             raise TypeError(f"a leaf reads {kinds}")
         folders.append(f"{location.rootPaths().mkString(' ')} {location.partitionSpec().toString()}")
     return folders
+
+
+def _values_of(plan: Any) -> list[str]:
+    """A hash for each leaf of a plan that is a list of values: its JSON leaves them out."""
+    leaves = listed(plan.collectLeaves())
+    return [str(leaf.data().hashCode()) for leaf in leaves if leaf.getClass().getSimpleName() == "LocalRelation"]
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 def _is_listed(df: Any, inputs: Sequence[tuple[str, int, int, int]]) -> bool:
