@@ -272,8 +272,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/identity.py",
         claim="what Delta answers from its log has no version",
-        old="if sorted(read) != sorted(scanned):",
-        new="if False:",
+        old="for part in parts for listing in _listings_of(part, fresh)",
+        new="for listing in _listings_of(optimized, fresh)",
         tests=("tests/integration/test_petastorm_converter.py",),
     ),
     Mutation(
@@ -851,7 +851,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/identity.py",
         claim="a conf that changed does not matter",
-        old="and _confs_of(session) == evidence.confs",
+        old="and _confs_of(df) == evidence.confs",
         new="",
         tests=("tests/unit/sources/spark", "tests/integration/test_identity.py"),
     ),
@@ -865,7 +865,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/identity.py",
         claim="a file that is read twice is read once",
-        old="*scanned, df.schema.json()",
+        old="*map(repr, listings), df.schema.json()",
         new="df.schema.json()",
         tests=("tests/integration/test_identity.py",),
     ),

@@ -14,6 +14,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -318,7 +319,8 @@ def test_of_two_sources_one_that_changes_is_enough(
 def test_files_changed_just_before_the_first_conversion_are_not_trusted(
     spark: SparkSession, tmp_path: Path, convert: Convert
 ) -> None:
-    write_numbers(tmp_path / "source", 1, 2, 3, at=None)
+    # However long it takes to convert them.
+    write_numbers(tmp_path / "source", 1, 2, 3, at=time.time_ns() + 60 * 10**9)
     one, two = (convert(spark.read.parquet(str(tmp_path / "source"))) for _ in range(2))
     assert one.url != two.url
     assert rows_in(one) == rows_in(two) == [(1, 2), (2, 4), (3, 6)]
@@ -392,6 +394,21 @@ def test_a_table_is_read_again_after_an_insert(spark: SparkSession, tmp_path: Pa
         check_never_stale(convert, lambda: spark.table("numbers").orderBy("id"), insert)
     finally:
         spark.sql("DROP TABLE numbers")
+
+
+def test_a_folder_that_a_frame_knows_from_two_times_is_told_from_itself(
+    spark: SparkSession, tmp_path: Path, convert: Convert
+) -> None:
+    source = tmp_path / "source"
+    write_numbers(source, 1, 2)
+    old = spark.read.parquet(str(source))
+    write_numbers(source, 3, name="part-1.parquet")
+    new, again = (spark.read.parquet(str(source)) for _ in range(2))
+    # Spark takes all three for one plan.
+    frames = [old.unionAll(new), again.unionAll(new), old.unionAll(again)]
+    made = [convert(frame) for frame in frames]
+    assert [sorted(rows_in(converter)) for converter in made] == [sorted(truth(frame)) for frame in frames]
+    assert made[0].url == made[2].url != made[1].url
 
 
 def test_a_file_that_is_read_twice_is_other_rows(spark: SparkSession, tmp_path: Path, convert: Convert) -> None:
@@ -732,6 +749,21 @@ def test_other_confs_may_be_other_rows(
         return rows.select("id", F.hour(F.timestamp_seconds("id")).alias("hour"), F.col("twice").cast("byte"))
 
     check_never_stale(convert, frame, lambda: changed_conf(name, value))
+
+
+def test_other_confs_of_hadoop_may_be_other_rows(spark: SparkSession, tmp_path: Path, convert: Convert) -> None:
+    spark.range(0, 3, 1, 1).write.orc(str(tmp_path / "source"))
+    age(tmp_path / "source")
+    hadoop, name = spark.sparkContext._jsc.hadoopConfiguration(), "orc.force.positional.evolution"
+    try:
+        # The column is read by its name, and then by its place.
+        check_never_stale(
+            convert,
+            lambda: spark.read.schema("id bigint").orc(str(tmp_path / "source")),
+            lambda: hadoop.set(name, "true"),
+        )
+    finally:
+        hadoop.unset(name)
 
 
 def test_confs_that_change_while_rows_are_written_prove_nothing(

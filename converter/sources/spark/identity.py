@@ -78,7 +78,7 @@ class Evidence:
     """What must be equal for two conversions to have the same rows."""
 
     plan: str
-    """A digest of the optimized plan, its values, the folders of which the frame was made, and its schema."""
+    """A digest of the optimized plan, its values, what it lists of files, and its schema."""
 
     semantic_hash: int
     """Spark's hash of the analyzed plan: it covers what the optimized one hides, e.g. the rows of a local frame."""
@@ -176,7 +176,6 @@ def gather_evidence(df: Any) -> Evidence | None:
     """
     if java_frame(df) is None:
         return None
-    session = df.sparkSession
     # A fresh frame: an old one keeps its plan with the time it was made.
     fresh = df.select("*")
     execution = java_frame(fresh).queryExecution()
@@ -184,9 +183,7 @@ def gather_evidence(df: Any) -> Evidence | None:
     parts = [before, *listed(before.subqueriesAll())]
     # Before it optimizes, Spark knows all that it reads. Some is no step of the plan afterwards: Delta answers a
     # question for a count or a maximum from its log, Spark one for partitions from their names.
-    read, scanned = [folder for part in parts for folder in _folders_of(part, fresh)], _folders_of(optimized, fresh)
-    if sorted(read) != sorted(scanned):
-        return None
+    listings = [listing for part in parts for listing in _listings_of(part, fresh)]
     # As JSON, which is whole whatever the session's confs say, and names the class of each step and expression.
     plan, plan_before = str(optimized.toJSON()), "".join(str(part.toJSON()) for part in parts)
     # What is computed from values alone is no step of the optimized plan either.
@@ -197,19 +194,19 @@ def gather_evidence(df: Any) -> Evidence | None:
     num_rdds = sum(leaf.nodeName() == "LogicalRDD" for leaf in listed(optimized.collectLeaves()))
     if num_rdds and num_rdds != count_local_lists(fresh):
         return None
-    paths = sorted(set(fresh.inputFiles())) if scanned else []
-    if bool(scanned) != bool(paths):
+    paths = sorted(set(fresh.inputFiles())) if listings else []
+    if bool(listings) != bool(paths):
         return None
-    inputs = _look_at(paths, session)
+    inputs = _look_at(paths, df.sparkSession)
     newest = max((modified for _, _, modified, _ in inputs), default=0)
     return Evidence(
-        plan=_digest(_renumbered(plan), *_values_of(optimized), *scanned, df.schema.json()),
+        plan=_digest(_renumbered(plan), *_values_of(optimized), *map(repr, listings), df.schema.json()),
         semantic_hash=int(fresh.semanticHash()),
-        confs=_confs_of(session),
+        confs=_confs_of(fresh),
         inputs=inputs,
         paths=tuple(paths),
         is_racy=time.time() - newest / 1e9 < RACY_SECONDS,
-        is_listed=not paths or _is_listed(fresh, inputs),
+        is_listed=_are_listed(inputs, listings),
     )
 
 
@@ -239,13 +236,25 @@ def _is_stable(class_name: str) -> bool:
     return name in _NODES and package.startswith("org.apache.spark.sql.")
 
 
-def _folders_of(plan: Any, df: Any) -> list[str]:
-    """What each leaf of a plan that reads files was made of; raises a TypeError for a leaf that reads anything else.
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What a leaf of a plan knows of its files, from when the frame was made."""
 
-    Reaches into: Catalyst's plans, InMemoryFileIndex.rootPaths and partitionSpec (Spark 3.5 to 4.3).
+    roots: str
+    partitions: str
+    """The values in the names of folders."""
+
+    files: tuple[tuple[str, int], ...]
+    """Paths and lengths. Spark reads each file to that length."""
+
+
+def _listings_of(plan: Any, df: Any) -> list[_Listing]:
+    """A listing for each leaf of a plan that reads files; raises a TypeError for a leaf that reads anything else.
+
+    Reaches into: Catalyst's plans, InMemoryFileIndex (Spark 3.5 to 4.3).
     Without it: doubt, so frames without a cache_key are written afresh.
     """
-    folders = []
+    listings = []
     for leaf in listed(plan.collectLeaves()):
         if leaf.getClass().getSimpleName() in _IN_PLAN:
             continue
@@ -259,8 +268,16 @@ def _folders_of(plan: Any, df: Any) -> list[str]:
         )
         if not is_known or not relation.sparkSession().equals(java_frame(df).sparkSession()):
             raise TypeError(f"a leaf reads {kinds}")
-        folders.append(f"{location.rootPaths().mkString(' ')} {location.partitionSpec().toString()}")
-    return folders
+        # As text, in one call.
+        files = _FILE_STATUS.findall(location.allFiles().mkString("\n"))
+        listings.append(
+            _Listing(
+                roots=location.rootPaths().mkString("\n"),
+                partitions=location.partitionSpec().toString(),
+                files=tuple((_plain(path), int(num_bytes)) for path, num_bytes in files),
+            )
+        )
+    return listings
 
 
 def _values_of(plan: Any) -> list[str]:
@@ -273,26 +290,15 @@ def _digest(*texts: str) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
-def _is_listed(df: Any, inputs: Sequence[tuple[str, int, int, int]]) -> bool:
-    """Whether files are as long as Spark noted them when the frame was made: it reads each to that length.
+def _are_listed(inputs: Sequence[tuple[str, int, int, int]], listings: Sequence[_Listing]) -> bool:
+    """Whether files are as long as a frame noted them when it was made.
 
-    Files change in place: a log grows, a table is written anew under the same names. Over Connect no length is told.
-
-    Reaches into: Catalyst's plans, InMemoryFileIndex.allFiles (Spark 3.5 to 4.3).
-    Without it: doubt, so frames without a cache_key are written afresh.
+    Files change in place: a log grows, a table is written anew under the same names.
     """
-    frame = java_frame(df)
-    if frame is None:
-        return False
     lengths: dict[str, set[int]] = {}
-    for leaf in listed(frame.queryExecution().optimizedPlan().collectLeaves()):
-        if leaf.getClass().getSimpleName() != "LogicalRelation":
-            continue
-        location = leaf.relation().location()
-        if location.getClass().getSimpleName() == "InMemoryFileIndex":
-            # As text, in one call; two relations may know one file from different times.
-            for path, num_bytes in _FILE_STATUS.findall(location.allFiles().mkString("\n")):
-                lengths.setdefault(_plain(path), set()).add(int(num_bytes))
+    for path, num_bytes in (file for listing in listings for file in listing.files):
+        # Two leaves may know one file from different times.
+        lengths.setdefault(path, set()).add(num_bytes)
     return lengths == {_plain(unquote(path)): {num_bytes} for path, num_bytes, _, _ in inputs}
 
 
@@ -313,14 +319,14 @@ def inputs_of(df: Any) -> tuple[Any, ...] | None:
     if plan.subqueriesAll().size():
         # Their inputs are not among the leaves.
         return None
-    paths, folders, versions = set[str](), [], []
+    paths, listings, versions = set[str](), list[_Listing](), []
     for leaf in listed(plan.collectLeaves()):
         if leaf.getClass().getSimpleName() in _IN_PLAN:
             continue
         # Rows that are cached have no location.
         location = leaf.relation().location()
         if location.getClass().getSimpleName() == "InMemoryFileIndex":
-            folders += _folders_of(leaf, fresh)
+            listings += _listings_of(leaf, fresh)
             paths.update(location.inputFiles())
         else:
             now = location.getSnapshot()
@@ -330,15 +336,17 @@ def inputs_of(df: Any) -> tuple[Any, ...] | None:
         # Any other RDD may read whatever it likes.
         return None
     inputs = _look_at(sorted(paths), df.sparkSession)
-    return (inputs, tuple(folders), tuple(versions)) if not paths or _is_listed(fresh, inputs) else None
+    return (inputs, tuple(listings), tuple(versions)) if _are_listed(inputs, listings) else None
 
 
 def _plain(path: str) -> str:
     return re.sub("^file:/+", "/", path)
 
 
-def _confs_of(session: Any) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(users_confs(session).items()))
+def _confs_of(df: Any) -> tuple[tuple[str, str], ...]:
+    """The user's confs, and a hash of those of Hadoop, which readers of files ask as well."""
+    hadoop = java_frame(df).sparkSession().sparkContext().hadoopConfiguration().getPropsWithPrefix("")
+    return (*sorted(users_confs(df.sparkSession).items()), ("Hadoop", str(hadoop.hashCode())))
 
 
 def _look_at(paths: list[str], session: Any) -> tuple[tuple[str, int, int, int], ...]:
@@ -392,9 +400,8 @@ def remember(bucket: str, df: Any, before: Evidence | None, key: str) -> None:
 def _still_holds(evidence: Evidence, df: Any) -> bool:
     """Whether inputs and confs are as they were; the plan of a frame that is `settled` cannot change."""
     try:
-        session = df.sparkSession
-        inputs = _look_at(list(evidence.paths), session)
-        return inputs == evidence.inputs and _confs_of(session) == evidence.confs
+        inputs = _look_at(list(evidence.paths), df.sparkSession)
+        return inputs == evidence.inputs and _confs_of(df) == evidence.confs
     except Exception as error:
         if ends_all(error):
             raise
