@@ -886,7 +886,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/identity.py",
         claim="what Spark computes while it optimizes is not asked",
-        old="if _MOMENTS.search(plan_before) or any(",
+        old="if _asks_for_now(plan_before) or any(",
         new="if False and any(",
         tests=("tests/integration/test_identity.py",),
     ),

@@ -526,6 +526,9 @@ def test_what_petastorms_converter_compares_has_the_names_of_folders_and_no_time
     times = spark.read.parquet(str(tmp_path / "times")).select("_metadata.file_modification_time")
     assert identity.inputs_of(times) is None
     assert identity.inputs_of(spark.table(partitioned).where("p > 0")) is None
+    assert identity.inputs_of(spark.range(3).where("id > 1")) == identity.inputs_of(spark.range(3)) == ((), (), ())
+    for moment in ("current_date()", "cast(' Today' AS date)", "unix_timestamp()"):
+        assert identity.inputs_of(spark.range(3).selectExpr(moment)) is None, moment
 
 
 # Plans -----------------------------------------------------------------------

@@ -60,10 +60,11 @@ _AGGREGATES = frozenset({
 })  # fmt: skip
 """Those for which it does not matter in which order rows arrive."""
 
-_CHANGING = re.compile(
-    "UDF|UDAF|UDTF|UserDefined|Reflection|ApplyFunction|VariableReference|^Now$|^LocalTimestamp|^Current(?!Row)"
-)
-"""Expressions that run code which is not Spark's own, or ask for the time or the session."""
+_OWN_CODE = re.compile("UDF|UDAF|UDTF|UserDefined|Reflection|ApplyFunction")
+"""Expressions that run code which is not Spark's own."""
+
+_OF_NOW = re.compile("^(Now|LocalTimestamp.*|Current(?!Row).*|VariableReference)$")
+"""Expressions that ask for the time, or for what the session is set to."""
 
 _MOMENTS = re.compile(r'"value":"\s*(now|today|tomorrow|yesterday)\b', re.IGNORECASE)
 """Texts that mean a time of now if they are cast to one."""
@@ -186,10 +187,10 @@ def gather_evidence(df: Any) -> Evidence | None:
     listings = [listing for part in parts for listing in _listings_of(part, fresh)]
     # As JSON, which is whole whatever the session's confs say, and names the class of each step and expression.
     plan, plan_before = str(optimized.toJSON()), "".join(str(part.toJSON()) for part in parts)
-    # What is computed from values alone is no step of the optimized plan either.
     if not all(map(_is_stable, _classes_in(plan))) or not all(part.deterministic() for part in parts):
         return None
-    if _MOMENTS.search(plan_before) or any(_CHANGING.search(name) for name in map(_name_of, _classes_in(plan_before))):
+    # What is computed from values alone is no step of the optimized plan either.
+    if _asks_for_now(plan_before) or any(map(_OWN_CODE.search, _classes_in(plan_before))):
         return None
     num_rdds = sum(leaf.nodeName() == "LogicalRDD" for leaf in listed(optimized.collectLeaves()))
     if num_rdds and num_rdds != count_local_lists(fresh):
@@ -215,8 +216,10 @@ def _classes_in(plan: str) -> set[str]:
     return set(re.findall('"class":"([^"]+)","num-children"', plan))
 
 
-def _name_of(class_name: str) -> str:
-    return class_name.rpartition(".")[2]
+def _asks_for_now(plan: str) -> bool:
+    """Whether a plan's JSON has an expression whose value is of the moment in which Spark runs it."""
+    names = (class_name.rpartition(".")[2] for class_name in _classes_in(plan))
+    return _MOMENTS.search(plan) is not None or any(map(_OF_NOW.search, names))
 
 
 def _is_stable(class_name: str) -> bool:
@@ -230,7 +233,7 @@ def _is_stable(class_name: str) -> bool:
     """
     package, _, name = class_name.rpartition(".")
     if package == "org.apache.spark.sql.catalyst.expressions":
-        return not _CHANGING.search(name) and not _INNER_PLANS.search(name)
+        return not any(kind.search(name) for kind in (_OWN_CODE, _OF_NOW, _INNER_PLANS))
     if package == "org.apache.spark.sql.catalyst.expressions.aggregate":
         return name in _AGGREGATES
     return name in _NODES and package.startswith("org.apache.spark.sql.")
@@ -316,8 +319,8 @@ def inputs_of(df: Any) -> tuple[Any, ...] | None:
     # Makes Delta look for the newest version. The plan from before it names all tables; some are lists of values here.
     optimized = execution.optimizedPlan()
     plan = execution.withCachedData()
-    if plan.subqueriesAll().size():
-        # Their inputs are not among the leaves.
+    if plan.subqueriesAll().size() or _asks_for_now(str(plan.toJSON())):
+        # The inputs of subqueries are not among the leaves.
         return None
     paths, listings, versions = set[str](), list[_Listing](), []
     for leaf in listed(plan.collectLeaves()):
