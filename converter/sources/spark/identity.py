@@ -239,6 +239,10 @@ def _is_stable(class_name: str) -> bool:
     return name in _NODES and package.startswith("org.apache.spark.sql.")
 
 
+class _UnknownInputError(Exception):
+    """A frame reads what is not files that Spark listed when the frame was made."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Listing:
     """What a leaf of a plan knows of its files, from when the frame was made."""
@@ -252,7 +256,7 @@ class _Listing:
 
 
 def _listings_of(plan: Any, df: Any) -> list[_Listing]:
-    """A listing for each leaf of a plan that reads files; raises a TypeError for a leaf that reads anything else.
+    """A listing for each leaf of a plan that reads files; raises `_UnknownInputError` if one reads anything else.
 
     Reaches into: Catalyst's plans, InMemoryFileIndex (Spark 3.5 to 4.3).
     Without it: doubt, so frames without a cache_key are written afresh.
@@ -270,7 +274,7 @@ def _listings_of(plan: Any, df: Any) -> list[_Listing]:
             kinds[0] == "InMemoryFileIndex" and kinds[1] in _FORMATS and "_metadata" not in leaf.output().mkString()
         )
         if not is_known or not relation.sparkSession().equals(java_frame(df).sparkSession()):
-            raise TypeError(f"a leaf reads {kinds}")
+            raise _UnknownInputError
         # As text, in one call.
         files = _FILE_STATUS.findall(location.allFiles().mkString("\n"))
         listings.append(
