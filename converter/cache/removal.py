@@ -19,7 +19,7 @@ _STAGING = re.compile(r"_temporary|__magic(_job-.*)?")
 """Where Hadoop's committers work: FileOutputCommitter, and S3A's magic one, without `_job-…` before Hadoop 3.4."""
 
 _SIDE_FILE = re.compile(
-    r"probe|_SUCCESS|\._SUCCESS\.crc|\.part-[0-9]{5,}-[0-9a-f-]{36}-c[0-9]{3,}[0-9a-z_.]*\.crc"
+    rf"probe|_SUCCESS|\._SUCCESS\.crc|\.{DATA_FILE.pattern}\.crc"
     # Databricks' commit protocol, docs.databricks.com/en/archive/legacy/dbio-commit.html.
     r"|_(started|committed)_(vacuum)?[0-9]+"
 )

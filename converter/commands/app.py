@@ -380,7 +380,9 @@ def _cache_dir(given: str | None) -> str:
         raise ValueError("CACHE_DIR is empty, as of a variable that is not set. Leave it out for the default cache.")
     chosen = given or os.environ.get(ENVIRONMENT_VARIABLE) or platformdirs.user_cache_dir("spark-tensor-converter")
     # What `ls` shows as the folder of the entries.
-    return "." if chosen.rstrip("/") == DIRECTORY else chosen.rstrip("/").removesuffix(f"/{DIRECTORY}")
+    if chosen.rstrip("/") == DIRECTORY:
+        return "."
+    return chosen.rstrip("/").removesuffix(f"/{DIRECTORY}") or "/"
 
 
 def _seconds_of(text: str) -> float:

@@ -60,6 +60,7 @@ def test_files_are_known_by_the_names_that_spark_and_committers_give(tmp_path: P
     assert [(task, report["name"]) for task, report in written_files.reports_of_files(directory, {})] == [(3, file)]
     (info,) = directory.list()
     assert is_ours(info)
+    assert is_ours(replace(info, name=f".{file}.crc"))
     assert not is_ours(replace(info, name=f"{file}.bak"))
     for mark in ("_started_4320459746949313749", "_committed_4320459746949313749", "_committed_vacuum123"):
         assert is_ours(replace(info, name=mark))
