@@ -9,8 +9,11 @@ import sys
 import threading
 from typing import Any
 
-_collected_before: list[bool] = []
-"""For each fork that is under way, whether garbage was collected before: if any other is, it was for the first."""
+_forking: list[None] = []
+"""One for each fork that is under way: threads may fork at once."""
+
+_turned_off: list[None] = []
+"""Whether one of them has turned the collector off, which was on."""
 
 _phases: dict[str, Any] = {"stop": None}
 """What the collector has told, "start" and "stop", the last one last."""
@@ -54,15 +57,20 @@ def keep_garbage_of_parents() -> None:
 
 
 def _stop_collecting() -> None:
-    _collected_before.append(gc.isenabled())
-    gc.disable()
+    _forking.append(None)
+    # Whoever turns it off notes so. What a thread finds off may be what another turned off, and is about to turn on.
+    if gc.isenabled():
+        _turned_off.append(None)
+        gc.disable()
 
 
 def _collect_again() -> None:
+    if _forking:
+        _forking.pop()
     # Threads may fork at once; until the last one has, no garbage is collected.
-    if len(_collected_before) == 1 and _collected_before[0]:
+    if not _forking and _turned_off:
+        _turned_off.clear()
         gc.enable()
-    _collected_before.pop()
 
 
 def _freeze_and_collect_again() -> None:
@@ -72,6 +80,7 @@ def _freeze_and_collect_again() -> None:
     Without it: a child that collects a parent's reader of hdfs-native, or iterator of tf.data, hangs.
     """
     gc.freeze()
-    if any(_collected_before):
+    _forking.clear()
+    if _turned_off:
+        _turned_off.clear()
         gc.enable()
-    _collected_before.clear()

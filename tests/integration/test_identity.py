@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -616,6 +617,8 @@ def test_what_differs_each_time_is_written_each_time(
         "SELECT id, hash(reflect('java.lang.System', 'nanoTime')) AS x FROM {rows}",
         "SELECT id FROM {rows} WHERE unix_micros(now()) > id",
         "SELECT id FROM {rows} WHERE id NOT IN (SELECT unix_micros(now()) + id FROM {rows})",
+        "SELECT id, second(cast('\\tnow' AS timestamp)) AS x FROM {rows}",
+        "SELECT id FROM {rows} WHERE crc32(aes_encrypt('x', '0000111122223333')) % 2 < 9",
         # The same again in a minute, and another time when it is written.
         "SELECT id, second(localtimestamp()) AS x FROM {rows}",
     ],
@@ -625,6 +628,15 @@ def test_what_spark_computes_while_it_optimizes_is_written_each_time(
 ) -> None:
     held = spark.sql(sql.replace("{rows}", rows))
     one, two = (convert(held if is_held else spark.sql(sql.replace("{rows}", rows))) for _ in range(2))
+    assert one.url != two.url
+
+
+def test_expressions_that_spark_does_not_show_are_no_proof(spark: SparkSession, convert: Convert) -> None:
+    """In the JSON of a plan they are null."""
+    ids = [F.col("id"), F.unix_micros(F.current_timestamp()).alias("now")]
+    one, two = (
+        convert(spark.range(3).withColumn("a", F.lit(1)).unpivot(ids, ["a"], "name", "value")) for _ in range(2)
+    )
     assert one.url != two.url
 
 
@@ -752,6 +764,59 @@ def test_other_confs_may_be_other_rows(
         return rows.select("id", F.hour(F.timestamp_seconds("id")).alias("hour"), F.col("twice").cast("byte"))
 
     check_never_stale(convert, frame, lambda: changed_conf(name, value))
+
+
+def test_confs_that_spark_hides_may_be_other_rows(
+    spark: SparkSession, tmp_path: Path, convert: Convert, changed_conf: Callable[[str, str], None]
+) -> None:
+    (tmp_path / "rows.csv").write_text("1\nx\n")
+    os.utime(tmp_path / "rows.csv", ns=(LONG_AGO, LONG_AGO))
+    name = "spark.sql.columnNameOfCorruptRecord"
+    changed_conf(name, "bad_url")
+    frame = (
+        spark.read.schema("a int, bad_url string")
+        .csv(str(tmp_path / "rows.csv"))
+        .select(F.coalesce("a", F.lit(0)).alias("a"), F.coalesce("bad_url", F.lit("none")).alias("bad_url"))
+    )
+    # Spark asks for it when it reads.
+    check_never_stale(convert, lambda: frame, lambda: changed_conf(name, "no_url"))
+
+
+@pytest.mark.parametrize("how", ["conf", "option"])
+def test_files_that_may_be_left_out_are_no_proof(
+    spark: SparkSession, tmp_path: Path, convert: Convert, changed_conf: Callable[[str, str], None], how: str
+) -> None:
+    write_numbers(tmp_path / "source", 1, 2)
+    reader = spark.read
+    if how == "conf":
+        changed_conf("spark.sql.files.ignoreMissingFiles", "true")
+    else:
+        reader = reader.option("ignoreCorruptFiles", "true")
+    one, two = (convert(reader.parquet(str(tmp_path / "source"))) for _ in range(2))
+    assert one.url != two.url
+
+
+def test_a_link_to_another_file_of_the_same_times_is_other_rows(
+    spark: SparkSession, tmp_path: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in (("a", 1), ("b", 2)):
+        write_numbers(tmp_path / name, number, name="rows.parquet")
+    (tmp_path / "current").symlink_to(tmp_path / "a")
+    stat = os.stat
+
+    def stat_of_one_tick(path: Any, **options: Any) -> Any:
+        found = stat(path, **options)
+        same = {"st_ctime_ns": LONG_AGO}
+        return SimpleNamespace(
+            **{name: getattr(found, name) for name in ("st_size", "st_mtime_ns", "st_dev", "st_ino")} | same
+        )
+
+    def relink() -> None:
+        (tmp_path / "current").unlink()
+        (tmp_path / "current").symlink_to(tmp_path / "b")
+
+    monkeypatch.setattr(identity, "os", SimpleNamespace(stat=stat_of_one_tick))
+    check_never_stale(convert, lambda: spark.read.parquet(str(tmp_path / "current")), relink)
 
 
 def test_other_confs_of_hadoop_may_be_other_rows(spark: SparkSession, tmp_path: Path, convert: Convert) -> None:

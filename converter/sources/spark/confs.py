@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,9 @@ from converter.signals import is_of_handler
 from converter.sources.spark.session import after_interrupt, ends_all, has_broken_off, is_spark_away, java_packages
 
 logger = logging.getLogger(__name__)
+
+_REDACTED = "(redacted)"
+"""What `SET` says of values that may be secrets."""
 
 
 @dataclass(slots=True)
@@ -94,6 +98,11 @@ def users_confs(session: Any) -> dict[str, str]:
     owner = _identity_of(session)
     with _lock:
         confs = {row[0]: row[1] for row in session.sql("SET").collect()}
+        for name, value in confs.items():
+            if _REDACTED in value:
+                # So are some that are no secrets, such as the name of a column. Only a digest is kept.
+                hidden = session.conf.get(name, None)
+                confs[name] = hashlib.sha256(str(hidden).encode()).hexdigest()
         for (other, name), change in _changes.items():
             if other == owner:
                 confs.pop(name, None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.sources.spark.confs import users_confs
+from converter.sources.spark.identity import skips_files
 from converter.sources.spark.session import java_frame, listed, or_doubt
 from converter.storage.urls import shown_url
 
@@ -48,6 +49,8 @@ def find_delta_version(df: Any) -> DeltaVersion | None:
     Without it: None, so frames of Delta tables without a cache_key are written afresh.
     """
     session = df.sparkSession
+    if skips_files(session):
+        return None
     # Connect shows no plan, which is a doubt.
     execution = java_frame(df.select("*")).queryExecution()
     plan, above = execution.analyzed(), []
@@ -57,7 +60,11 @@ def find_delta_version(df: Any) -> DeltaVersion | None:
     if kind != "LogicalRelation":
         return None
     location = plan.relation().location()
-    if not location.getClass().getName().endswith(".files.TahoeLogFileIndex"):
+    # Where a file is cut into blocks depends on the cluster.
+    if (
+        not location.getClass().getName().endswith(".files.TahoeLogFileIndex")
+        or "_metadata" in plan.output().mkString()
+    ):
         return None
     steps = []
     for kind, step in above:

@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from converter.sources.spark.confs import users_confs
@@ -63,15 +63,25 @@ _AGGREGATES = frozenset({
 _OWN_CODE = re.compile("UDF|UDAF|UDTF|UserDefined|Reflection|ApplyFunction")
 """Expressions that run code which is not Spark's own."""
 
-_OF_NOW = re.compile("^(Now|LocalTimestamp.*|Current(?!Row).*|VariableReference)$")
-"""Expressions that ask for the time, or for what the session is set to."""
+_OF_NOW = re.compile("^(Now|LocalTimestamp.*|Current(?!Row).*|VariableReference|AesEncrypt)$")
+"""Expressions that ask for the time, for what the session is set to, or for a random number without saying so."""
 
-_MOMENTS = re.compile(r'"value":"\s*(now|today|tomorrow|yesterday)\b', re.IGNORECASE)
-"""Texts that mean a time of now if they are cast to one."""
+_MOMENTS = re.compile(r'"value":"(\s|\\[a-z]|\\u00[01].)*(now|today|tomorrow|yesterday)\b', re.IGNORECASE)
+"""Texts that mean a time of now if they are cast to one, in JSON."""
+
+_HIDDEN = '"projections":null'
+"""What a plan's JSON says of an Expand with expressions that it leaves out."""
+
+_SKIPPING = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
+"""Confs that let a job leave out rows because a store does not answer."""
 
 _INNER_PLANS = re.compile("Subquery|^Exists|ListQuery|DynamicPruning")
 
 _FORMATS = frozenset({"CSVFileFormat", "JsonFileFormat", "OrcFileFormat", "ParquetFileFormat", "TextFileFormat"})
+
+
+Inputs: TypeAlias = "tuple[tuple[str, int, int, tuple[int, ...]], ...]"
+"""Path, size and modification time of files; on local disks change time, device and inode. Times in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +95,7 @@ class Evidence:
     """Spark's hash of the analyzed plan: it covers what the optimized one hides, e.g. the rows of a local frame."""
 
     confs: tuple[tuple[str, str], ...]
-    inputs: tuple[tuple[str, int, int, int], ...]
-    """(path, size, modification time, change time) of every input file; times in nanoseconds."""
+    inputs: Inputs
 
     paths: tuple[str, ...]
     """The URLs of the files that are read, as Spark tells them; characters that a URL lacks are encoded."""
@@ -175,7 +184,7 @@ def gather_evidence(df: Any) -> Evidence | None:
     Reaches into: Catalyst's plans, TreeNode.toJSON, QueryPlan.deterministic (Spark 3.5 to 4.3).
     Without it: doubt, so frames without a cache_key are written afresh.
     """
-    if java_frame(df) is None:
+    if java_frame(df) is None or skips_files(df.sparkSession):
         return None
     # A fresh frame: an old one keeps its plan with the time it was made.
     fresh = df.select("*")
@@ -191,6 +200,8 @@ def gather_evidence(df: Any) -> Evidence | None:
         return None
     # What is computed from values alone is no step of the optimized plan either.
     if _asks_for_now(plan_before) or any(map(_OWN_CODE.search, _classes_in(plan_before))):
+        return None
+    if _HIDDEN in plan or _HIDDEN in plan_before:
         return None
     num_rdds = sum(leaf.nodeName() == "LogicalRDD" for leaf in listed(optimized.collectLeaves()))
     if num_rdds and num_rdds != count_local_lists(fresh):
@@ -209,6 +220,11 @@ def gather_evidence(df: Any) -> Evidence | None:
         is_racy=time.time() - newest / 1e9 < RACY_SECONDS,
         is_listed=_are_listed(inputs, listings),
     )
+
+
+def skips_files(session: Any) -> bool:
+    """Whether what a store does not answer, or not whole, is left out without an error."""
+    return any(session.conf.get(name, "false") != "false" for name in _SKIPPING)
 
 
 def _classes_in(plan: str) -> set[str]:
@@ -275,6 +291,8 @@ def _listings_of(plan: Any, df: Any) -> list[_Listing]:
         )
         if not is_known or not relation.sparkSession().equals(java_frame(df).sparkSession()):
             raise _UnknownInputError
+        if re.search("ignore(Corrupt|Missing)Files", relation.options().mkString(), re.IGNORECASE):
+            raise _UnknownInputError
         # As text, in one call.
         files = _FILE_STATUS.findall(location.allFiles().mkString("\n"))
         listings.append(
@@ -297,7 +315,7 @@ def _digest(*texts: str) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
-def _are_listed(inputs: Sequence[tuple[str, int, int, int]], listings: Sequence[_Listing]) -> bool:
+def _are_listed(inputs: Inputs, listings: Sequence[_Listing]) -> bool:
     """Whether files are as long as a frame noted them when it was made.
 
     Files change in place: a log grows, a table is written anew under the same names.
@@ -323,7 +341,8 @@ def inputs_of(df: Any) -> tuple[Any, ...] | None:
     # Makes Delta look for the newest version. The plan from before it names all tables; some are lists of values here.
     optimized = execution.optimizedPlan()
     plan = execution.withCachedData()
-    if plan.subqueriesAll().size() or _asks_for_now(str(plan.toJSON())):
+    plan_before = str(plan.toJSON())
+    if plan.subqueriesAll().size() or _asks_for_now(plan_before) or _HIDDEN in plan_before:
         # The inputs of subqueries are not among the leaves.
         return None
     paths, listings, versions = set[str](), list[_Listing](), []
@@ -351,21 +370,21 @@ def _plain(path: str) -> str:
 
 
 def _confs_of(df: Any) -> tuple[tuple[str, str], ...]:
-    """The user's confs, and a hash of those of Hadoop, which readers of files ask as well."""
+    """The user's confs, and a digest of those of Hadoop, which readers of files ask as well."""
     hadoop = java_frame(df).sparkSession().sparkContext().hadoopConfiguration().getPropsWithPrefix("")
-    return (*sorted(users_confs(df.sparkSession).items()), ("Hadoop", str(hadoop.hashCode())))
+    return (*sorted(users_confs(df.sparkSession).items()), ("Hadoop", _digest(*sorted(hadoop.toString().split(", ")))))
 
 
-def _look_at(paths: list[str], session: Any) -> tuple[tuple[str, int, int, int], ...]:
+def _look_at(paths: list[str], session: Any) -> Inputs:
     seen = []
     if all(urlsplit(path).scheme == "file" for path in paths):
         for path in paths:
             stat = os.stat(unquote(urlsplit(path).path))
-            seen.append((path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+            seen.append((path, stat.st_size, stat.st_mtime_ns, (stat.st_ctime_ns, stat.st_dev, stat.st_ino)))
         return tuple(seen)
     files = session.read.format("binaryFile").load([unquote(path) for path in paths])
     listing = files.select("path", "length", "modificationTime").collect()
-    return tuple(sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9), 0) for row in listing))
+    return tuple(sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9), ()) for row in listing))
 
 
 def _renumbered(plan: str) -> str:
@@ -417,20 +436,30 @@ def _still_holds(evidence: Evidence, df: Any) -> bool:
         return False
 
 
+def _has_same_semantics(frame: Any, other: Any) -> bool:
+    try:
+        return bool(frame.sameSemantics(other))
+    except Exception as error:
+        if ends_all(error):
+            raise
+        # Doubt is never an error.
+        logger.debug("Could not compare two DataFrames: %s", error)
+        return False
+
+
 def recall(bucket: str, df: Any, evidence: Evidence | None) -> list[str]:
     """Keys of entries of this process that provably hold the rows of `df`, the newest first."""
     if evidence is None or not evidence.is_listed:
         return []
-    keys = []
-    for proof in reversed(_proofs.get(bucket, [])):
-        with contextlib.suppress(Exception):
-            # Equal text does not show all: a literal's type, a local frame's rows, options of a reader.
-            if proof.evidence == evidence and proof.frame.sameSemantics(df):
-                keys.append(proof.key)
-    return keys
+    # An equal plan does not show all: a literal's type, options of a reader.
+    return [
+        proof.key
+        for proof in reversed(_proofs.get(bucket, []))
+        if proof.evidence == evidence and _has_same_semantics(proof.frame, df)
+    ]
 
 
 def forget(key: str) -> None:
     """Drop the proofs of an entry that was deleted."""
-    for proofs in _proofs.values():
+    for proofs in list(_proofs.values()):
         proofs[:] = [proof for proof in proofs if proof.key != key]

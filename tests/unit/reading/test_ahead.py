@@ -288,6 +288,39 @@ def test_children_that_threads_fork_at_once_collect_their_garbage() -> None:
     assert run_python(fork_at_once) == [0, 160, 1]
 
 
+def test_a_fork_that_begins_while_another_ends_leaves_the_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Collector:
+        is_on = True
+        meanwhile: Any = staticmethod(lambda: None)
+
+        def isenabled(self) -> bool:
+            found = self.is_on
+            self.meanwhile()
+            return found
+
+        def enable(self) -> None:
+            self.is_on = True
+
+        def disable(self) -> None:
+            self.is_on = False
+
+    collector = Collector()
+    monkeypatch.setattr(garbage, "gc", collector)
+    garbage._stop_collecting()
+    # Another thread begins: when it has looked, the first one ends.
+    collector.meanwhile = garbage._collect_again
+    garbage._stop_collecting()
+    collector.meanwhile = lambda: None
+    assert not collector.is_on
+    garbage._collect_again()
+    assert collector.is_on
+    # Nor is it turned on for whoever had it off before.
+    collector.is_on = False
+    garbage._stop_collecting()
+    garbage._collect_again()
+    assert not collector.is_on
+
+
 def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
     may_go_on = threading.Event()
     results = read_ahead(lambda item: item or may_go_on.wait(), iter(range(-1, 3)), workers_count=1, ahead=2)
