@@ -72,6 +72,9 @@ _MOMENTS = re.compile(r'"value":"(\s|\\[a-z]|\\u00[01].)*(now|today|tomorrow|yes
 _HIDDEN = '"projections":null'
 """What a plan's JSON says of an Expand with expressions that it leaves out."""
 
+_OWN_CONFS = ("converter.", "petastorm.")
+"""What begins the names of confs that say where entries lie, not what is in them."""
+
 _SKIPPING = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
 """Confs that let a job leave out rows because a store does not answer."""
 
@@ -370,9 +373,10 @@ def _plain(path: str) -> str:
 
 
 def _confs_of(df: Any) -> tuple[tuple[str, str], ...]:
-    """The user's confs, and a digest of those of Hadoop, which readers of files ask as well."""
+    """The user's confs but those of converters, and a digest of Hadoop's, which readers of files ask as well."""
+    confs = {name: value for name, value in users_confs(df.sparkSession).items() if not name.startswith(_OWN_CONFS)}
     hadoop = java_frame(df).sparkSession().sparkContext().hadoopConfiguration().getPropsWithPrefix("")
-    return (*sorted(users_confs(df.sparkSession).items()), ("Hadoop", _digest(*sorted(hadoop.toString().split(", ")))))
+    return (*sorted(confs.items()), ("Hadoop", _digest(*sorted(hadoop.toString().split(", ")))))
 
 
 def _look_at(paths: list[str], session: Any) -> Inputs:
