@@ -59,9 +59,12 @@ def convert_in_a_session(folder: str) -> dict[str, Found]:
         "unknown": version(1).selectExpr("id", "hash(s) AS y"),
         "random": version(1).selectExpr("id", "rand(1) AS y"),
         "joined": version(1).join(version(0).select("id"), "id"),
+        "blocks": version(1).select("id", "_metadata.file_block_start"),
+        "left out": version(1),
     }
     found = {}
     for name, frame in frames.items():
+        spark.conf.set("spark.sql.files.ignoreCorruptFiles", str(name == "left out").lower())
         made = make_spark_converter(frame, cache_dir=f"{folder}/cache", delete_on_exit=False, progress=False)
         with made.make_batch_reader(batch_size=1000) as reader:
             ids = sorted(int(one) for batch in reader for one in batch["id"])
@@ -83,7 +86,7 @@ DELETED = [one for one in ALL if one != 5]
 def test_every_way_has_its_rows(sessions: list[dict[str, Found]]) -> None:
     for found in sessions:
         assert found["0"]["ids"] == ALL
-        for name in ("1", "1 by time", "1 by SQL", "random", "unknown", "joined"):
+        for name in ("1", "1 by time", "1 by SQL", "random", "unknown", "joined", "blocks", "left out"):
             assert found[name]["ids"] == DELETED, name
         assert found["2"]["ids"] == found["newest"]["ids"] == [*DELETED, 1000]
         assert found["filtered"]["ids"] == [one for one in range(50) if one not in (5, 7)]
@@ -113,7 +116,7 @@ def test_an_entry_says_which_version_it_was_written_of(sessions: list[dict[str, 
 
 def test_what_may_give_other_rows_is_written_afresh(sessions: list[dict[str, Found]]) -> None:
     first, second = sessions
-    for name in ("unknown", "random", "joined", "cast", "time", "sum"):
+    for name in ("unknown", "random", "joined", "cast", "time", "sum", "blocks", "left out"):
         assert first[name]["url"] != second[name]["url"], name
 
 

@@ -49,10 +49,10 @@ def find_delta_version(df: Any) -> DeltaVersion | None:
     Without it: None, so frames of Delta tables without a cache_key are written afresh.
     """
     session = df.sparkSession
-    if skips_files(session):
-        return None
     # Connect shows no plan, which is a doubt.
     execution = java_frame(df.select("*")).queryExecution()
+    if skips_files(session):
+        return None
     plan, above = execution.analyzed(), []
     while (kind := plan.getClass().getSimpleName()) in ("Project", "Filter", "SubqueryAlias"):
         above.append((kind, plan))
