@@ -275,13 +275,21 @@ def _write(
             reports.append(report)
             file = None
 
-    def write_rows(num_rows: int | None = None) -> None:
-        """Write the first `num_rows` pending rows (None: all) as one row group."""
-        nonlocal file, pending, pending_rows, pending_bytes
+    def sort_categories(batch: dict[str, EncodedColumn]) -> None:
+        """Give the values so far the order of their codes, in the pending rows and in a batch that will follow."""
+        nonlocal pending
         for name, vocabulary in vocabularies.items():
             codes = settle(vocabulary)
             if codes is not None:
                 pending = [with_codes(part, name, codes) for part in pending]
+                values = batch.get(name)
+                if values is not None and "array" in values:
+                    batch[name] = {"array": codes.take(values["array"])}
+
+    def write_rows(num_rows: int | None = None) -> None:
+        """Write the first `num_rows` pending rows (None: all) as one row group."""
+        nonlocal file, pending, pending_rows, pending_bytes
+        sort_categories({})
         table = pa.concat_tables([without_placeholders(part, layout, columns) for part in pending])
         if file is None:
             name = f"part-{partition:05d}-{attempt:08x}-{len(reports):04d}.parquet"
@@ -320,8 +328,14 @@ def _write(
                     _add_to_moments(moments, closed_moments, column, counted, layout=after, scratch=scratch)
             for name, shape in after.items():
                 before = layout.get(name)
-                # A column has one type in a file; a column of nulls alone began as BINARY.
-                if before not in (None, shape) or (before is None and shape != "ragged" and file is not None):
+                # A column has one type in a file; a column of nulls alone began as BINARY, also in what a file left.
+                if before is None:
+                    has_type = file is not None or (pending and not pa.types.is_null(pending[0].field(name).type))
+                    is_other = has_type and shape != "ragged"
+                else:
+                    is_other = before != shape
+                if is_other:
+                    sort_categories(encoded)
                     if pending:
                         write_rows()
                     close_file()

@@ -7,6 +7,7 @@ import json
 import traceback
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,9 @@ import pytest
 from pyspark import TaskContext
 
 from converter.portable import filesystems, tasks
+from converter.portable.categories import values_in
 from converter.portable.moments import from_json, mean_of
+from converter.portable.records import CategoriesSpec
 from tests.columns import ALL, ID, RAGGED, TENSORS, Column, record_batch
 from tests.entries import make_spec, write
 from tests.unit.portable.one_column import (
@@ -65,6 +68,9 @@ def test_every_row_of_every_column_is_written_once(tmp_path: Path, nullable: boo
             expected = expected.astype("int64")
         listed = expected if isinstance(expected, list) else expected.tolist()
         assert stored.to_pylist() == [value if ok else None for value, ok in zip(listed, valid, strict=True)]
+
+
+NUMBERS = pa.list_(pa.float32())
 
 
 def assert_row_groups(directory: Path, reports: list[dict[str, Any]], num_rows: int, row_group_bytes: int) -> None:
@@ -288,6 +294,43 @@ def test_moments_of_a_column_that_becomes_ragged_are_of_all_its_numbers(tmp_path
     np.testing.assert_allclose(mean_of(closed), [numbers.mean()], rtol=1e-12)
     np.testing.assert_allclose(closed["m2"], [numbers.var() * 10], rtol=1e-12)
     assert reports[-1]["lengths"] == {"x": [1, 3]}
+
+
+@pytest.mark.usefixtures("every_batch_counts")
+def test_a_batch_that_makes_a_column_ragged_keeps_its_categories(tmp_path: Path) -> None:
+    # In each batch the values come in another order than the one that codes get.
+    kind = replace(
+        plan("scalar", "str", 0, name="kind"),
+        categories=CategoriesSpec(kind="str", values=None, unseen="raise", most=1000),
+    )
+    kinds, lists = ["d", "c"] * 3 + ["b", "a", "d", "c"], [PAIR] * 6 + [TRIPLE] * 4
+    batches = [
+        pa.RecordBatch.from_arrays([pa.array(kinds[start:stop]), pa.array(lists[start:stop], NUMBERS)], ["c0", "c1"])
+        for start, stop in ((0, 3), (3, 6), (6, 8), (8, 10))
+    ]
+    reports = write(batches, tmp_path, [kind, plan()])
+    assert len(reports) == 2
+    values = values_in(reports[-1]["categories"]["kind"], "str").to_pylist()
+    assert [values[code] for code in read_all(tmp_path, reports, plan("scalar", "int32", 0, name="kind"))] == kinds
+    assert read_all(tmp_path, reports, plan()) == lists
+
+
+@pytest.mark.usefixtures("every_batch_counts")
+@pytest.mark.parametrize("num_nulls", range(1000, 4500, 500))
+def test_a_column_may_be_null_until_a_file_is_full(tmp_path: Path, num_nulls: int) -> None:
+    ids = np.arange(num_nulls + 1000)
+    lists = [None] * num_nulls + [PAIR] * 1000
+    batches = [
+        pa.RecordBatch.from_arrays(
+            [pa.array(ids[at : at + 500]), pa.array(lists[at : at + 500], NUMBERS)], ["c0", "c1"]
+        )
+        for at in range(0, len(ids), 500)
+    ]
+    id_column = plan("scalar", "int64", 0, name="id")
+    reports = write(batches, tmp_path, [id_column, plan()], row_group_bytes=5000, file_bytes=9000)
+    assert len(reports) > 1
+    assert read_all(tmp_path, reports, id_column) == ids.tolist()
+    assert read_all(tmp_path, reports, plan()) == lists
 
 
 def test_nulls_are_in_no_moment(tmp_path: Path) -> None:
