@@ -334,19 +334,19 @@ def test_files_that_change_while_they_are_written_prove_nothing(
     source = tmp_path / "source"
     write_numbers(source, 1, 2, 3)
     looks = []
-    look_at = identity._look_at
+    look_at = identity.look_at
 
-    def look_and_change(paths: list[str], session: SparkSession) -> Any:
+    def look_and_change(paths: list[str], *rest: Any) -> Any:
         looks.append(paths)
         if when.startswith("after") and len(looks) == 2:
             write_numbers(source, 7, 8, 9, at=LONG_AGO + 10**7)
-        inputs = look_at(paths, session)
+        inputs = look_at(paths, *rest)
         if when.startswith("before") and len(looks) == 1:
             write_numbers(source, 7, 8, 9, at=LONG_AGO + 10**7)
         return inputs
 
     with monkeypatch.context() as patched:
-        patched.setattr(identity, "_look_at", look_and_change)
+        patched.setattr(identity, "look_at", look_and_change)
         one = convert(spark.read.parquet(str(source)))
     assert len(looks) == 2
     changed = convert(spark.read.parquet(str(source)))
@@ -356,6 +356,61 @@ def test_files_that_change_while_they_are_written_prove_nothing(
     restored = convert(spark.read.parquet(str(source)))
     assert rows_in(restored) == [(1, 2), (2, 4), (3, 6)]
     assert len({one.url, changed.url, restored.url}) == 3
+
+
+@pytest.mark.parametrize("exchanged", ["link", "link of a link", "link of a file", "source", "part=1", "part=1/of=2"])
+def test_files_that_others_take_the_place_of_while_they_are_written_prove_nothing(
+    spark: SparkSession, tmp_path: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch, exchanged: str
+) -> None:
+    """Afterwards they are where they were, and as they were."""
+    leaf = Path("part=1/of=2/by=3")
+    for name, numbers in (("source", (1, 2, 3)), ("other", (7, 8, 9))):
+        (tmp_path / name / leaf.parent).mkdir(parents=True)
+        write_numbers(tmp_path / name / leaf, *numbers)
+    link, second, way = tmp_path / "link", tmp_path / "second", tmp_path / "source"
+    if exchanged.startswith("link of a file"):
+        way = link
+        (link / leaf).mkdir(parents=True)
+        link, (file,) = link / leaf / "part-0.parquet", (tmp_path / "source" / leaf).iterdir()
+        link.symlink_to(file)
+    elif exchanged.startswith("link"):
+        link.symlink_to("source")
+        second.symlink_to(link)
+        way = second if exchanged.endswith("of a link") else link
+
+    def exchange(target: str) -> None:
+        if exchanged.startswith("link"):
+            link.unlink()
+            link.symlink_to((tmp_path / target / leaf / "part-0.parquet") if exchanged.endswith("file") else target)
+            return
+        folder = "" if exchanged == "source" else exchanged
+        one, other = tmp_path / "source" / folder, tmp_path / "other" / folder
+        one.rename(tmp_path / "aside")
+        other.rename(one)
+        (tmp_path / "aside").rename(other)
+
+    looks, look_at = [], identity.look_at
+
+    def look_and_exchange(*given: Any) -> Any:
+        looks.append(given)
+        if len(looks) == 2:
+            exchange("source")
+        inputs = look_at(*given)
+        if len(looks) == 1:
+            exchange("other")
+        return inputs
+
+    def frame() -> DataFrame:
+        return spark.read.parquet(str(way)).select("id", "twice")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(identity, "look_at", look_and_exchange)
+        one = convert(frame())
+    assert len(looks) == 2
+    assert rows_in(one) == [(7, 14), (8, 16), (9, 18)]
+    two, three = (convert(frame()) for _ in range(2))
+    assert rows_in(two) == [(1, 2), (2, 4), (3, 6)] == truth(frame())
+    assert one.url != two.url == three.url
 
 
 @pytest.mark.parametrize(
@@ -486,6 +541,50 @@ def test_names_of_folders_that_were_read_in_another_time_zone_are_other_rows(
     assert [rows_in(converter) for converter in (one, other)] == [truth(frame) for frame in frames]
 
 
+def test_times_that_were_read_in_another_zone_of_the_jvm_are_other_rows(
+    spark: SparkSession, tmp_path: Path, convert: Convert
+) -> None:
+    (tmp_path / "times.csv").write_text("2020-01-01 00:00:00\n")
+    os.utime(tmp_path / "times.csv", ns=(LONG_AGO, LONG_AGO))
+    zones, before = spark._jvm.java.util.TimeZone, spark.conf.get("spark.sql.session.timeZone")
+    held = zones.getDefault()
+    spark.conf.unset("spark.sql.session.timeZone")
+    try:
+        check_never_stale(
+            convert,
+            lambda: (
+                spark.read.schema("at timestamp").csv(str(tmp_path / "times.csv")).selectExpr("unix_micros(at) AS at")
+            ),
+            lambda: zones.setDefault(zones.getTimeZone("Asia/Tokyo")),
+        )
+    finally:
+        zones.setDefault(held)
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+@pytest.mark.parametrize("key", [None, "a key"])
+@pytest.mark.parametrize("seed", [None, 5])
+def test_rows_that_were_cached_under_other_names_are_not_those_of_now(
+    spark: SparkSession, tmp_path: Path, convert: Convert, key: str | None, seed: int | None
+) -> None:
+    def write_structs(*numbers: int) -> None:
+        table = pa.table({"pair": [{"id": one, "twice": 2 * one} for one in numbers]})
+        pq.write_table(table, tmp_path / "pairs.parquet")
+
+    write_structs(1, 2, 3)
+    # As columns are converted: each member is one, under a name of our own.
+    cached = spark.read.parquet(str(tmp_path / "pairs.parquet")).select("pair.*").cache()
+    assert cached.count() == 3
+    try:
+        write_structs(7, 8, 9)
+        df = spark.read.parquet(str(tmp_path / "pairs.parquet"))
+        expected = [tuple(row.pair) for row in df.collect()]
+        assert sorted(rows_in(convert(df, cache_key=key, shuffle_rows_seed=seed))) == expected
+        assert expected == [(7, 14), (8, 16), (9, 18)]
+    finally:
+        cached.unpersist(blocking=True)
+
+
 def test_a_view_of_another_session_is_read_with_its_confs(
     spark: SparkSession, tmp_path: Path, convert: Convert
 ) -> None:
@@ -518,16 +617,17 @@ def test_what_petastorms_converter_compares_has_the_names_of_folders_and_no_time
 ) -> None:
     (tmp_path / "times").mkdir()
     write_numbers(tmp_path / "times" / "at=2020-01-01 00%3A00%3A00", 1, 2)
-    found = []
+    frames = []
     for zone in ("UTC", "Asia/Tokyo", "UTC"):
         changed_conf("spark.sql.session.timeZone", zone)
-        found.append(identity.inputs_of(spark.read.parquet(str(tmp_path / "times"))))
+        frames.append(spark.read.parquet(str(tmp_path / "times")))
+    found = [identity.inputs_of(frame) for frame in frames]
     assert found[0] == found[2] != found[1]
     assert None not in found
     times = spark.read.parquet(str(tmp_path / "times")).select("_metadata.file_modification_time")
     assert identity.inputs_of(times) is None
     assert identity.inputs_of(spark.table(partitioned).where("p > 0")) is None
-    assert identity.inputs_of(spark.range(3).where("id > 1")) == identity.inputs_of(spark.range(3)) == ((), (), ())
+    assert identity.inputs_of(spark.range(3).where("id > 1")) == identity.inputs_of(spark.range(3)) is not None
     for moment in ("current_date()", "cast(' Today' AS date)", "unix_timestamp()"):
         assert identity.inputs_of(spark.range(3).selectExpr(moment)) is None, moment
 
@@ -838,19 +938,19 @@ def test_confs_that_change_while_rows_are_written_prove_nothing(
     spark: SparkSession, tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_numbers(tmp_path / "source", 1, 2, 3)
-    name, looks, look_at = "spark.sql.parquet.int96RebaseModeInRead", [], identity._look_at
+    name, looks, look_at = "spark.sql.parquet.int96RebaseModeInRead", [], identity.look_at
 
     def convert() -> DatasetConverter:
         return make_spark_converter(spark.read.parquet(str(tmp_path / "source")), cache_dir=cache_dir)
 
-    def look_and_change(paths: list[str], session: SparkSession) -> Any:
+    def look_and_change(paths: list[str], *rest: Any) -> Any:
         looks.append(paths)
         if len(looks) == 2:
             spark.conf.set(name, "LEGACY")
-        return look_at(paths, session)
+        return look_at(paths, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(identity, "_look_at", look_and_change)
+        patched.setattr(identity, "look_at", look_and_change)
         one = convert()
     assert len(looks) == 2
     # As it was at the first look.

@@ -225,6 +225,55 @@ def test_a_frame_whose_table_or_files_have_changed_is_written_anew(tmp_path: Pat
         assert len({each["urls"][0] for each in times}) == (1 if name == "version 0" else len(times)), name
 
 
+def test_casts_that_were_cached_before_files_changed_are_not_those_of_now(spark: SparkSession, tmp_path: Path) -> None:
+    source = tmp_path / "source.parquet"
+    pq.write_table(pa.table({"x": [0.5, 1.5]}), source)
+    cached = spark.read.parquet(str(source)).withColumn("x", F.col("x").cast("float")).cache()
+    assert cached.count() == 2
+    try:
+        pq.write_table(pa.table({"x": [2.5, 3.5]}), source)
+        converter = make_spark_converter(spark.read.parquet(str(source)), dtype="float32")
+        assert pq.read_table(folder_of(converter))["x"].to_pylist() == [2.5, 3.5]
+    finally:
+        cached.unpersist(blocking=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("spark.sql.session.timeZone", ("UTC", "Asia/Tokyo")), ("spark.sql.ansi.enabled", ("true", "false"))],
+)
+def test_what_is_computed_under_other_confs_is_written_anew(
+    spark: SparkSession, tmp_path: Path, name: str, values: tuple[str, str]
+) -> None:
+    source = tmp_path / "source.csv"
+    source.write_text("2026-01-01 00:00:00\n")
+    held, found = spark.conf.get(name), []
+    try:
+        for value in (values[0], *values):
+            spark.conf.set(name, value)
+            # There is no evidence of what a limit takes.
+            times = spark.read.schema("at timestamp").csv(str(source)).limit(5).selectExpr("unix_micros(at) AS at")
+            converter = make_spark_converter(times)
+            found.append(converter.cache_dir_url)
+            assert pq.read_table(folder_of(converter))["at"].to_pylist() == [times.first()[0]]
+    finally:
+        spark.conf.set(name, held)
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("name", ["spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles"])
+def test_a_frame_that_may_lack_what_a_store_did_not_answer_is_written_anew(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    numbers(spark, 3).write.parquet((tmp_path / "source").as_uri())
+    spark.conf.set(name, "true")
+    try:
+        one, two = (make_spark_converter(spark.read.parquet(str(tmp_path / "source"))) for _ in range(2))
+    finally:
+        spark.conf.unset(name)
+    assert one.cache_dir_url != two.cache_dir_url
+
+
 def test_frames_that_differ_in_the_names_of_their_columns_are_two(spark: SparkSession) -> None:
     # Nothing is known of a limit, and Spark's own comparison leaves names out.
     few = spark.range(10, numPartitions=1).selectExpr("id x", "id + 100 y").limit(3)

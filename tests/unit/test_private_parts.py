@@ -64,7 +64,7 @@ REACHES = {
     "sources.spark.delta_version.find_delta_version": "Spark",
     "sources.spark.identity.gather_evidence": "Spark",
     "sources.spark.identity.inputs_of": "Delta",
-    "sources.spark.identity._listings_of": "Spark",
+    "sources.spark.input_files.listings_of": "Spark",
     "sources.spark.jobs._cancel": "Spark",
     "sources.spark.own_decoders._describe": "pyspark",
     "sources.spark.run._is_stopped": "pyspark",

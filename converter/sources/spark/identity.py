@@ -15,16 +15,15 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
 from converter.sources.spark.confs import users_confs
+from converter.sources.spark.input_files import IN_PLAN, Inputs, Listing, are_listed, listings_of, look_at
 from converter.sources.spark.session import (
     after_interrupt,
     count_local_lists,
@@ -42,12 +41,7 @@ _FORMAT = 1
 RACY_SECONDS = 2.0
 """A file that was changed less than this before it was looked at may change again unseen: stores keep whole seconds."""
 
-_FILE_STATUS = re.compile(r"^\w+\{path=(.*?); isDirectory=false; length=(\d+);", re.MULTILINE)
-
-_IN_PLAN = frozenset({"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"})
-"""Leaves of plans that read no files; an RDD may, so local lists are counted."""
-
-_NODES = _IN_PLAN | {
+_NODES = IN_PLAN | {
     "Aggregate", "Expand", "Filter", "Generate", "Join", "LogicalRelation", "Project", "RebalancePartitions",
     "Repartition", "RepartitionByExpression", "Sort", "Union", "Window",
 }  # fmt: skip
@@ -80,12 +74,6 @@ _SKIPPING = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissin
 
 _INNER_PLANS = re.compile("Subquery|^Exists|ListQuery|DynamicPruning")
 
-_FORMATS = frozenset({"CSVFileFormat", "JsonFileFormat", "OrcFileFormat", "ParquetFileFormat", "TextFileFormat"})
-
-
-Inputs: TypeAlias = "tuple[tuple[str, int, int, tuple[int, ...]], ...]"
-"""Path, size and modification time of files; on local disks change time, device and inode. Times in nanoseconds."""
-
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -102,6 +90,9 @@ class Evidence:
 
     paths: tuple[str, ...]
     """The URLs of the files that are read, as Spark tells them; characters that a URL lacks are encoded."""
+
+    roots: tuple[str, ...]
+    """What the user named: folders, or files."""
 
     is_racy: bool
     """Whether a file was changed so recently that it may change again unseen."""
@@ -196,7 +187,7 @@ def gather_evidence(df: Any) -> Evidence | None:
     parts = [before, *listed(before.subqueriesAll())]
     # Before it optimizes, Spark knows all that it reads. Some is no step of the plan afterwards: Delta answers a
     # question for a count or a maximum from its log, Spark one for partitions from their names.
-    listings = [listing for part in parts for listing in _listings_of(part, fresh)]
+    listings = [listing for part in parts for listing in listings_of(part, fresh)]
     # As JSON, which is whole whatever the session's confs say, and names the class of each step and expression.
     plan, plan_before = str(optimized.toJSON()), "".join(str(part.toJSON()) for part in parts)
     if not all(map(_is_stable, _classes_in(plan))) or not all(part.deterministic() for part in parts):
@@ -212,16 +203,18 @@ def gather_evidence(df: Any) -> Evidence | None:
     paths = sorted(set(fresh.inputFiles())) if listings else []
     if bool(listings) != bool(paths):
         return None
-    inputs = _look_at(paths, df.sparkSession)
-    newest = max((modified for _, _, modified, _ in inputs), default=0)
+    roots = sorted({root for listing in listings for root in listing.roots})
+    inputs = look_at(paths, roots, df.sparkSession)
+    newest = max((modified for _, _, modified, _ in inputs.files), default=0)
     return Evidence(
         plan=_digest(_renumbered(plan), *_values_of(optimized), *map(repr, listings), df.schema.json()),
         semantic_hash=int(fresh.semanticHash()),
         confs=_confs_of(fresh),
         inputs=inputs,
         paths=tuple(paths),
+        roots=tuple(roots),
         is_racy=time.time() - newest / 1e9 < RACY_SECONDS,
-        is_listed=_are_listed(inputs, listings),
+        is_listed=are_listed(inputs, listings),
     )
 
 
@@ -258,56 +251,6 @@ def _is_stable(class_name: str) -> bool:
     return name in _NODES and package.startswith("org.apache.spark.sql.")
 
 
-class _UnknownInputError(Exception):
-    """A frame reads what is not files that Spark listed when the frame was made."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    """What a leaf of a plan knows of its files, from when the frame was made."""
-
-    roots: str
-    partitions: str
-    """The values in the names of folders."""
-
-    files: tuple[tuple[str, int], ...]
-    """Paths and lengths. Spark reads each file to that length."""
-
-
-def _listings_of(plan: Any, df: Any) -> list[_Listing]:
-    """A listing for each leaf of a plan that reads files; raises `_UnknownInputError` if one reads anything else.
-
-    Reaches into: Catalyst's plans, InMemoryFileIndex (Spark 3.5 to 4.3).
-    Without it: doubt, so frames without a cache_key are written afresh.
-    """
-    listings = []
-    for leaf in listed(plan.collectLeaves()):
-        if leaf.getClass().getSimpleName() in _IN_PLAN:
-            continue
-        relation = leaf.relation()
-        location = relation.location()
-        kinds = location.getClass().getSimpleName(), relation.fileFormat().getClass().getSimpleName()
-        # Partitions of a table in a catalog may be given other values and folders. Metadata are of when a file was
-        # listed, which may be before it was written anew. Views of other sessions read with the confs of those.
-        is_known = (
-            kinds[0] == "InMemoryFileIndex" and kinds[1] in _FORMATS and "_metadata" not in leaf.output().mkString()
-        )
-        if not is_known or not relation.sparkSession().equals(java_frame(df).sparkSession()):
-            raise _UnknownInputError
-        if re.search("ignore(Corrupt|Missing)Files", relation.options().mkString(), re.IGNORECASE):
-            raise _UnknownInputError
-        # As text, in one call.
-        files = _FILE_STATUS.findall(location.allFiles().mkString("\n"))
-        listings.append(
-            _Listing(
-                roots=location.rootPaths().mkString("\n"),
-                partitions=location.partitionSpec().toString(),
-                files=tuple((_plain(path), int(num_bytes)) for path, num_bytes in files),
-            )
-        )
-    return listings
-
-
 def _values_of(plan: Any) -> list[str]:
     """A hash for each leaf of a plan that is a list of values: its JSON leaves them out."""
     leaves = listed(plan.collectLeaves())
@@ -316,18 +259,6 @@ def _values_of(plan: Any) -> list[str]:
 
 def _digest(*texts: str) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-
-def _are_listed(inputs: Inputs, listings: Sequence[_Listing]) -> bool:
-    """Whether files are as long as a frame noted them when it was made.
-
-    Files change in place: a log grows, a table is written anew under the same names.
-    """
-    lengths: dict[str, set[int]] = {}
-    for path, num_bytes in (file for listing in listings for file in listing.files):
-        # Two leaves may know one file from different times.
-        lengths.setdefault(path, set()).add(num_bytes)
-    return lengths == {_plain(unquote(path)): {num_bytes} for path, num_bytes, _, _ in inputs}
 
 
 @or_doubt("what the DataFrame reads")
@@ -339,6 +270,8 @@ def inputs_of(df: Any) -> tuple[Any, ...] | None:
     Reaches into: Catalyst's plans, InMemoryFileIndex, Delta's TahoeFileIndex (Spark 4.2, Delta 4.4).
     Without it: None, so Petastorm's frames that no evidence is known of are written afresh.
     """
+    if skips_files(df.sparkSession):
+        return None
     fresh = df.select("*")
     execution = java_frame(fresh).queryExecution()
     # Makes Delta look for the newest version. The plan from before it names all tables; some are lists of values here.
@@ -348,14 +281,14 @@ def inputs_of(df: Any) -> tuple[Any, ...] | None:
     if plan.subqueriesAll().size() or _asks_for_now(plan_before) or _HIDDEN in plan_before:
         # The inputs of subqueries are not among the leaves.
         return None
-    paths, listings, versions = set[str](), list[_Listing](), []
+    paths, listings, versions = set[str](), list[Listing](), []
     for leaf in listed(plan.collectLeaves()):
-        if leaf.getClass().getSimpleName() in _IN_PLAN:
+        if leaf.getClass().getSimpleName() in IN_PLAN:
             continue
         # Rows that are cached have no location.
         location = leaf.relation().location()
         if location.getClass().getSimpleName() == "InMemoryFileIndex":
-            listings += _listings_of(leaf, fresh)
+            listings += listings_of(leaf, fresh)
             paths.update(location.inputFiles())
         else:
             now = location.getSnapshot()
@@ -364,31 +297,18 @@ def inputs_of(df: Any) -> tuple[Any, ...] | None:
     if num_rdds and num_rdds != count_local_lists(fresh):
         # Any other RDD may read whatever it likes.
         return None
-    inputs = _look_at(sorted(paths), df.sparkSession)
-    return (inputs, tuple(listings), tuple(versions)) if _are_listed(inputs, listings) else None
-
-
-def _plain(path: str) -> str:
-    return re.sub("^file:/+", "/", path)
+    inputs = look_at(sorted(paths), {root for listing in listings for root in listing.roots}, df.sparkSession)
+    found = inputs, _confs_of(fresh), tuple(listings), tuple(versions)
+    return found if are_listed(inputs, listings) else None
 
 
 def _confs_of(df: Any) -> tuple[tuple[str, str], ...]:
     """The user's confs but those of converters, and a digest of Hadoop's, which readers of files ask as well."""
     confs = {name: value for name, value in users_confs(df.sparkSession).items() if not name.startswith(_OWN_CONFS)}
+    # Unless it is set, Spark asks the JVM for it each time.
+    confs["spark.sql.session.timeZone"] = df.sparkSession.conf.get("spark.sql.session.timeZone")
     hadoop = java_frame(df).sparkSession().sparkContext().hadoopConfiguration().getPropsWithPrefix("")
     return (*sorted(confs.items()), ("Hadoop", _digest(*sorted(hadoop.toString().split(", ")))))
-
-
-def _look_at(paths: list[str], session: Any) -> Inputs:
-    seen = []
-    if all(urlsplit(path).scheme == "file" for path in paths):
-        for path in paths:
-            stat = os.stat(unquote(urlsplit(path).path))
-            seen.append((path, stat.st_size, stat.st_mtime_ns, (stat.st_ctime_ns, stat.st_dev, stat.st_ino)))
-        return tuple(seen)
-    files = session.read.format("binaryFile").load([unquote(path) for path in paths])
-    listing = files.select("path", "length", "modificationTime").collect()
-    return tuple(sorted((row[0], int(row[1]), int(row[2].timestamp() * 1e9), ()) for row in listing))
 
 
 def _renumbered(plan: str) -> str:
@@ -430,7 +350,7 @@ def remember(bucket: str, df: Any, before: Evidence | None, key: str) -> None:
 def _still_holds(evidence: Evidence, df: Any) -> bool:
     """Whether inputs and confs are as they were; the plan of a frame that is `settled` cannot change."""
     try:
-        inputs = _look_at(list(evidence.paths), df.sparkSession)
+        inputs = look_at(evidence.paths, evidence.roots, df.sparkSession)
         return inputs == evidence.inputs and _confs_of(df) == evidence.confs
     except Exception as error:
         if ends_all(error):

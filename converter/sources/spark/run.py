@@ -25,6 +25,7 @@ from converter.sources.spark.session import (
     interrupts_first,
     stream_reports,
     travels_by_value,
+    unlike_cached,
 )
 from converter.sources.spark.with_spark import WRITE_CONFS, write_with_spark
 from converter.storage.directory import Storage
@@ -70,7 +71,9 @@ def run_write(
             write_job(session, is_connect, name),
             progress_bar(session, is_connect, name, progress, Written(directory)),
         ):
-            selected = df.selectExpr(*(column.select(f"c{index}") for index, column in enumerate(columns)))
+            selected = unlike_cached(df).selectExpr(
+                *(column.select(f"c{index}") for index, column in enumerate(columns))
+            )
             if shuffle_rows_seed is not None:
                 selected = _shuffled(selected, columns, shuffle_rows_seed)
             chosen = choose_writer(writer, directory=directory, session=session, is_connect=is_connect)

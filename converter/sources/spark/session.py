@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 import traceback
+import uuid
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
 
@@ -149,6 +150,17 @@ def explain(df: Any, mode: str) -> str:
     except (AttributeError, TypeError) as error:
         logger.debug("Spark does not tell its plan: %s", error)
         return ""
+
+
+def unlike_cached(df: Any) -> Any:
+    """The same rows, with a step that nobody has cached: what is made of them is read from no other frame's cache.
+
+    Spark takes a frame for any cached one that has the same steps, whatever the columns are called. So renamed columns
+    are those of `frame.toDF(…).cache()`, with the files, the version or the confs of when that was cached.
+    """
+    # Spark removes the condition when it optimizes, after it has looked into its cache.
+    name = uuid.uuid4().hex
+    return df.where(f"'{name}' = '{name}'")
 
 
 def count_scan_partitions(df: Any) -> int | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import re
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from converter.sources.spark import confs, identity
 from converter.sources.spark.confs import changed_confs, users_confs
 from converter.sources.spark.identity import Evidence, entry_key
+from converter.sources.spark.input_files import Inputs
 from converter.sources.spark.options import WriteOptions
 from tests.properties import examples
 
@@ -365,10 +366,17 @@ class Frame:
 @pytest.fixture
 def evidence(monkeypatch: pytest.MonkeyPatch) -> Evidence:
     found = Evidence(
-        plan="plan", semantic_hash=1, confs=(), inputs=(("a", 1, 2, 3),), paths=("a",), is_racy=False, is_listed=True
+        plan="plan",
+        semantic_hash=1,
+        confs=(),
+        inputs=Inputs(files=(("a", 1, 2, (3,)),), ways=()),
+        paths=("a",),
+        roots=("a",),
+        is_racy=False,
+        is_listed=True,
     )
     monkeypatch.setattr(identity, "_proofs", {})
-    monkeypatch.setattr(identity, "_look_at", lambda paths, _: found.inputs if paths == ["a"] else ())
+    monkeypatch.setattr(identity, "look_at", lambda paths, *_: found.inputs if paths == ("a",) else Inputs((), ()))
     monkeypatch.setattr(identity, "_confs_of", lambda _: found.confs)
     return found
 
@@ -384,11 +392,12 @@ def test_what_was_remembered_is_recalled_newest_first_until_it_is_forgotten(evid
 
 
 def test_any_doubt_is_not_remembered(evidence: Evidence) -> None:
-    changed = dataclasses.replace(evidence, inputs=(("a", 1, 2, 4),))
-    vanished = dataclasses.replace(evidence, inputs=(("a", 1, 2, 3), ("b", 1, 2, 3)), paths=("a", "b"))
-    other_confs = dataclasses.replace(evidence, confs=(("spark.sql.ansi.enabled", "true"),))
-    racy = dataclasses.replace(evidence, is_racy=True)
-    unlisted = dataclasses.replace(evidence, is_listed=False)
+    changed = replace(evidence, inputs=replace(evidence.inputs, files=(("a", 1, 2, (4,)),)))
+    both = replace(evidence.inputs, files=(("a", 1, 2, (3,)), ("b", 1, 2, (3,))))
+    vanished = replace(evidence, inputs=both, paths=("a", "b"))
+    other_confs = replace(evidence, confs=(("spark.sql.ansi.enabled", "true"),))
+    racy = replace(evidence, is_racy=True)
+    unlisted = replace(evidence, is_listed=False)
     for before in (None, changed, vanished, other_confs, racy, unlisted):
         identity.remember("bucket", Frame("a"), before, "key")
     assert identity.recall("bucket", Frame("a"), evidence) == []
@@ -401,11 +410,11 @@ def test_any_doubt_is_not_remembered(evidence: Evidence) -> None:
 def test_a_probe_that_fails_is_a_doubt_and_no_error(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     assert identity.gather_evidence(object()) is None
 
-    def fail(paths: list[str], session: object) -> None:
+    def fail(paths: list[str], *_: object) -> None:
         raise FileNotFoundError(paths[0])
 
     with monkeypatch.context() as patched:
-        patched.setattr(identity, "_look_at", fail)
+        patched.setattr(identity, "look_at", fail)
         identity.remember("bucket", Frame("a"), evidence, "key")
     assert identity.recall("bucket", Frame("a"), evidence) == []
 
