@@ -9,8 +9,8 @@ import sys
 import threading
 from typing import Any
 
-_forking: list[None] = []
-"""One for each fork that is under way: threads may fork at once."""
+_forking: set[int] = set()
+"""Threads that fork just now: several may at once."""
 
 _turned_off: list[None] = []
 """Whether one of them has turned the collector off, which was on."""
@@ -54,10 +54,12 @@ def keep_garbage_of_parents() -> None:
         os.register_at_fork(
             before=_stop_collecting, after_in_parent=_collect_again, after_in_child=_freeze_and_collect_again
         )
+        # Once more: the interrupt of a Ctrl-C that came while the process was copied ends the first one at its start.
+        os.register_at_fork(after_in_parent=_collect_again)
 
 
 def _stop_collecting() -> None:
-    _forking.append(None)
+    _forking.add(threading.get_ident())
     # Whoever turns it off notes so. What a thread finds off may be what another turned off, and is about to turn on.
     if gc.isenabled():
         _turned_off.append(None)
@@ -65,8 +67,7 @@ def _stop_collecting() -> None:
 
 
 def _collect_again() -> None:
-    if _forking:
-        _forking.pop()
+    _forking.discard(threading.get_ident())
     # Threads may fork at once; until the last one has, no garbage is collected.
     if not _forking and _turned_off:
         _turned_off.clear()

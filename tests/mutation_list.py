@@ -2267,4 +2267,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="    fresh",
         tests=("tests/integration/test_petastorm_converter.py",),
     ),
+    Mutation(
+        module="garbage.py",
+        claim="an interrupt during a fork leaves the collector off",
+        old="        os.register_at_fork(after_in_parent=_collect_again)\n",
+        new="",
+        tests=("tests/unit/reading/test_ahead.py",),
+    ),
 )

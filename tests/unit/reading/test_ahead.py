@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import os
 import signal
@@ -304,11 +305,18 @@ def test_a_fork_that_begins_while_another_ends_leaves_the_collector_on(monkeypat
         def disable(self) -> None:
             self.is_on = False
 
-    collector = Collector()
+    def end_of_the_first() -> None:
+        threads.pop()
+        garbage._collect_again()
+        threads.append(2)
+
+    collector, threads = Collector(), [1]
     monkeypatch.setattr(garbage, "gc", collector)
+    monkeypatch.setattr(garbage, "threading", SimpleNamespace(get_ident=lambda: threads[-1]))
     garbage._stop_collecting()
     # Another thread begins: when it has looked, the first one ends.
-    collector.meanwhile = garbage._collect_again
+    threads.append(2)
+    collector.meanwhile = end_of_the_first
     garbage._stop_collecting()
     collector.meanwhile = lambda: None
     assert not collector.is_on
@@ -319,6 +327,24 @@ def test_a_fork_that_begins_while_another_ends_leaves_the_collector_on(monkeypat
     garbage._stop_collecting()
     garbage._collect_again()
     assert not collector.is_on
+
+
+def fork_and_be_interrupted() -> list[Any]:
+    """If a Ctrl-C comes during two forks: how many children collect no garbage, and whether this process does."""
+    sys.unraisablehook = lambda _: None
+    # It is answered where the next function of Python's begins.
+    os.register_at_fork(after_in_parent=_thread.interrupt_main)
+    keep_garbage_of_parents()
+    found = []
+    for _ in range(2):
+        if not (pid := os.fork()):
+            os._exit(0 if gc.isenabled() else 1)
+        found.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    return [sum(found), gc.isenabled(), len(garbage._forking)]
+
+
+def test_an_interrupt_during_a_fork_leaves_the_collector_on() -> None:
+    assert run_python(fork_and_be_interrupted) == [0, True, 0]
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
