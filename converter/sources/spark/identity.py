@@ -66,8 +66,8 @@ _MOMENTS = re.compile(r'"value":"(\s|\\[a-z]|\\u00[01].)*(now|today|tomorrow|yes
 _HIDDEN = '"projections":null'
 """What a plan's JSON says of an Expand with expressions that it leaves out."""
 
-_OWN_CONFS = ("converter.", "petastorm.")
-"""What begins the names of confs that say where entries lie, not what is in them."""
+_OTHER_CONFS = ("converter.", "petastorm.", "spark.databricks.delta.lastCommit")
+"""What begins the names of confs that say where entries lie or what Delta committed last, not how files are read."""
 
 _SKIPPING = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
 """Confs that let a job leave out rows because a store does not answer."""
@@ -304,7 +304,7 @@ def inputs_of(df: Any) -> tuple[Any, ...] | None:
 
 def _confs_of(df: Any) -> tuple[tuple[str, str], ...]:
     """The user's confs but those of converters, and a digest of Hadoop's, which readers of files ask as well."""
-    confs = {name: value for name, value in users_confs(df.sparkSession).items() if not name.startswith(_OWN_CONFS)}
+    confs = {name: value for name, value in users_confs(df.sparkSession).items() if not name.startswith(_OTHER_CONFS)}
     # Unless it is set, Spark asks the JVM for it each time.
     confs["spark.sql.session.timeZone"] = df.sparkSession.conf.get("spark.sql.session.timeZone")
     hadoop = java_frame(df).sparkSession().sparkContext().hadoopConfiguration().getPropsWithPrefix("")
