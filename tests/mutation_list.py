@@ -232,7 +232,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         claim="a frame from before its files grew is one of now",
         old="    return lengths == {_plain(unquote(path)): {num_bytes} for path, num_bytes, _, _ in inputs.files}",
         new="    return True",
-        tests=("tests/integration/test_identity.py",),
+        tests=(
+            "tests/unit/sources/spark/test_input_files.py",
+            "tests/integration/test_identity.py",
+        ),
     ),
     Mutation(
         module="sources/spark/options.py",
