@@ -339,13 +339,14 @@ def _manifest_of(manifests: list[Manifest], columns: tuple[str, ...], mixing: Mi
     """What plans and states need to know of a mixture: its rows in blocks, its columns, its fingerprint."""
     fields = []
     for name in columns:
-        stored = [manifest.schema[name] for manifest in manifests]
+        # As in batches: what is none of the categories that were given to one source is null there, and in no file.
+        own = [manifest.batch_schema[name] for manifest in manifests]
         fields.append(
             replace(
-                stored[0],
-                has_nulls=any(field.has_nulls for field in stored),
-                has_null_elements=any(field.has_null_elements for field in stored),
-                is_jagged=any(field.is_jagged for field in stored),
+                manifests[0].schema[name],
+                has_nulls=any(field.has_nulls for field in own),
+                has_null_elements=any(field.has_null_elements for field in own),
+                is_jagged=any(field.is_jagged for field in own),
             )
         )
     content = [manifest.live_fingerprint for manifest in manifests]

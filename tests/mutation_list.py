@@ -2277,4 +2277,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="",
         tests=("tests/unit/reading/test_ahead.py",),
     ),
+    Mutation(
+        module="mixed.py",
+        claim="what is unseen in one source of a mixture has no mask",
+        old="        own = [manifest.batch_schema[name] for manifest in manifests]",
+        new="        own = [manifest.schema[name] for manifest in manifests]",
+        tests=("tests/unit/test_mixed.py",),
+    ),
 )

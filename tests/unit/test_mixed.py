@@ -257,6 +257,28 @@ def test_views_are_mixed(sources: dict[str, DatasetConverter]) -> None:
     assert "1,300 rows of web: 1,000, books: 300" in repr(mix(sources))
 
 
+@pytest.mark.parametrize("names", [["known", "new"], ["new", "known"]])
+def test_what_is_unseen_in_one_source_is_null_in_a_mixture(tmp_path: Path, names: list[str]) -> None:
+    words = {"known": ["a", "b"], "new": ["b", "unseen"]}
+    for name, pair in words.items():
+        lists = pa.array([[pair[0]], pair], pa.list_(pa.string()))
+        table = pa.table({"n": [0, 1], "word": pair, "bag": lists})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    known = make_parquet_converter(tmp_path / "known.parquet", categories=["word", "bag"])
+    values = {name: known.schema[name].categories for name in ("word", "bag")}
+    new = make_parquet_converter(tmp_path / "new.parquet", categories=values, unseen="null")
+    parts = {"known": known, "new": new}
+    both = mix({name: parts[name] for name in names}, source="from")
+    assert both.schema["word"].has_nulls
+    assert both.schema["bag"].has_null_elements
+    found = read(both, columns=None, nulls="mask", ragged="nested")
+    for row in range(4):
+        expected = words[names[found["from"][row]]][: found["n"][row] + 1]
+        assert (values["word"][found["word"][row]] if found["word__valid"][row] else "unseen") == expected[-1]
+        codes = zip(found["bag"][row], found["bag__element_valid"][row], strict=True)
+        assert [values["bag"][code] if is_known else "unseen" for code, is_known in codes] == expected
+
+
 def test_sequences_with_texts_and_the_number_of_their_source(sources: dict[str, DatasetConverter]) -> None:
     sequences = {name: part.sequences(3, partial="pad") for name, part in sources.items()}
     both = mix(sequences, {"web": 1, "books": 1}, stop=90, source="from")
