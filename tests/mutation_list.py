@@ -2284,4 +2284,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="        own = [manifest.schema[name] for manifest in manifests]",
         tests=("tests/unit/test_mixed.py",),
     ),
+    Mutation(
+        module="reading/mixing.py",
+        claim="wide rows in a row and chosen ones are taken for one another in a mixture",
+        old="    if any(isinstance(column, WindowRows) for column in columns):",
+        new="    if False:",
+        tests=("tests/unit/test_mixed.py",),
+    ),
+    Mutation(
+        module="scans/passes.py",
+        claim="a run of nulls alone has no statistics",
+        old="mask[valid]).reshape(len(values), elements)",
+        new="mask[valid]).reshape(len(values), -1)",
+        tests=("tests/unit/test_statistics.py",),
+    ),
 )

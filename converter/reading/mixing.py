@@ -209,8 +209,16 @@ def _interleaved(source: BatchSource, parts: Sequence[Columns], ids: Any, rows: 
 def _alike(source: BatchSource, name: str, parts: Sequence[Mapping[str, Any]]) -> list[Any]:
     """A column's parts in one form: lists of a user's files and bytes of ours are not."""
     columns = [part[name] for part in parts]
+    if any(isinstance(column, WindowRows) for column in columns):
+        # Rows in a row were copied at once, those that were chosen from others were not.
+        return [column if isinstance(column, WindowRows) else _copied(column) for column in columns]
     if not isinstance(columns[0], pa.Array) or len({column.type for column in columns}) == 1:
         return columns
     field = source.field_of(name)
     assert field is not None
     return [ragged_values(column, field).to_arrow(is_jagged=field.is_jagged) for column in columns]
+
+
+def _copied(column: Any) -> WindowRows:
+    """Rows that need no look at their file any more, among others that do."""
+    return WindowRows(parts=[column], rows=np.arange(len(column)), check=lambda: None)

@@ -206,7 +206,7 @@ def scan_statistics(source: BatchSource) -> dict[str, ColumnStatistics]:
                 if isinstance(mask, pa.Array):
                     parts = [(opened, width, values[ragged_values(mask, replace(field, dtype="bool")).values])]
                 else:
-                    mask = (mask if valid is None else mask[valid]).reshape(len(values), -1)
+                    mask = (mask if valid is None else mask[valid]).reshape(len(values), elements)
                     is_whole = mask.all(axis=1)
                     # Rows with a null have no complete elements: their numbers are counted alone.
                     odd = values[~is_whole].reshape(-1, mask.shape[1])[mask[~is_whole]]

@@ -257,6 +257,21 @@ def test_views_are_mixed(sources: dict[str, DatasetConverter]) -> None:
     assert "1,300 rows of web: 1,000, books: 300" in repr(mix(sources))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("first", ["whole", "few"])
+def test_wide_rows_of_a_whole_source_and_of_chosen_rows(
+    sources: dict[str, DatasetConverter], first: str, *, shuffle: bool
+) -> None:
+    parts = {"whole": sources["web"], "few": sources["books"].where([("n", ">=", 10_050)])}
+    both = mix({name: parts[name] for name in sorted(parts, reverse=first == "whole")}, stop="all")
+    found = read(both, columns=["n", "wide", "pair"], shuffle=shuffle, shuffle_window_rows=200)
+    assert set(found["n"].tolist()) == {*range(1000), *range(10_050, 10_300)}
+    for name, width in (("wide", 80), ("pair", 2)):
+        np.testing.assert_array_equal(
+            found[name], np.repeat(found["n"], width).reshape(-1, width).astype(found[name].dtype)
+        )
+
+
 @pytest.mark.parametrize("names", [["known", "new"], ["new", "known"]])
 def test_what_is_unseen_in_one_source_is_null_in_a_mixture(tmp_path: Path, names: list[str]) -> None:
     words = {"known": ["a", "b"], "new": ["b", "unseen"]}
