@@ -2252,7 +2252,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/identity.py",
         claim="the zone that the JVM has is no conf",
-        old="""    confs["spark.sql.session.timeZone"] = df.sparkSession.conf.get("spark.sql.session.timeZone")\n""",
+        old="""    confs["JVM"] = java_packages(df.sparkSession).java.util.TimeZone.getDefault().toString()\n""",
         new="",
         tests=("tests/integration/test_identity.py",),
     ),

@@ -30,6 +30,7 @@ from converter.sources.spark.session import (
     ends_all,
     is_spark_away,
     java_frame,
+    java_packages,
     listed,
     or_doubt,
 )
@@ -303,10 +304,10 @@ def inputs_of(df: Any) -> tuple[Any, ...] | None:
 
 
 def _confs_of(df: Any) -> tuple[tuple[str, str], ...]:
-    """The user's confs but those of converters, and a digest of Hadoop's, which readers of files ask as well."""
+    """What readers of files ask: the user's confs but those of converters, the JVM's zone, a digest of Hadoop's confs."""
     confs = {name: value for name, value in users_confs(df.sparkSession).items() if not name.startswith(_OTHER_CONFS)}
-    # Unless it is set, Spark asks the JVM for it each time.
-    confs["spark.sql.session.timeZone"] = df.sparkSession.conf.get("spark.sql.session.timeZone")
+    # Spark has it unless the session has another one; readers of ORC have it in any case.
+    confs["JVM"] = java_packages(df.sparkSession).java.util.TimeZone.getDefault().toString()
     hadoop = java_frame(df).sparkSession().sparkContext().hadoopConfiguration().getPropsWithPrefix("")
     return (*sorted(confs.items()), ("Hadoop", _digest(*sorted(hadoop.toString().split(", ")))))
 
