@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.parity import golden_tables
@@ -232,9 +234,47 @@ def convert_while_it_changes(folder: str) -> Found:
     return {"rows": [len(one) for one in made], "urls": [one.url for one in made], "folders": len(folders)}
 
 
+def convert_in_zones_of_the_jvm(folder: str) -> list[Found]:
+    """Times of long ago, which Spark reads by the JVM's zone, in two of them; and the first one again."""
+    from deltalake import write_deltalake
+
+    from converter import make_spark_converter
+
+    old = dt.datetime(1850, 1, 1, tzinfo=dt.timezone.utc)
+    write_deltalake(f"{folder}/table", pa.table({"at": pa.array([old], pa.timestamp("us", "UTC"))}))
+    spark = start_spark(folder)
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    spark.conf.set("spark.sql.parquet.datetimeRebaseModeInRead", "LEGACY")
+    zones = spark._jvm.java.util.TimeZone
+    held, found = zones.getDefault(), []
+    for zone in ("UTC", "America/Los_Angeles", "UTC"):
+        zones.setDefault(zones.getTimeZone(zone))
+        df = spark.read.format("delta").load(f"{folder}/table")
+        made = make_spark_converter(df, cache_dir=f"{folder}/cache", delete_on_exit=False, progress=False)
+        (batch,) = made.make_batch_reader()
+        expected = df.selectExpr("unix_micros(at)").first()[0]
+        found.append({"expected": expected, "rows": int(batch["at"].astype("int64")[0]), "url": made.url})
+    zones.setDefault(held)
+    spark.stop()
+    return found
+
+
+def test_a_version_that_is_read_in_another_zone_of_the_jvm_is_another_one(programs: dict[str, Any]) -> None:
+    one, other, again = programs[convert_in_zones_of_the_jvm.__name__]
+    for each in (one, other, again):
+        assert each["rows"] == each["expected"]
+    assert one["expected"] != other["expected"]
+    assert one["url"] == again["url"] != other["url"]
+
+
 def run_programs(folder: str) -> dict[str, Any]:
     """What each of the programs found: one Java for all, which starts a Spark for each."""
-    programs = (convert_under_settings, convert_a_table_that_was_put_back, convert_while_it_changes)
+    programs = (
+        convert_under_settings,
+        convert_a_table_that_was_put_back,
+        convert_while_it_changes,
+        convert_in_zones_of_the_jvm,
+    )
     return {program.__name__: program(f"{folder}/{program.__name__}") for program in programs}
 
 

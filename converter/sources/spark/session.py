@@ -136,6 +136,11 @@ def java_packages(session: Any) -> Any:
     return getattr(session, "_jvm", None)
 
 
+def zone_of_java(session: Any) -> str:
+    """The time zone of a classic session's JVM, whatever the session's own is."""
+    return str(java_packages(session).java.util.TimeZone.getDefault().getID())
+
+
 def explain(df: Any, mode: str) -> str:
     """What `df.explain(mode=…)` prints. Catching that would take what other threads print, and mix up `sys.stdout`.
 
