@@ -2252,7 +2252,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/identity.py",
         claim="the zone that the JVM has is no conf",
-        old="""    confs["JVM"] = zone_of_java(df.sparkSession)\n""",
+        old="""    confs["JVM"] = " ".join(defaults_of_java(df.sparkSession))\n""",
         new="",
         tests=("tests/integration/test_identity.py",),
     ),
@@ -2304,5 +2304,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         old="        described.append(java_zone)",
         new="        pass",
         tests=("tests/integration/test_delta_keys.py",),
+    ),
+    Mutation(
+        module="sources/spark/session.py",
+        claim="the language of the JVM decides nothing",
+        old="str(java.Locale.getDefault().toLanguageTag())",
+        new='"en-US"',
+        tests=("tests/integration/test_identity.py",),
     ),
 )

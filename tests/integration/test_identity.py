@@ -569,6 +569,19 @@ def test_times_that_were_read_in_another_zone_of_the_jvm_are_other_rows(
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
+def test_what_the_language_of_the_jvm_decides_is_other_rows(spark: SparkSession, convert: Convert) -> None:
+    locales = spark._jvm.java.util.Locale
+    held = locales.getDefault()
+    try:
+        check_never_stale(
+            convert,
+            lambda: spark.range(0, 3, 1, 1).selectExpr("id", "upper(concat('éi', id)) AS text"),
+            lambda: locales.setDefault(locales.forLanguageTag("tr-TR")),
+        )
+    finally:
+        locales.setDefault(held)
+
+
 @pytest.mark.parametrize("key", [None, "a key"])
 @pytest.mark.parametrize("seed", [None, 5])
 def test_rows_that_were_cached_under_other_names_are_not_those_of_now(

@@ -9,7 +9,7 @@ from typing import Any
 
 from converter.sources.spark.confs import users_confs
 from converter.sources.spark.identity import skips_files
-from converter.sources.spark.session import java_frame, listed, or_doubt, zone_of_java
+from converter.sources.spark.session import defaults_of_java, java_frame, listed, or_doubt
 from converter.storage.urls import shown_url
 
 _PLAIN = {
@@ -95,7 +95,8 @@ def find_delta_version(df: Any) -> DeltaVersion | None:
     path = location.path().toString()
     # The timestamp, because a restored copy with commits of its own has the same table id and version.
     described = ["delta", path, table_id, version, snapshot.timestamp(), session.version, zone, confs, steps]
-    if (java_zone := zone_of_java(session)) != zone:
+    java_zone, _ = defaults_of_java(session)
+    if java_zone != zone:
         # By it Spark reads times before 1900 that were written without its own version.
         described.append(java_zone)
     source = f"version {version} of the Delta table {shown_url(path)}"

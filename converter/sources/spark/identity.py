@@ -27,12 +27,12 @@ from converter.sources.spark.input_files import IN_PLAN, Inputs, Listing, are_li
 from converter.sources.spark.session import (
     after_interrupt,
     count_local_lists,
+    defaults_of_java,
     ends_all,
     is_spark_away,
     java_frame,
     listed,
     or_doubt,
-    zone_of_java,
 )
 
 logger = logging.getLogger(__name__)
@@ -304,10 +304,10 @@ def inputs_of(df: Any) -> tuple[Any, ...] | None:
 
 
 def _confs_of(df: Any) -> tuple[tuple[str, str], ...]:
-    """What readers of files ask: the user's confs but those of converters, the JVM's zone, and Hadoop's as a digest."""
+    """What Spark asks when it runs: confs but those of converters, the JVM's defaults, a digest of Hadoop's confs."""
     confs = {name: value for name, value in users_confs(df.sparkSession).items() if not name.startswith(_OTHER_CONFS)}
-    # Spark has it unless the session has another one; readers of ORC have it in any case.
-    confs["JVM"] = zone_of_java(df.sparkSession)
+    # Spark has that zone unless the session has another one, readers of ORC in any case; `upper` asks for the language.
+    confs["JVM"] = " ".join(defaults_of_java(df.sparkSession))
     hadoop = java_frame(df).sparkSession().sparkContext().hadoopConfiguration().getPropsWithPrefix("")
     return (*sorted(confs.items()), ("Hadoop", _digest(*sorted(hadoop.toString().split(", ")))))
 

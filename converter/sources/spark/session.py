@@ -136,9 +136,10 @@ def java_packages(session: Any) -> Any:
     return getattr(session, "_jvm", None)
 
 
-def zone_of_java(session: Any) -> str:
-    """The time zone of a classic session's JVM, whatever the session's own is."""
-    return str(java_packages(session).java.util.TimeZone.getDefault().getID())
+def defaults_of_java(session: Any) -> tuple[str, str]:
+    """The time zone and the language of a classic session's JVM, whatever the session's own zone is."""
+    java = java_packages(session).java.util
+    return str(java.TimeZone.getDefault().getID()), str(java.Locale.getDefault().toLanguageTag())
 
 
 def explain(df: Any, mode: str) -> str:
