@@ -256,6 +256,7 @@ class MixedConverter(DatasetConverter):
         for part in self._converters.values():
             storage, manifest = self._files_of(part)
             made.append(own.make_source(storage, _with_nulls(manifest, self._manifest)))
+        _check_stacks(dict(zip(self._converters, made, strict=True)))
         first = made[0]
         threads = first.workers_count
         schema, names = first.schema, first.names
@@ -287,6 +288,18 @@ class MixedConverter(DatasetConverter):
         )
         log_uneven_shards(source)
         return source
+
+
+def _check_stacks(parts: Mapping[str, BatchSource]) -> None:
+    """Raise ValueError if columns that are stacked become other numbers in one source than in another."""
+    (first_name, first), *others = parts.items()
+    for other_name, other in others:
+        for mine, its in zip(first.stacks, other.stacks, strict=True):
+            if mine.dtype != its.dtype:
+                raise ValueError(
+                    f"stack: {mine.name!r} would be {mine.dtype} in {first_name!r} and {its.dtype} in {other_name!r}. "
+                    "Make these converters with the same float_dtype."
+                )
 
 
 def _common_columns(manifests: Mapping[str, Manifest]) -> tuple[str, ...]:

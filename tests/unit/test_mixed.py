@@ -257,6 +257,18 @@ def test_views_are_mixed(sources: dict[str, DatasetConverter]) -> None:
     assert "1,300 rows of web: 1,000, books: 300" in repr(mix(sources))
 
 
+def test_stacks_of_other_numbers_in_one_source_are_named(tmp_path: Path) -> None:
+    parts = {}
+    for name, float_dtype in (("a", "float32"), ("b", "float64")):
+        pq.write_table(
+            pa.table({"x": pa.array([1, 2], pa.int32()), "y": pa.array([1, 2], pa.float32())}), tmp_path / name
+        )
+        parts[name] = make_parquet_converter(tmp_path / name, float_dtype=float_dtype)
+    said = r"stack: 's' would be float32 in 'a' and float64 in 'b'\. Make these converters with the same float_dtype\."
+    with pytest.raises(ValueError, match=said):
+        mix(parts).make_batch_reader(stack={"s": ["x", "y"]})
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("first", ["whole", "few"])
 def test_wide_rows_of_a_whole_source_and_of_chosen_rows(
