@@ -13,6 +13,7 @@ from tests.faults.campaign import (
     crowd_in_turns,
     crowd_of_stores,
     damaged_bytes,
+    features,
     kill,
     known_faults,
     lives,
@@ -124,6 +125,16 @@ def test_values_and_filters_are_what_spark_says() -> None:
     done = result.done
     assert done["cells compared"] > 1000
     assert min(done["filters that leave some"], done["reads"]) > 5
+
+
+def test_features_together_give_the_cells_that_are_known() -> None:
+    """Some 15 s of one core."""
+    result = run_cases(features.CAMPAIGN, 1, range(30))
+
+    assert not result.violations, result.violations[0]
+    done = result.done
+    assert done["cells compared"] > 20_000
+    assert min(done["mixtures"], done["reads"], done["statistics"]) > 10
 
 
 def test_whatever_is_killed_stopped_or_out_of_disk_the_laws_hold() -> None:

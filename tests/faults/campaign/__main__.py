@@ -29,6 +29,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "crowd_of_stores",
     "damaged_bytes",
     "values",
+    "features",
     "kill",
 )
 """Each is a module beside this one with a `CAMPAIGN`."""
