@@ -194,6 +194,24 @@ class MixedConverter(DatasetConverter):
         mixing = self._mixing.with_weights(shares, from_epoch=check_integer("from_epoch", from_epoch, least=0))
         return MixedConverter(self._converters, mixing, self._source_name)
 
+    def verify(self, *, every_row: bool = False) -> list[str]:
+        """Look for damage in the files of all sources, as their own `verify` does.
+
+        Args:
+            every_row: read all rows, too.
+
+        Raises:
+            CacheError: a converter was deleted.
+        """
+        # Views of the same files tell the same.
+        found = [line for part in self._converters.values() for line in part.verify(every_row=every_row)]
+        return list(dict.fromkeys(found))
+
+    def describe(self) -> dict[str, Any]:
+        """What is known of the rows without reading any; `bytes`, `files` and `row_groups` are those of all sources."""
+        told = [part.describe() for part in self._converters.values()]
+        return super().describe() | {name: sum(one[name] for one in told) for name in ("bytes", "files", "row_groups")}
+
     def __repr__(self) -> str:
         parts = ", ".join(f"{name}: {len(part):,}" for name, part in self._converters.items())
         return f"MixedConverter({len(self):,} rows of {parts}; {len(self.columns)} columns)"

@@ -211,6 +211,11 @@ def add_moments(totals: dict[str, ClosedMoments], moments: dict[str, Any]) -> di
 
 def _merge_into(merged: dict[str, ClosedMoments], name: str, closed: ClosedMoments) -> None:
     before = merged.get(name)
+    if before is not None and not before["count"].any() and not before["nans"]:
+        # Rows that are all null have no shape.
+        before = None
+    elif before is not None and not closed["count"].any() and not closed["nans"]:
+        return
     if before is not None and len(before["count"]) != len(closed["count"]):
         # The rows there had another shape, so their elements do not correspond.
         before, closed = flatten_moments(before), flatten_moments(closed)

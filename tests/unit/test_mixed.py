@@ -257,6 +257,17 @@ def test_views_are_mixed(sources: dict[str, DatasetConverter]) -> None:
     assert "1,300 rows of web: 1,000, books: 300" in repr(mix(sources))
 
 
+def test_damage_in_any_source_is_told(sources: dict[str, DatasetConverter], tmp_path: Path) -> None:
+    both = mix(sources)
+    assert both.verify() == both.verify(every_row=True) == []
+    told, own = both.describe(), [part.describe() for part in sources.values()]
+    for name in ("bytes", "files", "row_groups"):
+        assert told[name] == sum(one[name] for one in own)
+    (tmp_path / "books" / "part.parquet").write_bytes(b"gone")
+    (line,) = both.verify()
+    assert "books" in line or "part.parquet" in line
+
+
 def test_stacks_of_other_numbers_in_one_source_are_named(tmp_path: Path) -> None:
     parts = {}
     for name, float_dtype in (("a", "float32"), ("b", "float64")):

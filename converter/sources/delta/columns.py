@@ -88,7 +88,10 @@ def table_columns(
         if len(names) == 1 and partition in actions.column_names and not pa.types.is_null(arrow_type):
             values = pc.cast(bounds_array(actions, partition), arrow_type)
             source = SourceColumn(arrow_type=arrow_type, values=values.dictionary_encode())
-            columns.append(Column(name=name, source=source, null_count=1 if values.null_count else 0, num_bytes=0))
+            # None if a file does not say how many rows it has.
+            rows = pc.filter(bounds_array(actions, "num_records"), pc.is_null(values))
+            null_count = None if rows.null_count else int(pc.sum(rows).as_py() or 0)
+            columns.append(Column(name=name, source=source, null_count=null_count, num_bytes=0))
             return
         key = ".".join(path)
         # The log counts the nulls of whole arrays and maps only.

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from converter.errors import SourceError
 from converter.places import Level, SourceColumn, innermost, is_list, members_of
-from converter.portable.tensors import DTYPE_METADATA
+from converter.portable.tensors import DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA
 from converter.sources.parquet.footers import SPARK_TYPE, Footer
 
 _WIDER = {
@@ -116,7 +116,7 @@ def merge_columns(url: str, files: Sequence[Footer]) -> dict[str, Column]:
             here, there = (str(column.type_name or column.source.arrow_type) for column in (added, before))
             if added.type_name != before.type_name:
                 wider = None
-            packed_here, packed_there = (column.metadata.get(DTYPE_METADATA) for column in (added, before))
+            packed_here, packed_there = (_packed(column) for column in (added, before))
             if packed_here != packed_there:
                 wider, here, there = None, f"{here} of {packed_here}", f"{there} of {packed_there}"
             if wider is None:
@@ -160,6 +160,15 @@ def _column_of(name: str, path: tuple[str, ...], part: pa.Field) -> Column:
         type_name=type_name,
         unit=unit,
     )
+
+
+def _packed(column: Column) -> str | None:
+    """What the bytes of a tensor that this package packed stand for; None if it is none."""
+    dtype = column.metadata.get(DTYPE_METADATA)
+    if dtype is None:
+        return None
+    ndim, shape = column.metadata.get(NDIM_METADATA), column.metadata.get(SHAPE_METADATA)
+    return f"{dtype} of {ndim} dimensions" if shape is None else f"{dtype} of shape {shape}"
 
 
 def _is_untyped(column: Column) -> bool:

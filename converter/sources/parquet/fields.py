@@ -83,7 +83,9 @@ def manifest_of(
             f"{url} has no rows, so there is nothing to train on. Check what was written there.", path=url
         )
     by_name = merge_columns(storage.url, files) | partition_columns(
-        storage.url, {file.name: partitions[file.name] for file in files}
+        storage.url,
+        {file.name: partitions[file.name] for file in files},
+        {file.name: file.num_rows for file in files},
     )
     wanted = choose_columns(by_name, columns=columns, shapes=shapes)
     fields = plan_fields(wanted, float_dtype=float_dtype, shapes=shapes, standardized=standardized)

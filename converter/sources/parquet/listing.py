@@ -270,8 +270,10 @@ def _partition_of(name: str) -> dict[str, str | None]:
     return partition
 
 
-def partition_columns(url: str, partitions: Mapping[str, Mapping[str, str | None]]) -> dict[str, Column]:
-    """Partition values as columns, typed as Spark types them: numbers, dates, else strings."""
+def partition_columns(
+    url: str, partitions: Mapping[str, Mapping[str, str | None]], num_rows: Mapping[str, int]
+) -> dict[str, Column]:
+    """Partition values as columns, typed as Spark types them: numbers, dates, else strings. Both by files' names."""
     first_name, first = next(iter(partitions.items()))
     for name, partition in partitions.items():
         if list(partition) != list(first):
@@ -285,7 +287,8 @@ def partition_columns(url: str, partitions: Mapping[str, Mapping[str, str | None
         texts = [partition[key] for partition in partitions.values()]
         values = _typed(texts)
         source = SourceColumn(arrow_type=values.type, values=values.dictionary_encode())
-        columns[key] = Column(name=key, source=source, null_count=1 if None in texts else 0, num_bytes=0)
+        null_count = sum(num_rows[name] for name, partition in partitions.items() if partition[key] is None)
+        columns[key] = Column(name=key, source=source, null_count=null_count, num_bytes=0)
     return columns
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,22 @@ def test_files_of_other_columns_are_named(tmp_path: Path) -> None:
     write(tmp_path, "b.parquet", {"id": [1], "x": ["text"]})
     with pytest.raises(SourceError, match=r"b\.parquet has other columns than .*a\.parquet: 'x' is string, and double"):
         make_parquet_converter(tmp_path)
+
+
+def test_tensors_of_one_width_and_two_shapes_are_refused_without_their_manifest(tmp_path: Path) -> None:
+    def write_tensors(name: str, ndim: int, shape: list[int]) -> None:
+        told = {"converter.dtype": "float32", "converter.ndim": str(ndim), "converter.shape": json.dumps(shape)}
+        schema = pa.schema([pa.field("m", pa.binary(24), metadata=told)])
+        values = pa.array([np.arange(6, dtype="<f4").tobytes()], pa.binary(24))
+        pq.write_table(pa.table({"m": values}, schema=schema), tmp_path / name)
+
+    write_tensors("a.parquet", 2, [2, 3])
+    write_tensors("b.parquet", 2, [2, 3])
+    assert make_parquet_converter(tmp_path).head(2)["m"].shape == (2, 2, 3)
+    for ndim, shape in ((2, [3, 2]), (1, [6])):
+        write_tensors("b.parquet", ndim, shape)
+        with pytest.raises(SourceError, match=r"b\.parquet has other columns than .*a\.parquet: 'm' is .* of shape \["):
+            make_parquet_converter(tmp_path)
 
 
 def test_a_column_and_a_member_of_one_name_in_two_files_are_refused(tmp_path: Path) -> None:
