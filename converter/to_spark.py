@@ -113,7 +113,13 @@ def read_row_groups(work: bytes, options: Mapping[str, Any], numbers: Sequence[i
     starts = np.cumsum(manifest.row_group_rows) - manifest.row_group_rows
     for row_group in wanted[numbers].tolist():
         table = read_columns(files, row_group)
-        arrays = [_unpacked(table.column(field.name), field, table.schema.field(field.name)) for field in fields]
+        arrays = [table.column(field.name) for field in fields]
+        if manifest.source_columns is None:
+            # A user's own bytes stay bytes, whatever was declared of them.
+            arrays = [
+                _unpacked(column, field, table.schema.field(field.name))
+                for column, field in zip(arrays, fields, strict=True)
+            ]
         rows = starts[row_group] + np.arange(int(manifest.row_group_rows[row_group]))
         if row_index is not None:
             arrays.append(pa.chunked_array([pa.array(rows)]))

@@ -2340,4 +2340,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="len(rows)\n            columns",
         tests=("tests/unit/test_statistics.py",),
     ),
+    Mutation(
+        module="scans/elements.py",
+        claim="what is noted of a column decides how its bytes are read by filters of elements",
+        old="is_foreign=is_foreign)",
+        new="is_foreign=not stored.metadata)",
+        tests=("tests/unit/scans/test_elements.py",),
+    ),
+    Mutation(
+        module="to_spark.py",
+        claim="declared bytes are lists in Spark",
+        old="        if manifest.source_columns is None:\n            # A user",
+        new="        if True:\n            # A user",
+        tests=("tests/integration/test_to_spark.py",),
+    ),
 )

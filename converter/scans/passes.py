@@ -76,7 +76,7 @@ def resolve_filters(storage: Storage, manifest: Manifest, filters: Filters) -> S
             return np.zeros(num_rows, np.bool_)
         table = read_columns(files, row_group, given_up)
         try:
-            mask = evaluate(expression, with_flags(table, comparisons, manifest.schema, arrow_schema))
+            mask = evaluate(expression, with_flags(table, comparisons, manifest, arrow_schema))
         except pa.ArrowException as error:
             cause = str(error).rstrip(".")
             raise ValueError(f"filters: {say_filters(expression)} fails on row group {row_group}: {cause}.") from error

@@ -140,8 +140,10 @@ def test_parquet_and_delta_give_their_own_values(spark: SparkSession, tables: tu
     folder, delta, table = tables
     plain_parquet = make_parquet_converter(folder, categories=["word"], standardize=["price"])
     decoded = make_parquet_converter(folder, decode={"raw": NumPy("int32", (2,))})
+    declared = make_parquet_converter(folder, shapes={"raw": ("int32", (2,))})
     for converter, live in (
         (plain_parquet, range(300)),
+        (declared, range(300)),
         (decoded, range(300)),
         (plain_parquet.split({"a": 0.5, "b": 0.5}, seed=1)["b"], None),
         (make_delta_converter(delta), [one for one in range(300) if one % 3]),

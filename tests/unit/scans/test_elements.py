@@ -132,6 +132,15 @@ def test_conditions_on_lists_and_on_single_values_combine(tmp_path: Path, source
         assert sorted(len(half) for half in part.split({"a": 0.5, "b": 0.5}).values()) == [1, 2]
 
 
+def test_numbers_in_a_users_bytes_are_compared_whatever_else_is_noted_of_them(tmp_path: Path) -> None:
+    rows = [np.arange(first, first + 4, dtype="<f4").tobytes() for first in (0, 4)]
+    schema = pa.schema([pa.field("m", pa.binary(), metadata={"comment": "mine"})])
+    pq.write_table(pa.table({"m": rows}, schema=schema), tmp_path / "rows.parquet")
+    converter = make_parquet_converter(tmp_path, shapes={"m": ("float32", (2, 2))})
+    part = converter.where([("m", "contains", 6.0)])
+    assert part.head(2)["m"].tolist() == [[[4, 5], [6, 7]]]
+
+
 def test_other_comparisons_of_lists_are_refused_by_name(tmp_path: Path) -> None:
     converter = found(tmp_path, "parquet")
     for sign, value in (("=", "red"), ("in", ["red"]), (">", "a")):
