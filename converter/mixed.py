@@ -197,6 +197,10 @@ class MixedConverter(DatasetConverter):
     def verify(self, *, every_row: bool = False) -> list[str]:
         """Look for damage in the files of all sources, as their own `verify` does.
 
+        ```python
+        assert mix({"web": converter, "books": other}).verify() == []
+        ```
+
         Args:
             every_row: read all rows, too.
 
@@ -208,7 +212,12 @@ class MixedConverter(DatasetConverter):
         return list(dict.fromkeys(found))
 
     def describe(self) -> dict[str, Any]:
-        """What is known of the rows without reading any; `bytes`, `files` and `row_groups` are those of all sources."""
+        """What is known of the rows without reading any; `bytes`, `files` and `row_groups` are those of all sources.
+
+        ```python
+        print(mix({"web": converter, "books": other}).describe()["bytes"])
+        ```
+        """
         told = [part.describe() for part in self._converters.values()]
         return super().describe() | {name: sum(one[name] for one in told) for name in ("bytes", "files", "row_groups")}
 
