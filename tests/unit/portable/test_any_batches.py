@@ -94,7 +94,7 @@ def named(codes: Any, categories: Any) -> Any:
     row_group_bytes=st.sampled_from([1, 60, 400, 1 << 20]),
     file_bytes=st.sampled_from([1, 300, 2000, 1 << 30]),
 )
-@examples(100)
+@examples(60)
 def test_rows_are_those_that_came(
     partitions: list[list[tuple[Any, ...]]], cuts: list[int], row_group_bytes: int, file_bytes: int
 ) -> None:
