@@ -20,6 +20,7 @@ from converter.portable.records import CategoriesSpec
 from converter.schema import Scale
 from converter.sources.spark.schema import SparkColumn
 from tests.entries import write_batches
+from tests.unit.portable.one_column import plan
 
 Row = dict[str, Any]
 
@@ -159,7 +160,7 @@ def _plan(name: str, values: list[Any] | None) -> SparkColumn:
         "pair": ("tensor", "int32", 1), "wide": ("tensor", "float32", 1), "bag": ("tensor", "float32", 1),
         "grid": ("tensor", "int64", 2),
     }[name]  # fmt: skip
-    column = SparkColumn(name=name, path=(name,), kind=kind, dtype=dtype, ndim=ndim, shape=None, narrowed_from=None)
+    column = plan(kind, dtype, ndim, name=name)
     if name not in CODED:
         return column
     unseen: Any = "raise" if values is None else "null"
