@@ -90,10 +90,13 @@ def cache_options(work: Work) -> dict[str, Any]:
 
 
 def _is_alike(manifest: Manifest, wanted: UnischemaField) -> bool:
-    """Whether the native engine hands a column out as the reader does. It makes numbers of decimals, too."""
+    """Whether the native engine hands a column out as the reader does.
+
+    It makes numbers of decimals, too, and wider ones of unsigned numbers, as Spark does.
+    """
     field = manifest.schema[wanted.name]
     is_number = field.dtype in _DTYPES and not field.has_nulls and not field.has_null_elements
-    is_wanted = issubclass(np.dtype(wanted.numpy_dtype).type, (np.number, np.bool_))
+    is_wanted = np.dtype(wanted.numpy_dtype).name == field.dtype
     return is_number and is_wanted and field.shape is not None and len(wanted.shape) <= 1
 
 

@@ -116,7 +116,8 @@ def shuffled_runs(
 
 def _drawn(pool: ColumnPool, batch_size: int, num_rows: int, piece_rows: int) -> Iterator[Run]:
     """Whole batches of at most `num_rows` rows."""
-    left, most = num_rows // batch_size, max(1, piece_rows // batch_size)
+    # A float in one batch must not round the integers of another one.
+    left, most = num_rows // batch_size, 1 if pool.has_mixed_types else max(1, piece_rows // batch_size)
     while left > 0:
         yield run_of(pool.draw(min(most, left) * batch_size), batch_size)
         left -= most

@@ -12,9 +12,11 @@ from converter.petastorm.reader_impl.columns import (
     Rows,
     alike,
     empty_like,
+    is_mixed,
     num_rows_of,
     put_rows,
     take_rows,
+    unmixed,
 )
 
 
@@ -39,6 +41,11 @@ class ColumnPool:
         self.num_rows = 0
         """Rows that wait."""
 
+    @property
+    def has_mixed_types(self) -> bool:
+        """Whether the types of a column depend on the rows that are drawn together."""
+        return any(map(is_mixed, self._columns.values()))
+
     def add(self, columns: Mapping[Any, Any]) -> None:
         """Add rows."""
         num_added = num_rows_of(columns)
@@ -60,7 +67,7 @@ class ColumnPool:
         self._slots[chosen[chosen < left]] = self._slots[left : self.num_rows][stays]
         self._slots[left : self.num_rows] = slots
         self.num_rows = left
-        drawn = {name: take_rows(column, slots) for name, column in self._columns.items()}
+        drawn = {name: unmixed(take_rows(column, slots)) for name, column in self._columns.items()}
         for column in self._columns.values():
             if isinstance(column, np.ndarray) and column.dtype == object:
                 # Or the pool would keep them alive.

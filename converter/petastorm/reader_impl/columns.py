@@ -46,7 +46,7 @@ def take_rows(column: Any, rows: Rows) -> Any:
 
         return column.index_select(0, torch.from_numpy(rows).to(column.device))
     # Arrow gathers numbers at half of NumPy's cost, and reuses memory.
-    return column[rows] if column.dtype == object else take(column, rows)
+    return column[rows] if column.dtype == object or is_mixed(column) else take(column, rows)
 
 
 def put_rows(column: Any, rows: Rows, values: Any) -> None:
@@ -65,7 +65,8 @@ def empty_like(column: Any, num_rows: int) -> Any:
     if not isinstance(column, np.ndarray):
         return column.new_empty(shape)
     # Memory of earlier pools is used again.
-    return np.empty(shape, object) if column.dtype == object else new_array(shape, column.dtype)
+    is_foreign = column.dtype == object or is_mixed(column)
+    return np.empty(shape, column.dtype) if is_foreign else new_array(shape, column.dtype)
 
 
 def as_objects(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -73,8 +74,8 @@ def as_objects(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if column.dtype == object and column.ndim == 1:
         return column
     objects = np.empty(len(column), object)
-    for number, value in enumerate(column):
-        objects[number] = value
+    for number in range(len(column)):
+        objects[number] = unmixed(column[number : number + 1])[0]
     return objects
 
 
@@ -86,5 +87,33 @@ def alike(column: Any, other: Any) -> tuple[Any, Any]:
         return column, other
     if object in (column.dtype, other.dtype) or column.shape[1:] != other.shape[1:]:
         return as_objects(column), as_objects(other)
+    integers = next((one.dtype for one in (column, other) if one.dtype.kind in "iu" and one.itemsize == 8), None)
+    if is_mixed(column) or (integers is not None and "f" in (column.dtype.kind, other.dtype.kind)):
+        dtype = (
+            column.dtype if is_mixed(column) else np.dtype([("integer", integers), ("real", "f8"), ("is_real", "?")])
+        )
+        return _as_mixed(column, dtype), _as_mixed(other, dtype)
     dtype = np.result_type(column, other)
     return column.astype(dtype), other.astype(dtype)
+
+
+def is_mixed(column: Any) -> bool:
+    """Whether rows are integers or floats, each as exact as it came: a row group with a null has floats."""
+    return isinstance(column, np.ndarray) and column.dtype.names is not None
+
+
+def unmixed(column: Any) -> Any:
+    """Rows of a mixed column as integers, or as floats if there is one among them; other columns as they are."""
+    if not is_mixed(column):
+        return column
+    is_real = column["is_real"]
+    return np.where(is_real, column["real"], column["integer"]) if is_real.any() else column["integer"].copy()
+
+
+def _as_mixed(column: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if is_mixed(column):
+        return column
+    mixed = np.zeros(column.shape, dtype)
+    is_real = column.dtype.kind == "f"
+    mixed["real" if is_real else "integer"], mixed["is_real"] = column, is_real
+    return mixed

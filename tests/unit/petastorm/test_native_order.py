@@ -14,6 +14,7 @@ import pytest
 
 from converter.petastorm import TransformSpec, make_batch_reader, make_reader
 from converter.petastorm.predicates import in_lambda
+from converter.petastorm.pytorch import BatchedDataLoader, DataLoader
 from converter.petastorm.reader_impl import native_order
 from converter.petastorm.reader_impl.native_order import native_blocks
 from tests.unit.petastorm.conftest import Stored
@@ -91,6 +92,26 @@ def test_a_file_without_rows_is_passed_over(tmp_path: Path) -> None:
 def test_what_the_engine_cannot_read_alike_is_left_to_the_reader(plain: Stored, options: dict[str, Any]) -> None:
     with make_batch_reader(plain.url, **{"schema_fields": FIELDS} | options) as reader:
         assert native_blocks(reader.work, threading.Event()) is None
+
+
+@pytest.mark.parametrize("loader", [None, DataLoader, BatchedDataLoader])
+def test_unsigned_numbers_keep_their_types(loader: Any, tmp_path: Path) -> None:
+    kinds = [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.list_(pa.uint8())]
+    if loader is not None:
+        # torch has no others.
+        kinds = [pa.uint8(), pa.list_(pa.uint8())]
+    cells = [[1, 2], [3, 250]]
+    table = {
+        f"c{number}": pa.array(cells if pa.types.is_list(kind) else [1, 250], kind) for number, kind in enumerate(kinds)
+    }
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    reader = make_batch_reader(tmp_path.as_uri(), num_epochs=1)
+    with reader if loader is None else loader(reader, batch_size=2, shuffling_queue_capacity=9) as batches:
+        batch = next(iter(batches))
+    for number, kind in enumerate(kinds):
+        column = getattr(batch, f"c{number}") if loader is None else batch[f"c{number}"].numpy()
+        assert column.dtype == (kind.value_type if pa.types.is_list(kind) else kind).to_pandas_dtype()
+        assert sorted(column.tolist()) == (cells if pa.types.is_list(kind) else [1, 250])
 
 
 def test_rows_that_codecs_decode_are_left_to_the_reader(stored: Stored) -> None:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from converter.petastorm.reader_impl.batch_runs import shuffled_runs
 from converter.petastorm.reader_impl.column_pool import ColumnPool
 from converter.petastorm.reader_impl.pytorch_shuffling_buffer import (
     BatchedNoopShufflingBuffer,
@@ -197,6 +198,37 @@ def test_a_pool_holds_columns_of_several_types_of_rows() -> None:
     assert sorted(map(str, drawn["x"])) == ["0.5", "1.0", "2.0", "nan"]
     assert sorted(row.shape for row in drawn["y"]) == [(3,), (3,), (4,), (4,)]
     assert set(drawn["z"].tolist()) == {"a", None, 7, 8}
+
+
+@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_whole_numbers_are_rounded_only_in_batches_that_have_a_null(dtype: str, shape: tuple[int, ...]) -> None:
+    def column(values: Any) -> Any:
+        return np.array(values).reshape(-1, *[1] * len(shape)) * np.ones(shape, np.array(values).dtype)
+
+    large = np.arange(2**60 + 1, 2**60 + 4001, 2, dtype=dtype)
+    # As a row group comes that has a null.
+    blocks = [large[:100], np.array([7.0, np.nan]), *np.split(large[100:], 19)]
+    runs = shuffled_runs(
+        [{"x": column(block)} for block in blocks], 4, ColumnPool(np.random.default_rng(0)), min_left=9
+    )
+    batches = [run.columns["x"][start : start + 4] for run in runs for start in range(0, run.num_rows, 4)]
+
+    whole = np.concatenate([batch for batch in batches if batch.dtype == dtype])
+    others = [batch for batch in batches if batch.dtype != dtype]
+    assert {batch.dtype.name for batch in others} == {"float64"}
+    assert 1 <= len(others) <= 2
+    assert all((batch < 8).any() or np.isnan(batch).any() for batch in others)
+    assert set(whole.ravel().tolist()) < set(large.tolist())
+    assert len(whole) + sum(map(len, others)) == 2002
+
+
+def test_whole_numbers_among_floats_stay_whole_where_rows_become_objects() -> None:
+    pool = ColumnPool(np.random.default_rng(0))
+    pool.add({"x": np.array([2**60 + 1])})
+    pool.add({"x": np.array([0.5])})
+    pool.add({"x": np.array(["text"], object)})
+    assert set(pool.draw(3)["x"].tolist()) == {2**60 + 1, 0.5, "text"}
 
 
 def test_a_pool_lets_drawn_objects_go() -> None:
