@@ -1977,6 +1977,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/cache/test_leases.py",),
     ),
     Mutation(
+        module="reading/row_groups.py",
+        claim="copies of narrowed numbers stay with the open file",
+        old=" and not self.opened.plain[name].is_narrowed",
+        new="",
+        tests=("tests/unit/reading/test_pages.py",),
+    ),
+    Mutation(
+        module="petastorm/native.py",
+        claim="unsigned numbers come as wider ones, which the native engine makes of them",
+        old="is_wanted = np.dtype(wanted.numpy_dtype).name == field.dtype",
+        new="is_wanted = True",
+        tests=("tests/unit/petastorm/test_native_order.py",),
+    ),
+    Mutation(
+        module="petastorm/reader_impl/batch_runs.py",
+        claim="a null in one batch rounds the whole numbers of the next ones",
+        old="1 if pool.has_mixed_types else max(1, piece_rows // batch_size)",
+        new="max(1, piece_rows // batch_size)",
+        tests=("tests/unit/petastorm/test_shuffling_buffers.py",),
+    ),
+    Mutation(
         module="petastorm/native.py",
         claim="stop() waits for footers that a silent server does not send",
         old="            given_up=given_up,\n",

@@ -94,6 +94,11 @@ class PlainColumn:
     regular: dict[tuple[bytes, int], bool] = dataclasses.field(default_factory=dict, compare=False)
     """Whether repetition levels are regular, by their bytes: those of most pages are the same."""
 
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether the values are copies of those in the pages, of another type."""
+        return self.file_dtype != self.dtype
+
     def find_chunk(self, chunk: ColumnChunk, num_rows: int) -> Chunk | None:
         """Where a row group's values lie; None if the footer shows that they are not plain.
 
@@ -114,7 +119,8 @@ class PlainColumn:
     def pages(self, buffer: pa.Buffer, chunk: Chunk, *, verify_checksums: bool = False) -> Iterator[Array | None]:
         """A chunk's values, page by page, in order; None, and no more, if Arrow must decode them.
 
-        There is a page at least. Uncompressed pages are views of the buffer, which holds the whole file.
+        There is a page at least. Uncompressed pages are views of the buffer, which holds the whole file; narrowed ones
+        are copies.
 
         Raises:
             pyarrow.ArrowException, OSError, ValueError: a page is damaged.
@@ -154,7 +160,7 @@ class PlainColumn:
         if self.has_lengths:
             return self._bytes_of_one_length(page, levels, num_values)
         rows = np.frombuffer(page, self.file_dtype, offset=levels)
-        if self.file_dtype != self.dtype:
+        if self.is_narrowed:
             # As Arrow narrows: a number beyond float32 becomes infinite.
             with np.errstate(over="ignore"):
                 rows = rows.astype(self.dtype)

@@ -129,7 +129,7 @@ class RowGroup:
                 values = self.opened.plain_values(name, chunk, self._fetched)
             if values is None:
                 return None
-            is_view = isinstance(chunk, Chunk) and chunk.codec is None and len(values) == 1
+            is_view = isinstance(chunk, Chunk) and self._is_view(name, chunk) and len(values) == 1
             # Fetched bytes are released with this row group.
             if is_view and self._fetched is None and not self.opened.verify_checksums:
                 chunks[name] = values
@@ -139,8 +139,13 @@ class RowGroup:
     def is_mapped(self, name: str) -> bool:
         """Whether a column's values are the mapped file's memory, once they were asked for."""
         chunks = [chunks.get(name) for chunks in self._plain]
-        is_plain = all(isinstance(chunk, list) or (chunk is not None and chunk.codec is None) for chunk in chunks)
-        return is_plain and self._fetched is None and name not in self._decoded
+        if self._fetched is not None or name in self._decoded:
+            return False
+        return all(isinstance(chunk, list) or (chunk is not None and self._is_view(name, chunk)) for chunk in chunks)
+
+    def _is_view(self, name: str, chunk: Chunk) -> bool:
+        """Whether a chunk's values are its own bytes: narrowed ones are copies, which would stay with the file."""
+        return chunk.codec is None and not self.opened.plain[name].is_narrowed
 
     def mask(self, name: str) -> npt.NDArray[np.bool_]:
         """Where a column is not null, once its values were asked for."""
