@@ -126,12 +126,21 @@ def _objects(values: Iterable[Any]) -> Array:
 
 
 def collect(field: UnischemaField | None, values: Sequence[Any]) -> Array:
-    """The values of one field in rows, as a column: one array if all have one shape, else objects."""
+    """The values of one field in rows, as a column: one array if all have one shape, else objects.
+
+    So are numbers of a user's function that the declared whole numbers cannot hold.
+    """
     if any(value is None for value in values):
         return _each(values)
     if field is not None and not field.shape and _is_number(field.numpy_dtype):
-        dtype = np.dtype(field.numpy_dtype)
-        return np.array(values, dtype) if all(np.ndim(value) == 0 for value in values) else _each(values)
+        if any(np.ndim(value) for value in values):
+            return _each(values)
+        dtype, found = np.dtype(field.numpy_dtype), np.array(values)
+        if dtype.kind == "f" or found.dtype.kind not in "fiu":
+            return np.array(values, dtype)
+        with np.errstate(invalid="ignore"):
+            numbers = found.astype(dtype)
+        return numbers if np.array_equal(numbers, found) else _each(values)
     if all(isinstance(value, (np.ndarray, np.generic)) for value in values):
         kinds = {(value.shape, value.dtype) for value in values}
         if len(kinds) == 1 and next(iter(kinds))[1].kind in "biufcMm":

@@ -671,6 +671,9 @@ def test_values_of_a_row_become_what_tensorflow_takes() -> None:
     assert row.days.tolist() == row.times.tolist() == [-2 * NANOSECONDS, 0]
     assert row.time == tf_utils.date_to_nsec_from_epoch(DAY) == -2 * NANOSECONDS
     assert row.texts == ["a", "b"]
+    for far in (np.datetime64("9999-12-31", "us"), np.array(["1600-01-01", "NaT"], "M8[D]")):
+        with pytest.raises(ValueError, match=r"'time' has the time .* beyond the years 1677 to 2262"):
+            tf_utils._sanitize_field_tf_types(kind(**values | {"time": far}))
     with pytest.raises(RuntimeError, match='Encountered "int32"=None'):
         tf_utils._sanitize_field_tf_types(kind(**values | {"int32": None}))
 

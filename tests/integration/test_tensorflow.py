@@ -454,6 +454,19 @@ def test_a_state_that_nobody_can_know_is_asked_for(vectors: DatasetConverter) ->
         assert ids(dataset)[20:] == rest
 
 
+def test_the_epoch_after_a_resumed_one_is_whole_though_that_was_left_at_its_last_batch(
+    vectors: DatasetConverter,
+) -> None:
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        made = dataset.map(lambda batch: batch).prefetch(2)
+        for _ in range(6):
+            dataset.set_epoch(0)
+            dataset.load_state_dict(dataset.state_dict(batches=3))
+            resumed = [ids([batch]) for batch in itertools.islice(made, dataset.remaining)]
+            assert len(resumed) == len(dataset) - 3
+            assert sorted(ids(made)) == list(range(len(vectors)))
+
+
 def test_a_checkpoint_of_tensorflow_holds_the_state(vectors: DatasetConverter, tmp_path: Path) -> None:
     step = tf.Variable(0)
     with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:

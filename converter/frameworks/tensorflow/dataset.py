@@ -145,7 +145,6 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self._has_given_all = False
         """Whether an iteration that began where the next one would has given all batches."""
 
-        self._has_just_ended = False
         self._iterators: Living[EagerIterator | CountedIterator] = Living()
         self._last_used: int | None = None
         self._num_asking = 0
@@ -294,7 +293,6 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
 
     def start_anew(self, iterator: EagerIterator | CountedIterator) -> None:
         """Register the iterator of a loop over this dataset itself."""
-        self._has_just_ended = False
         self._iterators.add(iterator)
 
     def new_steps(self) -> Steps:
@@ -366,7 +364,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
 
     def generate(self) -> Iterator[Any]:
         """One iteration for tf.data: stretches of batches, with one more dimension in front."""
-        return UntilError(self._epochs.begun(self._packed_stretches()), self._end_next)
+        return UntilError(self._epochs.begun(self._packed_stretches()))
 
     def stats(self) -> LoaderStats:
         """What the dataset did in the iteration that was begun last: printed, it says what limits the loop.
@@ -396,15 +394,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         """One iteration for an eager loop: stretches of batches, each with its number of batches."""
         return self._epochs.begun(self._elements(is_counted=False))
 
-    def _end_next(self) -> None:
-        """Leave the next iteration empty: TensorFlow's `repeat` asks for it at once."""
-        self._has_just_ended = True
-
     def _packed_stretches(self) -> Generator[Any, None, None]:
-        if self._has_just_ended:
-            # After a resumed iteration, which is short, or after an error that `ignore_errors` hides.
-            self._has_just_ended = False
-            return
         with self._noted_errors(), contextlib.closing(self._elements(is_counted=True)) as elements:
             steps = Steps(self._epochs.meter, is_coarse=True)
             while True:
@@ -413,16 +403,14 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                 try:
                     batches, _ = next(elements)
                     steps.receive(asked)
-                except StopIteration as end:
+                except StopIteration:
                     steps.end()
-                    if end.value:
-                        self._end_next()
                     return
                 yield self.pack(batches)
 
     def packed_rest(self, stretch: Batch | None, elements: Iterator[tuple[Batch, int]]) -> Iterator[Any]:
         """What is left of an eager loop's iteration, for tf.data."""
-        return UntilError(self._rest(stretch, elements), lambda: None)
+        return UntilError(self._rest(stretch, elements))
 
     def _rest(self, stretch: Batch | None, elements: Iterator[tuple[Batch, int]]) -> Iterator[Any]:
         with self._noted_errors():
@@ -444,11 +432,11 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         with self._lock:
             self._has_given_all = self._has_given_all or self._epochs.next is begin
 
-    def _elements(self, *, is_counted: bool) -> Generator[tuple[Batch, int], None, bool]:
+    def _elements(self, *, is_counted: bool) -> Generator[tuple[Batch, int], None, None]:
         """Yield stretches of batches and their number; components have one more dimension in front.
 
-        The last batch comes alone. Returns whether the iteration was shorter than a whole one. With `is_counted` the
-        batches of a stretch count once the next one is asked for, and the last batch at once.
+        The last batch comes alone. With `is_counted` the batches of a stretch count once the next one is asked for, and
+        the last batch at once.
         """
         begin, num_steps = self._begin()
         if num_steps == 0:
@@ -473,7 +461,6 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                     self._note_given_all(begin)
                     progress.num_batches += num_batches * is_counted
                     yield {name: column[-1:] for name, column in batches.items()}, 1
-        return num_steps is not None and num_steps < len(self._epochs)
 
     def _build(self, prefetch: int | None) -> Any:
         # TensorFlow never releases the function, and must not keep the data files open with it.
@@ -487,8 +474,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                 )
             return dataset.generate()
 
-        # `take` gives the cardinality, which TensorFlow does not check: a resumed iteration is shorter.
-        dataset = self.sliced(generate).repeat()
+        # `take` gives the cardinality, which TensorFlow does not check: a resumed iteration is shorter. What it takes
+        # from must be endless for TensorFlow, as is anything repeated, even nothing.
+        dataset = self.sliced(generate).concatenate(self.sliced(lambda: iter(())).repeat())
         if self._epochs.num_epochs is not None:
             dataset = dataset.take(len(self._epochs))
         if prefetch is not None:

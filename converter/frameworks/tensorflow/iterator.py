@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -73,8 +73,8 @@ class UntilError:
     `ignore_errors` would ask without end, so after a thousand times it ends.
     """
 
-    def __init__(self, elements: Iterator[Any], end: Callable[[], None]) -> None:
-        self._elements, self._end = elements, end
+    def __init__(self, elements: Iterator[Any]) -> None:
+        self._elements = elements
         self._error: Exception | None = None
         self._num_errors = 0
 
@@ -93,7 +93,6 @@ class UntilError:
         self._num_errors += 1
         if self._num_errors < _MAX_ERRORS:
             raise self._error.with_traceback(None)
-        self._end()
         raise StopIteration
 
 

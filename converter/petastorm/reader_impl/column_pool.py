@@ -50,9 +50,9 @@ class ColumnPool:
         """Add rows."""
         num_added = num_rows_of(columns)
         self._grow(self.num_rows + num_added, columns)
-        free = self._slots[self.num_rows : self.num_rows + num_added]
+        taken, free = self._slots[: self.num_rows], self._slots[self.num_rows : self.num_rows + num_added]
         for name, values in columns.items():
-            self._columns[name], added = alike(self._columns[name], values)
+            self._columns[name], added = alike(self._columns[name], values, taken)
             put_rows(self._columns[name], free, added)
         self.num_rows += num_added
 

@@ -35,6 +35,7 @@ def join(parts: Sequence[Any]) -> Any:
         import torch
 
         return torch.cat(list(parts))
+    parts = _in_one_unit(parts)
     kinds = {(part.dtype == object, part.shape[1:]) for part in parts}
     return np.concatenate(parts if len(kinds) == 1 else [as_objects(part) for part in parts])
 
@@ -79,10 +80,11 @@ def as_objects(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return objects
 
 
-def alike(column: Any, other: Any) -> tuple[Any, Any]:
-    """Both columns with one type that holds the rows of either."""
+def alike(column: Any, other: Any, taken: Rows) -> tuple[Any, Any]:
+    """Both columns with one type that holds the taken rows of the first one, and those of the other one."""
     if not isinstance(column, np.ndarray) or not isinstance(other, np.ndarray):
         return column, other
+    column, other = _in_one_unit((column, other), taken)
     if column.dtype == other.dtype and column.shape[1:] == other.shape[1:]:
         return column, other
     if object in (column.dtype, other.dtype) or column.shape[1:] != other.shape[1:]:
@@ -95,6 +97,24 @@ def alike(column: Any, other: Any) -> tuple[Any, Any]:
         return _as_mixed(column, dtype), _as_mixed(other, dtype)
     dtype = np.result_type(column, other)
     return column.astype(dtype), other.astype(dtype)
+
+
+def _in_one_unit(parts: Sequence[npt.NDArray[Any]], taken: Rows | slice = slice(None)) -> Sequence[npt.NDArray[Any]]:
+    """Times in the coarsest of their units: NumPy takes the finest, and the year 9999 is none in nanoseconds.
+
+    As objects if that would cut them. Of the first part, only the taken rows are times.
+    """
+    units = {part.dtype for part in parts}
+    if len(units) == 1 or any(unit.kind != "M" for unit in units):
+        return parts
+    # The finest unit is the one that NumPy takes.
+    coarsest = next(unit for unit in units if all(np.promote_types(unit, other) == other for other in units))
+    found = [part.astype(coarsest) for part in parts]
+    for one, part in zip(found, parts, strict=True):
+        rows = taken if part is parts[0] else slice(None)
+        if not np.array_equal(one[rows].astype(part.dtype), part[rows], equal_nan=True):
+            return [as_objects(part) for part in parts]
+    return found
 
 
 def is_mixed(column: Any) -> bool:

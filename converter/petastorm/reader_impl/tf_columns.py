@@ -85,6 +85,7 @@ def tf_value(name: Any, value: Any) -> Any:
 
     Raises:
         RuntimeError: it is None.
+        ValueError: it is a time beyond the years 1677 to 2262, which has no nanoseconds.
     """
     if value is None:
         raise null_error(name)
@@ -92,7 +93,7 @@ def tf_value(name: Any, value: Any) -> Any:
         # Without the zeros at the end, as Petastorm has it.
         return str(value.normalize())
     if isinstance(value, np.datetime64):
-        return value.astype(_NANOSECONDS).astype(np.int64)
+        return _nanoseconds(name, np.array([value]))[0]
     if isinstance(value, (np.ndarray, np.uint16, np.uint32)):
         return _tf_array(name, np.asarray(value))
     return value
@@ -101,7 +102,7 @@ def tf_value(name: Any, value: Any) -> Any:
 def _tf_array(name: Any, values: Array) -> Any:
     kind = values.dtype.kind
     if kind == "M":
-        return values.astype(_NANOSECONDS).astype(np.int64)
+        return _nanoseconds(name, values)
     if values.dtype == np.uint16:
         return values.astype(np.int32)
     if values.dtype == np.uint32:
@@ -109,6 +110,18 @@ def _tf_array(name: Any, values: Array) -> Any:
     if kind in "SU" and values.size:
         return values.tolist()
     return _tf_objects(name, values) if kind == "O" else values
+
+
+def _nanoseconds(name: Any, times: Array) -> Array:
+    found = times.astype(_NANOSECONDS)
+    is_kept = np.isnat(times) | (found.astype(times.dtype) == times)
+    if not is_kept.all():
+        shown = times[~is_kept].reshape(-1)[0]
+        raise ValueError(
+            f"{name!r} has the time {shown}, which is beyond the years 1677 to 2262: TensorFlow gets times as int64 "
+            "nanoseconds. Leave such rows out with a predicate, or change the column in a TransformSpec."
+        )
+    return found.astype(np.int64)
 
 
 def _tf_objects(name: Any, values: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from converter.petastorm.reader_impl.batch_runs import shuffled_runs
 from converter.petastorm.reader_impl.column_pool import ColumnPool
+from converter.petastorm.reader_impl.columns import join
 from converter.petastorm.reader_impl.pytorch_shuffling_buffer import (
     BatchedNoopShufflingBuffer,
     BatchedRandomShufflingBuffer,
@@ -221,6 +223,24 @@ def test_whole_numbers_are_rounded_only_in_batches_that_have_a_null(dtype: str, 
     assert all((batch < 8).any() or np.isnan(batch).any() for batch in others)
     assert set(whole.ravel().tolist()) < set(large.tolist())
     assert len(whole) + sum(map(len, others)) == 2002
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("is_pooled", [False, True])
+def test_times_of_any_year_stay_what_they_are_beside_nanoseconds(is_pooled: bool, cut: bool) -> None:
+    near = np.array(["2026-01-01T00:00:00.000001", "NaT"], "M8[ns]") + np.timedelta64(1 if cut else 0, "ns")
+    far = np.array(["9999-12-31", "0001-01-01"], "M8[us]")
+    if is_pooled:
+        pool = ColumnPool(np.random.default_rng(0))
+        pool.add({"at": near})
+        pool.add({"at": far})
+        pool.add({"at": near})
+        found = pool.draw(6)["at"]
+    else:
+        found = join([near, far, near])
+    assert found.dtype == (object if cut else "M8[us]")
+    kept = near if cut else near.astype("M8[us]")
+    assert Counter(map(str, found)) == Counter(map(str, [*kept, *far, *kept]))
 
 
 def test_whole_numbers_among_floats_stay_whole_where_rows_become_objects() -> None:
