@@ -7,7 +7,7 @@ import io
 import math
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -59,6 +59,10 @@ class NumPy:
         with contextlib.suppress(TypeError):
             if self.dtype is not None and (found := np.dtype(self.dtype)).kind in "biuf":
                 object.__setattr__(self, "dtype", found.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Spark 3.5's cloudpickle sends the class without its fields, and a state could not be set there.
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     def decode(self, values: pa.LargeBinaryArray) -> Array | Sequence[Array]:
         """The rows as one array `(len(values), *shape)`; if they differ in shape, as a list.

@@ -166,9 +166,11 @@ class Recipe:
                         constant = pa.scalar(partition_like(partition[name], value))
                         table = table.set_column(at, name, pa.repeat(constant, table.num_rows))
             filters = pq.filters_to_expression(any_of)
-        numbered = table.append_column("row number", pa.array(np.arange(table.num_rows)))
+        # Longer than the name of any column, so that it is none of them.
+        numbers = "#" + max(table.column_names, key=len)
+        numbered = table.append_column(numbers, pa.array(np.arange(table.num_rows)))
         passing = np.zeros(table.num_rows, np.bool_)
-        passing[numbered.filter(filters).column("row number").to_numpy()] = True
+        passing[numbered.filter(filters).column(numbers).to_numpy()] = True
         return passing
 
     def _included(self, table: pa.Table) -> npt.NDArray[np.bool_]:

@@ -226,9 +226,10 @@ def coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches, small ones put together: Spark is told to send few rows at once where rows may be wide."""
     held: list[pa.RecordBatch] = []
     rows = num_bytes = 0
-    for batch in batches:
-        if not batch.num_rows:
+    for sent in batches:
+        if not sent.num_rows:
             continue
+        batch = pa.RecordBatch.from_arrays([_sound(column) for column in sent.columns], schema=sent.schema)
         held.append(batch)
         rows += batch.num_rows
         num_bytes += batch.nbytes
@@ -237,6 +238,24 @@ def coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             held, rows, num_bytes = [], 0, 0
     if held:
         yield _together(held)
+
+
+def _sound(array: pa.Array) -> pa.Array:
+    """The same array, with the offsets that Spark 3.5 and 4.0 leave out where lists within lists are all empty.
+
+    Arrow wants one offset even then, and reading it where there is none ends the process, as in `nbytes`.
+    """
+    kind = array.type
+    is_list = pa.types.is_list(kind) or pa.types.is_map(kind)
+    if array.offset or not (is_list or pa.types.is_struct(kind)):
+        return array
+    if not len(array):
+        return pa.array([], kind)
+    inner = [array.values] if is_list else [array.field(index) for index in range(kind.num_fields)]
+    sound = [_sound(values) for values in inner]
+    if all(one is other for one, other in zip(sound, inner, strict=True)):
+        return array
+    return pa.Array.from_buffers(kind, len(array), array.buffers()[: 1 + is_list], children=sound)
 
 
 def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -10,6 +10,7 @@ and every case must leave its cache empty.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import platform
@@ -33,6 +34,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from converter import DatasetConverter, make_spark_converter
+from converter.decoders import NumPy
 from converter.sources.spark.local import find_java_home, start_local_spark
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -55,6 +57,11 @@ def read(converter: DatasetConverter, **options: Any) -> dict[str, Any]:
     """All rows, from batches that no partition or row group is a multiple of."""
     with converter.make_batch_reader(**{"batch_size": 61, "ragged": "nested"} | options) as reader:
         return concatenate(list(reader))
+
+
+def as_lists(row: Any) -> Any:
+    """Nested arrays as nested lists."""
+    return [as_lists(one) for one in row] if isinstance(row, (list, np.ndarray)) else int(row)
 
 
 def must_fail(kind: str, match: str, df: DataFrame, cache_dir: Path, **options: Any) -> None:
@@ -181,6 +188,44 @@ def nested(spark: SparkSession, cache_dir: Path) -> str:
             assert arrived == values, f"{writer}, {name}: {arrived}"
         assert (found["days"] == np.datetime64("1969-12-31")).all()
     return "lists, members, maps and intervals, both writers"
+
+
+def decoded(spark: SparkSession, cache_dir: Path) -> str:
+    """Executors decode bytes, and leave out what cannot be decoded; with either writer."""
+    stream = io.BytesIO()
+    np.save(stream, np.array([1.5, -2.0], "f4"))
+    texts = ", ".join(f"X'{data.hex()}'" for data in (stream.getvalue(), b"no array"))
+    df = spark.range(0, 40, 1, 2).selectExpr("id", f"IF(id % 5 = 4, NULL, array({texts})[INT(id = 7)]) AS x")
+    options: dict[str, Any] = {"decode": {"x": NumPy("float32", (2,), on_error="skip")}}
+    for writer in WRITERS:
+        for decode_at in ("write", "read"):
+            with make_spark_converter(
+                df, cache_dir=cache_dir, writer=writer, decode_at=decode_at, **options
+            ) as converter:
+                found = read(converter, nulls="mask")
+            assert found["id"].tolist() == [row for row in range(40) if row != 7]
+            assert found["x__valid"].tolist() == [row % 5 != 4 for row in found["id"]]
+            assert (found["x"][found["x__valid"]] == [1.5, -2.0]).all()
+    return "arrays of NumPy, both writers, written and read"
+
+
+def empty_lists(spark: SparkSession, cache_dir: Path) -> str:
+    """Lists within lists that are all empty, or all null, in the rows of a task: old Sparks leave offsets out."""
+    df = spark.range(0, 6, 1, 2).selectExpr(
+        "id",
+        "IF(id < 3, array(), array(array(id, 2), array())) AS deep",
+        "IF(id < 3, NULL, array(array(array(id)))) AS deeper",
+        "IF(id < 3, array(), array(named_struct('v', array(id)))) AS items",
+    )
+    for writer in WRITERS:
+        with make_spark_converter(df, cache_dir=cache_dir, writer=writer) as converter:
+            found = read(converter, nulls="mask")
+        assert found["id"].tolist() == list(range(6))
+        expected = {"deep": "[[{0}, 2], []]", "deeper": "[[[{0}]]]", "items.v": "[[{0}]]"}
+        for name, text in expected.items():
+            wanted = ["[]" if row < 3 else text.format(row) for row in range(6)]
+            assert [str(as_lists(row)) for row in found[name]] == wanted, f"{writer}, {name}: {found[name]}"
+    return "3 columns, both writers"
 
 
 def order(spark: SparkSession, cache_dir: Path) -> str:
@@ -443,6 +488,8 @@ CASES: dict[str, list[Case]] = {
         scalars,
         arrays,
         nested,
+        decoded,
+        empty_lists,
         order,
         writers,
         categories,
@@ -452,7 +499,19 @@ CASES: dict[str, list[Case]] = {
         wide_rows,
         refusals,
     ],
-    "connect": [started, scalars, arrays, nested, order, writers, categories, user_state, refusals],
+    "connect": [
+        started,
+        scalars,
+        arrays,
+        nested,
+        decoded,
+        empty_lists,
+        order,
+        writers,
+        categories,
+        user_state,
+        refusals,
+    ],
 }
 
 

@@ -417,3 +417,23 @@ def test_a_probe_that_cannot_write_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     (answer,) = tasks.make_probe(str(tmp_path / "file" / "below"), None)(iter([]))
     assert "NotADirectoryError" in json.loads(answer.column("report")[0].as_py())["error"]
+
+
+def test_empty_lists_in_lists_get_the_offset_that_old_sparks_leave_out() -> None:
+    inner = pa.Array.from_buffers(
+        pa.list_(pa.int64()), 0, [None, pa.py_buffer(b"")], children=[pa.array([], pa.int64())]
+    )
+    offsets = pa.py_buffer(np.zeros(3, np.int32))
+    outer = pa.Array.from_buffers(pa.list_(inner.type), 2, [None, offsets], children=[inner])
+    texts = pa.array(["a", "b"])
+    structs = pa.StructArray.from_arrays([outer, texts], ["lists", "texts"])
+    batch = pa.RecordBatch.from_arrays([outer, structs, texts], ["c0", "c1", "c2"])
+
+    (found,) = tasks.coalesce(iter([batch]))
+
+    for lists in (found["c0"], found["c1"].field("lists")):
+        assert lists.values.buffers()[1].size == 4
+        assert lists.to_pylist() == [[], []]
+    assert found["c1"].field("texts").equals(texts)
+    assert found["c2"].equals(texts)
+    found.validate(full=True)
