@@ -213,7 +213,7 @@ def empty_lists(spark: SparkSession, cache_dir: Path) -> str:
     """Lists within lists that are all empty, or all null, in the rows of a task: old Sparks leave offsets out."""
     df = spark.range(0, 6, 1, 2).selectExpr(
         "id",
-        "IF(id < 3, array(), array(array(id, 2), array())) AS deep",
+        "IF(id < 3, array(), array(array(id, 2), array(3, id))) AS deep",
         "IF(id < 3, NULL, array(array(array(id)))) AS deeper",
         "IF(id < 3, array(), array(named_struct('v', array(id)))) AS items",
     )
@@ -221,7 +221,7 @@ def empty_lists(spark: SparkSession, cache_dir: Path) -> str:
         with make_spark_converter(df, cache_dir=cache_dir, writer=writer) as converter:
             found = read(converter, nulls="mask")
         assert found["id"].tolist() == list(range(6))
-        expected = {"deep": "[[{0}, 2], []]", "deeper": "[[[{0}]]]", "items.v": "[[{0}]]"}
+        expected = {"deep": "[[{0}, 2], [3, {0}]]", "deeper": "[[[{0}]]]", "items.v": "[[{0}]]"}
         for name, text in expected.items():
             wanted = ["[]" if row < 3 else text.format(row) for row in range(6)]
             assert [str(as_lists(row)) for row in found[name]] == wanted, f"{writer}, {name}: {found[name]}"

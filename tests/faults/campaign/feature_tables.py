@@ -5,6 +5,7 @@ What a row holds follows from a number alone. No Spark is needed: its tasks run 
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter import DatasetConverter, make_parquet_converter
+from converter.decoders import NumPy
 from converter.portable.records import CategoriesSpec
 from converter.schema import Scale
 from converter.sources.spark.schema import SparkColumn
@@ -35,10 +37,16 @@ TYPES = {
     "wide": pa.list_(pa.float32()),
     "bag": pa.list_(pa.float32()),
     "grid": pa.list_(pa.list_(pa.int64())),
+    "made": pa.binary(),
+    "drawn": pa.binary(),
 }
 CODED = ("word", "code", "tags")
 """Columns of categories."""
 
+DECODED = {"made": NumPy("float32", (2,), on_error="skip"), "drawn": NumPy("float32", None)}
+"""Columns of arrays as bytes; rows without an array in the first are left out. The arrays of the second one differ."""
+
+_BROKEN = b"no array"
 _SCALE = Scale(3.5, 2.0)
 _WORDS = ("a", "b", "c", "d", "é", "")
 _CODES = (7, -1, 10**12, 3)
@@ -60,18 +68,21 @@ def make_known(step: dict[str, Any], folder: Path, like: Known | None = None) ->
     """
     chance = random.Random(step["number"])
     rows = list(_rows(chance, step["first_id"]))
-    values = {name: _values_in(rows, name) for name in CODED}
+    whole = [row for row in rows if row["made"] != _BROKEN]
+    # Executors that decode do not write the others, so that their values are none.
+    values = {name: _values_in(whole if step["source"] == "tasks" else rows, name) for name in CODED}
     if like is not None:
         values = {name: list(like.converter.schema[name].categories or ()) for name in CODED}
     is_given = like is not None or step["is_given"]
     if is_given and like is None:
         # In an order of the user's own.
         values = {name: chance.sample(found, len(found)) for name, found in values.items()}
-    if not rows or not all(values.values()):
+    has_arrays = all(any(row[name] is not None for row in whole) for name in DECODED)
+    if not whole or not all(values.values()) or not has_arrays:
         return None
     made = _written if step["source"] == "tasks" else _of_files
     converter = made(step, rows, values if is_given else None, folder)
-    return Known(converter=converter, rows={row["id"]: _expected(row, values) for row in rows})
+    return Known(converter=converter, rows={row["id"]: _expected(row, values) for row in whole})
 
 
 def _rows(chance: random.Random, first_id: int) -> Iterator[Row]:
@@ -102,8 +113,18 @@ def _cell(chance: random.Random, name: str, kind: str) -> Any:
         ]
     if name == "x":
         return chance.randrange(-800, 800) / 8
+    if name in DECODED:
+        if name == "made" and kind != "one" and chance.random() < 0.1:
+            return _BROKEN
+        return _stored([float(chance.randrange(100)) for _ in range(2 if name == "made" else length)])
     shape = _SHAPES[name]
     return [float(chance.randrange(100)) for _ in range(length if shape is None else shape[0])]
+
+
+def _stored(numbers: list[float]) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.array(numbers, "float32"))
+    return stream.getvalue()
 
 
 def _values_in(rows: list[Row], name: str) -> list[Any]:
@@ -123,6 +144,8 @@ def _expected(row: Row, values: dict[str, list[Any]]) -> Row:
             if cell in known
             else None
         )
+    for name in DECODED:
+        cells[name] = None if row[name] is None else np.load(io.BytesIO(row[name])).tolist()
     if row["x"] is not None:
         cells["x"] = float(np.float32((row["x"] - _SCALE.mean) / _SCALE.std))
     return cells
@@ -158,9 +181,10 @@ def _plan(name: str, values: list[Any] | None) -> SparkColumn:
         "id": ("scalar", "int64", 0), "word": ("scalar", "str", 0), "code": ("scalar", "int64", 0),
         "tags": ("lists", "str", 1), "names": ("lists", "str", 1), "x": ("scalar", "float32", 0),
         "pair": ("tensor", "int32", 1), "wide": ("tensor", "float32", 1), "bag": ("tensor", "float32", 1),
-        "grid": ("tensor", "int64", 2),
+        "grid": ("tensor", "int64", 2), "made": ("decoded", "float32", 1), "drawn": ("decoded", "float32", 1),
     }[name]  # fmt: skip
-    column = plan(kind, dtype, ndim, name=name)
+    column = plan(kind, dtype, ndim, DECODED[name].shape if name in DECODED else None, name=name)
+    column = replace(column, decoder=DECODED.get(name))
     if name not in CODED:
         return column
     unseen: Any = "raise" if values is None else "null"
@@ -188,6 +212,7 @@ def _of_files(
     return make_parquet_converter(
         folder,
         shapes=_SHAPES,
+        decode=DECODED,
         categories=list(CODED) if values is None else values,
         unseen="raise" if values is None else "null",
         standardize={"x": tuple(_SCALE)},

@@ -44,7 +44,7 @@ def _draw_made(chance: random.Random, first_id: int) -> Step:
 
 def _draw_reading(chance: random.Random) -> Step:
     return {
-        "do": chance.choice(("read", "read", "mix", "statistics")),
+        "do": chance.choice(("read", "read", "mix", "statistics", "sequences")),
         "view": chance.choice((None, None, "where id", "where word", "split", "split by word")),
         "number": chance.randrange(10**9),
         "framework": chance.choice(("numpy", "numpy", "numpy", "torch")),
@@ -73,7 +73,7 @@ def _run(steps: Sequence[Step], _: None, folder: Path) -> Counter[str]:
                 _mix(step, made, done)
             elif made:
                 known = made[step["number"] % len(made)]
-                {"read": _read, "statistics": _statistics}[step["do"]](step, known, done)
+                {"read": _read, "statistics": _statistics, "sequences": _sequences}[step["do"]](step, known, done)
     return done
 
 
@@ -148,6 +148,39 @@ def _statistics(step: Step, known: Known, done: Counter[str]) -> None:
         least, most = converter.statistics["id"].min, converter.statistics["id"].max
         require((least, most) == (min(ids or ()), max(ids or ())), "ids have bounds", f"{least} {most}")
     done["statistics"] += 1
+
+
+def _sequences(step: Step, known: Known, done: Counter[str]) -> None:
+    """Rows that follow each other: each sequence has the cells of its rows, and every one that there is comes once."""
+    chance = random.Random(step["number"])
+    length, stride = chance.randint(1, 4), chance.randint(1, 3)
+    for converter, ids in _views(step, known):
+        names = [
+            field.name for field in converter.schema if field.shape is not None and field.name not in step["left_out"]
+        ]
+        order = sorted(ids or ())
+        expected = {order[at]: order[at : at + length] for at in range(0, len(order) - length + 1, stride)}
+        try:
+            sequences = converter.sequences(length, order_by="id", stride=stride)
+        except SourceError as error:
+            require(not expected and "No key has" in str(error), "there are sequences", f"{error!r}")
+            continue
+        options: dict[str, Any] = {
+            "columns": names, "batch_size": step["batch_size"], "shuffle": step["shuffle"], "nulls": "mask",
+            "shuffle_window_rows": step["window_rows"],
+        }  # fmt: skip
+        found: Counter[int] = Counter()
+        for batch in _batches(step, sequences, options):
+            rows = plain_column(batch["id"])
+            for at, its in enumerate(rows):
+                found[its[0]] += 1
+                require(its == expected.get(its[0]), "a sequence has its rows", f"{its} {expected.get(its[0])}")
+                for name in names:
+                    one = {key: column[at] for key, column in batch.items()}
+                    _compare_column(one, name, its, known.rows, converter.schema[name])
+            done["cells compared"] += sum(map(len, rows)) * len(names)
+        require(found == Counter(expected.keys()), "each sequence comes once", f"{found} {sorted(expected)}")
+    done["sequences"] += 1
 
 
 def _compare(
