@@ -10,6 +10,7 @@ and every case must leave its cache empty.
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import io
 import json
 import os
@@ -223,8 +224,12 @@ def empty_lists(spark: SparkSession, cache_dir: Path) -> str:
         assert found["id"].tolist() == list(range(6))
         expected = {"deep": "[[{0}, 2], [3, {0}]]", "deeper": "[[[{0}]]]", "items.v": "[[{0}]]"}
         for name, text in expected.items():
-            wanted = ["[]" if row < 3 else text.format(row) for row in range(6)]
+            # Of three rows of one shape the others are null, and full of zeros.
+            wanted = [
+                text.format(row) if row >= 3 else text.format(0) if name == "deeper" else "[]" for row in range(6)
+            ]
             assert [str(as_lists(row)) for row in found[name]] == wanted, f"{writer}, {name}: {found[name]}"
+        assert found["deeper__valid"].tolist() == [row >= 3 for row in range(6)]
     return "3 columns, both writers"
 
 
@@ -285,7 +290,53 @@ def categories(spark: SparkSession, cache_dir: Path) -> str:
             assert valid == (row % 7 != 0)
             assert not valid or values[code] == f"value {9 - row // 50} {row % 3}"
     assert stored == ["int32", "int32"]
+    # Beside nested arrays, which keep Connect before 4.1 from packing.
+    nested = df.selectExpr("id", "text", "date_add(date'1969-12-01', int(id % 40)) AS day", "array(array(id)) AS deep")
+    with make_spark_converter(nested, cache_dir=cache_dir, writer="spark", categories=["text", "day"]) as converter:
+        assert converter.schema["text"].categories == values
+        days = converter.schema["day"].categories
+        assert days is not None
+        found = read(converter, nulls="mask")
+    assert len(days) == 40
+    for row, code in zip(found["id"].tolist(), found["day"], strict=True):
+        assert days[code] == dt.date(1969, 12, 1) + dt.timedelta(row % 40)
     return f"{len(values)} values, both writers"
+
+
+def options_together(spark: SparkSession, cache_dir: Path) -> str:
+    """Given and found categories, of lists too, scales, declared bytes and a random order, in one write."""
+    df = spark.range(0, 60, 1, 3).selectExpr(
+        "id",
+        "IF(id % 7 = 3, NULL, double(id) / 4) AS x",
+        "string(id % 4) AS word",
+        "IF(id % 5 = 0, NULL, array(string(id % 3), 'all')) AS tags",
+        "unhex(lpad(hex(id), 4, '0')) AS raw",
+    )
+    options: dict[str, Any] = {
+        "categories": {"word": ["2", "0", "1"], "tags": None}, "unseen": "null", "standardize": ["x"],
+        "shapes": {"raw": (2,)}, "shuffle_rows_seed": 3,
+    }  # fmt: skip
+    ids = np.arange(60)
+    numbers = ids[ids % 7 != 3] / 4
+    for writer in WRITERS:
+        with make_spark_converter(df, cache_dir=cache_dir, writer=writer, **options) as converter:
+            found = read(converter, nulls="mask")
+            tags = converter.schema["tags"].categories
+        order = found["id"].tolist()
+        assert sorted(order) == ids.tolist() != order, writer
+        assert tags == ("0", "1", "2", "all"), writer
+        for row, row_id in enumerate(order):
+            cells = {name: column[row] for name, column in found.items()}
+            assert cells["x__valid"] == (row_id % 7 != 3), (writer, row_id)
+            expected = (row_id / 4 - numbers.mean()) / numbers.std() if cells["x__valid"] else 0
+            np.testing.assert_allclose(cells["x"], expected, rtol=1e-5, atol=1e-6)
+            assert cells["word__valid"] == (row_id % 4 != 3), (writer, row_id)
+            assert not cells["word__valid"] or ("2", "0", "1")[cells["word"]] == str(row_id % 4), (writer, row_id)
+            assert cells["tags__valid"] == (row_id % 5 != 0), (writer, row_id)
+            named = [tags[code] for code in cells["tags"]] if cells["tags__valid"] else []
+            assert named == ([str(row_id % 3), "all"] if row_id % 5 else []), (writer, row_id)
+            assert cells["raw"].tolist() == [0, row_id], (writer, row_id)
+    return "60 rows in random order, both writers"
 
 
 def statistics(spark: SparkSession, cache_dir: Path) -> str:
@@ -493,6 +544,7 @@ CASES: dict[str, list[Case]] = {
         order,
         writers,
         categories,
+        options_together,
         statistics,
         reuse,
         user_state,
@@ -509,6 +561,7 @@ CASES: dict[str, list[Case]] = {
         order,
         writers,
         categories,
+        options_together,
         user_state,
         refusals,
     ],

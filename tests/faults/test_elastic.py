@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.elastic import run_seeds
 
-KILLS = 20
+KILLS = 12
 
 
 @pytest.mark.timeout(900)

@@ -9,7 +9,6 @@ The layout is read from the footers, never assumed.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -64,7 +63,7 @@ def write_with_spark(
         if column.kind == "matrix" and not packed:
             return [(0, {"finding": {"kind": "matrix", "column": column.name}})]
         if column.decoder is not None and not packed:
-            found = "Spark's own writer is used without Python"
+            found = "Spark's own writer is used without Python, as over Connect before 4.1 beside nested arrays"
             return [(0, {"finding": {"kind": "no_library", "column": column.name, "found": found}})]
     observations = [Observation()]
     skipping = [column["name"] for column in spec["columns"] if column["skips_errors"]]
@@ -185,16 +184,11 @@ def _summary(named: Sequence[tuple[str, SparkColumn]], observed: Mapping[str, An
         "null_elements": null_elements,
         "digests": [f"{observed.get('digest') or 0:x}"],
         "seen": {
-            column.name: _plain_values(observed[f"{name}_values"])
+            column.name: json.loads(observed[f"{name}_values"])
             for name, column in named
             if f"{name}_values" in observed
         },
     }
-
-
-def _plain_values(values: Sequence[Any]) -> list[Any]:
-    """Values as JSON has them: dates are days since 1970."""
-    return [(value - dt.date(1970, 1, 1)).days if isinstance(value, dt.date) else value for value in values]
 
 
 def _plain(functions: Any, column: SparkColumn, name: str) -> Any:
@@ -239,7 +233,10 @@ def _row_metrics(functions: Any, named: Sequence[tuple[str, SparkColumn]]) -> li
     for name, column in named:
         metrics.append(functions.sum(functions.col(name).isNull().cast("long")).alias(f"{name}_nulls"))
         if column.categories is not None and column.kind == "scalar":
-            metrics.append(functions.collect_set(name).alias(f"{name}_values"))
+            is_date = column.categories["kind"] == "datetime64[D]"
+            values = functions.collect_set(functions.unix_date(name) if is_date else functions.col(name))
+            # As one text, as the reports above: neither Spark 3.5 nor Connect before 4.1 gives Python an array.
+            metrics.append(functions.to_json(values).alias(f"{name}_values"))
     return metrics
 
 
