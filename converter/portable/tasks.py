@@ -226,10 +226,14 @@ def coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches, small ones put together: Spark is told to send few rows at once where rows may be wide."""
     held: list[pa.RecordBatch] = []
     rows = num_bytes = 0
+    are_deep: bool | None = None
     for sent in batches:
         if not sent.num_rows:
             continue
-        batch = pa.RecordBatch.from_arrays([_sound(column) for column in sent.columns], schema=sent.schema)
+        if are_deep is None:
+            are_deep = any(map(_is_deep, sent.schema.types))
+        columns = [_sound(column) for column in sent.columns] if are_deep else None
+        batch = sent if columns is None else pa.RecordBatch.from_arrays(columns, schema=sent.schema)
         held.append(batch)
         rows += batch.num_rows
         num_bytes += batch.nbytes
@@ -238,6 +242,10 @@ def coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             held, rows, num_bytes = [], 0, 0
     if held:
         yield _together(held)
+
+
+def _is_deep(kind: pa.DataType) -> bool:
+    return any(pa.types.is_nested(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _sound(array: pa.Array) -> pa.Array:
