@@ -1998,6 +1998,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/petastorm/test_shuffling_buffers.py",),
     ),
     Mutation(
+        module="portable/tasks.py",
+        claim="empty lists in lists, as Spark 3.5 sends them, end the worker",
+        old="are_deep = any(map(_is_deep, sent.schema.types))",
+        new="are_deep = False",
+        tests=("tests/unit/portable/test_tasks.py",),
+    ),
+    Mutation(
+        module="petastorm/reader_impl/columns.py",
+        claim="times of another unit wrap in nanoseconds",
+        old="    parts = _in_one_unit(parts)\n",
+        new="",
+        tests=("tests/unit/petastorm/test_shuffling_buffers.py",),
+    ),
+    Mutation(
+        module="petastorm/blocks.py",
+        claim="numbers of a user's function become the declared ones, whatever they were",
+        old="return numbers if np.array_equal(numbers, found) else _each(values)",
+        new="return numbers",
+        tests=("tests/unit/petastorm/test_blocks.py",),
+    ),
+    Mutation(
         module="petastorm/native.py",
         claim="stop() waits for footers that a silent server does not send",
         old="            given_up=given_up,\n",
