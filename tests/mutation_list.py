@@ -2014,8 +2014,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="petastorm/blocks.py",
         claim="numbers of a user's function become the declared ones, whatever they were",
-        old="return numbers if np.array_equal(numbers, found) else _each(values)",
-        new="return numbers",
+        old="if numbers.tolist() == list(values):",
+        new="if True:",
         tests=("tests/unit/petastorm/test_blocks.py",),
     ),
     Mutation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -135,12 +136,15 @@ def collect(field: UnischemaField | None, values: Sequence[Any]) -> Array:
     if field is not None and not field.shape and _is_number(field.numpy_dtype):
         if any(np.ndim(value) for value in values):
             return _each(values)
-        dtype, found = np.dtype(field.numpy_dtype), np.array(values)
-        if dtype.kind == "f" or found.dtype.kind not in "fiu":
+        dtype = np.dtype(field.numpy_dtype)
+        if dtype.kind not in "iu":
             return np.array(values, dtype)
-        with np.errstate(invalid="ignore"):
-            numbers = found.astype(dtype)
-        return numbers if np.array_equal(numbers, found) else _each(values)
+        with contextlib.suppress(ValueError, OverflowError), np.errstate(invalid="ignore"):
+            numbers = np.array(values, dtype)
+            # Compared by Python, which rounds none of them.
+            if numbers.tolist() == list(values):
+                return numbers
+        return _each(values)
     if all(isinstance(value, (np.ndarray, np.generic)) for value in values):
         kinds = {(value.shape, value.dtype) for value in values}
         if len(kinds) == 1 and next(iter(kinds))[1].kind in "biufcMm":

@@ -129,5 +129,6 @@ def test_values_of_rows_become_one_array_only_if_they_are_alike() -> None:
     # As a user's function returned them.
     for values in ([1.5, 2], [np.int64(2**16), 3], [np.nan, 1.0], [-1e300, 1]):
         np.testing.assert_array_equal(collect(number, values).astype("float64"), np.array(values))
+    assert collect(UnischemaField("n", np.int64, ()), [2**53 + 1, 1.0]).tolist() == [2**53 + 1, 1]
     assert collect(UnischemaField("f", np.float32, ()), [0.1, np.float64(2)]).dtype == np.float32
     assert collect(UnischemaField("s", np.str_, ()), ["a", "b"]).dtype == object
