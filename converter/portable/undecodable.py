@@ -34,6 +34,8 @@ def decode_first(
         is_decoder_wrong = any(text.startswith("WrongDecoderError") for text in errors.values())
         if is_decoder_wrong and len(errors) == batch.num_rows - batch.column(index).null_count:
             continue  # Its rows are not to blame.
+        if not errors:
+            continue  # Alone, each can be decoded: the finding stands.
         rows = list(errors)
         good[rows] = False
         before = skipped.get(column["name"])

@@ -220,5 +220,7 @@ def _batch_confs(columns: Sequence[SparkColumn], version: tuple[int, ...]) -> di
         # Rows of 2 kB: 1.29, 1.27, 1.18 and 1.23 s at 0.5, 1, 2 and 4 MB.
         return confs | {num_bytes: str(_BATCH_BYTES // 2)}
     # Older versions bound only rows; the executor joins small batches again.
-    is_narrow = all(column.kind == "scalar" and column.dtype != "bytes" for column in columns)
+    is_narrow = all(
+        column.kind == "scalar" and column.dtype != "bytes" and column.decoder is None for column in columns
+    )
     return confs | {records: "256" if is_narrow else "64"}

@@ -119,7 +119,8 @@ class SparkColumn:
     @property
     def fixed_bytes(self) -> int | None:
         """Bytes of one value in Arrow as Spark sends it; None if rows differ."""
-        if self.kind != "scalar" or self.dtype in ("str", "bytes"):
+        # What a decoder makes a number of comes as bytes.
+        if self.kind != "scalar" or self.dtype in ("str", "bytes") or self.decoder is not None:
             return None
         return 8 if self.narrowed_from else np.dtype(self.dtype).itemsize
 

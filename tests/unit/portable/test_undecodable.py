@@ -73,3 +73,17 @@ def test_a_wrong_decoder_is_no_reason_to_leave_rows_out(tmp_path: Path) -> None:
     finding = finding_of(write_decoded(tmp_path, {"x": [npy(1), None]}, x=Wrong()))
     assert finding["kind"] == "decoder"
     assert "expected float32 of shape" in finding["found"]
+
+
+def test_rows_that_fail_only_together_are_not_left_out(tmp_path: Path) -> None:
+    class OneByOne:
+        dtype, shape, on_error = "float32", (2,), "skip"
+
+        def decode(self, values: pa.LargeBinaryArray) -> Any:
+            if len(values) > 1:
+                raise ValueError("too many")
+            return np.zeros((len(values), 2), np.float32)
+
+    finding = finding_of(write_decoded(tmp_path, {"x": [npy(1), None, npy(2)]}, x=OneByOne()))
+    assert (finding["kind"], finding["row"]) == ("undecodable", 0)
+    assert "too many" in finding["found"]

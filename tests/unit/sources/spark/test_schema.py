@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from converter.errors import SourceError, UnsupportedTypeError
-from converter.sources.spark.schema import SparkColumn, batch_schema_of, plan_columns
+from converter.sources.spark.run import _batch_confs
+from converter.sources.spark.schema import SparkColumn, batch_schema_of, decoded_columns, plan_columns
 
 Json = dict[str, Any]
 
@@ -125,3 +126,18 @@ def test_what_has_no_tensor_form_is_named(kind: Any, named: str) -> None:
 def test_text_has_no_declared_shape() -> None:
     with pytest.raises(ValueError, match="shapes: the arrays of 'x' are str, and arrays of text have no one shape"):
         plan(shapes={"x": (2,)}, x=array("string"))
+
+
+@pytest.mark.parametrize("version", [(3, 5), (4, 1), (4, 2)])
+def test_rows_with_bytes_come_in_small_batches_though_a_number_is_made_of_them(version: tuple[int, ...]) -> None:
+    class Brightness:
+        dtype, shape = "float32", ()
+
+        def decode(self, values: Any) -> Any:
+            raise NotImplementedError
+
+    document = {"fields": [{"name": "id", "type": "long"}, {"name": "photo", "type": "binary"}]}
+    columns = plan_columns(document, float_dtype="float32", shapes={})
+    decoded = decoded_columns(columns, {"photo": Brightness()})
+    assert _batch_confs(decoded, version) == _batch_confs(columns, version)
+    assert _batch_confs(columns, version) != _batch_confs(columns[:1], version)
