@@ -133,9 +133,9 @@ class ParsedFooter:
         return sum(self.row_group_rows)
 
     def keep(self, leaves: Iterable[int]) -> None:
-        """Forget all column chunks but those of `leaves`."""
+        """Forget all column chunks but those of `leaves`, and the bytes of the others."""
         wanted = sorted(set(leaves))
-        self._groups = [{leaf: group[leaf] for leaf in wanted} for group in self._groups]
+        self._groups = [{leaf: _alone(group[leaf]) for leaf in wanted} for group in self._groups]
 
     def chunk(self, row_group: int, leaf: int) -> ColumnChunk:
         """A column of values in a row group.
@@ -206,6 +206,11 @@ class ParsedFooter:
         return Formats(
             frozenset(codec for codec, _ in known), frozenset(_name_in(_ENCODINGS, number) for number in encodings)
         )
+
+
+def _alone(raw: _RawChunk) -> _RawChunk:
+    """The same chunk, without the footer that a match holds."""
+    return raw.re.fullmatch(raw.group()) or raw if isinstance(raw, re.Match) else raw
 
 
 def _check_counts(*counts: int | None) -> None:

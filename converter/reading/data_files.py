@@ -15,6 +15,7 @@ from converter.errors import ConverterError
 from converter.manifest import Manifest
 from converter.memory import Room, give_back_idle
 from converter.pool import Threads
+from converter.reading.bounds import most_metadata_chunks
 from converter.reading.checks import DataFile
 from converter.reading.local_cache import LocalCache, piece_name
 from converter.reading.meter import Meter, WindowWork
@@ -296,6 +297,9 @@ class DataFiles:
             self._open[file.number] = opened
             while len(self._open) > _MAX_OPEN_FILES:
                 self._open.popitem(last=False)
+            num_chunks = sum(one.num_metadata_chunks for one in self._open.values())
+            if num_chunks > most_metadata_chunks(self.manifest):
+                opened.forget_metadata()
         return opened
 
     def may_keep_chunks(self) -> bool:

@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -37,18 +39,23 @@ class OpenFile:
         self.file, self.identity = file, file.storage.identity(file.name)
         self.verify_checksums = files.verify_checksums
         self.buffer: pa.Buffer | None = None
-        self._stored = file.stored_footer()
-        if self._stored is not None:
-            self.metadata, self.footer, _ = self._stored
-            self.schema = self.metadata.schema.to_arrow_schema()
+        self._heads: npt.NDArray[np.uint32] | None = None
+        stored = file.stored_footer()
+        if stored is not None:
+            metadata, self.footer, self._heads = stored
+            self.schema = metadata.schema.to_arrow_schema()
+            assert file.manifest.file_ends is not None
+            self._end: bytes | pa.Buffer = file.manifest.file_ends[file.number].footer
         else:
             with files.open_footer(file, given_up, anew=anew) as opened:
                 self.footer = file.check(opened)
                 # For a mapped file this is the mapping itself.
                 self.buffer = opened.read_buffer() if self.identity is not None else None
-                parquet = open_footer(end_of(opened) if self.buffer is None else self.buffer)
-                self.metadata, self.schema = parquet.metadata, parquet.schema_arrow
-            file.check_bounds(self.metadata, self.footer, self.schema)
+                self._end = end_of(opened) if self.buffer is None else self.buffer
+                parquet = open_footer(self._end)
+                metadata, self.schema = parquet.metadata, parquet.schema_arrow
+            file.check_bounds(metadata, self.footer, self.schema)
+        self._metadata: pq.FileMetaData | None = metadata
         self.places = find_places(file.manifest, list(files.fields), self.schema)
         self._outlines = find_outlines(file.manifest, self.places, self.schema)
         wanted = [*self.places.values(), *(outline.place for outline in self._outlines.values())]
@@ -68,8 +75,8 @@ class OpenFile:
         self.plain: dict[str, PlainColumn] = {}
         for name, place in self.places.items():
             is_plain = name not in files.manifest.categories or files.manifest.categories[name].are_coded
-            if place is not None and is_plain and not is_julian(self.metadata, place):
-                plain_column = find_plain_column(self.metadata, place, files.fields[name])
+            if place is not None and is_plain and not is_julian(metadata, place):
+                plain_column = find_plain_column(metadata, place, files.fields[name])
                 if plain_column is not None:
                     self.plain[name] = plain_column
 
@@ -87,14 +94,30 @@ class OpenFile:
 
         A column's first page begins with its own checksum, so this notices a file that replaced this one.
         """
-        if self._stored is None:
+        if self._heads is None:
             return
         index = self.file.manifest.row_group_in_file(number)
         for leaf in self._leaves:
             chunk = self.footer.chunk(index, leaf)
             start, num_bytes = head_of(chunk.data_page_offset, chunk.stored_bytes)
-            if zlib.crc32(fetched.slice(start, start + num_bytes)) != self._stored.heads[index, leaf]:
+            if zlib.crc32(fetched.slice(start, start + num_bytes)) != self._heads[index, leaf]:
                 raise self.file.changed("holds other rows than were written there: it was replaced, or is damaged")
+
+    @property
+    def metadata(self) -> pq.FileMetaData:
+        """The footer as Arrow has it, parsed anew if it was forgotten."""
+        metadata = self._metadata
+        return open_footer(self._end).metadata if metadata is None else metadata
+
+    @property
+    def num_metadata_chunks(self) -> int:
+        """How many column chunks Arrow's form of the footer describes; 0 once it was forgotten."""
+        metadata = self._metadata
+        return 0 if metadata is None else metadata.num_columns * metadata.num_row_groups
+
+    def forget_metadata(self) -> None:
+        """Keep the bytes of the footer alone, which need a tenth of the memory."""
+        self._metadata = None
 
     @property
     def num_kept_chunks(self) -> int:

@@ -162,9 +162,10 @@ def may_pass_by_footer(
 def _footer_guarantee(opened: OpenFile, names: Sequence[str], index: int) -> pc.Expression | None:
     """What a file's footer says about the columns' values in a row group; None if nothing."""
     source_columns, guarantees = opened.file.manifest.source_columns, []
+    metadata = opened.metadata
     for name in names:
         place = opened.places[name]
-        if place is None or is_julian(opened.metadata, place):
+        if place is None or is_julian(metadata, place):
             continue
         kind = place.field.type
         if source_columns is not None and kind != source_columns[name].arrow_type:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import pickle
 import re
@@ -24,6 +25,7 @@ from converter.cache import leases
 from converter.dataset import borrow_files
 from converter.errors import CacheCorruptError, NullValueError, ReadError, SourceChangedError, SourceError
 from converter.manifest import FileEnd, Manifest
+from converter.reading import bounds
 from converter.reading.checks import DataFile
 from converter.reading.data_files import DataFiles
 from converter.reading.open_file import OpenFile
@@ -345,3 +347,29 @@ def varint(number: int) -> bytes:
         found.append(number & 127 | 128)
         number >>= 7
     return bytes([*found, number])
+
+
+@pytest.mark.parametrize("place", ["ours away", "theirs away", "here"])
+def test_a_footer_that_was_forgotten_is_parsed_anew(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def converter() -> DatasetConverter:
+        if place == "ours away":
+            return write_away(tmp_path / "cache", [ID, TEXT])
+        url = str(tmp_path) if place == "here" else f"memory://{uuid.uuid4().hex}"
+        table, storage = pa.table({"id": range(600), TEXT.name: TEXTS}), open_storage(url)
+        for number in range(2):
+            stream = io.BytesIO()
+            pq.write_table(table[number * 300 : number * 300 + 300], stream, row_group_size=40)
+            assert storage.put_if_absent(f"{number}.parquet", stream.getvalue())
+        return make_parquet_converter(url)
+
+    # Each file has 2 columns, and at least 3 row groups; the first one is kept.
+    monkeypatch.setattr(bounds, "_BASE_CHUNKS", 1)
+    monkeypatch.setattr(bounds, "_MOST_CHUNKS", 20)
+    with converter() as given, given.make_batch_reader(batch_size=64) as reader:
+        batches = list(reader)
+        opened = list(reader._epochs.files._open.values())
+    assert [one.num_metadata_chunks > 0 for one in opened] == [True, False]
+    assert [int(one) for batch in batches for one in batch["id"]] == list(range(600))
+    assert [str(one) for batch in batches for one in batch[TEXT.name]] == list(map(str, TEXTS))
