@@ -724,7 +724,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="cache/leases.py",
         claim="a lease is never renewed",
-        old="lease.entry.touch(lease.name, lease.given_up)",
+        old="lease.entry.touch(lease.name, lease.given_up, _RENEWAL_SECONDS)",
         new="lease.entry.size(lease.name, lease.given_up)",
         tests=("tests/unit/cache", "tests/faults/test_leases.py", "tests/faults/test_protocol.py"),
     ),

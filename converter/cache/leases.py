@@ -42,6 +42,9 @@ _MAX_PID = 1 << 31
 _UNKNOWN = "?"
 """When a process began, if that cannot be seen."""
 
+_RENEWAL_SECONDS = 20.0
+"""How long a renewal waits for an answer (a guess): a request that hangs must leave time for others in good time."""
+
 _LAST_RENEWAL_SECONDS = 5.0
 """How long `release` waits for a renewal under way; a guess. A renewal that takes longer hangs."""
 
@@ -55,6 +58,9 @@ class Lease:
     content: bytes
     lost: bool = False
     """A sweep took this process for dead and removed the file."""
+
+    is_late: bool = False
+    """Whether its last renewal failed, which was said."""
 
     on_lost: Callable[[], None] = lambda: None
     """Called when it is lost."""
@@ -270,8 +276,9 @@ class _Heartbeat:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def renew(self, root_url: str | None = None) -> None:
-        """Renew every lease once, or those of one cache directory."""
+    def renew(self, root_url: str | None = None) -> bool:
+        """Renew every lease once, or those of one cache directory. Returns whether none is to be tried again soon."""
+        are_renewed = True
         with self._lock:
             leases = [lease for lease in self._leases if root_url in (None, lease.root_url)]
         for lease in leases:
@@ -281,19 +288,20 @@ class _Heartbeat:
                 # Under the lock: `remove` either happened before, or waits for this renewal.
                 self._renewing.add(lease)
             try:
-                self._renew(lease)
+                are_renewed &= self._renew(lease)
             finally:
                 with self._lock:
                     self._renewing.discard(lease)
                     self._condition.notify_all()
+        return are_renewed
 
-    def _renew(self, lease: Lease) -> None:
+    def _renew(self, lease: Lease) -> bool:
         try:
-            lease.entry.touch(lease.name, lease.given_up)
+            lease.entry.touch(lease.name, lease.given_up, _RENEWAL_SECONDS)
         except OSError as error:
             with self._lock:
                 if lease not in self._leases:
-                    return
+                    return True
                 lease.lost = isinstance(error, FileNotFoundError)
             if lease.lost:
                 lease.on_lost()
@@ -303,17 +311,22 @@ class _Heartbeat:
                     lease.name,
                 )
             else:
-                logger.warning("Could not renew %s/%s: %s", lease.entry.url, lease.name, error)
-        else:
-            lease.on_renewed()
+                if not lease.is_late:
+                    logger.warning("Could not renew %s/%s, tried again soon: %s", lease.entry.url, lease.name, error)
+                lease.is_late = True
+            return lease.lost
+        lease.is_late = False
+        lease.on_renewed()
+        return True
 
     def _run(self, root_url: str) -> None:
-        own = threading.current_thread()
+        own, are_renewed = threading.current_thread(), True
         while True:
+            seconds = RENEW_SECONDS if are_renewed else HURRY_SECONDS
             with self._lock:
-                if self._condition.wait_for(lambda: self._threads.get(root_url) is not own, timeout=RENEW_SECONDS):
+                if self._condition.wait_for(lambda: self._threads.get(root_url) is not own, timeout=seconds):
                     return
-            self.renew(root_url)
+            are_renewed = self.renew(root_url)
 
 
 heartbeat = _Heartbeat()

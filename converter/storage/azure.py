@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import importlib.util
 import inspect
+import math
 import os
 import re
 import sys
@@ -162,7 +163,7 @@ class AzureStore(Store):
         # If-None-Match: * (adlfs's `mode="create"`).
         filesystem.pipe_file(path, data, mode="create")
 
-    def renew(self, path: str, given_up: threading.Event | None = None) -> None:
+    def renew(self, path: str, given_up: threading.Event | None = None, within: float = math.inf) -> None:
         """Write the blob's metadata again."""
 
         def renew(filesystem: Any) -> None:
@@ -175,7 +176,7 @@ class AzureStore(Store):
                     raise
                 raise cause from None
 
-        self.ask(renew, path=path, given_up=given_up)
+        self.ask(renew, path=path, given_up=given_up, within=within)
 
     def rmdir(self, path: str) -> None:
         """Delete the blob that marks a folder, if Spark's driver made one; never a container."""

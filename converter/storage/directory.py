@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import posixpath
 import threading
 import uuid
@@ -112,8 +113,11 @@ class Storage(ABC):
         """Create a small file with all of `data`, or return False because the name is taken."""
 
     @abstractmethod
-    def touch(self, name: str, given_up: threading.Event | None = None) -> None:
-        """Set a file's time to now, without creating it. Raises FileNotFoundError."""
+    def touch(self, name: str, given_up: threading.Event | None = None, within: float = math.inf) -> None:
+        """Set a file's time to now, without creating it, if the store answers within so many seconds.
+
+        Raises FileNotFoundError, and OSError as `Store.ask`.
+        """
 
     @abstractmethod
     def look(self, name: str, given_up: threading.Event | None = None) -> tuple[int, int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -166,9 +167,9 @@ class HdfsStore(Store):
         """Size, kind and time of a file."""
         return _with_mtime(super().info(path, given_up))
 
-    def renew(self, path: str, given_up: threading.Event | None = None) -> None:
+    def renew(self, path: str, given_up: threading.Event | None = None, within: float = math.inf) -> None:
         """Append nothing, so that the NameNode sets its own time."""
-        self.ask(lambda filesystem: filesystem.client.append(path).close(), path=path, given_up=given_up)
+        self.ask(lambda filesystem: filesystem.client.append(path).close(), path=path, given_up=given_up, within=within)
 
 
 def _with_mtime(info: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import posixpath
 import re
@@ -144,7 +145,12 @@ class LocalStorage(Storage):
             error.filename = path
             raise
 
-    def touch(self, name: str, given_up: threading.Event | None = None) -> None:  # noqa: ARG002 (a disk's calls end)
+    def touch(
+        self,
+        name: str,
+        given_up: threading.Event | None = None,  # noqa: ARG002 (a disk's calls end)
+        within: float = math.inf,  # noqa: ARG002
+    ) -> None:
         """Set a file's time to now, without creating it. Raises FileNotFoundError."""
         os.utime(self.path(name))
 

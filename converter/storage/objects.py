@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,10 +27,17 @@ _S3_NAMES = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "tok
 class ObjectStore(Store):
     """S3 and its like: a folder exists while it has an object, and the user creates buckets."""
 
-    def ask(self, request: Callable[[Any], Result], *, path: str, given_up: threading.Event | None = None) -> Result:
+    def ask(
+        self,
+        request: Callable[[Any], Result],
+        *,
+        path: str,
+        given_up: threading.Event | None = None,
+        within: float = math.inf,
+    ) -> Result:
         """As every store's; a bucket that is missing is named."""
         try:
-            return super().ask(request, path=path, given_up=given_up)
+            return super().ask(request, path=path, given_up=given_up, within=within)
         except FileNotFoundError as error:
             if aws_code(error) != "NoSuchBucket":
                 raise
@@ -113,7 +121,7 @@ class ObjectStore(Store):
             else:
                 self.ask(lambda client: client.call_s3("delete_object", Bucket=bucket, Key=f"{folder}/"), path=path)
 
-    def renew(self, path: str, given_up: threading.Event | None = None) -> None:
+    def renew(self, path: str, given_up: threading.Event | None = None, within: float = math.inf) -> None:
         """Write the object's metadata again, which fails if it is gone."""
 
         def renew(filesystem: Any) -> None:
@@ -122,7 +130,7 @@ class ObjectStore(Store):
             else:
                 filesystem.setxattrs(path, renewed="true")
 
-        self.ask(renew, path=path, given_up=given_up)
+        self.ask(renew, path=path, given_up=given_up, within=within)
 
     def _named(self, error: Exception, path: str) -> OSError:
         named = super()._named(error, path)

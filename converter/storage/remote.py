@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import posixpath
 import re
 import threading
@@ -122,9 +123,12 @@ class RemoteStorage(Storage):
         """Begin a question to the store; its answer is returned later."""
         return functools.partial(answer_of, Request(call, is_native=False))
 
-    def touch(self, name: str, given_up: threading.Event | None = None) -> None:
-        """Set a file's time to now, without creating it. Raises FileNotFoundError."""
-        self._filesystem.renew(self.path(name), given_up)
+    def touch(self, name: str, given_up: threading.Event | None = None, within: float = math.inf) -> None:
+        """Set a file's time to now, without creating it, if the store answers within so many seconds.
+
+        Raises FileNotFoundError, and OSError as `Store.ask`.
+        """
+        self._filesystem.renew(self.path(name), given_up, within)
 
     def look(self, name: str, given_up: threading.Event | None = None) -> tuple[int, int | None]:
         """A file's size, and its stamp: a hash of the store's ETag or time. Raises FileNotFoundError."""

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import math
 import os
 import random
 import ssl
@@ -189,18 +190,27 @@ class Store:
     def _open(self) -> Any:
         return open_filesystem(self.spec, retries_itself=False)
 
-    def ask(self, request: Callable[[Any], Result], *, path: str, given_up: threading.Event | None = None) -> Result:
+    def ask(
+        self,
+        request: Callable[[Any], Result],
+        *,
+        path: str,
+        given_up: threading.Event | None = None,
+        within: float = math.inf,
+    ) -> Result:
         """What `request` returns, given the filesystem; transient failures are retried until the deadline.
+
+        It is after `timeout_seconds`, or `within` so many if they are fewer.
 
         Raises:
             FileNotFoundError: there is no such file.
             PermissionError: the store refuses these credentials.
             NotOpenedError: the client cannot be made as things are configured.
-            TimeoutError: there was no answer but transient failures for `timeout_seconds`.
+            TimeoutError: there was no answer but transient failures until then.
             GivenUpError: `given_up` was set.
             OSError: anything else, with the store's own words.
         """
-        deadline = time.monotonic() + self.timeout_seconds
+        deadline = time.monotonic() + min(self.timeout_seconds, within)
         pause = _FIRST_PAUSE_SECONDS
         last: BaseException | None = None
         while True:
@@ -235,7 +245,7 @@ class Store:
                     raise GivenUpError(f"the request for {path} was cancelled")
                 time.sleep(min(_LOOK_SECONDS, end - now))
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)
-        raise self._too_late(path, last) from self.harmless(last)
+        raise self._too_late(path, last, within) from self.harmless(last)
 
     def wait_for(self, call: Callable[[], Result], *, path: str) -> Result:
         """What another client returns, which may know no deadline. Raises TimeoutError."""
@@ -244,9 +254,10 @@ class Store:
             raise self._too_late(path)
         return asked.answer()
 
-    def _too_late(self, path: str, last: BaseException | None = None) -> TimeoutError:
+    def _too_late(self, path: str, last: BaseException | None = None, within: float = math.inf) -> TimeoutError:
         reason = self._why_silent() if last is None else f"; its last answer was {self._text(last)}"
-        waited = f"{self.timeout_seconds:g} seconds (timeout_seconds)"
+        is_own = within < self.timeout_seconds
+        waited = f"{within:g} seconds" if is_own else f"{self.timeout_seconds:g} seconds (timeout_seconds)"
         return TimeoutError(self.without_secrets(f"{path} could not be reached for {waited}{reason}"))
 
     def _why_silent(self) -> str:
@@ -382,12 +393,12 @@ class Store:
                 self._creates_exclusively = True
             _create_exclusively(filesystem, path, data)
 
-    def renew(self, path: str, given_up: threading.Event | None = None) -> None:
+    def renew(self, path: str, given_up: threading.Event | None = None, within: float = math.inf) -> None:
         """Set a file's time to now, without creating it. Raises FileNotFoundError if it is gone.
 
         Once `given_up` is set the file may be deleted, even if a request is still on its way.
         """
-        data = self.cat_file(path, given_up)
+        data = self.ask(lambda filesystem: filesystem.cat_file(path), path=path, given_up=given_up, within=within)
 
         def write(filesystem: Any) -> None:
             filesystem.pipe_file(path, data)
@@ -395,7 +406,7 @@ class Store:
                 # Here a renewal creates the file: one that hung may have come after the deletion.
                 filesystem.rm_file(path)
 
-        self.ask(write, path=path, given_up=given_up)
+        self.ask(write, path=path, given_up=given_up, within=within)
 
     def rm_file(self, path: str) -> None:
         """Delete a file."""

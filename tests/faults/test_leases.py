@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -164,6 +165,34 @@ class BrokenStorage:
             raise OSError(5, "Input/output error")
 
         return fail
+
+
+def test_a_renewal_without_an_answer_is_tried_again_before_the_lease_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(leases, "_RENEWAL_SECONDS", 0.3)
+    monkeypatch.setattr(leases, "HURRY_SECONDS", 0.05)
+    root = open_storage(f"memory://{uuid.uuid4().hex}/cache/{ROOT}")
+    root.make_directory()
+    attempt = entries.begin(root, OTHER_KEY, application_id="app-1")
+    over, renewed = threading.Event(), 0
+    write = MemoryFileSystem.pipe_file
+
+    def write_later(self: Any, path: str, *arguments: Any, **options: Any) -> None:
+        nonlocal renewed
+        if path.endswith(".intent"):
+            renewed += 1
+            if renewed == 1:
+                over.wait(60)
+        write(self, path, *arguments, **options)
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryFileSystem, "pipe_file", write_later)
+            # The store waits 120 s for the first answer.
+            wait_until(lambda: renewed >= 3, seconds=20)
+    finally:
+        over.set()
+    entries.abandon(root, attempt)
 
 
 def test_a_renewal_that_fails_is_tried_again(cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
