@@ -289,6 +289,11 @@ class _Heartbeat:
                 self._renewing.add(lease)
             try:
                 are_renewed &= self._renew(lease)
+            except BaseException as error:
+                if isinstance(error, (KeyboardInterrupt, SystemExit)) or is_of_handler(error):
+                    raise
+                # A client's panic, or a user's handler of logs. The other leases need this thread.
+                are_renewed = False
             finally:
                 with self._lock:
                     self._renewing.discard(lease)

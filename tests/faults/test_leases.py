@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import fsspec
 import numpy as np
@@ -193,6 +194,33 @@ def test_a_renewal_without_an_answer_is_tried_again_before_the_lease_is_dead(mon
     finally:
         over.set()
     entries.abandon(root, attempt)
+
+
+def test_whatever_a_renewal_raises_the_other_leases_are_renewed(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panic(BaseException):
+        """As of a client that is written in Rust."""
+
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "HURRY_SECONDS", 0.05)
+    root = roots.open_root(str(cache_dir))
+    attempts = [entries.begin(root, key, application_id="app-1") for key in (KEY, OTHER_KEY)]
+    for broken, other in (attempts, reversed(attempts)):
+        with monkeypatch.context() as patched:
+            entry = MagicMock(wraps=broken.intent.entry)
+            entry.touch.side_effect = Panic
+            patched.setattr(broken.intent, "entry", entry)
+            path = Path(other.intent.entry.path(other.intent.name))
+            make_old(path, 1000)
+            old = path.stat().st_mtime
+
+            def is_renewed(path: Path = path, old: float = old, entry: Any = entry) -> bool:
+                return path.stat().st_mtime > old + 900 and entry.touch.call_count > 2
+
+            wait_until(is_renewed, seconds=20)
+    for attempt in attempts:
+        entries.abandon(root, attempt)
 
 
 def test_a_renewal_that_fails_is_tried_again(cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
