@@ -314,7 +314,7 @@ class Manifest:
             document["categories"] = {name: values.to_json() for name, values in self.categories.items()}
         if self.scales:
             document["scales"] = dict(self.scales)
-        return json.dumps(document, separators=(",", ":")).encode()
+        return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
     @classmethod
     def from_json(cls, data: bytes, *, path: str) -> Manifest:

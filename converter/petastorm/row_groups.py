@@ -96,7 +96,7 @@ def choose(
     """The row groups of one reader. Warns if there are none.
 
     Raises:
-        ValueError: the predicate or the selector is none, or names an index that is not stored.
+        ValueError: the predicate or the selector is none, or names an index that is not stored or is of other files.
         NoDataAvailableError: there are fewer row groups than shards.
     """
     row_groups = store.row_groups()
@@ -129,7 +129,19 @@ def _selected(store: Store, selector: RowGroupSelectorBase, chosen: Sequence[int
     if not set(required) <= set(indexes):
         raise ValueError(f"Some of required indexes {required} are not available in {list(indexes)}")
     selected = set(selector.select_row_groups(indexes))
-    return [number for number in chosen if number in selected]
+    counts = stored_schema.row_groups_per_file(store.metadata)
+    if counts is None:
+        return [number for number in chosen if number in selected]
+    # An index numbers the row groups of the files that were there when it was built.
+    if unknown := set(store.names) - counts.keys():
+        raise ValueError(
+            f"rowgroup_selector cannot be used: the index of row groups at {store.storage.url} does not know the file "
+            f"{min(unknown)}, which was added later. Build it again with build_rowgroup_index."
+        )
+    indexed = [(name, number) for name in sorted(counts) for number in range(counts[name])]
+    places = {indexed[number] for number in selected if 0 <= number < len(indexed)}
+    row_groups = store.row_groups()
+    return [one for one in chosen if (store.names[row_groups[one].file], row_groups[one].number) in places]
 
 
 def _files_that_pass(store: Store, schema: Unischema, predicate: PredicateBase, names: Sequence[str]) -> set[int]:

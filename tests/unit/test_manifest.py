@@ -666,3 +666,8 @@ def test_a_column_that_cannot_become_that_is_corrupt(part: str, to: str) -> None
     document[part] = {to: first}
     with pytest.raises(CacheCorruptError, match="is not a manifest that this package wrote"):
         Manifest.from_json(json.dumps(document).encode(), path=PATH)
+
+
+def test_what_no_manifest_may_say_is_not_written() -> None:
+    with pytest.raises(ValueError, match="Out of range float values"):
+        replace(make_manifest([[4]]), statistics={"x": replace(STATISTICS, row_group_span=np.inf)}).to_json()

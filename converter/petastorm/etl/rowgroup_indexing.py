@@ -6,6 +6,7 @@ import copy
 import functools
 import operator
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +66,10 @@ def build_rowgroup_index(
     assert found is not None
     footer, metadata = found
     columns = summary.columns_of(store.storage, footer)
-    summary.write_summary(store.storage, columns, metadata | stored_schema.index_entries(built))
+    counts = dict.fromkeys(store.names, 0) | Counter(store.names[one.file] for one in store.row_groups())
+    # An index counts row groups file by file: these are its files.
+    entries = stored_schema.row_group_entries(counts) | stored_schema.index_entries(built)
+    summary.write_summary(store.storage, columns, metadata | entries)
 
 
 def get_row_group_indexes(dataset: Any) -> dict[str, RowGroupIndexerBase]:

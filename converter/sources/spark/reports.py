@@ -311,7 +311,9 @@ def _row_group_span(column: SparkColumn, spans: Sequence[Sequence[float]], *, nu
         return None
     sums, least, most = zip(*spans, strict=True)
     whole = max(most) - min(least)
-    return sum(sums) / num_row_groups / whole if 0 < whole < math.inf else None
+    share = sum(sums) / num_row_groups / whole if 0 < whole < math.inf else math.inf
+    # The sum of very large ranges is infinite, which no manifest may say.
+    return share if share < math.inf else None
 
 
 def _common_shape(

@@ -495,6 +495,26 @@ def test_selectors_choose_row_groups_by_an_index(stored: Stored, tmp_path: Path)
     with pytest.raises(ValueError, match=r"required indexes \['nope'\] are not available"):
         make_reader(url, rowgroup_selector=SingleIndexSelector("nope", [1]))
 
+    # Files that were removed change no other file's row groups, and those that were added are in no index.
+    first, second, *_ = sorted((tmp_path / "indexed").rglob("*.parquet"))
+    in_first = {number // GROUP_ROWS for number in pq.read_table(first, columns=["id"])["id"].to_pylist()}
+    first.rename(first.with_name("zzz.parquet"))
+    with pytest.raises(ValueError, match=r"does not know the file .*zzz\.parquet, which was added later"):
+        make_reader(url, rowgroup_selector=low)
+    first.with_name("zzz.parquet").rename(tmp_path / "aside")
+    assert chosen(UnionIndexSelector([low, high])) == {0, 8, 19} - in_first
+    (tmp_path / "aside").rename(first.with_name("zzz.parquet"))
+    build_rowgroup_index(url, None, [SingleFieldIndexer("by id", "id")])
+    assert chosen(UnionIndexSelector([low, high])) == {0, 8, 19}
+    # A list of some files has other numbers than the store.
+    wanted = pq.read_table(second, columns=["id"])["id"].to_pylist()[0]
+    with pytest.warns(UserWarning, match="Please use make_reader"):
+        reader = make_batch_reader(
+            [second.as_uri()], schema_fields=["id"], rowgroup_selector=SingleIndexSelector("by id", [wanted])
+        )
+    with reader:
+        assert wanted in next(reader).id.tolist()
+
 
 # Transforms ------------------------------------------------------------------------
 

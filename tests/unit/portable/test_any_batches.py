@@ -6,6 +6,7 @@ import itertools
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from converter import open_converter
 from converter.portable.records import CategoriesSpec
 from converter.schema import Field
 from tests.entries import write_batches
@@ -124,3 +126,12 @@ def test_rows_are_those_that_came(
             for row in zip(*(plain(batch, field) for field in fields), strict=True)
         ]
     assert found == expected
+
+
+def test_row_groups_of_very_large_ranges_can_be_opened_again(tmp_path: Path) -> None:
+    numbers = pa.array(np.tile([0.0, 1e308], 2000))
+    batches = [[pa.RecordBatch.from_arrays([numbers], names=["c0"])]] * 2
+    column = plan("scalar", "float64", 0, name="x")
+    options: dict[str, Any] = {"float_dtype": "float64", "row_group_bytes": 1 << 12}
+    with write_batches(tmp_path, [column], batches, **options) as made, open_converter(made.url) as again:
+        assert (again.statistics["x"].min, again.statistics["x"].max) == (0, 1e308)
