@@ -305,7 +305,8 @@ def _load_rows_into_mem(reader: Any, transform_fn: Transform, rows_capacity: int
     reader.stop()
     reader.join()
     names = list(parts[0]) if parts else []
-    return names, [tensor_of(join([part[name] for part in parts])) for name in names]
+    # A tensor has one type.
+    return names, [tensor_of(join([part[name] for part in parts], is_exact=False)) for name in names]
 
 
 class InMemBatchedDataLoader:

@@ -27,15 +27,18 @@ def row_bytes_of(columns: Mapping[Any, Any]) -> int:
     return max(1, sum(int(column.nbytes) for column in columns.values()) // num_rows)
 
 
-def join(parts: Sequence[Any]) -> Any:
-    """Parts of a column one after the other. Rows of different shapes become an array of arrays."""
+def join(parts: Sequence[Any], *, is_exact: bool = True) -> Any:
+    """Parts of a column one after the other. Rows of different shapes become an array of arrays.
+
+    Numbers that no type holds all become objects, or with `is_exact=False` NumPy's type.
+    """
     if len(parts) == 1:
         return parts[0]
     if not isinstance(parts[0], np.ndarray):
         import torch
 
         return torch.cat(list(parts))
-    parts = _in_one_unit(parts)
+    parts = _in_one_type(parts) if is_exact else parts
     kinds = {(part.dtype == object, part.shape[1:]) for part in parts}
     return np.concatenate(parts if len(kinds) == 1 else [as_objects(part) for part in parts])
 
@@ -84,7 +87,6 @@ def alike(column: Any, other: Any, taken: Rows) -> tuple[Any, Any]:
     """Both columns with one type that holds the taken rows of the first one, and those of the other one."""
     if not isinstance(column, np.ndarray) or not isinstance(other, np.ndarray):
         return column, other
-    column, other = _in_one_unit((column, other), taken)
     if column.dtype == other.dtype and column.shape[1:] == other.shape[1:]:
         return column, other
     if object in (column.dtype, other.dtype) or column.shape[1:] != other.shape[1:]:
@@ -94,27 +96,45 @@ def alike(column: Any, other: Any, taken: Rows) -> tuple[Any, Any]:
         dtype = (
             column.dtype if is_mixed(column) else np.dtype([("integer", integers), ("real", "f8"), ("is_real", "?")])
         )
-        return _as_mixed(column, dtype), _as_mixed(other, dtype)
+        if other.dtype.kind == "f" or np.can_cast(other.dtype, dtype["integer"]):
+            return _as_mixed(column, dtype), _as_mixed(other, dtype)
+        return as_objects(column), as_objects(other)
+    column, other = _in_one_type((column, other), taken)
     dtype = np.result_type(column, other)
-    return column.astype(dtype), other.astype(dtype)
+    return column.astype(dtype, copy=False), other.astype(dtype, copy=False)
 
 
-def _in_one_unit(parts: Sequence[npt.NDArray[Any]], taken: Rows | slice = slice(None)) -> Sequence[npt.NDArray[Any]]:
-    """Times in the coarsest of their units: NumPy takes the finest, and the year 9999 is none in nanoseconds.
+def _in_one_type(parts: Sequence[npt.NDArray[Any]], taken: Rows | slice = slice(None)) -> Sequence[npt.NDArray[Any]]:
+    """Parts that NumPy joins without another value, as objects if no type holds all.
 
-    As objects if that would cut them. Of the first part, only the taken rows are times.
+    NumPy itself takes the finest unit of times, in which the year 9999 is none, and makes doubles of whole numbers
+    beside floats, or beside unsigned ones. Of the first part, only the taken rows are values.
     """
-    units = {part.dtype for part in parts}
-    if len(units) == 1 or any(unit.kind != "M" for unit in units):
+    dtypes = {part.dtype for part in parts}
+    kinds = {dtype.kind for dtype in dtypes}
+    wanted: np.dtype[Any] | None = None
+    if len(dtypes) > 1 and kinds == {"M"}:
+        # The coarsest.
+        wanted = next(unit for unit in dtypes if all(np.promote_types(unit, other) == other for other in dtypes))
+    elif kinds <= set("iuf") and any(dtype.kind != "f" and dtype.itemsize == 8 for dtype in dtypes):
+        wanted = np.dtype("i8") if "f" not in kinds else np.result_type(*dtypes)
+    if len(dtypes) == 1 or wanted is None:
         return parts
-    # The finest unit is the one that NumPy takes.
-    coarsest = next(unit for unit in units if all(np.promote_types(unit, other) == other for other in units))
-    found = [part.astype(coarsest) for part in parts]
+    found = [part.astype(wanted) for part in parts]
     for one, part in zip(found, parts, strict=True):
         rows = taken if part is parts[0] else slice(None)
-        if not np.array_equal(one[rows].astype(part.dtype), part[rows], equal_nan=True):
+        if not _is_same(one[rows], part[rows]):
             return [as_objects(part) for part in parts]
     return found
+
+
+def _is_same(found: npt.NDArray[Any], values: npt.NDArray[Any]) -> bool:
+    """Whether a cast has kept all values. Doubles hold the whole numbers up to 2**53."""
+    if values.dtype.kind in "iu" and found.dtype.kind == "f":
+        return not values.size or max(-int(values.min()), int(values.max())) <= 2**53
+    return np.array_equal(found.astype(values.dtype), values, equal_nan=True) and not (
+        values.dtype.kind == "u" and (found < 0).any()
+    )
 
 
 def is_mixed(column: Any) -> bool:
@@ -123,11 +143,18 @@ def is_mixed(column: Any) -> bool:
 
 
 def unmixed(column: Any) -> Any:
-    """Rows of a mixed column as integers, or as floats if there is one among them; other columns as they are."""
+    """Rows of a mixed column as integers, as floats if there is one among them, or as objects if that would round.
+
+    Other columns as they are.
+    """
     if not is_mixed(column):
         return column
-    is_real = column["is_real"]
-    return np.where(is_real, column["real"], column["integer"]) if is_real.any() else column["integer"].copy()
+    is_real, integers = column["is_real"], column["integer"]
+    if not is_real.any():
+        return integers.copy()
+    found = np.where(is_real, column["real"], integers)
+    whole = integers[~is_real]
+    return found if _is_same(whole.astype("f8"), whole) else as_objects(column)
 
 
 def _as_mixed(column: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -204,7 +204,7 @@ def test_a_pool_holds_columns_of_several_types_of_rows() -> None:
 
 @pytest.mark.parametrize("shape", [(), (2,)], ids=str)
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
-def test_whole_numbers_are_rounded_only_in_batches_that_have_a_null(dtype: str, shape: tuple[int, ...]) -> None:
+def test_whole_numbers_are_not_rounded_beside_rows_that_have_a_null(dtype: str, shape: tuple[int, ...]) -> None:
     def column(values: Any) -> Any:
         return np.array(values).reshape(-1, *[1] * len(shape)) * np.ones(shape, np.array(values).dtype)
 
@@ -216,13 +216,39 @@ def test_whole_numbers_are_rounded_only_in_batches_that_have_a_null(dtype: str, 
     )
     batches = [run.columns["x"][start : start + 4] for run in runs for start in range(0, run.num_rows, 4)]
 
-    whole = np.concatenate([batch for batch in batches if batch.dtype == dtype])
     others = [batch for batch in batches if batch.dtype != dtype]
-    assert {batch.dtype.name for batch in others} == {"float64"}
     assert 1 <= len(others) <= 2
-    assert all((batch < 8).any() or np.isnan(batch).any() for batch in others)
-    assert set(whole.ravel().tolist()) < set(large.tolist())
-    assert len(whole) + sum(map(len, others)) == 2002
+    assert {batch.dtype.name for batch in others} <= {"object", "float64"}
+    numbers = [number for batch in batches for row in batch for number in np.unique(row).tolist()]
+    assert len(numbers) == 2002
+    assert {number for number in numbers if number > 8} == set(large.tolist())
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        ([np.array([1, 2]), np.array([0.5, np.nan])], "float64"),
+        ([np.array([2**53 + 1]), np.array([0.5])], "object"),
+        ([np.array([-(2**63)]), np.array([0.5], "f4")], "object"),
+        ([np.array([2**53 + 1]), np.array([3], "u8")], "int64"),
+        ([np.array([-1]), np.array([2**64 - 1], "u8")], "object"),
+        ([np.array([2**64 - 1], "u8"), np.array([-1], "i4")], "object"),
+        ([np.array([2**31 - 1], "i4"), np.array([0.5])], "float64"),
+        ([np.array([1], "u1"), np.array([-1], "i2")], "int16"),
+    ],
+)
+@pytest.mark.parametrize("is_pooled", [False, True])
+def test_numbers_of_several_types_keep_their_values(is_pooled: bool, parts: list[Any], wanted: str) -> None:
+    if is_pooled:
+        pool = ColumnPool(np.random.default_rng(0))
+        for part in (*parts, parts[0]):
+            pool.add({"x": part})
+        found = pool.draw(pool.num_rows)["x"]
+    else:
+        found = join([*parts, parts[0]])
+    assert found.dtype == wanted
+    given = [number for part in (*parts, parts[0]) for number in part.tolist()]
+    assert sorted(map(str, found.tolist())) == sorted(str(float(one) if wanted == "float64" else one) for one in given)
 
 
 @pytest.mark.parametrize("cut", [False, True])
