@@ -11,7 +11,7 @@ import itertools
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +32,8 @@ _SEGMENT, _FRAME = ">HH", ">BHHB"
 _COMPARED_BYTES = 2048
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: their state could not be set where Spark 3.5's cloudpickle has sent the class.
+@dataclass(frozen=True)
 class Image:
     """Decodes pictures: JPEG, PNG, WebP, TIFF and BMP of one frame.
 
@@ -80,10 +81,6 @@ class Image:
             object.__setattr__(self, "size", tuple(size))
         if type(self.max_pixels) is not int or self.max_pixels < 1:
             raise ValueError(f"Image: max_pixels must be a whole number of at least 1, got {self.max_pixels!r:.80}.")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Spark 3.5's cloudpickle sends the class without its fields, and a state could not be set there.
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     @property
     def dtype(self) -> str:

@@ -7,7 +7,7 @@ import io
 import math
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,7 +31,8 @@ _MOST_DISTURBANCES = 10
 """Two of 100 passes over 400 rows were disturbed once, with two busy cores."""
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: their state could not be set where Spark 3.5's cloudpickle has sent the class.
+@dataclass(frozen=True)
 class NumPy:
     """Decodes `.npy` bytes, as `numpy.save` writes them; objects are refused, because nothing is unpickled.
 
@@ -59,10 +60,6 @@ class NumPy:
         with contextlib.suppress(TypeError):
             if self.dtype is not None and (found := np.dtype(self.dtype)).kind in "biuf":
                 object.__setattr__(self, "dtype", found.name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Spark 3.5's cloudpickle sends the class without its fields, and a state could not be set there.
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     def decode(self, values: pa.LargeBinaryArray) -> Array | Sequence[Array]:
         """The rows as one array `(len(values), *shape)`; if they differ in shape, as a list.

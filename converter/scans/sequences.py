@@ -209,7 +209,8 @@ def _find_stretches(storage: Storage, manifest: Manifest, request: _Request, liv
             if last is not None and not is_same_file:
                 stretches.lasts.append(last[1])
             stretches.lasts.append(whole.take(pa.array(ends if is_same_file else ends[1:])))
-            last = (file, table.slice(table.num_rows - 1).combine_chunks())
+            # Taken, because a slice keeps the whole row group.
+            last = (file, table.take(pa.array([table.num_rows - 1])).combine_chunks())
     assert last is not None
     stretches.lasts.append(last[1])
     return stretches

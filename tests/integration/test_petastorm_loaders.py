@@ -25,10 +25,12 @@ import tensorflow as tf
 
 from converter.frameworks import prompt
 from converter.petastorm import PetastormDeprecationWarning, TransformSpec, make_batch_reader, make_reader, tf_utils
+from converter.petastorm.blocks import collect
 from converter.petastorm.codecs import CompressedNdarrayCodec, NdarrayCodec
 from converter.petastorm.etl.dataset_metadata import write_metadata
 from converter.petastorm.ngram import NGram
 from converter.petastorm.predicates import in_lambda
+from converter.petastorm.reader_impl.tf_columns import tf_column
 from converter.petastorm.tf_utils import make_batched_dataset, make_petastorm_dataset, tf_tensors
 from converter.petastorm.unischema import Unischema, UnischemaField
 from converter.petastorm.weighted_sampling_reader import WeightedSamplingReader
@@ -676,6 +678,14 @@ def test_values_of_a_row_become_what_tensorflow_takes() -> None:
             tf_utils._sanitize_field_tf_types(kind(**values | {"time": far}))
     with pytest.raises(RuntimeError, match='Encountered "int32"=None'):
         tf_utils._sanitize_field_tf_types(kind(**values | {"int32": None}))
+
+
+@pytest.mark.parametrize("odd", [1.5, 2**16, -(2**15) - 1])
+def test_numbers_that_the_declared_type_lacks_are_no_tensors(odd: float) -> None:
+    number = UnischemaField("n", np.int16, ())
+    with pytest.raises(ValueError, match=rf"'n' has the number {odd}, which is none of int16"):
+        tf_column(number, collect(number, [1, odd]))
+    assert tf_column(number, np.array([1, 2.0], object)).dtype == np.int16
 
 
 def test_rows_of_other_shapes_than_declared_are_named(tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ def tf_column(field: UnischemaField, column: Array) -> Array:
 
     Raises:
         RuntimeError: a value is None, or rows of a field with a fixed shape differ in shape.
+        ValueError: a number of a user's function is none of the field's.
     """
     wanted = _TYPES[scalar_type(field.numpy_dtype)]
     if column.dtype == object and field.shape and len(column) and _holds_arrays(field.name, column):
@@ -158,6 +159,14 @@ def tf_column(field: UnischemaField, column: Array) -> Array:
     if values.dtype.kind == "f" and wanted.is_integer and np.isnan(values).any():
         # Nulls among whole numbers; a cast would make numbers of them.
         raise null_error(field.name)
+    if wanted.is_integer and values.dtype.kind in "fO":
+        limits = np.iinfo(wanted.as_numpy_dtype)
+        odd = (value for value in values.reshape(-1).tolist() if not limits.min <= value <= limits.max or value % 1)
+        for value in odd:
+            raise ValueError(
+                f"{field.name!r} has the number {value}, which is none of {wanted.name}. Let the function of the "
+                "TransformSpec return such numbers, or declare another type in its edit_fields."
+            )
     return values.astype(wanted.as_numpy_dtype, copy=False)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from converter import NumPy, ReadError, SourceError, make_parquet_converter
+from converter import Image, NumPy, ReadError, SourceError, make_parquet_converter
 
 
 def npy(array: np.ndarray[Any, Any], **options: Any) -> bytes:
@@ -252,3 +254,25 @@ def test_a_decoder_that_another_thread_disturbed_is_called_again(tmp_path: Path)
     ):
         assert [batch["x"].tolist() for batch in reader] == [[[7], [8]]]
     assert decoder.num_calls == 2
+
+
+@pytest.mark.parametrize("base", [NumPy, Image])
+def test_a_decoder_that_is_derived_is_pickled_and_copied_with_what_it_adds(base: Any) -> None:
+    found = pickle.loads(pickle.dumps(DERIVED[base]()))
+    assert found.added == copy.deepcopy(DERIVED[base]()).added == "more"
+    assert (found.shape, found.on_error) == (DERIVED[base]().shape, "skip")
+
+
+class DerivedNumPy(NumPy):
+    def __init__(self) -> None:
+        super().__init__("float32", (3,), on_error="skip")
+        object.__setattr__(self, "added", "more")
+
+
+class DerivedImage(Image):
+    def __init__(self) -> None:
+        super().__init__(size=(2, 3), on_error="skip")
+        object.__setattr__(self, "added", "more")
+
+
+DERIVED: dict[Any, Any] = {NumPy: DerivedNumPy, Image: DerivedImage}
