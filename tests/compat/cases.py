@@ -168,7 +168,10 @@ def nested(spark: SparkSession, cache_dir: Path) -> str:
         "array(date'1969-12-31') AS days",
         "interval '-1 02:03:04.000005' day to second AS span",
         "interval '-1-2' year to month AS months",
+        "id + 100 AS n",
     )
+    # So that Spark takes `items.n` for the column `n`.
+    df = df.alias("items")
     rows = range(6)
     expected = {
         "tags": [[] if row == 1 else ["a", "" if row == 2 else str(row)] for row in rows],
@@ -180,6 +183,7 @@ def nested(spark: SparkSession, cache_dir: Path) -> str:
         "m.value": [[[row, 0]] for row in rows],
         "span": [-93_784_000_005] * 6,
         "months": [-14] * 6,
+        "n": [row + 100 for row in rows],
     }
     for writer in WRITERS:
         with make_spark_converter(df, cache_dir=cache_dir, writer=writer) as converter:

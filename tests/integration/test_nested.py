@@ -268,3 +268,27 @@ def test_a_delta_table_that_spark_types_describe(spark: SparkSession, tmp_path: 
         if name in found:
             # The files may be in another order.
             assert found[name] == [column[row] for row in found["id"]], name
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("writer", ["executors", "spark"])
+def test_members_are_theirs_though_a_view_is_called_like_their_column(
+    spark: SparkSession, tmp_path: Path, writer: str
+) -> None:
+    rows = spark.range(0, 4, 1, 1).selectExpr(
+        "id",
+        "named_struct('id', id + 1000, 'age', id + 2000) AS customer",
+        "array(named_struct('id', id + 3000)) AS items",
+    )
+    rows.createOrReplaceTempView("customer")
+    try:
+        for name, df in {
+            "view": spark.table("customer"), "customer": rows.alias("customer"), "items": rows.alias("items")
+        }.items():  # fmt: skip
+            with make_spark_converter(df, cache_dir=tmp_path / name, writer=writer) as converter:
+                found = converter.head(4)
+            starts = {"id": 0, "customer.id": 1000, "customer.age": 2000, "items.id": 3000}
+            for column, start in starts.items():
+                assert found[column].ravel().tolist() == list(range(start, start + 4)), (name, column)
+    finally:
+        spark.catalog.dropTempView("customer")

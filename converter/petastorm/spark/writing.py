@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from converter.sources.spark.identity import gather_evidence, inputs_of
-from converter.sources.spark.session import unlike_cached
+from converter.sources.spark.session import on_its_own
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -91,7 +91,7 @@ def _materialize(df: DataFrame, options: WriteOptions, begin: Callable[[str], ob
     url = make_sub_dir_url(options.parent_url, f"{moment}-appid-{application}-{uuid.uuid4()}")
     # Before the write, so that what a failed one leaves is removed as well.
     begin(url)
-    converted = _convert_precision(_convert_vectors(unlike_cached(df), options.dtype), options.dtype)
+    converted = _convert_precision(_convert_vectors(on_its_own(df), options.dtype), options.dtype)
     writer = converted.write.option("compression", options.codec).option("parquet.block.size", options.row_group_size)
     writer.parquet(url)
     logger.info("Materialize dataframe to url %s successfully.", url)

@@ -23,9 +23,9 @@ from converter.sources.spark.session import (
     count_scan_partitions,
     explain,
     interrupts_first,
+    on_its_own,
     stream_reports,
     travels_by_value,
-    unlike_cached,
 )
 from converter.sources.spark.with_spark import WRITE_CONFS, write_with_spark
 from converter.storage.directory import Storage
@@ -71,9 +71,7 @@ def run_write(
             write_job(session, is_connect, name),
             progress_bar(session, is_connect, name, progress, Written(directory)),
         ):
-            selected = unlike_cached(df).selectExpr(
-                *(column.select(f"c{index}") for index, column in enumerate(columns))
-            )
+            selected = on_its_own(df).selectExpr(*(column.select(f"c{index}") for index, column in enumerate(columns)))
             if shuffle_rows_seed is not None:
                 selected = _shuffled(selected, columns, shuffle_rows_seed)
             chosen = choose_writer(writer, directory=directory, session=session, is_connect=is_connect)

@@ -158,15 +158,16 @@ def explain(df: Any, mode: str) -> str:
         return ""
 
 
-def unlike_cached(df: Any) -> Any:
-    """The same rows, with a step that nobody has cached: what is made of them is read from no other frame's cache.
+def on_its_own(df: Any) -> Any:
+    """The same rows under a name that nobody uses, with a step that nobody has cached.
 
     Spark takes a frame for any cached one that has the same steps, whatever the columns are called. So renamed columns
-    are those of `frame.toDF(…).cache()`, with the files, the version or the confs of when that was cached.
+    are those of `frame.toDF(…).cache()`, with the files, the version or the confs of when that was cached. And in a
+    view `customer`, `customer.id` is the column `id`, not the member of a struct.
     """
     # Spark removes the condition when it optimizes, after it has looked into its cache.
     name = uuid.uuid4().hex
-    return df.where(f"'{name}' = '{name}'")
+    return df.where(f"'{name}' = '{name}'").alias(f"converter_{name}")
 
 
 def count_scan_partitions(df: Any) -> int | None:
