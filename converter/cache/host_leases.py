@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from converter.cache import leases
-from converter.cache.leases import HURRY_SECONDS, RENEW_SECONDS, Lease, put_lease, release
+from converter.cache.leases import RENEW_SECONDS, Lease, put_lease, release
 from converter.errors import CacheError
 from converter.living import Living
 from converter.shards import count_processes_of_host
@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 _JOIN_SECONDS = 60.0
 """How long a process waits for the first one, which asks the store meanwhile; then it takes a lease of its own."""
+
+_HAND_OVER_SECONDS = 30.0
+"""How long one that ends waits for the leases of those that count on it: a slow store's time (a guess). Those that have
+ended, too, are not waited for."""
 
 _SAY_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
@@ -160,7 +164,7 @@ class HostLease:
 
     def _hand_over(self) -> None:
         """Wait until those that count on this process hold a lease of their own."""
-        until = time.monotonic() + HURRY_SECONDS
+        until = time.monotonic() + _HAND_OVER_SECONDS
         for other in self._others:
             with contextlib.suppress(OSError):
                 other.send(_LEAVING, socket.MSG_DONTWAIT)

@@ -171,6 +171,12 @@ class ColumnDecoder:
         return (np.concatenate([row.reshape(-1) for row in rows]) if rows else np.empty(0, dtype)), shapes
 
 
+def _overrides_decode(kind: type) -> bool:
+    """Whether a class has a `decode` of its own, and `decode_into` from one that it derives from."""
+    first = next((each for each in kind.__mro__ if {"decode", "decode_into"} & vars(each).keys()), kind)
+    return "decode_into" not in vars(first)
+
+
 def decode_rows(decoder: Decoder, values: pa.LargeBinaryArray, out: Array | None) -> Sequence[Array] | None:
     """Decode rows that are not null into `out`, `(len(values), *shape)`; without `out` return them as a list.
 
@@ -180,7 +186,7 @@ def decode_rows(decoder: Decoder, values: pa.LargeBinaryArray, out: Array | None
     if not len(values):
         return [] if out is None else None
     decode_into = getattr(decoder, "decode_into", None)
-    if out is not None and decode_into is not None:
+    if out is not None and decode_into is not None and not _overrides_decode(type(decoder)):
         undisturbed(lambda: decode_into(values, out))
         return None
     decoded: Any = undisturbed(lambda: decoder.decode(values))

@@ -199,7 +199,7 @@ class Epochs:
     def begin_at(self, epoch: int, epochs_done: int, past: Past) -> None:
         """Let the next iteration begin inside an epoch."""
         self._progress, self._set = None, object()
-        self.next = _Progress(epoch=epoch, past=past, epochs_done=epochs_done)
+        self.next = self._begin = _Progress(epoch=epoch, past=past, epochs_done=epochs_done)
 
     def set_next(self, epoch: int) -> None:
         """Let the next iteration begin with `epoch`. If a loaded state is in that epoch, it stays where it is."""
@@ -212,6 +212,7 @@ class Epochs:
         else:
             # Another object: the end of an iteration that began there before does not move this one.
             self.next = replace(self.next)
+        self._begin = self.next
 
     def state_after(self, begin: _Progress, batches: int) -> dict[str, Any]:
         """The state `batches` after the place where an iteration began, across as many iterations as needed."""
@@ -224,15 +225,18 @@ class Epochs:
             batches -= num_batches
             at = _Progress(epoch=at.epoch + 1, past=(), epochs_done=0 if is_last else at.epochs_done + 1)
 
-    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """The state of the running (or stopped) iteration, else of the next one; see `BatchReader`."""
+    def state_dict(self, batches: int | None = None, begin: _Progress | None = None) -> dict[str, Any]:
+        """The state of the running (or stopped) iteration, else of the next one; see `BatchReader`.
+
+        Batches count from `begin`, else from where the iteration began that began last, even if it has ended.
+        """
         if self._begun_in != os.getpid():
             self.look_for_shard()
         at = self._progress or self.next
         if batches is None:
             return self._state(at, at.num_batches)
         batches = check_integer("batches", batches, least=0)
-        for at, plan in self.plans(self.next if self._progress is None else self._begin):
+        for at, plan in self.plans(begin or self._begin):
             if batches <= plan.num_batches:
                 return self._state(at, batches)
             batches -= plan.num_batches

@@ -21,10 +21,14 @@ CUT_BYTES = 8 << 20
 _BASE_BYTES = 64 << 20
 """Threads, their allocators and a file's footer, whatever the data: measured 20 to 45 MB."""
 
-_METADATA_CHUNK_BYTES = 1 << 10
-"""Of a column chunk in Arrow's form of a footer: 945 bytes in footers of a thousand columns."""
+MAX_OPEN_FILES = 256
+"""How many files are open at once."""
 
-_BASE_CHUNKS, _MOST_CHUNKS = 1 << 15, 1 << 17
+_METADATA_CHUNK_BYTES, _SCHEMA_COLUMN_BYTES = 1536, 288
+"""Of a column chunk in Arrow's form of a footer (945 bytes in a footer of eight row groups, some 1,500 in one of a
+single row group), and of a column in an open file's schema."""
+
+_BASE_CHUNKS, _MOST_CHUNKS = 1 << 14, 1 << 17
 """Of a thousand columns in many files they would be gigabytes. Parsing one anew takes 1.3 µs: ten columns of a
 thousand, in row groups of 20,000 rows, are read in half of the time if all are kept."""
 
@@ -134,6 +138,8 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
         in_work += window_rows * _INDEX_BYTES
     peak = _BASE_BYTES + in_flight * window_bytes + workers_count * in_work
     peak += (most_metadata_chunks(source.manifest) - _BASE_CHUNKS) * _METADATA_CHUNK_BYTES
+    num_files, num_columns = len(source.manifest.file_names), len(source.manifest.schema)
+    peak += min(num_files, MAX_OPEN_FILES) * num_columns * _SCHEMA_COLUMN_BYTES
     peak += int((SPARE - 1) * in_flight * window_bytes) + (4 if is_variable else 2) * batch_bytes
     if not source.storage.is_local:
         # Fetched bytes, and the client's own copy of them.

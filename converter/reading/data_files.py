@@ -15,7 +15,7 @@ from converter.errors import ConverterError
 from converter.manifest import Manifest
 from converter.memory import Room, give_back_idle
 from converter.pool import Threads
-from converter.reading.bounds import most_metadata_chunks
+from converter.reading.bounds import MAX_OPEN_FILES, most_metadata_chunks
 from converter.reading.checks import DataFile
 from converter.reading.local_cache import LocalCache, piece_name
 from converter.reading.meter import Meter, WindowWork
@@ -28,7 +28,6 @@ from converter.storage.directory import Storage
 from converter.storage.ranges import Data, Fetched, PartialFile, Range, merge_ranges
 from converter.storage.requests import GivenUpError
 
-_MAX_OPEN_FILES = 256
 _LOOK_SECONDS = 0.05
 
 
@@ -295,7 +294,7 @@ class DataFiles:
             raise
         with self._lock:
             self._open[file.number] = opened
-            while len(self._open) > _MAX_OPEN_FILES:
+            while len(self._open) > MAX_OPEN_FILES:
                 self._open.popitem(last=False)
             num_chunks = sum(one.num_metadata_chunks for one in self._open.values())
             if num_chunks > most_metadata_chunks(self.manifest):

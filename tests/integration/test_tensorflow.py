@@ -43,6 +43,7 @@ from converter.reading import windows
 from tests.columns import ALL, ID, RAGGED, SCALARS, TENSORS, Column
 from tests.entries import write_converter
 from tests.processes import finish, run_python, start_python
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.short
 
@@ -467,6 +468,46 @@ def test_the_epoch_after_a_resumed_one_is_whole_though_that_was_left_at_its_last
             assert sorted(ids(made)) == list(range(len(vectors)))
 
 
+@pytest.mark.parametrize("read_all", [list, lambda dataset: dataset.reduce(0, lambda count, _: count + 1)])
+def test_where_another_loop_has_read_all_the_place_in_this_one_is_asked_for(
+    vectors: DatasetConverter, read_all: Callable[[Any], Any]
+) -> None:
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        whole = ids(dataset)
+        dataset.set_epoch(0)
+        iterator = iter(dataset)
+        found = ids(itertools.islice(iterator, 3))
+        read_all(dataset)
+        found += ids(itertools.islice(iterator, 1))
+        with pytest.raises(ValueError, match="batches="):
+            dataset.state_dict()
+        state = dataset.state_dict(batches=4)
+        assert found == whole[:40]
+        # A loop that counts its steps has none left.
+        ids(itertools.islice(iterator, len(dataset) - 4))
+        assert dataset.state_dict()["epoch"] == 1
+        dataset.load_state_dict(state)
+        assert ids(dataset) == whole[40:]
+
+
+@pytest.mark.parametrize("ask", [lambda dataset: dataset.remaining, lambda dataset: dataset.state_dict()])
+def test_asking_where_tensorflow_reads_ahead_changes_no_state(
+    vectors: DatasetConverter, ask: Callable[[Any], Any]
+) -> None:
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        whole = ids(dataset)
+        dataset.set_epoch(0)
+        given = iter(dataset.map(lambda batch: batch).prefetch(100))
+        found = ids(itertools.islice(given, 5))
+        wait_until(lambda: dataset._has_given_all, seconds=20)
+        with contextlib.suppress(ValueError):
+            ask(dataset)
+        state = dataset.state_dict(batches=5)
+        del given
+        dataset.load_state_dict(state)
+        assert found + ids(dataset) == whole
+
+
 def test_a_checkpoint_of_tensorflow_holds_the_state(vectors: DatasetConverter, tmp_path: Path) -> None:
     step = tf.Variable(0)
     with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
@@ -825,6 +866,11 @@ FITS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "validated": (
         lambda dataset: dataset,
         {"epochs": 1, "batches": 10, "validation": lambda dataset: {"validation_data": dataset.take(2)}},
+    ),
+    # It reads epochs 1 and 3, `fit` 0 and 2.
+    "validated on itself": (
+        lambda dataset: dataset,
+        {"epochs": 2, "batches": 30, "validation": lambda dataset: {"validation_data": dataset}},
     ),
     "looked at": (lambda d: d, {"epochs": 2, "batches": 20, "callbacks": lambda dataset: [LookAtEnds(dataset)]}),
     "read ahead": (

@@ -244,9 +244,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         With `uneven="keep"` and several epochs each rank loads its own, as `BatchReader.state_dict` says.
 
         Args:
-            batches: return the state after this many batches of the iteration instead. Needed if TensorFlow takes the
-                batches itself: in `fit` (`DatasetStateCallback` counts them), in a `tf.function`, and in a dataset made
-                from this one.
+            batches: return the state after this many batches of the iteration that began last. Needed if TensorFlow
+                takes the batches itself: in `fit` (`DatasetStateCallback` counts them), in a `tf.function`, and in a
+                dataset made from this one.
 
         Raises:
             ValueError, TypeError: `batches` is needed, or is not a number of batches of one iteration.
@@ -254,8 +254,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         with self._lock:
             if batches is None:
                 self._settle()
-                batches = self._num_used()
-            return self._epochs.state_dict(batches)
+                return self._epochs.state_dict(self._num_used(), self._epochs.next)
+            # Of the iteration that began last, even if TensorFlow has asked for all of its batches.
+            return self._epochs.state_dict(batches, self._begun or self._epochs.next)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iteration begin where the state was taken, at the cost of reading one window.
@@ -267,7 +268,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             StateMismatchError: the state is of other rows or another order; the message says what differs.
         """
         with self._lock:
-            self._has_given_all, self._last_used = False, None
+            self._has_given_all, self._begun, self._last_used = False, None, None
             self._iterators = Living(iterator for iterator in self._iterators if not iterator.used)
             self._epochs.load_state_dict(state_dict)
             begin, num_epochs = self._epochs.next, self._epochs.num_epochs
@@ -325,16 +326,24 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
 
     def _num_used(self) -> int:
         """Batches that were used since the place where the next iteration would begin."""
-        if self._begun is not self._epochs.next:
+        # A loop in which another one has read all: its own place may be wanted, or the next iteration's.
+        is_behind = any(map(self._is_behind, self._iterators))
+        if self._begun is not self._epochs.next and not is_behind:
             return 0
         living = [iterator for iterator in self._iterators if iterator.begin is self._epochs.next]
         is_elsewhere = self._is_elsewhere or any(iterator.is_elsewhere for iterator in living)
-        if is_elsewhere or len(living) > 1 or (not living and self._last_used is None and not self._num_asking):
+        is_unknown = not living and self._last_used is None and not self._num_asking
+        if is_elsewhere or len(living) > 1 or is_unknown or is_behind:
             raise ValueError(
                 "TensorFlow itself, or more than one iterator, uses this dataset's batches, so they are not counted. "
                 "Pass how many were used: state_dict(batches=…)."
             )
         return living[0].used if living else self._last_used or 0
+
+    def _is_behind(self, iterator: EagerIterator | CountedIterator) -> bool:
+        """Whether an iterator has batches left of an iteration that counts as read."""
+        is_running = iterator.used and not iterator.has_ended and iterator.begin is not self._epochs.next
+        return bool(is_running) and iterator.used != self._count_steps(iterator.begin)
 
     def _settle(self) -> None:
         """Move on to the next epoch if all batches of an iteration were asked for."""

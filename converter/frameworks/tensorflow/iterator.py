@@ -103,6 +103,7 @@ class CountedIterator:
         self._of = dataset
         self._batches = iter(dataset.alone)
         self.used = 0
+        self.has_ended = False
         self.begin: Any = None
         self.is_elsewhere = False
         """Whether TensorFlow may use batches that are not counted here."""
@@ -125,6 +126,9 @@ class CountedIterator:
                 _count(self, self._of)
         except tf.errors.OpError as error:
             _raise_with_cause(self._of, error)
+        except StopIteration:
+            self.has_ended = True
+            raise
         return batch
 
 
@@ -144,7 +148,7 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
         self.is_elsewhere = False
         """Whether a TensorFlow function was given this iterator, and may use batches that are not counted here."""
 
-        self._has_ended = self._is_handed_over = False
+        self.has_ended = self._is_handed_over = False
         self._in_turn = threading.RLock()
         self._stretches = dataset.stretches()
         self._stretch: Batch | None = None
@@ -173,7 +177,7 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
             self._is_handed_over = True
             # TensorFlow never releases the function.
             own = weakref.ref(self)
-            is_begun = self.used or self._has_ended
+            is_begun = self.used or self.has_ended
             rest = self._of.alone
             if is_begun:
                 rest = self._of.sliced(lambda: _rest_of(own())).with_options(self._of.options_alone)
@@ -241,18 +245,18 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
         return batch
 
     def _given(self) -> Any:
-        if self._has_ended:
+        if self.has_ended:
             raise tf.errors.OutOfRangeError(None, None, "The iteration has ended.")
         try:
             return self._given_by_tensorflow() if self._is_handed_over else self._given_here()
         except StopIteration:
-            self._has_ended = True
+            self.has_ended = True
             raise tf.errors.OutOfRangeError(None, None, "The iteration has ended.") from None
         except KeyboardInterrupt:
-            self._has_ended = True
+            self.has_ended = True
             raise
         except Exception as error:
-            self._has_ended = True
+            self.has_ended = True
             # TensorFlow's own errors pass, but not an OutOfRangeError of a transform: it would look like the end.
             if isinstance(error, tf.errors.OpError) and not isinstance(error, tf.errors.OutOfRangeError):
                 raise

@@ -75,8 +75,10 @@ class _CopiedState(tf.train.experimental.PythonState):  # type: ignore[misc]
 class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Writes a dataset's state to a file while `fit` runs, at the steps at which `ModelCheckpoint` writes the model.
 
-    It counts steps, so batches that a strategy has prefetched do not count as used. To resume, load the model's weights
-    and the state before `fit`; Keras then warns that the first epoch has fewer steps than the others.
+    It counts steps, so batches that a strategy has prefetched do not count as used. `steps_per_execution` should divide
+    the steps of an epoch where other code uses the dataset meanwhile, and where `fit` gets a `repeat` with `prefetch`:
+    else Keras does not tell how many steps the last execution had. To resume, load the model's weights and the state
+    before `fit`; Keras then warns that the first epoch has fewer steps than the others.
 
     ```python
     from converter.frameworks.tensorflow import DatasetStateCallback
@@ -112,15 +114,29 @@ class DatasetStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """The dataset's count of iterations when the running one had begun."""
 
         self._last_batch = -1
+        self._tested_from: Any = None
+        self._is_moved = False
+        """Whether a validation has read whole iterations of the dataset."""
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         """Count from where the dataset stands now, whatever else uses it meanwhile."""
         self._begin, self._end = self._dataset.next_begin()
-        self._steps, self._num_begun = 0, None
+        self._steps, self._num_begun, self._is_moved = 0, None, False
+
+    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Note where the dataset stands before a validation, which may read it, too."""
+        self._tested_from = self._dataset.next_begin()[0]
+
+    def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Note whether the validation has read it."""
+        self._is_moved |= self._dataset.next_begin()[0] is not self._tested_from
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Count this epoch's batches from 0."""
+        """Count this epoch's batches from 0; after a validation on the dataset itself, from where that left it."""
         self._last_batch = -1
+        if self._is_moved and self._end is not None and self._steps == self._end - len(self._dataset):
+            self._begin, self._end = self._dataset.next_begin()
+            self._steps, self._num_begun, self._is_moved = 0, None, False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Count the batches, and save after every `save_freq` of them."""

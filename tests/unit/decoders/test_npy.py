@@ -276,3 +276,13 @@ class DerivedImage(Image):
 
 
 DERIVED: dict[Any, Any] = {NumPy: DerivedNumPy, Image: DerivedImage}
+
+
+def test_a_decode_of_ones_own_is_asked_though_the_base_decodes_into_memory(tmp_path: Path) -> None:
+    class Doubled(NumPy):
+        def decode(self, values: pa.LargeBinaryArray) -> Any:
+            return 2 * np.asarray(super().decode(values))
+
+    pq.write_table(pa.table({"x": [npy(np.array([1, 2], "f4")), npy(np.array([3, 4], "f4"))]}), tmp_path / "a.parquet")
+    converter = make_parquet_converter(tmp_path, decode={"x": Doubled("float32", (2,))})
+    assert converter.head(2)["x"].tolist() == [[2, 4], [6, 8]]

@@ -176,6 +176,21 @@ def test_the_state_after_k_batches_is_known_before_they_are_read(
             assert [saved(loader, more) for more in range(most - step + 1)] == states[step:]
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("num_ahead", [1, 3])
+def test_code_that_reads_ahead_of_the_end_still_counts_from_the_beginning(
+    converter: DatasetConverter, framework: str, num_ahead: int
+) -> None:
+    with make(converter, framework, shuffle=True) as loader, make(converter, framework, shuffle=True) as other:
+        for epoch in range(2):
+            other.set_epoch(epoch)
+            states = [saved(other, step) for step in range(STEPS + 1)]
+            for step, _ in enumerate(loader, 1):
+                assert saved(loader, max(0, step - num_ahead)) == states[max(0, step - num_ahead)]
+            # The end was seen before the last ones are used.
+            assert [saved(loader, step) for step in range(STEPS - num_ahead, STEPS + 1)] == states[STEPS - num_ahead :]
+
+
 @pytest.mark.parametrize(("batches", "kind"), [(-1, ValueError), (1.5, TypeError), ("3", TypeError)])
 def test_a_bad_number_of_batches_names_itself(converter: DatasetConverter, batches: Any, kind: Any) -> None:
     for framework in FRAMEWORKS:

@@ -115,6 +115,7 @@ def test_mapped_columns_are_taken_together_as_decompressed_ones_are_alone(tmp_pa
             "x": numbers.astype(np.float32),
             # Whatever is behind it in the file is not aligned.
             "flag": (numbers % 3).astype(np.int8),
+            "late": numbers.astype(np.int32),
             "pair": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(numbers, 2).astype(np.int16)), 2),
             "wide": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(numbers, 80).astype(np.float32)), 80),
             "word": [f"w{number}" for number in numbers.tolist()],
@@ -141,7 +142,8 @@ def test_mapped_columns_are_taken_together_as_decompressed_ones_are_alone(tmp_pa
             both.make_batch_reader(**OPTIONS, shuffle_window_rows=700, nulls="mask") as reader,
         ):
             batches = list(reader)
-        assert max(taken) == (4 if compression == "none" else 0)
+        # Numbers of fewer than 32 bits are widened in the file, so that they are copies here.
+        assert max(taken) == (3 if compression == "none" else 0)
         columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
         order = np.argsort(columns["n"])
         found[compression] = {name: values[order] for name, values in columns.items()}

@@ -116,7 +116,7 @@ def test_a_footer_is_asked_for_once_also_where_more_files_are_on_their_way_than_
     for number in range(60):
         put(f"memory://many/f{number:02d}.parquet", [number])
     with make_parquet_converter("memory://many") as converter:
-        monkeypatch.setattr("converter.reading.data_files._MAX_OPEN_FILES", 5)
+        monkeypatch.setattr("converter.reading.data_files.MAX_OPEN_FILES", 5)
         hanging.asked.clear()
         ids = read(converter, shuffle_window_rows=10, prefetch_batches=8, workers_count=4)["id"]
         assert ids.tolist() == list(range(60))
