@@ -26,6 +26,7 @@ CALLED_BY_OTHERS = {
     "DatasetState.serialize", "DatasetState.deserialize",
     "DatasetStateCallback.on_train_begin", "DatasetStateCallback.on_epoch_begin",
     "DatasetStateCallback.on_train_batch_end", "DatasetStateCallback.on_epoch_end",
+    "DatasetStateCallback.on_test_begin", "DatasetStateCallback.on_test_end",
     "TorchDataLoader.sampler",
 }  # fmt: skip
 """What TensorFlow, Keras or Lightning calls, and users do not."""
