@@ -75,7 +75,7 @@ def test_a_case_that_hangs_is_told_with_where_it_stands_and_ends(tmp_path: Path)
 
 
 def test_nothing_is_left_of_the_first_lives() -> None:
-    result = run_cases(lives.CAMPAIGN, 1, range(20))
+    result = run_cases(lives.CAMPAIGN, 1, range(30))
 
     assert result.violations == []
     assert result.done["rows compared"] > 10_000

@@ -319,7 +319,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def note_use(self, iterator: EagerIterator | CountedIterator) -> None:
         """Note that a loop over this dataset itself has received a batch."""
         if iterator.used == 1:
-            iterator.begin = self._begun
+            iterator.begin, iterator.number = self._begun, self.num_begun
         # Those from before a load_state_dict or set_epoch count no more.
         if iterator in self._iterators:
             self._last_used = iterator.used
@@ -341,9 +341,10 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         return living[0].used if living else self._last_used or 0
 
     def _is_behind(self, iterator: EagerIterator | CountedIterator) -> bool:
-        """Whether an iterator has batches left of an iteration that counts as read."""
+        """Whether an iterator has batches left of an iteration that counts as read, by one that began later."""
         is_running = iterator.used and not iterator.has_ended and iterator.begin is not self._epochs.next
-        return bool(is_running) and iterator.used != self._count_steps(iterator.begin)
+        is_passed = is_running and iterator.number != self.num_begun
+        return bool(is_passed) and iterator.used != self._count_steps(iterator.begin)
 
     def _settle(self) -> None:
         """Move on to the next epoch if all batches of an iteration were asked for."""

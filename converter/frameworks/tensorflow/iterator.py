@@ -105,6 +105,7 @@ class CountedIterator:
         self.used = 0
         self.has_ended = False
         self.begin: Any = None
+        self.number = 0
         self.is_elsewhere = False
         """Whether TensorFlow may use batches that are not counted here."""
 
@@ -145,6 +146,8 @@ class EagerIterator(_OwnedIterator or object):  # type: ignore[misc]
         self._element_spec = dataset.element_spec
         self.used = 0
         self.begin: Any = None
+        self.number = 0
+        """The dataset's count of iterations when this one had begun."""
         self.is_elsewhere = False
         """Whether a TensorFlow function was given this iterator, and may use batches that are not counted here."""
 
