@@ -319,7 +319,8 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
     def note_use(self, iterator: EagerIterator | CountedIterator) -> None:
         """Note that a loop over this dataset itself has received a batch."""
         if iterator.used == 1:
-            iterator.begin, iterator.number = self._begun, self.num_begun
+            iterator.number = self.num_begun
+            iterator.begin = self._begun
         # Those from before a load_state_dict or set_epoch count no more.
         if iterator in self._iterators:
             self._last_used = iterator.used
@@ -342,9 +343,10 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
 
     def _is_behind(self, iterator: EagerIterator | CountedIterator) -> bool:
         """Whether an iterator has batches left of an iteration that counts as read, by one that began later."""
-        is_running = iterator.used and not iterator.has_ended and iterator.begin is not self._epochs.next
+        # None while the first batch is being counted.
+        is_running = not iterator.has_ended and iterator.begin not in (None, self._epochs.next)
         is_passed = is_running and iterator.number != self.num_begun
-        return bool(is_passed) and iterator.used != self._count_steps(iterator.begin)
+        return is_passed and iterator.used != self._count_steps(iterator.begin)
 
     def _settle(self) -> None:
         """Move on to the next epoch if all batches of an iteration were asked for."""
