@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,14 +30,7 @@ class HttpStore(Store):
         # fsspec would keep each of them, and its connections, for ever.
         return DirFileSystem(path=f"{self.protocol}://{self.host}", fs=super()._open(), skip_instance_cache=True)
 
-    def ask(
-        self,
-        request: Callable[[Any], Result],
-        *,
-        path: str,
-        given_up: threading.Event | None = None,
-        within: float = math.inf,
-    ) -> Result:
+    def ask(self, request: Callable[[Any], Result], *, path: str, **waiting: Any) -> Result:
         """As every store's; errors name the host."""
 
         def answer(filesystem: Any) -> Result:
@@ -51,7 +43,7 @@ class HttpStore(Store):
                     raise
                 raise cause from None
 
-        return super().ask(answer, path=f"{self.protocol}://{self.host}/{path}", given_up=given_up, within=within)
+        return super().ask(answer, path=f"{self.protocol}://{self.host}/{path}", **waiting)
 
     def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:  # noqa: ARG002 (the name is fsspec's)
         """Raise OSError: a page of links need not name each file."""

@@ -27,17 +27,10 @@ _S3_NAMES = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "tok
 class ObjectStore(Store):
     """S3 and its like: a folder exists while it has an object, and the user creates buckets."""
 
-    def ask(
-        self,
-        request: Callable[[Any], Result],
-        *,
-        path: str,
-        given_up: threading.Event | None = None,
-        within: float = math.inf,
-    ) -> Result:
+    def ask(self, request: Callable[[Any], Result], *, path: str, **waiting: Any) -> Result:
         """As every store's; a bucket that is missing is named."""
         try:
-            return super().ask(request, path=path, given_up=given_up, within=within)
+            return super().ask(request, path=path, **waiting)
         except FileNotFoundError as error:
             if aws_code(error) != "NoSuchBucket":
                 raise
