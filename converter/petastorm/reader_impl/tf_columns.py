@@ -161,11 +161,11 @@ def tf_column(field: UnischemaField, column: Array) -> Array:
         raise null_error(field.name)
     if wanted.is_integer and values.dtype.kind in "fO":
         limits = np.iinfo(wanted.as_numpy_dtype)
-        odd = (value for value in values.reshape(-1).tolist() if not limits.min <= value <= limits.max or value % 1)
-        for value in odd:
+        is_odd = (values < limits.min) | (values >= limits.max + 1) | (values % 1 != 0)
+        if is_odd.any():
             raise ValueError(
-                f"{field.name!r} has the number {value}, which is none of {wanted.name}. Let the function of the "
-                "TransformSpec return such numbers, or declare another type in its edit_fields."
+                f"{field.name!r} has the number {values[is_odd][0]}, which is none of {wanted.name}. Let the "
+                "TransformSpec's function return such numbers, or declare another type in its edit_fields."
             )
     return values.astype(wanted.as_numpy_dtype, copy=False)
 
