@@ -45,6 +45,10 @@ _UNKNOWN = "?"
 _RENEWAL_SECONDS = 20.0
 """How long a renewal waits for an answer (a guess): a request that hangs must leave time for others in good time."""
 
+_LEASES_FOR_A_THREAD, _MOST_THREADS = 10, 7
+"""More threads than the cache directory's own renew leases if there are many: on a slow store each takes half a second,
+and 180 seconds after its last renewal a lease counts as dead."""
+
 _LAST_RENEWAL_SECONDS = 5.0
 """How long `release` waits for a renewal under way; a guess. A renewal that takes longer hangs."""
 
@@ -235,6 +239,13 @@ def process_start(pid: int) -> str | None:
     return None if fields[0] in ("Z", "X") else fields[19]
 
 
+def _say_late(lease: Lease, error: BaseException) -> None:
+    """Log that a renewal has failed, unless the one before had."""
+    is_said, lease.is_late = lease.is_late, True
+    if not is_said:
+        logger.warning("Could not renew %s/%s, tried again soon: %s", lease.entry.url, lease.name, error)
+
+
 class _Heartbeat:
     """Renews this process's leases: one thread for each cache directory, which ends with the last lease there.
 
@@ -278,27 +289,50 @@ class _Heartbeat:
 
     def renew(self, root_url: str | None = None) -> bool:
         """Renew every lease once, or those of one cache directory. Returns whether none is to be tried again soon."""
-        are_renewed = True
         with self._lock:
             leases = [lease for lease in self._leases if root_url in (None, lease.root_url)]
-        for lease in leases:
-            with self._lock:
-                if lease not in self._leases or lease in self._renewing or lease.lost:
-                    continue
-                # Under the lock: `remove` either happened before, or waits for this renewal.
-                self._renewing.add(lease)
-            try:
-                are_renewed &= self._renew(lease)
-            except BaseException as error:
-                if isinstance(error, (KeyboardInterrupt, SystemExit)) or is_of_handler(error):
-                    raise
-                # A client's panic, or a user's handler of logs. The other leases need this thread.
-                are_renewed = False
-            finally:
-                with self._lock:
-                    self._renewing.discard(lease)
-                    self._condition.notify_all()
+        left, are_renewed = iter(leases), True
+
+        def renew_left() -> None:
+            nonlocal are_renewed
+            for lease in left:
+                if not self._renew_held(lease):
+                    are_renewed = False
+
+        threads = [
+            threading.Thread(target=renew_left, name="converter-heartbeat", daemon=True)
+            for _ in range(min(len(leases) // _LEASES_FOR_A_THREAD, _MOST_THREADS))
+        ]
+        # Without a new thread this one renews all.
+        with contextlib.suppress(RuntimeError):
+            for thread in threads:
+                thread.start()
+        renew_left()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
         return are_renewed
+
+    def _renew_held(self, lease: Lease) -> bool:
+        """Renew a lease, unless it was removed. Returns whether it is not to be tried again soon."""
+        with self._lock:
+            if lease not in self._leases or lease in self._renewing or lease.lost:
+                return True
+            # Under the lock: `remove` either happened before, or waits for this renewal.
+            self._renewing.add(lease)
+        try:
+            return self._renew(lease)
+        except BaseException as error:
+            if isinstance(error, (KeyboardInterrupt, SystemExit)) or is_of_handler(error):
+                raise
+            # A client's panic, or a user's handler of logs. The other leases need this thread.
+            with contextlib.suppress(Exception):
+                _say_late(lease, error)
+            return False
+        finally:
+            with self._lock:
+                self._renewing.discard(lease)
+                self._condition.notify_all()
 
     def _renew(self, lease: Lease) -> bool:
         try:
@@ -316,22 +350,22 @@ class _Heartbeat:
                     lease.name,
                 )
             else:
-                if not lease.is_late:
-                    logger.warning("Could not renew %s/%s, tried again soon: %s", lease.entry.url, lease.name, error)
-                lease.is_late = True
+                _say_late(lease, error)
             return lease.lost
         lease.is_late = False
         lease.on_renewed()
         return True
 
     def _run(self, root_url: str) -> None:
-        own, are_renewed = threading.current_thread(), True
+        own, seconds = threading.current_thread(), RENEW_SECONDS
         while True:
-            seconds = RENEW_SECONDS if are_renewed else HURRY_SECONDS
             with self._lock:
                 if self._condition.wait_for(lambda: self._threads.get(root_url) is not own, timeout=seconds):
                     return
+            began = time.monotonic()
             are_renewed = self.renew(root_url)
+            # The first of many is due again while the last one is renewed.
+            seconds = max(HURRY_SECONDS, RENEW_SECONDS - (time.monotonic() - began)) if are_renewed else HURRY_SECONDS
 
 
 heartbeat = _Heartbeat()

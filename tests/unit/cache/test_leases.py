@@ -103,6 +103,41 @@ def test_a_lease_that_was_swept_knows_it_is_lost_and_does_not_come_back(
     assert caplog.text.count("was taken for dead and swept") == 1
 
 
+def test_many_leases_are_renewed_at_once(root: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other they would be renewed too late on a slow store."""
+    held = [leases.put_lease(root, "attempt") for _ in range(40)]
+    names, meeting = [], threading.Barrier(4, timeout=20)
+
+    def touch(storage: Storage, name: str, *arguments: object) -> None:
+        names.append(name)
+        if len(names) <= 4:
+            meeting.wait()
+
+    monkeypatch.setattr(type(root), "touch", touch)
+    assert leases.heartbeat.renew()
+    assert sorted(names) == sorted(lease.name for lease in held)
+    monkeypatch.undo()
+    for lease in held:
+        leases.release(lease)
+
+
+def test_a_renewal_that_fails_in_any_way_is_said_once(
+    root: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = commit(root)
+
+    def touch(*arguments: object) -> None:
+        raise RuntimeError("the client panicked")
+
+    with caplog.at_level(logging.WARNING, logger="converter.cache"):
+        monkeypatch.setattr(type(root), "touch", touch)
+        assert [leases.heartbeat.renew() for _ in range(3)] == [False] * 3
+        monkeypatch.undo()
+    assert leases.heartbeat.renew()
+    assert caplog.text.count("Could not renew") == caplog.text.count("the client panicked") == 1
+    held.release()
+
+
 HIDDEN = FileNotFoundError(errno.ENOENT, "No such file")
 
 
