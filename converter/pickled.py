@@ -1,4 +1,4 @@
-"""Which version pickled a converter: the first thing that is read of it, before any class could have changed."""
+"""Which version pickled a converter, or its rows' places for executors: read first, before any class of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from converter.errors import CacheError
 
-FORMAT = 3
+FORMAT = 4
 """Counts up whenever a class of which a pickled converter consists gets, loses or renames a field."""
 
 

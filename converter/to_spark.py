@@ -18,6 +18,7 @@ from converter.arguments import check_integer
 from converter.errors import SourceError, UnsupportedTypeError
 from converter.loading.names import resolve_names
 from converter.manifest import Manifest
+from converter.pickled import Stamp
 from converter.reading.data_files import DataFiles
 from converter.reading.decode import decode
 from converter.reading.ragged import ragged_values
@@ -78,7 +79,7 @@ def rows_in_spark(
     count = max(_LEAST_PARTITIONS, -(-num_bytes // _PARTITION_BYTES))
     if partitions is not None:
         count = check_integer("partitions", partitions, least=1)
-    work = pickle.dumps((storage, stored, list(names), with_row_index, pa.schema(types), wanted))
+    work = pickle.dumps((Stamp(), storage, stored, list(names), with_row_index, pa.schema(types), wanted))
     ddl = ", ".join(f"`{name.replace('`', '``')}` {_ddl_of(kind)}" for name, kind in types.items())
     numbers = spark.range(0, len(wanted), 1, max(1, min(count, len(wanted))))
     found: DataFrame = numbers.mapInArrow(_make_reader(work, storage.options), ddl)
@@ -106,7 +107,7 @@ def _make_reader(work: bytes, options: Mapping[str, Any]) -> Callable[[Iterator[
 
 def read_row_groups(work: bytes, options: Mapping[str, Any], numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:
     """Yield the live rows of some row groups; `numbers` count those that have any."""
-    storage, manifest, names, row_index, schema, wanted = pickle.loads(work)  # noqa: S301 (it came with the task)  # nosec B301
+    _, storage, manifest, names, row_index, schema, wanted = pickle.loads(work)  # noqa: S301 (it came with the task)  # nosec B301
     storage.lend(options)
     fields = [manifest.schema[name] for name in names]
     files = DataFiles(storage, manifest, fields)

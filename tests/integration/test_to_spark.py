@@ -24,6 +24,7 @@ from converter import (
     make_parquet_converter,
     make_spark_converter,
     mix,
+    pickled,
 )
 from tests.rows import known_rows
 
@@ -173,3 +174,14 @@ def test_what_has_no_rows_of_its_own_is_refused(spark: SparkSession, tables: tup
             converter.to_spark(spark, with_row_index=name)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nothing"):
         converter.to_spark(spark, columns=["nothing"])
+
+
+def test_executors_of_another_version_are_refused_by_name(
+    spark: SparkSession, tables: tuple[Path, Path, pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their classes may have other fields: values would be read as others."""
+    monkeypatch.setattr(pickled, "FORMAT", pickled.FORMAT + 1)
+    monkeypatch.setattr(pickled, "own_version", lambda: "7.8.9")
+    frame = make_parquet_converter(tables[0]).to_spark(spark, columns=["id"])
+    with pytest.raises(Exception, match=r"pickled by spark-tensor-converter 7\.8\.9 .*this process has"):
+        frame.collect()
