@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from converter.cache.roots import open_root
 from converter.commands.opening import OPTIONS_VARIABLE, TIMEOUT_SECONDS, storage_options
-from converter.errors import ConverterError
 from converter.shards import look_for_shard
 from converter.sources.spark.local import find_java_home, start_local_spark
 
@@ -85,7 +84,7 @@ def _package(name: str, extra: str) -> Finding:
 def _tried(what: str, look: Callable[[], str], *, needed: bool) -> Finding:
     try:
         return Finding(what=what, state="good", told=look())
-    except (ConverterError, OSError, ValueError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001 (a Spark that cannot start raises its own)
         # The messages of this package end with what to do.
         return Finding(what=what, state="wrong" if needed else "absent", told=str(error))
 
@@ -101,7 +100,7 @@ def _write_to(cache_dir: str) -> str:
     name = f".clock-{uuid.uuid4().hex}"
     root.put_if_absent(name, b"doctor")
     root.delete_file(name)
-    free = f", {shutil.disk_usage(cache_dir).free / 1e9:,.0f} GB free" if root.is_local else ""
+    free = f", {shutil.disk_usage(root.path()).free / 1e9:,.0f} GB free" if root.is_local else ""
     return f"{root.url} can be written{free}"
 
 

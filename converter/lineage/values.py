@@ -35,7 +35,8 @@ def to_json(value: Any) -> Any:
     if isinstance(value, pa.Scalar) and not pa.types.is_temporal(value.type):
         return to_json(value.as_py())
     if isinstance(value, np.generic) and not isinstance(value, (np.datetime64, np.timedelta64)):
-        return to_json(value.item())
+        # A longdouble's item is one again.
+        return to_json(float(value) if isinstance(value, np.floating) else value.item())
     if isinstance(value, (list, tuple, set, frozenset, np.ndarray, Mapping)) and len(value) > MAX_VALUES:
         raise NotStorableError(f"a list of {len(value):,} values, and at most {MAX_VALUES:,} are kept")
     if value is None or isinstance(value, (bool, str)) or type(value) is int:

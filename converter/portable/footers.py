@@ -63,6 +63,14 @@ def heads_of(file: OpenFile) -> bytes | None:
     return np.array(checksums, "<u4").tobytes()
 
 
+def column_of(leaf: pq.ColumnSchema) -> str:
+    """The column that values belong to: those of lists lie below it, two names for each level."""
+    name: str = leaf.path
+    for _ in range(leaf.max_repetition_level):
+        name = name.rpartition(".list.")[0]
+    return name
+
+
 def sum_footer(footer: pq.FileMetaData) -> tuple[dict[str, list[float]], dict[str, int]]:
     """The spans and the uncompressed bytes of a file's columns, over all row groups.
 
@@ -74,8 +82,7 @@ def sum_footer(footer: pq.FileMetaData) -> tuple[dict[str, list[float]], dict[st
     groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
     for index in range(footer.num_columns):
         column = footer.schema.column(index)
-        # The numbers of a list lie below the column itself.
-        name = column.path if not column.max_repetition_level else column.path.partition(".list.")[0]
+        name = column_of(column)
         chunks = [group.column(index) for group in groups]
         # Dates and times stay the integers that are stored: Python's own end with the year 9999.
         is_temporal = column.logical_type.type in ("DATE", "TIME", "TIMESTAMP")

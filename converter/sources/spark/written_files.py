@@ -22,7 +22,7 @@ from converter.categories import sorted_values
 from converter.errors import CacheError
 from converter.parsed_footer import ParsedFooter, parse_end
 from converter.portable.categories import values_in
-from converter.portable.footers import add_span, end_of
+from converter.portable.footers import add_span, column_of, end_of
 from converter.sources.spark.reports import in_order
 from converter.sources.spark.schema import SparkColumn
 from converter.storage.at_once import at_once
@@ -151,8 +151,7 @@ def _sum_footer(footer: ParsedFooter, parquet: pq.ParquetFile) -> dict[str, Any]
     schema = parquet.schema_arrow
     for leaf in range(len(footer.leaf_types)):
         column = parquet.schema.column(leaf)
-        # A list's numbers lie below the column itself.
-        name = column.path if not column.max_repetition_level else column.path.partition(".list.")[0]
+        name = column_of(column)
         column_bytes[name] = sum(raw_bytes for _, raw_bytes, _ in footer.counts(leaf))
         index = schema.get_field_index(name)
         if column.max_repetition_level or index < 0 or column.physical_type in ("BYTE_ARRAY", "INT96"):

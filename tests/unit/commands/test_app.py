@@ -450,6 +450,26 @@ def test_doctor_tells_what_is_there_and_no_secret(run: Run, tmp_path: Path, monk
     assert [path.name for path in (tmp_path / "cache" / roots.DIRECTORY).iterdir()] == [roots.OWNER_FILE]
 
 
+def test_doctor_takes_a_cache_as_other_commands_do(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for cache_dir in ("~/cache", (tmp_path / "cache").as_uri()):
+        found = {one["what"]: one for one in told(run("doctor", cache_dir, "--json"))}
+        assert "GB free" in found["cache"]["told"]
+
+
+def test_doctor_tells_of_a_spark_that_cannot_start(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PySparkRuntimeError(RuntimeError):
+        pass
+
+    def start(name: str) -> None:
+        raise PySparkRuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited")
+
+    monkeypatch.setattr(doctor, "start_local_spark", start)
+    found = {one["what"]: one for one in told(run("doctor", tmp_path / "cache", "--spark", "--json", status=1))}
+    assert found["executors"]["state"] == "wrong"
+    assert "JAVA_GATEWAY_EXITED" in found["executors"]["told"]
+
+
 def test_doctor_names_what_is_wrong_and_the_remedy(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RANK", "3")

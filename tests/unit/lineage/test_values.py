@@ -55,6 +55,7 @@ def test_nan_survives() -> None:
     [
         (np.int32(7), 7),
         (np.float32(0.1), float(np.float32(0.1))),
+        (np.longdouble(0.25), 0.25),
         (np.array([1, 2]), [1, 2]),
         (np.bool_(True), True),
         (np.str_("a"), "a"),

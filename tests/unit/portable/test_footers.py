@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from converter.portable import tasks
+from converter.portable.footers import sum_footer
 from tests.columns import ALL, record_batch
 from tests.entries import make_spec
 from tests.unit.portable.one_column import (
@@ -38,6 +39,14 @@ def test_spans_of_times_do_not_depend_on_the_zone(tmp_path: Path, tz: str | None
     micros = pa.array([1_730_600_000_000_000, 1_730_700_000_000_000], pa.int64()).cast(pa.timestamp("us", tz=tz))
     (report,) = write_one(tmp_path, plan("scalar", "datetime64[us]", 0), micros)
     assert report["spans"] == {"x": [1e11, 1_730_600_000_000_000.0, 1_730_700_000_000_000.0]}
+
+
+@pytest.mark.parametrize("name", ["list", "a.list.b", "a.list.element", "plain"])
+def test_the_bytes_of_lists_are_noted_for_their_column(tmp_path: Path, name: str) -> None:
+    table = pa.table({name: [["a"]], f"{name}.deep": [[["b", "c"]]], f"{name}.one": ["d"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    _, column_bytes = sum_footer(pq.read_metadata(tmp_path / "a.parquet"))
+    assert list(column_bytes) == table.column_names
 
 
 def test_spans_of_dates_are_days(tmp_path: Path) -> None:
