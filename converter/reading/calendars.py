@@ -23,14 +23,17 @@ _FIRST_SAME_TIME = dt.datetime(1900, 1, 1)  # noqa: DTZ001 (of UTC, as Arrow cou
 def is_julian(metadata: pq.FileMetaData, place: Place) -> bool:
     """Whether a file counts a column's old dates or times by the Julian calendar, as Spark 2 and its LEGACY mode do.
 
-    The marks in the footer are those of `DataSourceUtils.datetimeRebaseSpec` in Spark's sources.
+    The marks in the footer are those of `datetimeRebaseSpec` and `int96RebaseSpec` in Spark's `DataSourceUtils`.
     """
     kind, stored = innermost(place.field.type), metadata.schema.column(place.leaf)
     is_int96 = stored.physical_type == "INT96"
     if not (pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and (kind.tz or is_int96))):
         return False
     notes = metadata.metadata or {}
-    return (_INT96_NOTE if is_int96 else _DATETIME_NOTE) in notes or notes.get(_SPARK_VERSION, b"").startswith(b"2.")
+    version = notes.get(_SPARK_VERSION, b"")
+    if is_int96:
+        return _INT96_NOTE in notes or version.startswith((b"2.", b"3.0."))
+    return _DATETIME_NOTE in notes or version.startswith(b"2.")
 
 
 def in_todays_calendar(column: pa.ChunkedArray, metadata: pq.FileMetaData, place: Place) -> pa.ChunkedArray:

@@ -494,20 +494,22 @@ def test_nothing_but_data_is_left_beside_the_manifest(written: Written, way: str
 
 @pytest.mark.parametrize("way", WAYS)
 def test_confs_of_the_session_change_neither_names_nor_files(spark: SparkSession, cache_dir: Path, way: str) -> None:
-    # Spark would take a quoted name for a pattern, write `_metadata` beside the data, and name those as nobody expects.
+    # Spark would take quoted names for patterns and variables, write `_metadata`, and name files as nobody expects.
     confs = {
         "spark.sql.parser.quotedRegexColumnNames": "true",
+        "spark.sql.variable.substitute": "true",
         "parquet.summary.metadata.level": "ALL",
         "mapreduce.output.basename": "rows",
         "spark.sql.parquet.writeLegacyFormat": "true",
     }
     rows = spark.range(3).select(F.col("id").alias("a+"), (F.col("id") * 2).alias("aa"), F.struct("id").alias("b.c"))
-    rows = rows.withColumn("lists", F.array(F.array("a+", "aa")))
+    rows = rows.withColumn("lists", F.array(F.array("a+", "aa"))).withColumn("aa${aa}", F.lit(7))
     with changed_confs(spark, confs):
         assert spark.conf.get("parquet.summary.metadata.level") == "ALL"
         read = convert_and_read(rows, way, cache_dir)
     assert [read["a+"].tolist(), read["aa"].tolist(), read["b.c.id"].tolist()] == [[0, 1, 2], [0, 2, 4], [0, 1, 2]]
     assert read["lists"].tolist() == [[[0, 0]], [[1, 2]], [[2, 4]]]
+    assert read["aa${aa}"].tolist() == [7, 7, 7]
 
 
 @pytest.mark.parametrize("way", WAYS)

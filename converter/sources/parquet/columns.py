@@ -25,6 +25,9 @@ from converter.places import Level, SourceColumn, innermost, is_list, members_of
 from converter.portable.tensors import DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA
 from converter.sources.parquet.footers import SPARK_TYPE, Footer
 
+MAX_DIGITS = 38
+"""Of decimals, in Spark and in Arrow's 128 bits."""
+
 _WIDER = {
     pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.int64(),
     pa.float16(): pa.float32(),
@@ -271,6 +274,8 @@ def canonical(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_time(kind) or pa.types.is_duration(kind):
         # As microseconds.
         return pa.int64()
+    if pa.types.is_decimal(kind) and kind.precision <= MAX_DIGITS:
+        return pa.decimal128(kind.precision, kind.scale)
     if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json":
         return canonical(kind.storage_type)
     # A registered extension type need not have a hash.

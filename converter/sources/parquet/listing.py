@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from converter.errors import SourceError
 from converter.places import SourceColumn
-from converter.sources.parquet.columns import Column
+from converter.sources.parquet.columns import MAX_DIGITS, Column
 from converter.storage.directory import Storage, StorageOptions
 from converter.storage.opening import open_storage
 from converter.storage.urls import shown_url
@@ -30,7 +30,6 @@ DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 _DELTA_LOG = "_delta_log"
 
-_MAX_DIGITS = 38
 _ENDINGS = (".parquet", ".parq", ".pq")
 _IN_ENTRY = re.compile(r"(?:.*/)?([0-9a-f]{16}-[0-9a-f]{16})/data-[0-9a-f]{32}/")
 """A file of a cache entry, below the folder of all entries."""
@@ -208,7 +207,7 @@ def _walk(
         if info.name == _DELTA_LOG and is_folder:
             raise _is_delta(folder)
         # The name of a partition column may begin with `_`.
-        is_hidden = info.name.startswith(("_", ".")) and not (is_folder and "=" in info.name)
+        is_hidden = info.name.startswith(".") or (info.name.startswith("_") and not (is_folder and "=" in info.name))
         if is_hidden or (first and not fnmatch.fnmatchcase(info.name, first)):
             continue
         if is_folder:
@@ -300,7 +299,7 @@ def _typed(texts: Sequence[str | None]) -> pa.Array:
         bits = max((number if number >= 0 else ~number).bit_length() for number in numbers if number is not None)
         if bits < 64:
             return pa.array(numbers, pa.int32() if bits < 32 else pa.int64())
-        if (digits := max(len(str(abs(number))) for number in numbers if number is not None)) <= _MAX_DIGITS:
+        if (digits := max(len(str(abs(number))) for number in numbers if number is not None)) <= MAX_DIGITS:
             exact = [None if number is None else decimal.Decimal(number) for number in numbers]
             return pa.array(exact, pa.decimal128(digits, 0))
     if present and all(_NUMBER.fullmatch(text) for text in present):

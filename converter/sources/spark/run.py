@@ -44,8 +44,8 @@ _SCAN_ROWS = 64
 20,000 rows of 10 kB to HDFS take 1.7, 1.31, 1.29 and 1.24 s at 4,096 (Spark's default), 1,024, 256 and 64.
 Short texts do not care (2.2, 2.35, 2.39, 2.04 s); 41 numbers are best at 4,096."""
 
-_NAME_CONFS = {"spark.sql.parser.quotedRegexColumnNames": "false"}
-"""Quoted names are names: a session may take them for patterns, and then refuses `a+`."""
+_NAME_CONFS = {"spark.sql.parser.quotedRegexColumnNames": "false", "spark.sql.variable.substitute": "false"}
+"""Quoted names are names: a session may take `a+` for a pattern, which it then refuses, and `${b}` for a variable."""
 
 
 def run_write(

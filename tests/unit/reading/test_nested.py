@@ -443,6 +443,25 @@ def test_old_days_in_lists_are_counted_by_todays_calendar(tmp_path: Path) -> Non
     assert found["y"] == [[dt.date(1000, 1, 1)]] * 2
 
 
+@pytest.mark.parametrize(
+    ("version", "is_julian"), [("2.4.5", True), ("3.0.3", True), ("3.1.0", False), ("4.0.0", False)]
+)
+def test_spark_counts_its_96_bits_by_todays_calendar_from_3_1_on(tmp_path: Path, version: str, is_julian: bool) -> None:
+    """`DataSourceUtils.int96RebaseSpec`; dates have done so from 3.0 on."""
+    times = pa.array([dt.datetime(1500, 1, 1)])  # noqa: DTZ001
+    table = pa.table({"t": times, "d": pa.array([dt.date(1000, 1, 6)])})
+    noted = table.replace_schema_metadata({"org.apache.spark.version": version})
+    pq.write_table(noted, tmp_path / "x.parquet", use_deprecated_int96_timestamps=True)
+    opened = make_parquet_converter(tmp_path)
+    if is_julian:
+        with pytest.raises(SourceError, match=r"Column 't' has times before 1900 .* LEGACY mode"):
+            read(opened, columns=["t"])
+    else:
+        assert read(opened, columns=["t"])["t"] == times.to_pylist()
+    day = dt.date(1000, 1, 1) if version.startswith("2.") else dt.date(1000, 1, 6)
+    assert read(opened, columns=["d"])["d"] == [day]
+
+
 @pytest.mark.parametrize("options", [{}, {"row_group_bytes": 64}])
 def test_a_cache_holds_lists_with_their_nulls(tmp_path: Path, options: Any) -> None:
     """As the executors write them, without Spark."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import json
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,19 @@ def test_files_may_differ_in_what_may_be_null_and_lists_may_say_their_length(tmp
     write(tmp_path / "times", "x.parquet", {"t": pa.array([-1, -1001, 1500], pa.timestamp("ns"))})
     found = read(make_parquet_converter(tmp_path / "times"))["t"].view("int64").tolist()
     assert found == [-1, -2, 1]
+
+
+def test_decimals_of_any_width_are_one_type(tmp_path: Path) -> None:
+    """Arrow notes in a file which width it had; Parquet and Spark do not have it."""
+    values = [decimal.Decimal("1.25"), decimal.Decimal("-3.50")]
+    for number, kind in enumerate((pa.decimal32, pa.decimal64, pa.decimal128, pa.decimal256)):
+        columns = {"x": pa.array(values, kind(5, 2)), "l": pa.array([values, []], pa.list_(kind(5, 2)))}
+        write(tmp_path, f"{number}.parquet", columns)
+    with make_parquet_converter(tmp_path) as converter:
+        found = read(converter, ragged="nested")
+        assert found["x"].tolist() == [1.25, -3.5] * 4
+        assert len(converter.where([("x", ">", decimal.Decimal("1.2"))])) == 4
+        assert len(converter.where([("x", "=", decimal.Decimal("-3.50"))])) == 4
 
 
 @pytest.mark.parametrize("first", ["a", "c"])
