@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import decimal
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -267,6 +269,12 @@ def _flags(array: Any) -> Mask:
 def _is_far(low: Any, high: Any, max_gap: Any) -> Mask:
     """Whether two times or numbers are more than `max_gap` apart; `low` is not above `high`."""
     gap = max_gap
+    if gap == math.inf:
+        return np.zeros(len(low), np.bool_)
+    if pa.types.is_decimal(low.type):
+        exact = pa.decimal256(_DECIMAL_DIGITS, low.type.scale)
+        most = decimal.Decimal(str(max_gap)).quantize(decimal.Decimal(1).scaleb(-low.type.scale), decimal.ROUND_FLOOR)
+        return _flags(pc.greater(pc.subtract(high.cast(exact), low.cast(exact)), pa.scalar(most, exact)))
     if isinstance(max_gap, dt.timedelta) and pa.types.is_date32(low.type):
         gap = max_gap // dt.timedelta(days=1)
     elif isinstance(max_gap, dt.timedelta):
@@ -285,6 +293,10 @@ def _numbers(column: Any) -> np.ndarray[Any, Any]:
         column = column.cast(pa.int32())
     is_whole = pa.types.is_temporal(column.type) or pa.types.is_integer(column.type)
     return np.asarray(column.cast(pa.int64() if is_whole else pa.float64()))
+
+
+_DECIMAL_DIGITS = 75
+"""A digit less than Arrow's 256 bits hold, for a difference."""
 
 
 def _sorting(request: _Request) -> str:
@@ -335,7 +347,9 @@ def _join_stretches(
     # Those of a key one after the other in time; without times, in the order of the files.
     order = np.arange(len(begins))
     if request.order_by is not None:
-        order = np.argsort(_numbers(firsts.column(request.order_by)), kind="stable")
+        # Of those that begin at one time, one that also ends then comes first.
+        ends, starts = (pc.rank(each.column(request.order_by), tiebreaker="dense") for each in (lasts, firsts))
+        order = np.lexsort((np.asarray(ends), np.asarray(starts)))
     order = order[np.argsort(codes[order], kind="stable")]
     earlier, later = order[:-1], order[1:]
     goes_on = codes[later] == codes[earlier]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import io
 import itertools
 import json
+import math
 import pickle
 import struct
 from collections.abc import Sequence
@@ -285,6 +287,35 @@ def test_a_gap_may_be_larger_than_the_type_of_times(tmp_path: Path, kind: str) -
     gap: Any = dt.timedelta(days=10) if kind == "date32" else 10
     sequences = make_parquet_converter(tmp_path).sequences(2, order_by="t", max_gap=gap)
     assert read(sequences, columns=["n"])["n"].tolist() == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("num_files", [1, 4])
+def test_gaps_between_decimals_are_exact(tmp_path: Path, num_files: int) -> None:
+    """As doubles, 0.3 - 0.2 is less than 0.1 and 0.4 - 0.3 is more."""
+    tenths = [decimal.Decimal(number) / 10 for number in [*range(20), 21, 22]]
+    for part in range(num_files):
+        share = slice(part * len(tenths) // num_files, (part + 1) * len(tenths) // num_files)
+        table = pa.table({"t": pa.array(tenths[share], pa.decimal128(4, 1)), "n": list(range(len(tenths)))[share]})
+        pq.write_table(table, tmp_path / f"{part}.parquet")
+    opened = make_parquet_converter(tmp_path)
+    for gap in (0.1, 0.19, np.float32(0.1)):
+        found = read(opened.sequences(2, order_by="t", max_gap=gap), columns=["n"])["n"].tolist()
+        assert found == [[first, first + 1] for first in range(21) if first != 19]
+    assert len(opened.sequences(2, order_by="t", max_gap=math.inf)) == 21
+    assert len(opened.sequences(1, order_by="t", max_gap=0)) == 22
+
+
+def test_no_gap_is_larger_than_infinity(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"t": [0, 5, 2**60]}), tmp_path / "a.parquet")
+    assert len(make_parquet_converter(tmp_path).sequences(3, order_by="t", max_gap=math.inf)) == 1
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_files_may_meet_at_one_time(tmp_path: Path, names: str) -> None:
+    for name, times in zip(names, ([5], [5, 9]), strict=True):
+        pq.write_table(pa.table({"t": times}), tmp_path / f"{name}.parquet")
+    found = read(make_parquet_converter(tmp_path).sequences(3, order_by="t"))["t"]
+    assert found.tolist() == [[5, 5, 9]]
 
 
 def test_rows_that_were_appended_to_a_delta_table_follow_in_time(tmp_path: Path) -> None:
