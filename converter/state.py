@@ -43,11 +43,13 @@ class State:
     bucket_by: str = ""
     """The column by whose lengths rows come together; empty for none."""
 
+    windows: str = ""
+    """Those of a mixture's sources; empty if it is none, and in older states."""
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON or `torch.save`."""
         fields = {name: getattr(self, name) for name in _STATE_TYPES}
-        if self.bucket_by:
-            fields["bucket_by"] = self.bucket_by
+        fields |= {name: getattr(self, name) for name in _TEXTS if getattr(self, name)}
         return {"version": STATE_VERSION, **fields, "past": [list(stretch) for stretch in self.past]}
 
     @classmethod
@@ -61,7 +63,7 @@ class State:
             version = value["version"]
             fields = {name: value[name] for name in _STATE_TYPES}
             past = [tuple(stretch) for stretch in value["past"]]
-            bucket_by = value.get("bucket_by", "")
+            texts = {name: value.get(name, "") for name in _TEXTS}
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise StateMismatchError(
                 f"This is no state of a loader ({type(error).__name__}: {error}). Pass what its state_dict() returned."
@@ -77,8 +79,7 @@ class State:
             for name in ("epoch", "epochs_done")
             if name not in wrong and not 0 <= fields[name] < MAX_EPOCH
         }
-        if type(bucket_by) is not str:
-            wrong["bucket_by"] = bucket_by
+        wrong |= {name: text for name, text in texts.items() if type(text) is not str}
         for stretch in past:
             if len(stretch) != 2 or not all(type(number) is int and number > 0 for number in stretch):
                 wrong.setdefault("past", stretch)
@@ -88,7 +89,7 @@ class State:
                 f"The state holds values that no loader wrote: {shown}. Take another checkpoint, or start from the "
                 "beginning."
             )
-        return cls(**fields, past=tuple(past), bucket_by=bucket_by)
+        return cls(**fields, past=tuple(past), **texts)
 
     def check(self, current: State) -> None:
         """Refuse to resume a loader whose own state `current` is of other rows or another order.
@@ -98,11 +99,12 @@ class State:
         """
         names = ["fingerprint", "shuffle", "uneven", "bucket_by"]
         if self.shuffle:
-            names += ["seed", "window_rows", "window_groups"]
+            names += ["seed", "window_rows", "window_groups", *(["windows"] if self.windows else [])]
         shown_names = {
             "fingerprint": "the rows (fingerprint)",
             "window_rows": "shuffle_window_rows",
             "window_groups": "shuffle_window_rows (row groups of a window)",
+            "windows": "shuffle_window_rows (the windows of the sources)",
         }
         differs = [
             f"{shown_names.get(name, name)} was {shown_value(before)} and is {shown_value(now)}"
@@ -146,6 +148,7 @@ def shown_value(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
+_TEXTS = ("bucket_by", "windows")
 _STATE_TYPES = {
     "fingerprint": str, "shuffle": bool, "seed": int, "window_rows": int, "window_groups": int, "uneven": str,
     "epoch": int, "epochs_done": int,

@@ -65,8 +65,8 @@ class Epochs:
         self._progress: _Progress | None = None
         """Of the iteration that handed out the last batch; None if the state is that of the next one."""
 
-        self._begin = self.next
-        """Where that iteration began."""
+        self._begin: _Progress | None = self.next
+        """Where that iteration began; None once another one was asked for, which then begins at `next`."""
 
         self._set = object()
         """Another one each time that a state is loaded: what the iterations before it still give has none."""
@@ -126,7 +126,7 @@ class Epochs:
     def iterate(self, batches_of: BatchesOf) -> Iteration:
         """Begin one iteration. When it runs to its end, the next one takes the next epoch."""
         self.check_open()
-        steps = Steps(self.meter)
+        self._begin, steps = None, Steps(self.meter)
         return self.begun(self._iterate(batches_of, steps), steps)
 
     def begun(self, generator: Generator[Any, None, Any], steps: Steps | None = None) -> Iteration:
@@ -179,7 +179,7 @@ class Epochs:
             "the rows (fingerprint)": source.manifest.live_fingerprint,
             "batch_size": source.batch_size,
             "seed": source.seed,
-            "shuffle_window_rows": source.window_rows,
+            "shuffle_window_rows": source.windows or source.window_rows,
             "uneven": source.uneven,
             "drop_last": source.drop_last,
             "bucket_by": source.bucket_order,
@@ -236,7 +236,7 @@ class Epochs:
         if batches is None:
             return self._state(at, at.num_batches)
         batches = check_integer("batches", batches, least=0)
-        for at, plan in self.plans(begin or self._begin):
+        for at, plan in self.plans(begin or self._begin or self.next):
             if batches <= plan.num_batches:
                 return self._state(at, batches)
             batches -= plan.num_batches

@@ -37,9 +37,10 @@ from converter import (
 from converter.frameworks import prompt
 from converter.frameworks.tensorflow import DatasetState, DatasetStateCallback
 from converter.frameworks.tensorflow import iterator as iterator_module
-from converter.frameworks.tensorflow.elements import stretches_in
+from converter.frameworks.tensorflow.elements import stretches_in, stretches_of
 from converter.loading.options import LoaderOptions
 from converter.reading import windows
+from converter.reading.runs import Run
 from tests.columns import ALL, ID, RAGGED, SCALARS, TENSORS, Column
 from tests.entries import write_converter
 from tests.processes import finish, run_python, start_python
@@ -453,6 +454,27 @@ def test_a_state_that_nobody_can_know_is_asked_for(vectors: DatasetConverter) ->
         rest = ids(dataset)
         dataset.set_epoch(0)
         assert ids(dataset)[20:] == rest
+
+
+def test_an_iteration_that_was_asked_for_counts_before_its_first_batch(vectors: DatasetConverter) -> None:
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        ids(dataset)
+        after_one = dataset.state_dict(batches=1)
+        iterator = iter(dataset)
+        state = dataset.state_dict(batches=0)
+        assert after_one["epoch"] == 0
+        assert (state["epoch"], state["past"]) == (1, [])
+        assert dataset.state_dict(batches=1)["epoch"] == 1
+        second = ids(iterator)
+        dataset.load_state_dict(state)
+        assert ids(dataset) == second
+
+
+def test_many_texts_are_objects_in_stretches() -> None:
+    run = Run(columns={}, batch_size=10, num_rows=57, first_batch=0)
+    assert list(stretches_of(run, most_rows=25)) == [(0, 2, 10), (20, 2, 10), (40, 1, 10), (50, 1, 7)]
+    assert list(stretches_of(run, most_rows=None)) == [(0, 5, 10), (50, 1, 7)]
+    assert list(stretches_of(run, most_rows=1)) == [(first, 1, 10) for first in range(0, 50, 10)] + [(50, 1, 7)]
 
 
 def test_the_epoch_after_a_resumed_one_is_whole_though_that_was_left_at_its_last_batch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import pickle
@@ -226,6 +227,30 @@ def test_an_interrupt_while_a_thread_is_started_is_what_ends_the_loop(
     with mix(sources).make_batch_reader(batch_size=8, columns=["n"]) as reader, pytest.raises(KeyboardInterrupt):
         next(iter(reader))
     wait_until(lambda: not [thread.name for thread in threading.enumerate() if thread.name.startswith("converter-")])
+
+
+@pytest.mark.parametrize(("before", "after"), [(500, 1000), (30, None), (15, 25), (None, "all")])
+def test_a_state_is_of_the_sources_windows(sources: dict[str, DatasetConverter], before: Any, after: Any) -> None:
+    """They may be larger than the mixture, and add up to the same."""
+    mixture = mix(sources, stop=40)
+    options: dict[str, Any] = {"batch_size": 4, "columns": ["n"], "shuffle": True}
+    with (
+        mixture.make_batch_reader(shuffle_window_rows=before, **options) as one,
+        mixture.make_batch_reader(shuffle_window_rows=after, **options) as other,
+        mixture.make_batch_reader(shuffle_window_rows=after, batch_size=4, columns=["n"]) as in_order,
+    ):
+        next(iter(one))
+        state = one.state_dict()
+        with pytest.raises(StateMismatchError, match="the windows of the sources"):
+            other.load_state_dict(state)
+        assert "windows" in state
+        # Without a shuffle windows are nothing but memory.
+        assert "windows" not in in_order.state_dict()
+        older = {name: value for name, value in state.items() if name != "windows"}
+        with contextlib.suppress(StateMismatchError):
+            other.load_state_dict(older)
+        with pytest.raises(StateMismatchError, match="windows=3"):
+            one.load_state_dict(state | {"windows": 3})
 
 
 def test_weights_may_change_with_the_epochs(sources: dict[str, DatasetConverter]) -> None:

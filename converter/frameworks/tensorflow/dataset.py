@@ -25,25 +25,19 @@ import tensorflow as tf
 from converter.arguments import check_integer
 from converter.errors import ConverterError
 from converter.frameworks.prompt import from_generator
-from converter.frameworks.tensorflow.elements import (
-    Packer,
-    find_specs,
-    stretched,
-    stretches_in,
-)
+from converter.frameworks.tensorflow.elements import Packer, find_specs, stretched, stretches_in
 from converter.frameworks.tensorflow.iterator import CountedIterator, EagerIterator, UntilError, begin_loop
 from converter.garbage import keep_garbage_of_parents
 from converter.living import Living
 from converter.loading.batches import Batch
 from converter.loading.epochs import Epochs
+from converter.loading.forecast import is_any_batch_left
 from converter.loading.names import Names
 from converter.loading.progress import follow
 from converter.loading.stats import LoaderStats, stats_of
 from converter.loading.steps import Steps
-from converter.positions import Shard
 from converter.reading.source import BatchSource
 from converter.shards import look_for_shard
-from converter.state import Past
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +135,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self._lock = threading.RLock()  # A signal's handler may ask for the state while this thread holds it.
         self._begun: Any = None
         """Where the last iteration began."""
+
+        self.is_asked_for = False
+        """Whether a loop over this dataset itself waits for the first batch of an iteration after that one."""
 
         self._has_given_all = False
         """Whether an iteration that began where the next one would has given all batches."""
@@ -256,7 +253,10 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
                 self._settle()
                 return self._epochs.state_dict(self._num_used(), self._epochs.next)
             # Of the iteration that began last, even if TensorFlow has asked for all of its batches.
-            return self._epochs.state_dict(batches, self._begun or self._epochs.next)
+            if self.is_asked_for or self._begun is None:
+                self._settle()
+                return self._epochs.state_dict(batches, self._epochs.next)
+            return self._epochs.state_dict(batches, self._begun)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iteration begin where the state was taken, at the cost of reading one window.
@@ -272,15 +272,9 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             self._iterators = Living(iterator for iterator in self._iterators if not iterator.used)
             self._epochs.load_state_dict(state_dict)
             begin, num_epochs = self._epochs.next, self._epochs.num_epochs
-            if begin.past and not self._is_any_batch_left(begin.epoch, begin.past):
+            if begin.past and not is_any_batch_left(self._source, begin.epoch, begin.past):
                 done = begin.epochs_done + 1
                 self._epochs.begin_at(begin.epoch + 1, 0 if done == num_epochs else done, ())
-
-    def _is_any_batch_left(self, epoch: int, past: Past) -> bool:
-        """Whether any rank has a batch left in an epoch: all of them begin the next one, or none."""
-        ranks = range(self._source.shard.count)
-        sources = (replace(self._source, shard=Shard(index=rank, count=len(ranks))) for rank in ranks)
-        return any(source.plan(epoch, past).num_batches for source in (self._source, *sources))
 
     def next_begin(self) -> tuple[Any, int | None]:
         """Where the next iteration begins, and how many batches it has (None if it is endless)."""
@@ -364,6 +358,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             begin = self._epochs.next
             self.num_begun += 1
             self._begun, self._last_used, self._is_elsewhere = begin, None, not self._num_asking
+            self.is_asked_for = False
             return begin, self._count_steps(begin)
 
     def _count_steps(self, begin: Any) -> int | None:

@@ -26,6 +26,9 @@ from converter.reading.windows import read_runs
 from converter.schema import Field
 from converter.sequences import SEQUENCE_LENGTH
 
+_TEXTS_AT_ONCE = 1 << 17
+"""Texts that are objects at the same time: each takes some 60 bytes, and 24 more in TensorFlow."""
+
 _ALIGNMENT_BYTES = 64
 """The alignment of memory that TensorFlow uses without a copy (`EIGEN_MAX_ALIGN_BYTES`)."""
 
@@ -143,14 +146,13 @@ def stretched(spec: Any) -> Any:
     return tf.TensorSpec((None, *spec.shape), spec.dtype)
 
 
-def stretches_of(run: Run, *, is_by_batch: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield the stretches of batches in a run: first row, number of batches, rows of each batch."""
+def stretches_of(run: Run, *, most_rows: int | None) -> Iterator[tuple[int, int, int]]:
+    """Yield the stretches of batches in a run, a batch at least: first row, number of batches, rows of each batch."""
     size = run.batch_size
     whole, rest = divmod(run.num_rows, size)
-    if is_by_batch:
-        yield from ((number * size, 1, size) for number in range(whole))
-    elif whole:
-        yield 0, whole, size
+    step = max(1, (run.num_rows if most_rows is None else most_rows) // size)
+    for first in range(0, whole, step):
+        yield first * size, min(step, whole - first), size
     if rest:
         yield whole * size, 1, rest
 
@@ -244,7 +246,7 @@ def stretches_in(
     source: BatchSource, plan: EpochPlan, files: DataFiles, specs: Mapping[str, Any]
 ) -> Generator[tuple[Batch, int], None, None]:
     """Yield a plan's batches in stretches, each with its number of batches: as many as lie together in one size."""
-    is_by_batch = _is_by_batch(source)
+    most_rows = _most_rows(source)
     if source.transform is not None:
         with contextlib.closing(numpy_batches(source, plan, files)) as transformed:
             for batch in transformed:
@@ -252,7 +254,7 @@ def stretches_in(
         return
     with contextlib.closing(as_generator(read_runs(source, plan, files))) as runs:
         for run in runs:
-            for start, num_batches, num_rows in stretches_of(run, is_by_batch=is_by_batch):
+            for start, num_batches, num_rows in stretches_of(run, most_rows=most_rows):
                 rows = slice(start, start + num_batches * num_rows)
                 batches: Batch = {}
                 for name, column in run.columns.items():
@@ -263,6 +265,13 @@ def stretches_in(
 def _is_by_batch(source: BatchSource) -> bool:
     """Whether batches may differ in shape."""
     return any(field.shape is None for field in source.fields)
+
+
+def _most_rows(source: BatchSource) -> int | None:
+    """Rows of a stretch at most, if it has more than one batch; None for any number."""
+    if _is_by_batch(source):
+        return 1
+    return _TEXTS_AT_ONCE if any(field.is_object for field in source.fields) else None
 
 
 def _check_transformed(batch: Batch, specs: Mapping[str, Any]) -> Batch:

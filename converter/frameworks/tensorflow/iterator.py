@@ -64,6 +64,7 @@ _OwnedIterator: Any = _find_owned_iterator()
 
 def begin_loop(dataset: TFDataset) -> Iterator[Any]:
     """The iterator of an eager loop over the dataset itself."""
+    dataset.is_asked_for = True
     return CountedIterator(dataset) if _OwnedIterator is None else EagerIterator(dataset)
 
 

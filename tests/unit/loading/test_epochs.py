@@ -191,6 +191,21 @@ def test_code_that_reads_ahead_of_the_end_still_counts_from_the_beginning(
             assert [saved(loader, step) for step in range(STEPS - num_ahead, STEPS + 1)] == states[STEPS - num_ahead :]
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_iteration_that_was_asked_for_counts_before_its_first_batch(
+    converter: DatasetConverter, framework: str
+) -> None:
+    with make(converter, framework, shuffle=True) as loader, make(converter, framework, shuffle=True) as other:
+        for _ in loader:
+            pass
+        other.set_epoch(1)
+        iterator = iter(loader)
+        assert [saved(loader, step) for step in (0, STEPS)] == [saved(other, step) for step in (0, STEPS)]
+        assert saved(loader, 0) == saved(loader)
+        next(iterator)
+        assert saved(loader, 0) == saved(other, 0)
+
+
 @pytest.mark.parametrize(("batches", "kind"), [(-1, ValueError), (1.5, TypeError), ("3", TypeError)])
 def test_a_bad_number_of_batches_names_itself(converter: DatasetConverter, batches: Any, kind: Any) -> None:
     for framework in FRAMEWORKS:
