@@ -172,14 +172,16 @@ class Manifest:
     """A number for each file that changes when the file is written again (`Storage.look`); None if not asked."""
 
     row_group_index: npt.NDArray[np.int64] | None = None
-    """Each row group's number within its file, or -1 for a whole file whose footer was not read; None if the row groups
-    are all those of the files."""
+    """Each row group's number in its file; -1: a whole file whose footer was not read; None: all those of the files."""
 
     version: int | None = None
     """The version of the Delta table, if it is one."""
 
     decoders: Mapping[str, Decoder] = field(default_factory=dict)
     """What makes tensors of the bytes of columns."""
+
+    decoded_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What a decoded row of columns takes whose rows differ in shape, by some that were looked at. Never stored."""
 
     categories: Mapping[str, Categories] = field(default_factory=dict)
     """The values of columns that arrive as codes."""
@@ -290,11 +292,8 @@ class Manifest:
         if self.file_ends is not None:
             files["footers"] = _packed([end.footer for end in self.file_ends])
             files["heads"] = _packed([end.heads for end in self.file_ends])
-        row_groups = {
-            "file": self.row_group_file.tolist(),
-            "rows": self.row_group_rows.tolist(),
-            "bytes": self.row_group_bytes.tolist(),
-        }
+        arrays = {"file": self.row_group_file, "rows": self.row_group_rows, "bytes": self.row_group_bytes}
+        row_groups: dict[str, Any] = {name: numbers.tolist() for name, numbers in arrays.items()}
         document = {
             "format_version": self._format_version,
             "fingerprint": self.fingerprint,

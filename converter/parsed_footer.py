@@ -19,15 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from converter.chunk_layout import chunk_pattern, unencoded_pattern
 from converter.thrift import (
-    BINARY,
-    FALSE,
-    I16,
-    I32,
-    I64,
     LIST,
     STRUCT,
-    TRUE,
     read_integer,
     read_list,
     read_list_head,
@@ -41,12 +36,18 @@ END_BYTES = 8
 """The footer's length and the magic number, which follow the footer."""
 
 PLAIN, RLE, BIT_PACKED = 0, 3, 4
+_UNCHANGED = frozenset([PLAIN, RLE, BIT_PACKED])
+"""Encodings by which texts take as many bytes in a file as in memory; levels alone are shorter."""
+
 _CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _ENCODINGS = (
     "PLAIN", "UNKNOWN", "PLAIN_DICTIONARY", "RLE", "BIT_PACKED", "DELTA_BINARY_PACKED", "DELTA_LENGTH_BYTE_ARRAY",
     "DELTA_BYTE_ARRAY", "RLE_DICTIONARY", "BYTE_STREAM_SPLIT",
 )  # fmt: skip
+_LENGTH_BYTES = 4
+"""Of the length that stands beside each text."""
+
 _MAX_COUNT = 1 << 46
 """Rows, values or bytes of a file: sums of them stay below 64 bits."""
 
@@ -192,6 +193,46 @@ class ParsedFooter:
             chunk = self.chunk(row_group, leaf)
             counts.append((chunk.num_values, chunk.raw_bytes, chunk.null_count))
         return counts
+
+    def decoded_bytes(self, leaf: int, value_bytes: int | None) -> list[int]:
+        """For each row group the bytes that a column takes in memory; `value_bytes` are a value's, None if it is text.
+
+        Texts that a dictionary or a common prefix makes shorter, by a writer that does not tell their size (before
+        Arrow 19 and Spark 4), are an estimate: all of them as long as the longer one of the least and the largest.
+
+        Raises:
+            ValueError: the footer contradicts itself.
+        """
+        counts = self.counts(leaf)
+        if value_bytes is None:
+            sizes = [
+                raw_bytes if self._is_unchanged(row_group, leaf) else max(raw_bytes, self._text_bytes(row_group, leaf))
+                for row_group, (_, raw_bytes, _) in enumerate(counts)
+            ]
+        else:
+            sizes = [max(raw_bytes, num_values * value_bytes) for num_values, raw_bytes, _ in counts]
+        _check_counts(*sizes)
+        return sizes
+
+    def _is_unchanged(self, row_group: int, leaf: int) -> bool:
+        raw = self._groups[row_group][leaf]
+        encodings = _encodings(raw[2]) if isinstance(raw, re.Match) else self.chunk(row_group, leaf).encodings
+        return encodings <= _UNCHANGED
+
+    def _text_bytes(self, row_group: int, leaf: int) -> int:
+        """The bytes of the texts of a column chunk, each as often as it stands there, with their lengths."""
+        raw = self._groups[row_group][leaf]
+        if isinstance(raw, re.Match):
+            found = unencoded_pattern().match(raw[13])
+            told = None if found is None else zigzag(found[1])
+        else:
+            sizes = raw[3].get(16)
+            told = sizes.get(1) if isinstance(sizes, dict) else None
+        chunk = self.chunk(row_group, leaf)
+        num_texts = chunk.num_values - (chunk.null_count or 0)
+        if told is None or not _is_integer(told):
+            told = num_texts * max(len(chunk.least or b""), len(chunk.most or b""))
+        return told + chunk.num_values * _LENGTH_BYTES
 
     def formats(self) -> Formats:
         """How the first row group is stored; costs a tenth of its chunks."""
@@ -342,7 +383,7 @@ def _read_again(
 def _read_row_group(data: bytes, place: int) -> tuple[tuple[dict[int, Any], list[_RawChunk]], int]:
     fields: dict[int, Any] = {}
     chunks: list[_RawChunk] = []
-    match = _chunk_pattern().match
+    match = chunk_pattern().match
     number = 0
     while head := data[place]:
         place += 1
@@ -427,7 +468,7 @@ def _bounds_in(statistics: Mapping[int, Any]) -> tuple[int | None, bytes | None,
 
 def _from_match(match: re.Match[bytes]) -> ColumnChunk:
     kind, encodings, codec, num_values, raw_bytes, stored_bytes, data_page, dictionary_page = match.groups()[:8]
-    nulls, most, least, other = match.groups()[8:]
+    nulls, most, least, other = match.groups()[8:12]
     if other is not None:
         bounds = _bounds_in(read_struct(other, 0)[0])
     else:
@@ -447,43 +488,3 @@ def _from_match(match: re.Match[bytes]) -> ColumnChunk:
 @functools.lru_cache(maxsize=256)
 def _encodings(raw: bytes) -> frozenset[int]:
     return frozenset(read_list(raw, 0, 0)[0])
-
-
-@functools.cache
-def _chunk_pattern() -> re.Pattern[bytes]:
-    """A column chunk as common writers lay it out, with the values that `_from_match` takes.
-
-    Compiled at first use: it takes some 50 ms.
-    """
-
-    def heads(*kinds: int) -> bytes:
-        """A field's first byte: how far its number is from the one before, and its type."""
-        return b"[" + b"".join(re.escape(bytes([step << 4 | kind])) for step in range(1, 16) for kind in kinds) + b"]"
-
-    def list_of(kind: int, element: bytes, most: int) -> bytes:
-        sizes = (re.escape(bytes([size << 4 | kind])) + b"(?:%b){%d}" % (element, size) for size in range(most + 1))
-        return b"(?:" + b"|".join(sizes) + b")"
-
-    varint = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
-    sizes = sorted(range(128), key=lambda size: (size not in (4, 8), size))
-    string = b"(?:" + b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in sizes) + b")"
-    number = b"%b%b" % (heads(I16, I32, I64), varint)
-    truth, text = heads(TRUE, FALSE), heads(BINARY) + string
-    numbers = list_of(I64, varint, 14)
-    struct = rb"(?:%b|%b%b)*\x00" % (number, heads(LIST), numbers)
-    rest = b"(?:%b|%b(?:%b|%b)|%b%b|%b)*" % (
-        number, heads(LIST), list_of(STRUCT, struct, 6), numbers, heads(STRUCT), struct, truth,
-    )  # fmt: skip
-    # max, min, null_count, then max_value and min_value; or without the two that were deprecated.
-    common = rb"(?:\x18%b\x18%b\x16|\x36)(%b)(?:(?:\x16%b\x18|\x28)(%b)\x18(%b))?[\x11\x12]{0,2}\x00" % (
-        string, string, varint, varint, string, string,
-    )  # fmt: skip
-    statistics = rb"(?:%b|((?:%b|%b|%b)*\x00))" % (common, number, text, truth)
-    metadata = (
-        rb"\x15([\x00-\x7f])\x19(%b)\x19%b" % (list_of(I32, varint, 8), list_of(BINARY, string, 5))
-        + rb"\x15([\x00-\x7f])\x16(%b)\x16(%b)\x16(%b)\x26(%b)" % (varint, varint, varint, varint)
-        # The dictionary's place, and statistics: the distance from the field before tells which of them it is.
-        + rb"(?:\x26(%b))?(?:(?(8)\x1c|\x3c)%b)?%b\x00" % (varint, statistics, rest)
-    )
-    # A chunk's place in the file, its metadata, and where the indexes of its pages are.
-    return re.compile(rb"\x26%b\x1c%b(?:%b)*\x00" % (varint, metadata, number), re.DOTALL)

@@ -90,8 +90,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="state.py",
         claim="a state of another seed is accepted",
-        old='["seed", "window_rows", "window_groups"]',
-        new='["window_rows", "window_groups"]',
+        old='["seed", "window_rows", "window_groups", ',
+        new='["window_rows", "window_groups", ',
         tests=("tests/unit/test_plan.py", "tests/unit/loading"),
     ),
     Mutation(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from converter.markup import facts
+from converter.positions import Shard
 from converter.reading.bounds import bytes_decoded, memory_bound
 from converter.reading.source import BatchSource
+from converter.state import Past
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,13 @@ def log_shards_apart(source: BatchSource, epochs_done: int, num_batches: int) ->
         few, many, source.shard.index, source.shard.count,
     )  # fmt: skip
     return True
+
+
+def is_any_batch_left(source: BatchSource, epoch: int, past: Past) -> bool:
+    """Whether any shard has a batch left in an epoch: all of them begin the next one, or none."""
+    shards = (Shard(index=index, count=source.shard.count) for index in range(source.shard.count))
+    sources = (replace(source, shard=shard) for shard in shards)
+    return any(each.plan(epoch, past).num_batches for each in (source, *sources))
 
 
 def _batches_of_shards(source: BatchSource) -> tuple[int, int]:
@@ -153,7 +162,13 @@ class LoaderPlan:
     """Bytes of the columns that this shard decodes in an epoch. If two shards share a window, both decode it."""
 
     peak_memory_bytes: int
-    """An upper bound on the bytes that reading needs, without memory-mapped files and the batches that you keep."""
+    """An upper bound on the bytes that reading needs, without memory-mapped files and the batches that you keep.
+
+    With worker processes it is that of each of them. The windows that they hand over lie in shared memory beside it:
+    one that is being filled, one in use, and two that wait, of each process.
+
+    Two sizes are not known before the rows are read: what `ragged="pad"` adds to rows that are shorter than the longest
+    of their batch, and rows whose decoder has no shape, which count as the first ones take."""
 
     elements: str = "rows"
     """What is counted: rows, or sequences of rows."""
@@ -191,14 +206,15 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
     """The plan of a loader. With `is_filtered`, counts that a filter changes are None."""
     plan = source.plan(0)
     own_rows = plan.num_rows - plan.num_padded
+    pieces = list(plan.pieces())
     in_batches = min(plan.num_rows, plan.num_batches * source.batch_size)
     counts = {
         "num_rows": in_batches,
         "steps_per_epoch": plan.num_batches,
         "dropped_rows": _dropped_rows(source),
         "padded_rows": max(0, in_batches - own_rows),
-        "num_windows": len(plan.window_starts) - 1,
-        "bytes_per_epoch": bytes_decoded(source, sum(_rows_of(source, piece.row_groups) for piece in plan.pieces())),
+        "num_windows": len(pieces),
+        "bytes_per_epoch": bytes_decoded(source, sum(_rows_of(source, piece.row_groups) for piece in pieces)),
     }
     return LoaderPlan(
         **(dict.fromkeys(counts) if is_filtered else counts),

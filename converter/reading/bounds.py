@@ -7,13 +7,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from converter.decoders.decoder import row_bytes
 from converter.manifest import Manifest
 from converter.memory import SPARE
 from converter.plan import EpochPlan
 from converter.reading.decoding import decoded_bytes_ahead
 from converter.reading.gather import WIDE_BYTES
 from converter.reading.source import BatchSource
+from converter.storage.ranges import FREE_GAP_BYTES
 
 CUT_BYTES = 8 << 20
 """How many bytes of sequences are cut together: a few batches."""
@@ -50,13 +50,17 @@ def most_metadata_chunks(manifest: Manifest) -> int:
 def bytes_decoded(source: BatchSource, num_rows: int) -> int:
     """Bytes of the wanted columns in `num_rows` rows, as the files have them."""
     manifest = source.manifest
+    stacked = {name: np.dtype(stack.dtype).itemsize for stack in source.stacks for name in stack.columns}
     num_bytes = 0.0
     for field in source.stored_fields:
         statistics = manifest.statistics.get(field.name)
         if field.shape is not None and source.has_element_mask(field.name):
             num_bytes += num_rows * math.prod(field.shape)
+        if field.has_nulls and source.nulls == "mask":
+            num_bytes += num_rows
         if field.shape is not None and not field.is_object:
-            num_bytes += num_rows * field.stored_dtype.itemsize * math.prod(field.shape)
+            itemsize = max(field.stored_dtype.itemsize, stacked.get(field.name, 0))
+            num_bytes += num_rows * itemsize * math.prod(field.shape)
         elif statistics is not None and statistics.num_bytes is not None:
             num_bytes += statistics.num_bytes * num_rows / manifest.num_rows
         else:
@@ -79,6 +83,18 @@ def element_bytes(source: BatchSource) -> int:
             itemsize = 8 if field.is_object else field.stored_dtype.itemsize
             num_bytes += steps * itemsize * math.prod(field.shape or ())
     return num_bytes
+
+
+def mixed_element_bytes(source: BatchSource) -> int:
+    """Bytes of one row or sequence of a mixture, with its texts and ragged rows."""
+    return element_bytes(source) + max(map(_variable_bytes, source.parts))
+
+
+def _variable_bytes(part: BatchSource) -> int:
+    if not any(field.is_object or field.shape is None for field in part.stored_fields):
+        return 0
+    steps = 1 if part.sequences is None else max(len(part.sequences.steps_of(name)) for name in part.schema.names)
+    return steps * math.ceil(bytes_decoded(part, part.manifest.num_rows) / part.manifest.num_rows)
 
 
 def is_wide(source: BatchSource) -> bool:
@@ -108,8 +124,8 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     if source.parts:
         own = sum(memory_bound(part, part.plan(0)) for part in source.parts)
         # Being interleaved, waiting, and in use; narrow columns are joined before.
-        num_steps = 2 * source.workers_count + 3
-        return own + num_steps * max(mixed_bytes(source), 2 * source.batch_size * element_bytes(source))
+        num_steps, num_bytes = 2 * source.workers_count + 3, source.batch_size * mixed_element_bytes(source)
+        return own + num_steps * max(mixed_bytes(source), 2 * num_bytes) + _transformed_bytes(source, num_bytes)
     is_variable = any(field.is_object or field.shape is None for field in source.stored_fields)
     window_rows = _most_in_a_window(source, source.manifest.row_group_rows, plan)
     window_bytes = bytes_decoded(source, window_rows)
@@ -143,21 +159,33 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     peak += int((SPARE - 1) * in_flight * window_bytes) + (4 if is_variable else 2) * batch_bytes
     if not source.storage.is_local:
         # Fetched bytes, and the client's own copy of them.
-        peak += 2 * workers_count * window_bytes
-    if source.transform is not None:
-        peak += 2 * (source.prefetch_batches or 2 * source.workers_count) * batch_bytes
+        peak += 2 * workers_count * (window_bytes + _gap_bytes(source, plan, max(0, file_bytes - window_bytes)))
+    peak += _transformed_bytes(source, batch_bytes)
     if source.sequences is not None:
         # Each row group may reach into another one. What is cut waits in parts, of a batch at least.
         peak += 2 * (in_flight * window_bytes + workers_count * in_work)
         peak += 4 * source.workers_count * max(CUT_BYTES, 2 * source.batch_size * element_bytes(source))
         # Whole windows are decoded, with the rows that they reach into.
-        peak += (in_flight + workers_count) * 2 * window_rows * sum(map(row_bytes, source.decoders.values()))
+        peak += (in_flight + workers_count) * 2 * window_rows * source.decoded_row_bytes
     if source.manifest.draws is not None:
         # What is drawn may be some rows again and again, and each epoch draws others.
         peak += source.manifest.draws.num_bytes + 2 * in_flight * window_bytes
     if source.decoders and source.sequences is None:
         peak += decoded_bytes_ahead(source)
     return peak
+
+
+def _transformed_bytes(source: BatchSource, batch_bytes: int) -> int:
+    """Batches that a transform has made or is given, ahead of use."""
+    if source.transform is None:
+        return 0
+    return 2 * (source.prefetch_batches or 2 * source.workers_count) * batch_bytes
+
+
+def _gap_bytes(source: BatchSource, plan: EpochPlan, most: int) -> int:
+    """What is fetched of other columns, with a window, because it lies between wanted ones."""
+    num_groups = _most_in_a_window(source, np.ones_like(source.manifest.row_group_rows), plan)
+    return min(most, num_groups * len(source.stored_fields) * FREE_GAP_BYTES)
 
 
 def is_plain(source: BatchSource) -> bool:
@@ -174,10 +202,13 @@ def is_plain(source: BatchSource) -> bool:
 def _most_gathered(source: BatchSource, window_rows: int) -> int:
     """Bytes that are joined before rows are gathered from them: the largest narrow column or stack."""
     schema, stacks = source.manifest.schema, {stack.name: stack.columns for stack in source.stacks}
+    dtypes = {stack.name: np.dtype(stack.dtype) for stack in source.stacks}
     most = 0
     for name in source.names:
         fields = [schema[member] for member in stacks.get(name, (name,))]
         row_bytes = sum(field.stored_dtype.itemsize * math.prod(field.shape or ()) for field in fields)
+        if name in stacks:
+            row_bytes = max(row_bytes, len(fields) * dtypes[name].itemsize)
         most = max(most, row_bytes if name in stacks or row_bytes < WIDE_BYTES else 0)
     return int(_PLAIN_COPIES * window_rows * most)
 

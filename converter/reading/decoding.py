@@ -44,8 +44,10 @@ _PART_BYTES = 64 << 20
 
 def decoded_bytes_ahead(source: BatchSource) -> int:
     """Bytes of decoded rows that wait to be used or are being decoded."""
-    bytes_of_a_row = sum(map(row_bytes, source.decoders.values()))
-    return bytes_of_a_row * (_chunks_ahead(source) * _chunk_rows(source) + 2 * _piece_rows(source))
+    # Rows that differ in shape are decoded one by one, and then copied into one array.
+    num_pieces = 4 if any(decoder.shape is None for decoder in source.decoders.values()) else 2
+    rows_ahead = _chunks_ahead(source) * _chunk_rows(source) + num_pieces * _piece_rows(source)
+    return source.decoded_row_bytes * rows_ahead
 
 
 def parts_of_run(source: BatchSource, batches: range) -> Iterator[range]:
@@ -55,19 +57,19 @@ def parts_of_run(source: BatchSource, batches: range) -> Iterator[range]:
     """
     step = len(batches)
     if source.decoders and source.sequences is None:
-        step = max(1, _PART_BYTES // (source.batch_size * sum(map(row_bytes, source.decoders.values()))))
+        step = max(1, _PART_BYTES // (source.batch_size * source.decoded_row_bytes))
     for start in range(batches.start, batches.stop, step):
         yield range(start, min(start + step, batches.stop))
 
 
 def _piece_rows(source: BatchSource) -> int:
     """Rows that are decoded into one array: whole batches."""
-    bytes_of_a_batch = source.batch_size * sum(map(row_bytes, source.decoders.values()))
+    bytes_of_a_batch = source.batch_size * source.decoded_row_bytes
     return source.batch_size * max(1, _PIECE_BYTES // bytes_of_a_batch)
 
 
 def _chunk_rows(source: BatchSource) -> int:
-    return max(1, min(_piece_rows(source), _CHUNK_BYTES // sum(map(row_bytes, source.decoders.values()))))
+    return max(1, min(_piece_rows(source), _CHUNK_BYTES // source.decoded_row_bytes))
 
 
 def _chunks_ahead(source: BatchSource) -> int:

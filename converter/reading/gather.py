@@ -57,9 +57,24 @@ class WindowRows:
         return len(self.rows)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.parts[0].itemsize * math.prod(self.parts[0].shape[1:])
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the wanted rows."""
-        return len(self.rows) * self.parts[0].itemsize * math.prod(self.parts[0].shape[1:])
+        return len(self.rows) * self.row_bytes
+
+    @property
+    def are_wide(self) -> bool:
+        """Whether each row is copied on its own."""
+        return self.row_bytes >= WIDE_BYTES
+
+    @property
+    def are_most(self) -> bool:
+        """Whether the parts hold few other rows, so that they may stay in memory until the rows are copied."""
+        return 5 * len(self.rows) >= 4 * sum(map(len, self.parts))
 
     def __getitem__(self, part: slice) -> WindowRows:
         return WindowRows(parts=self.parts, rows=self.rows[part], check=self.check)

@@ -18,7 +18,7 @@ from converter.plan import EpochPlan
 from converter.pool import Threads
 from converter.positions import take_positions
 from converter.reading.ahead import close_generator, read_ahead
-from converter.reading.bounds import element_bytes, is_wide, memory_bound, mixed_bytes
+from converter.reading.bounds import is_wide, memory_bound, mixed_bytes, mixed_element_bytes
 from converter.reading.data_files import DataFiles
 from converter.reading.gather import WindowRows, gather, gather_windows, is_joint, take_columns
 from converter.reading.ragged import ragged_values
@@ -107,7 +107,7 @@ def _cut(rows: range, source: BatchSource) -> Iterator[range]:
     Not of wide ones: 48 MB of them take some 10 ms, and a job more took 3 % of an epoch of 400 MB.
     """
     size = source.batch_size
-    step = size * max(1, mixed_bytes(source) // max(1, element_bytes(source) * size))
+    step = size * max(1, mixed_bytes(source) // max(1, mixed_element_bytes(source) * size))
     # If whole cycles are whole batches, the order of each job is that of the job before.
     in_cycles = step % math.lcm(size, CYCLE_ROWS)
     step -= in_cycles if in_cycles < step else 0

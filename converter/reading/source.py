@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from converter.decoders.decoder import Decoder
+from converter.decoders.decoder import Decoder, row_bytes
 from converter.manifest import Manifest
 from converter.mixing import Mixing
 from converter.plan import EpochPlan, Shuffle, plan_epoch
@@ -123,6 +123,12 @@ class BatchSource:
         """What makes tensors of the bytes of columns that are read."""
         return {name: decoder for name, decoder in self.manifest.decoders.items() if name in self.names}
 
+    @property
+    def decoded_row_bytes(self) -> int:
+        """Bytes of the decoded columns of one row; with rows that differ in shape, about."""
+        sizes = self.manifest.decoded_bytes
+        return sum(sizes.get(name) or row_bytes(decoder) for name, decoder in self.decoders.items())
+
     def is_variable(self, name: str) -> bool:
         """Whether a column's rows are objects or differ in shape, so that its batch is no array."""
         field = self.schema.get(name)
@@ -194,7 +200,15 @@ class BatchSource:
             epochs_done=0,
             past=(),
             bucket_by=self.bucket_order,
+            windows=self.windows if self.shuffle is not None else "",
         )
+
+    @property
+    def windows(self) -> str:
+        """The windows of a mixture's sources, on which its order depends; empty if it is none."""
+        groups = {part.window_groups: f" in {part.window_groups} row groups" for part in self.parts}
+        groups[None] = ""
+        return ", ".join(f"{part.window_rows} rows{groups[part.window_groups]}" for part in self.parts)
 
     @property
     def bucket_order(self) -> str:

@@ -353,11 +353,12 @@ class _WindowReader:
                 paged = None if source.is_part or name in source.decoders else gather_wide_pages(groups, name, rows)
                 parts = [] if paged is not None else [part for group in groups for part in group.parts(name)]
             if paged is None and source.is_part and self._is_plain(name, parts, rows):
-                if parts[0].itemsize * math.prod(parts[0].shape[1:]) >= WIDE_BYTES:
-                    check = functools.partial(self._files.check_mapped, groups)
-                    columns[name] = WindowRows(parts=parts, rows=rows, check=check)
+                is_mapped = all(group.is_mapped(name) for group in groups)
+                later = WindowRows(parts=parts, rows=rows, check=functools.partial(self._files.check_mapped, groups))
+                if later.are_wide and (is_mapped or later.are_most):
+                    columns[name] = later
                     continue
-                if all(group.is_mapped(name) for group in groups) and all(map(is_joint, parts)):
+                if not later.are_wide and is_mapped and all(map(is_joint, parts)):
                     # Its place; the rows follow.
                     columns[name], together[name] = parts[0], parts
                     continue

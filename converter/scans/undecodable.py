@@ -1,17 +1,25 @@
-"""Decoders meet their rows when a converter is made: the first row settles them, and undecodable rows are left out."""
+"""Decoders meet their rows when a converter is made: the first settle them, and undecodable ones are left out."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from converter.decoders.decoder import Decoder, NamedDecoder, WrongDecoderError, check_decoder, skips_errors
+from converter.decoders.decoder import (
+    Decoder,
+    NamedDecoder,
+    WrongDecoderError,
+    check_decoder,
+    decode_rows,
+    skips_errors,
+)
 from converter.decoders.npy import NumPy, is_settled, settled
 from converter.errors import ReadError, SourceError
 from converter.manifest import Manifest
@@ -27,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 _CHUNK_ROWS = 64
+
+_SAMPLE_ROWS, _SAMPLE_BYTES = 32, 32 << 20
+"""How many rows are decoded at most to know their size: some milliseconds of pictures, a second of photographs."""
 
 
 def with_decoders(storage: Storage, manifest: Manifest, decode: Mapping[str, Decoder]) -> Manifest:
@@ -51,7 +62,39 @@ def with_decoders(storage: Storage, manifest: Manifest, decode: Mapping[str, Dec
             check_decoder(name, decoders[name])
     decoded = replace(manifest, decoders=decoders)
     skipping = [name for name, decoder in decoders.items() if skips_errors(decoder)]
-    return _without_undecodable(storage, decoded, skipping) if skipping else decoded
+    if skipping:
+        decoded = _without_undecodable(storage, decoded, skipping)
+    ragged = [name for name, decoder in decoders.items() if decoder.shape is None]
+    return replace(decoded, decoded_bytes=_decoded_bytes(storage, decoded, ragged)) if ragged else decoded
+
+
+def _decoded_bytes(storage: Storage, manifest: Manifest, names: Sequence[str]) -> dict[str, int]:
+    """`Manifest.decoded_bytes` of columns whose rows differ in shape: from the first live rows.
+
+    The mean and the standard deviation: a batch of rows is hardly ever larger. Rows that cannot be decoded tell nothing
+    here; who reads them gets the error.
+    """
+    live_groups = np.flatnonzero(manifest.live_rows > 0)
+    if not len(live_groups):
+        return {}
+    row_group = int(live_groups[0])
+    live = np.flatnonzero(_live(manifest, row_group))[:_SAMPLE_ROWS]
+    files = DataFiles(storage, manifest, [manifest.schema[name] for name in names])
+    table = read_columns(files, row_group, most_rows=int(live[-1]) + 1)
+    found: dict[str, int] = {}
+    for name in names:
+        values = pc.cast(table.column(name).combine_chunks(), pa.large_binary()).take(live).drop_null()
+        sizes: list[int] = []
+        for row in range(len(values)):
+            with contextlib.suppress(Exception):
+                sizes += [
+                    array.nbytes for array in decode_rows(manifest.decoders[name], values[row : row + 1], None) or ()
+                ]
+            if sum(sizes) > _SAMPLE_BYTES:
+                break
+        if sizes:
+            found[name] = max(1, int(np.mean(sizes) + np.std(sizes)))
+    return found
 
 
 def _settled(storage: Storage, manifest: Manifest, name: str, decoder: NumPy) -> NumPy:

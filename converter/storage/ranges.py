@@ -21,7 +21,7 @@ Range = tuple[int, int]
 
 MAX_REQUEST_BYTES = 8 << 20
 _MAX_WASTE = 0.04
-_FEW_BYTES = 64 << 10
+FREE_GAP_BYTES = 64 << 10
 """A gap up to this size is cheaper than another request, on any network."""
 
 _FEW_REQUESTS = 2
@@ -45,7 +45,7 @@ def merge_ranges(wanted: Sequence[Range]) -> list[Range]:
     joined: set[int] = set()
     gaps = sorted((parts[at][0] - parts[at - 1][1], at) for at in range(1, len(parts)))
     for number, (gap, at) in enumerate(gaps):
-        if gap > budget and (gap > _FEW_BYTES or len(parts) - number <= _FEW_REQUESTS):
+        if gap > budget and (gap > FREE_GAP_BYTES or len(parts) - number <= _FEW_REQUESTS):
             break
         budget -= gap
         joined.add(at)

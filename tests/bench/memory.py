@@ -93,6 +93,13 @@ SITUATIONS: dict[str, Situation] = {
     "ragged, padded": Situation(rows="ragged", options=SHUFFLED | {"ragged": "pad"}),
     "ragged, TensorFlow": Situation(rows="ragged", framework="tensorflow", options=SHUFFLED | {"ragged": "nested"}),
     "pictures, decoded": Situation(rows="pictures", framework="torch"),
+    "photographs, decoded": Situation(rows="photographs", options=SHUFFLED | {"ragged": "nested", "batch_size": 16}),
+    "phrases": Situation(rows="phrases"),
+    "tokens, nested": Situation(rows="tokens", options=SHUFFLED | {"ragged": "nested"}),
+    "text, mixed with itself": Situation(rows="text", view="mix"),
+    "few of many columns, Azurite": Situation(
+        rows="wide on Azurite", options=SHUFFLED | {"columns": [f"x{number}" for number in range(0, 200, 20)]}
+    ),
     "hdfs": Situation(rows="vectors on HDFS"),
     "azurite": Situation(rows="vectors on Azurite"),
     "azurite, slow consumer": Situation(rows="vectors on Azurite", consumer="slow"),
@@ -145,6 +152,41 @@ def pictures(random_numbers: np.random.Generator) -> pa.Table:
     return pa.table({"id": np.arange(20_000), "x": pa.array(encoded * 10, pa.binary())})
 
 
+def photographs(random_numbers: np.random.Generator) -> pa.Table:
+    """Pictures of different sizes: a decoder without a size."""
+    from PIL import Image
+
+    encoded = []
+    for _ in range(60):
+        height, width = (int(side) for side in random_numbers.integers(600, 1800, 2))
+        small = random_numbers.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(small).resize((width, height)).save(file, "JPEG")
+        encoded.append(file.getvalue())
+    return pa.table({"id": np.arange(600), "x": pa.array(encoded * 10, pa.binary())})
+
+
+def phrases(random_numbers: np.random.Generator) -> pa.Table:
+    """Texts that come again and again, so that a dictionary stores them in a byte each."""
+    known = [bytes(random_numbers.integers(97, 123, int(size), dtype=np.uint8)).decode() for size in range(300, 500)]
+    numbers = random_numbers.integers(0, len(known), 2_000_000).astype(np.int32)
+    column = pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(known)).cast(pa.large_string())
+    return pa.table({"id": np.arange(len(numbers)), "x": column})
+
+
+def tokens(random_numbers: np.random.Generator) -> pa.Table:
+    """Lists of few different numbers, which a dictionary stores in a byte each."""
+    lengths = random_numbers.integers(0, 200, 400_000)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    values = random_numbers.integers(0, 200, int(lengths.sum()))
+    return pa.table({"id": np.arange(len(lengths)), "x": pa.ListArray.from_arrays(offsets, values)})
+
+
+def wide(random_numbers: np.random.Generator) -> pa.Table:
+    """Many columns, of which few are read."""
+    return pa.table({f"x{number}": random_numbers.random(400_000, np.float32) for number in range(200)})
+
+
 def vectors(random_numbers: np.random.Generator) -> pa.Table:
     values = random_numbers.random((60_000, 256), np.float32)
     lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 256).cast(pa.list_(pa.float32()))
@@ -153,6 +195,7 @@ def vectors(random_numbers: np.random.Generator) -> pa.Table:
 
 TABLES: dict[str, Callable[[np.random.Generator], pa.Table]] = {
     "doubles": doubles, "nulls": nulls, "text": text, "ragged": ragged, "pictures": pictures, "vectors": vectors,
+    "photographs": photographs, "phrases": phrases, "tokens": tokens, "wide": wide,
 }  # fmt: skip
 
 
@@ -219,7 +262,8 @@ def read(situation: Situation, url: str, storage_options: dict[str, Any], num_ep
     if situation.kind == "cache":
         opened = converter.open_converter(url, storage_options=storage_options)
     else:
-        decode = {"x": converter.Image(size=(128, 128))} if situation.rows == "pictures" else None
+        pictures = {"pictures": converter.Image(size=(128, 128)), "photographs": converter.Image()}
+        decode = {"x": pictures[situation.rows]} if situation.rows in pictures else None
         opened = converter.make_parquet_converter(url, storage_options=storage_options, decode=decode)
     viewed = view(opened, situation.view)
     options: dict[str, Any] = {"batch_size": BATCH_SIZE} | situation.options

@@ -33,9 +33,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converter import ConverterError, DatasetConverter, make_delta_converter, make_parquet_converter
+from converter.chunk_layout import chunk_pattern
 from converter.dataset import borrow_files
 from converter.manifest import FileEnd, Manifest
-from converter.parsed_footer import _chunk_pattern, parse_end
+from converter.parsed_footer import parse_end
 from converter.portable import footers
 from converter.storage.opening import open_storage
 from tests.columns import Column
@@ -80,7 +81,7 @@ def _tables() -> dict[str, tuple[pa.Table, dict[str, Any]]]:
 def mutate(footer: bytes, chance: random.Random) -> bytes:
     """Some bytes of a footer changed, moved, left out or put in."""
     data = bytearray(footer)
-    found = [match.span() for match in _chunk_pattern().finditer(footer)]
+    found = [match.span() for match in chunk_pattern().finditer(footer)]
     for _ in range(chance.choice((1, 1, 1, 2, 5))):
         place = chance.randrange(len(data))
         if found and chance.random() < 0.8:

@@ -29,7 +29,7 @@ from converter import (
 from converter.cache import leases
 from converter.lineage import recipe
 
-_SHAPES = {2: "60c2ea102f", 3: "9b07d62047"}
+_SHAPES = {2: "60c2ea102f", 3: "9b07d62047", 4: "a02fe18ff5"}
 """What the classes of a pickled converter look like, by format."""
 
 

@@ -26,6 +26,9 @@ from converter.storage.directory import Storage
 _FOOTER_THREADS = 8
 _SPARK_SCHEMA, SPARK_TYPE = b"org.apache.spark.sql.parquet.row.metadata", b"converter.spark_type"
 _UNEVEN = (0, 0)
+_VALUE_BYTES: Mapping[str, int | None] = {
+    "BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": None,
+}  # fmt: skip
 _REMEDY = "Restore the file from a copy, or name the other files instead."
 
 
@@ -38,10 +41,14 @@ class Footer:
     schema: pa.Schema
     row_group_rows: npt.NDArray[np.int64]
     row_group_bytes: npt.NDArray[np.int64]
+    """What each row group takes in memory, all columns."""
+
     leaf_nulls: npt.NDArray[np.int64]
     """For each leaf column how many values are null; -1 if unknown."""
 
     leaf_bytes: npt.NDArray[np.int64]
+    """What each leaf column takes in memory: a dictionary or a run may store it in a tenth of that."""
+
     list_lengths: dict[int, set[tuple[int, int]]]
     """For each leaf column of lists, values divided by rows in each row group: quotient and remainder."""
 
@@ -97,6 +104,9 @@ class _Kind(NamedTuple):
     levels: list[tuple[bool, bool]]
     """For each leaf column whether it may be null, and whether it is of lists."""
 
+    value_bytes: list[int | None]
+    """For each leaf column the bytes of a value in memory; None for texts."""
+
 
 def _kind_of(parquet: pq.ParquetFile, last: list[_Kind]) -> _Kind:
     """The kind of a file; `last` is that of the file before, which most share."""
@@ -114,7 +124,8 @@ def _kind_of(parquet: pq.ParquetFile, last: list[_Kind]) -> _Kind:
         for part in _with_text(parquet.schema_arrow, columns)
     ]
     levels = [(column.max_definition_level > 0, column.max_repetition_level > 0) for column in columns]
-    last[:] = [_Kind(stored, metadata, pa.schema(parts), levels)]
+    value_bytes = [_VALUE_BYTES.get(column.physical_type, column.length or None) for column in columns]
+    last[:] = [_Kind(stored, metadata, pa.schema(parts), levels, value_bytes)]
     return last[0]
 
 
@@ -154,15 +165,18 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
             # The footer has every page's place, size and range, so other rows give another digest.
             digest = hashlib.sha256(end[:-END_BYTES]).hexdigest()
             kind = _kind_of(parquet, last)
-            nulls, sizes, lengths = _sum_leaves(footer, kind)
+            nulls, lengths = _sum_leaves(footer, kind)
+            sizes = [footer.decoded_bytes(leaf, each) for leaf, each in enumerate(kind.value_bytes)]
+            num_leaves, num_groups = len(sizes), len(footer.row_group_rows)
+            in_memory = np.array(sizes, np.int64).reshape(num_leaves, num_groups)
             return Footer(
                 name=name,
                 num_bytes=num_bytes,
                 schema=kind.schema,
                 row_group_rows=np.array(footer.row_group_rows, np.int64),
-                row_group_bytes=np.array(footer.row_group_bytes, np.int64),
+                row_group_bytes=in_memory.sum(axis=0),
                 leaf_nulls=nulls,
-                leaf_bytes=sizes,
+                leaf_bytes=in_memory.sum(axis=1),
                 list_lengths=lengths,
                 formats=footer.formats(),
                 footer_crc32=zlib.crc32(end),
@@ -180,21 +194,17 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
         raise SourceError(f"{path} is no Parquet file that can be read: {cause}. {remedy}", path=path) from error
 
 
-def _sum_leaves(
-    footer: ParsedFooter, kind: _Kind
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, set[tuple[int, int]]]]:
-    """Nulls, bytes and list lengths of each leaf column, as `Footer` keeps them."""
+def _sum_leaves(footer: ParsedFooter, kind: _Kind) -> tuple[npt.NDArray[np.int64], dict[int, set[tuple[int, int]]]]:
+    """Nulls and list lengths of each leaf column, as `Footer` keeps them."""
     num_leaves = len(footer.leaf_types)
     if num_leaves != len(kind.levels):
         raise ValueError(f"its footer describes {num_leaves} columns, and its schema has {len(kind.levels)}")
     nulls = np.zeros(num_leaves, np.int64)
-    sizes = np.zeros(num_leaves, np.int64)
     lengths: dict[int, set[tuple[int, int]]] = {}
     for leaf, (is_nullable, has_lists) in enumerate(kind.levels):
-        counts = footer.counts(leaf)
-        sizes[leaf] = sum([raw_bytes for _, raw_bytes, _ in counts])
         if not is_nullable:
             continue
+        counts = footer.counts(leaf)
         total, is_counted = 0, True
         for num_rows, (num_values, _, absent) in zip(footer.row_group_rows, counts, strict=True):
             is_counted = is_counted and absent is not None
@@ -208,7 +218,7 @@ def _sum_leaves(
                     lengths.setdefault(leaf, set()).add(length)
         # For lists the count includes null elements.
         nulls[leaf] = total if is_counted and not (has_lists and total) else -1
-    return nulls, sizes, lengths
+    return nulls, lengths
 
 
 def _spark_types(metadata: Mapping[bytes, bytes]) -> dict[str, str]:

@@ -377,6 +377,18 @@ def test_a_plan_of_ten_thousand_million_rows_costs_memory_by_row_group(huge: Dat
     assert again["past"] == [[arguments["shard_count"], 5_123 * 1024]]
 
 
+def test_a_shard_counts_its_own_windows(converter: DatasetConverter) -> None:
+    plans = [
+        converter.plan(shuffle=True, shuffle_window_rows=12, cur_shard=shard, shard_count=4, uneven="keep")
+        for shard in range(4)
+    ]
+    whole = converter.plan(shuffle=True, shuffle_window_rows=12).num_windows
+    numbers = [plan.num_windows for plan in plans if plan.num_windows is not None]
+    assert whole is not None
+    # Two shards may share one.
+    assert whole <= sum(numbers) <= whole + 3
+
+
 def test_what_is_fetched_over_a_network_is_counted(converter: DatasetConverter) -> None:
     here = converter.plan(batch_size=16)
     there = borrow_files(open_storage("memory://place"), converter._manifest).plan(batch_size=16)

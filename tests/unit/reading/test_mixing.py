@@ -185,7 +185,7 @@ def test_sources_keep_to_the_memory_of_the_mixture(sources: dict[str, DatasetCon
 def test_jobs_are_whole_batches_and_whole_cycles_if_both_can_be(
     sources: dict[str, DatasetConverter], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "element_bytes", lambda source: 40)
+    monkeypatch.setattr(reading, "mixed_element_bytes", lambda source: 40)
     with mix(sources).make_batch_reader(**{**OPTIONS, "batch_size": size}) as reader:
         source = reader._epochs.source
     jobs = list(reading._cut(range(3_000_000), source))

@@ -1,0 +1,165 @@
+"""What a plan tells of memory counts what rows become, not how short a file may store them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from converter import Image, NumPy, make_parquet_converter, mix
+from converter.dataset import borrow_files
+from converter.loading.options import LoaderOptions
+from converter.parsed_footer import parse_end
+from converter.plan import DEFAULT_WINDOW_BYTES
+from converter.portable.footers import end_of
+from converter.reading import mixing
+from converter.storage.opening import open_storage
+
+PHRASE = "a phrase that comes again and again, with a number: "
+WORDS = [f"{PHRASE}{number % 7}" for number in range(10_000)]
+TOKENS = [[f"token {number % 5}"] * (number % 4) for number in range(10_000)]
+
+
+def decoded_bytes(path: Path, leaf: int = 0, value_bytes: int | None = None) -> int:
+    with path.open("rb") as file:
+        return sum(parse_end(end_of(file)).decoded_bytes(leaf, value_bytes))
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("has_nulls", [False, True])
+def test_texts_of_a_dictionary_count_as_often_as_they_come(tmp_path: Path, version: str, has_nulls: bool) -> None:
+    words = [None if has_nulls and number % 3 == 0 else word for number, word in enumerate(WORDS)]
+    pq.write_table(pa.table({"x": words}), tmp_path / "a.parquet", data_page_version=version, row_group_size=3000)
+    letters = sum(len(word) for word in words if word is not None)
+    assert decoded_bytes(tmp_path / "a.parquet") == letters + 4 * len(words)
+    assert pq.read_metadata(tmp_path / "a.parquet").row_group(0).column(0).total_uncompressed_size < letters / 50
+
+
+def test_texts_in_lists_count_as_often_as_they_come(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": TOKENS}), tmp_path / "a.parquet")
+    # A list without elements counts as a value.
+    num_values = sum(max(1, len(row)) for row in TOKENS)
+    assert decoded_bytes(tmp_path / "a.parquet") == sum(len(word) for row in TOKENS for word in row) + 4 * num_values
+
+
+def test_texts_with_common_beginnings_count_as_they_are(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"use_dictionary": False, "column_encoding": {"x": "DELTA_BYTE_ARRAY"}}
+    pq.write_table(pa.table({"x": WORDS}), tmp_path / "a.parquet", **options)
+    assert decoded_bytes(tmp_path / "a.parquet") == sum(map(len, WORDS)) + 4 * len(WORDS)
+
+
+def test_of_a_writer_that_tells_no_sizes_texts_count_as_long_as_the_longer_bound(tmp_path: Path) -> None:
+    words = [f"{'b' * (number % 3)}{'a' * 20}" for number in range(10_000)]
+    pl.DataFrame({"x": words}).write_parquet(tmp_path / "a.parquet")
+    assert decoded_bytes(tmp_path / "a.parquet") == (len("bb") + 20 + 4) * len(words)
+
+
+def test_numbers_of_a_dictionary_count_as_they_are(tmp_path: Path) -> None:
+    lists = pa.array([[1, 2, 3]] * 10_000)
+    table = pa.table({"x": lists, "y": pa.array(np.arange(10_000) % 3, pa.float64()), "z": [True] * 10_000})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=5000)
+    manifest = make_parquet_converter(tmp_path)._manifest
+    assert manifest.row_group_bytes.tolist() == [5000 * (3 * 8 + 8 + 1)] * 2
+    assert {name: one.num_bytes for name, one in manifest.statistics.items()} == {
+        "x": 240_000,
+        "y": 80_000,
+        "z": 10_000,
+    }
+
+
+@pytest.mark.parametrize("kind", ["texts", "lists"])
+def test_a_default_window_is_as_large_as_it_says(tmp_path: Path, kind: str) -> None:
+    rows = pa.array([word * 40 for word in WORDS] * 6) if kind == "texts" else pa.array([[1] * 1000] * 16_000)
+    pq.write_table(pa.table({"x": rows}), tmp_path / "a.parquet", row_group_size=500)
+    converter = make_parquet_converter(tmp_path)
+    plan = converter.plan(shuffle=True, ragged="nested")
+    window_bytes = plan.window_rows * rows.nbytes / len(rows)
+    assert 0.8 * DEFAULT_WINDOW_BYTES < window_bytes < 1.2 * DEFAULT_WINDOW_BYTES
+    whole = converter.plan(shuffle=True, ragged="nested", shuffle_window_rows="all")
+    assert whole.peak_memory_bytes > 2 * rows.nbytes
+
+
+def pictures(sides: list[int]) -> list[bytes]:
+    from PIL import Image as Pillow
+
+    encoded = []
+    for side in sides:
+        file = io.BytesIO()
+        Pillow.new("RGB", (side, side)).save(file, "JPEG")
+        encoded.append(file.getvalue())
+    return encoded
+
+
+def test_rows_whose_decoder_has_no_shape_count_as_the_first_ones(tmp_path: Path) -> None:
+    sides = [600, 800, 1000, 1200] * 5
+    pq.write_table(pa.table({"x": pictures(sides), "id": range(20)}), tmp_path / "a.parquet")
+    converter = make_parquet_converter(tmp_path, decode={"x": Image()})
+    sizes = [3 * side**2 for side in sides]
+    found = converter._manifest.decoded_bytes["x"]
+    assert np.mean(sizes) < found < max(sizes)
+    with_pictures, without = (
+        converter.plan(batch_size=8, columns=names, ragged="nested") for names in (["id", "x"], ["id"])
+    )
+    assert with_pictures.peak_memory_bytes - without.peak_memory_bytes > 4 * 8 * np.mean(sizes)
+    # A view has the sizes, too.
+    assert converter.where([("id", ">", 3)])._manifest.decoded_bytes == {"x": found}
+
+
+def test_rows_that_cannot_be_decoded_tell_no_size(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [b"no picture", None, *pictures([64])]}), tmp_path / "a.parquet")
+    assert make_parquet_converter(tmp_path, decode={"x": Image()})._manifest.decoded_bytes == {"x": 3 * 64**2}
+    pq.write_table(pa.table({"x": pa.array([b"no array", None])}), tmp_path / "a.parquet")
+    decoder = NumPy("float32", None)
+    assert make_parquet_converter(tmp_path, decode={"x": decoder})._manifest.decoded_bytes == {}
+
+
+def test_a_mask_is_counted(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": pa.array([1.0, None] * 50_000)}), tmp_path / "a.parquet")
+    converter = make_parquet_converter(tmp_path)
+    masked, filled = (converter.plan(nulls=policy).bytes_per_epoch for policy in ("mask", {"x": 0.0}))
+    assert masked is not None
+    assert filled is not None
+    assert masked - filled == 100_000
+
+
+def test_what_lies_between_columns_is_counted_where_it_is_fetched(tmp_path: Path) -> None:
+    columns = {f"x{number}": np.random.default_rng(number).random(20_000) for number in range(40)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=1000, use_dictionary=False)
+    here = make_parquet_converter(tmp_path, float_dtype="float64")
+    there = borrow_files(open_storage("memory://place"), here._manifest)
+    few = {"columns": ["x0", "x20"]}
+    # Parts of 8 kB, some 150 kB apart: a gap of 64 kB beside each may be fetched with them.
+    gaps = 2 * (there.plan(**few).peak_memory_bytes - here.plan(**few).peak_memory_bytes)
+    assert gaps > 20 * 2 * (64 << 10)
+
+
+@pytest.mark.parametrize("more", [{"transform": dict, "prefetch_batches": 50}, {}], ids=["transform", "texts"])
+def test_a_mixture_counts_what_it_interleaves(tmp_path: Path, more: Any) -> None:
+    words = pa.array([word * 100 for word in WORDS])
+    pq.write_table(pa.table({"x": words}), tmp_path / "a.parquet", use_dictionary=False)
+    converter = make_parquet_converter(tmp_path)
+    both = mix({"one": converter, "other": converter})
+    asked: dict[str, Any] = {"batch_size": 4096, "workers_count": 1}
+    own = 2 * converter.plan(batch_size=1, workers_count=1).peak_memory_bytes
+    batch_bytes = 4096 * words.nbytes / len(words)
+    told = both.plan(**asked).peak_memory_bytes
+    # Batches that are interleaved, wait, or are in use: two at a time.
+    assert told > own + 5 * 2 * batch_bytes
+    if more:
+        assert both.plan(**asked, **more).peak_memory_bytes - told > 50 * batch_bytes
+
+
+def test_a_mixture_interleaves_few_wide_texts_together(tmp_path: Path) -> None:
+    """An element's own bytes are few, its text is not."""
+    words = pa.array(["x" * 10_000] * 20_000)
+    pq.write_table(pa.table({"x": words}), tmp_path / "a.parquet", use_dictionary=False, row_group_size=1000)
+    converter = make_parquet_converter(tmp_path)
+    both = mix({"one": converter, "other": converter})
+    source = both._source(LoaderOptions(batch_size=10, cur_shard=0, shard_count=1))
+    assert max(map(len, mixing._cut(range(40_000), source))) <= (16 << 20) / 10_000
