@@ -159,7 +159,7 @@ class DatasetConverter:
             `fingerprint`;
 
             `layout`, None for a mixture: `least`, `median` and `most` of `file_rows`, `row_group_rows` and
-            `row_group_bytes` (uncompressed, all columns), counting rows that views or a Delta table leave out. Those of
+            `row_group_bytes` (in memory, all columns), counting rows that views or a Delta table leave out. Those of
             row groups are None for a Delta table, most of whose files are not opened. `codecs` and `encodings` are
             Parquet's names, of the first row groups of the files whose footers were read; None if none was, as of a
             cache on a local disk;

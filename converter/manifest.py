@@ -143,7 +143,7 @@ class Manifest:
     """Rows of each row group."""
 
     row_group_bytes: npt.NDArray[np.int64]
-    """Uncompressed bytes of each row group, all columns."""
+    """Bytes of each row group in memory, all columns."""
 
     fingerprint: str
     """A digest of the schema and the rows in order: equal for the same rows in the same row groups."""

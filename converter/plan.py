@@ -29,7 +29,7 @@ from converter.positions import Shard, count_positions, remaining_positions, sha
 from converter.state import Past, Uneven
 
 DEFAULT_WINDOW_BYTES = 48 << 20
-"""Uncompressed bytes of a window, all columns: a guess between a quick first batch and good mixing."""
+"""Bytes in memory of a window, all columns: a guess between a quick first batch and good mixing."""
 
 DEFAULT_WINDOW_GROUPS = 64
 """Row groups of a window at most, by default: each may be a file, which is opened before the first batch."""

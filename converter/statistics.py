@@ -63,7 +63,7 @@ class ColumnStatistics:
     mixed, near 0 if they are sorted by this column; None if unknown."""
 
     num_bytes: int | None = None
-    """Uncompressed bytes of the column in the files; None if unknown."""
+    """Bytes of the column in memory; None if unknown."""
 
     counts: npt.NDArray[np.int64] | None = None
     """For categories, how many rows have each of `field.categories`: what class weights are made of."""
