@@ -5,6 +5,7 @@ Not taken while rows are written: to keep a sample and to count into bins costs 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -78,21 +79,26 @@ def histogram_of(source: BatchSource, name: str, bins: int) -> tuple[npt.NDArray
 
     Numbers that are not finite are left out. One pass finds the smallest and the largest of them, and one counts.
     """
+    scale = 1.0
 
     def finite() -> Iterator[Array]:
         for values in _numbers(source, name, None):
             # As doubles: NumPy makes edges of the numbers' own precision.
-            yield values[np.isfinite(values)].astype(np.float64) if values.dtype.kind == "f" else values
+            yield values[np.isfinite(values)].astype(np.float64) * scale if values.dtype.kind == "f" else values
 
     bounds = [(values.min(), values.max()) for values in finite() if len(values)]
     least, most = (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else (0, 1)
+    if not math.isfinite(float(most) - float(least)):
+        # Of a range that no double holds.
+        scale = 0.25
+        least, most = least * scale, most * scale
     least, most = with_room(least, most, bins)
     counts, edges = np.histogram([], bins, (least, most))
     whole = counts.astype(np.int64)
     for values in finite():
         whole += np.histogram(values, bins, (least, most))[0]
     dtype = source.schema[name].dtype
-    return whole, edges.astype(np.int64).astype(dtype) if dtype.startswith("datetime64") else edges
+    return whole, edges.astype(np.int64).astype(dtype) if dtype.startswith("datetime64") else edges / scale
 
 
 def with_room(least: Any, most: Any, bins: int) -> tuple[Any, Any]:

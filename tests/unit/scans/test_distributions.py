@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ def test_numbers_that_hardly_differ_have_bins_too(tmp_path: Path, number: float)
     counts, edges = make_parquet_converter(tmp_path, float_dtype="float64").histogram("x")
     assert counts.sum() == 3
     assert (np.diff(edges) > 0).all()
+
+
+def test_a_range_beyond_the_largest_double_has_bins(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [-1.7e308, 1.7e308, 0.0, 1.0, -1e308, math.inf]}), tmp_path / "a.parquet")
+    counts, edges = make_parquet_converter(tmp_path, float_dtype=None).histogram("x", bins=4)
+    assert counts.tolist() == [2, 0, 2, 1]
+    np.testing.assert_allclose(edges, [-1.7e308, -0.85e308, 0, 0.85e308, 1.7e308])
 
 
 def test_floats_around_a_large_mean_have_bins(tmp_path: Path) -> None:
