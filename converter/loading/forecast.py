@@ -213,7 +213,7 @@ def describe_plan(source: BatchSource, *, num_epochs: int | None, is_filtered: b
         "steps_per_epoch": plan.num_batches,
         "dropped_rows": _dropped_rows(source),
         "padded_rows": max(0, in_batches - own_rows),
-        "num_windows": len(pieces),
+        "num_windows": len({piece.window for piece in pieces}),
         "bytes_per_epoch": bytes_decoded(source, sum(_rows_of(source, piece.row_groups) for piece in pieces)),
     }
     return LoaderPlan(

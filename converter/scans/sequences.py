@@ -272,8 +272,12 @@ def _is_far(low: Any, high: Any, max_gap: Any) -> Mask:
     if gap == math.inf:
         return np.zeros(len(low), np.bool_)
     if pa.types.is_decimal(low.type):
-        exact = pa.decimal256(_DECIMAL_DIGITS, low.type.scale)
-        most = decimal.Decimal(str(max_gap)).quantize(decimal.Decimal(1).scaleb(-low.type.scale), decimal.ROUND_FLOOR)
+        exact, unit = pa.decimal256(_DECIMAL_DIGITS, low.type.scale), decimal.Decimal(1).scaleb(-low.type.scale)
+        with decimal.localcontext(_EXACT):
+            most = decimal.Decimal(str(max_gap)).quantize(unit)
+        if most.adjusted() + low.type.scale >= _DECIMAL_DIGITS:
+            # More than there are digits.
+            return np.zeros(len(low), np.bool_)
         return _flags(pc.greater(pc.subtract(high.cast(exact), low.cast(exact)), pa.scalar(most, exact)))
     if isinstance(max_gap, dt.timedelta) and pa.types.is_date32(low.type):
         gap = max_gap // dt.timedelta(days=1)
@@ -297,6 +301,9 @@ def _numbers(column: Any) -> np.ndarray[Any, Any]:
 
 _DECIMAL_DIGITS = 75
 """A digit less than Arrow's 256 bits hold, for a difference."""
+
+_EXACT = decimal.Context(prec=1000, rounding=decimal.ROUND_FLOOR)
+"""Doubles have up to 309 digits before the point."""
 
 
 def _sorting(request: _Request) -> str:

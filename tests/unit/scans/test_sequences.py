@@ -301,7 +301,8 @@ def test_gaps_between_decimals_are_exact(tmp_path: Path, num_files: int) -> None
     for gap in (0.1, 0.19, np.float32(0.1)):
         found = read(opened.sequences(2, order_by="t", max_gap=gap), columns=["n"])["n"].tolist()
         assert found == [[first, first + 1] for first in range(21) if first != 19]
-    assert len(opened.sequences(2, order_by="t", max_gap=math.inf)) == 21
+    for gap in (math.inf, 1e30, 1e308, 10**19):
+        assert len(opened.sequences(2, order_by="t", max_gap=gap)) == 21
     assert len(opened.sequences(1, order_by="t", max_gap=0)) == 22
 
 
