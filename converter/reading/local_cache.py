@@ -276,14 +276,19 @@ def piece_name(kind: str, number: int, content: object) -> str:
     return f"{kind}-{number}-{hashlib.sha256(repr(content).encode()).hexdigest()[:16]}"
 
 
+_FILE_URL = re.compile(r"file:(//(localhost)?(?=/)|(?=/[^/]))", re.IGNORECASE)
+_OTHER_URL = re.compile(r"[a-z][a-z0-9+.-]+:/|.*://", re.IGNORECASE)
+
+
 def _plain_path(directory: str) -> str:
-    return unquote(directory.removeprefix("file://")) if directory.startswith("file://") else directory
+    found = _FILE_URL.match(directory)
+    return unquote(directory[found.end() :]) if found else directory
 
 
 def open_local_root(directory: str) -> str:
     """Our own subdirectory of a user's directory, made and marked if it is missing."""
     path = _plain_path(directory)
-    if not path or "://" in path:
+    if not path or _OTHER_URL.match(path):
         raise ValueError(f"local_cache_dir must be a folder of this machine, got {directory!r:.80}.")
     root = os.path.join(os.path.abspath(os.path.expanduser(path)), DIRECTORY)
     owner = os.path.join(root, _OWNER)

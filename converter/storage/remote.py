@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -10,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from glob import has_magic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -110,6 +112,21 @@ class RemoteStorage(Storage):
             first = self.url.removesuffix(below_own).rstrip("/").replace(f"://{own}", f"://{other}", 1)
             url = f"{first}/{below}" if below else first
         return RemoteStorage(self._filesystem, path, url)
+
+    def delete_tree(self) -> None:
+        """Remove this directory with all that is in it; only for directories that no other process writes."""
+        if not has_magic(self._root):
+            super().delete_tree()
+            return
+        # fsspec takes `*` and `[1]` in a path that it deletes for a pattern.
+        store, root = self._filesystem, self._root
+        store.invalidate_cache(root)
+        with contextlib.suppress(FileNotFoundError):
+            found = store.ask(lambda client: client.find(root, withdirs=True, detail=True), path=root)
+            for path, info in sorted(found.items(), reverse=True):
+                with contextlib.suppress(FileNotFoundError):
+                    (store.rmdir if info["type"] == "directory" else store.rm_file)(path)
+            store.rmdir(root)
 
     def hurried(self, timeout_seconds: float) -> AbstractContextManager[None]:
         """Wait no longer than this for the store inside the `with`."""

@@ -170,6 +170,19 @@ class StorageContract:
         below.delete_directory_if_empty()
         assert storage.list() == []
 
+    @pytest.mark.parametrize("name", ["run[1]", "run*", "run?"])
+    def test_a_tree_whose_name_looks_like_a_pattern_is_removed_alone(self, storage: Storage, name: str) -> None:
+        names = {"run[1]", "run*", "run?", "run1", "run-of-somebody"}
+        for each in names:
+            for folder in (storage.below(each), storage.below(each, "x=[1]")):
+                folder.make_directory()
+                folder.put_if_absent("part", b"1")
+        storage.below(name).delete_tree()
+        assert storage.below(name).list() == storage.below(name, "x=[1]").list() == []
+        left = {each for each in names if storage.below(each, "x=[1]").size("part") == 1}
+        assert left == names - {name}
+        storage.below(name).delete_tree()
+
     def test_making_a_directory_twice_keeps_what_is_in_it(self, storage: Storage) -> None:
         storage.make_directory()
         storage.put_if_absent("a", b"1")

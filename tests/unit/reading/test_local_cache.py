@@ -756,7 +756,7 @@ def test_a_directory_of_others_is_left_alone(tmp_path: Path) -> None:
         LocalCache(str(tmp_path / "file"), ONE, None)
 
 
-@pytest.mark.parametrize("directory", ["", "hdfs://x/y", "s3://bucket"])
+@pytest.mark.parametrize("directory", ["", "hdfs://x/y", "s3://bucket", "hdfs:/x", "dbfs:/x", "file://host/x"])
 def test_a_local_cache_is_a_folder_of_this_machine(directory: str) -> None:
     with pytest.raises(ValueError, match="local_cache_dir must be a folder of this machine"):
         open_local_root(directory)
@@ -765,6 +765,8 @@ def test_a_local_cache_is_a_folder_of_this_machine(directory: str) -> None:
 def test_a_folder_is_named_by_a_path_or_an_encoded_url(tmp_path: Path) -> None:
     (tmp_path / "a b").mkdir()
     assert open_local_root((tmp_path / "a b").as_uri()) == str(tmp_path / "a b" / DIRECTORY)
+    for url in (f"file:{tmp_path}/a%20b", f"file://localhost{tmp_path}/a%20b", f"FILE://{tmp_path}/a%20b"):
+        assert open_local_root(url) == str(tmp_path / "a b" / DIRECTORY)
     assert find_local_root(str(tmp_path / "a b")) == find_local_root((tmp_path / "a b").as_uri()) is not None
 
 

@@ -81,7 +81,9 @@ class RangeHandler(SimpleHTTPRequestHandler):
             self.may_answer.wait()
         if self.is_busy():
             return None
-        if not path.is_file() or not wanted or not self.has_ranges:
+        # As nginx: what would be compressed has no parts.
+        is_whole = not self.has_ranges or "gzip" in self.headers.get("Accept-Encoding", "")
+        if not path.is_file() or not wanted or is_whole:
             return super().do_GET()
         first, last = wanted.removeprefix("bytes=").split("-")
         content = path.read_bytes()[int(first) : int(last) + 1]
