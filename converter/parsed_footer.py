@@ -45,7 +45,7 @@ _ENCODINGS = (
     "PLAIN", "UNKNOWN", "PLAIN_DICTIONARY", "RLE", "BIT_PACKED", "DELTA_BINARY_PACKED", "DELTA_LENGTH_BYTE_ARRAY",
     "DELTA_BYTE_ARRAY", "RLE_DICTIONARY", "BYTE_STREAM_SPLIT",
 )  # fmt: skip
-_LENGTH_BYTES = 4
+LENGTH_BYTES = 4
 """Of the length that stands beside each text."""
 
 _MAX_COUNT = 1 << 46
@@ -194,45 +194,48 @@ class ParsedFooter:
             counts.append((chunk.num_values, chunk.raw_bytes, chunk.null_count))
         return counts
 
-    def decoded_bytes(self, leaf: int, value_bytes: int | None) -> list[int]:
-        """For each row group the bytes that a column takes in memory; `value_bytes` are a value's, None if it is text.
+    def decoded_bytes(self, leaf: int, value_bytes: int | None) -> tuple[list[int], list[int]]:
+        """For each row group the bytes that a column takes in memory, and how many texts of unknown length it has.
 
-        Texts that a dictionary or a common prefix makes shorter, by a writer that does not tell their size (before
-        Arrow 19 and Spark 4), are an estimate: all of them as long as the longer one of the least and the largest.
+        `value_bytes` are those of a value; None for texts. Not every writer tells the size of texts that a dictionary
+        or a common beginning makes shorter (Arrow from 19, Spark from 4 and delta-rs do, DuckDB and Polars do not):
+        these count as long as the longer one of the bounds, which may be cut or absent.
 
         Raises:
             ValueError: the footer contradicts itself.
         """
         counts = self.counts(leaf)
-        if value_bytes is None:
-            sizes = [
-                raw_bytes if self._is_unchanged(row_group, leaf) else max(raw_bytes, self._text_bytes(row_group, leaf))
-                for row_group, (_, raw_bytes, _) in enumerate(counts)
-            ]
-        else:
+        num_unknown = [0] * len(counts)
+        if value_bytes is not None:
             sizes = [max(raw_bytes, num_values * value_bytes) for num_values, raw_bytes, _ in counts]
+        else:
+            sizes = [raw_bytes for _, raw_bytes, _ in counts]
+            for row_group, (num_values, raw_bytes, nulls) in enumerate(counts):
+                if self._is_unchanged(row_group, leaf):
+                    continue
+                told = self._told_bytes(row_group, leaf)
+                if told is None:
+                    chunk = self.chunk(row_group, leaf)
+                    num_unknown[row_group] = num_values - (nulls or 0)
+                    told = num_unknown[row_group] * max(len(chunk.least or b""), len(chunk.most or b""))
+                sizes[row_group] = max(raw_bytes, told + num_values * LENGTH_BYTES)
         _check_counts(*sizes)
-        return sizes
+        return sizes, num_unknown
 
     def _is_unchanged(self, row_group: int, leaf: int) -> bool:
         raw = self._groups[row_group][leaf]
         encodings = _encodings(raw[2]) if isinstance(raw, re.Match) else self.chunk(row_group, leaf).encodings
         return encodings <= _UNCHANGED
 
-    def _text_bytes(self, row_group: int, leaf: int) -> int:
-        """The bytes of the texts of a column chunk, each as often as it stands there, with their lengths."""
+    def _told_bytes(self, row_group: int, leaf: int) -> int | None:
+        """The bytes of the texts of a column chunk, each as often as it stands there; None if the writer tells none."""
         raw = self._groups[row_group][leaf]
         if isinstance(raw, re.Match):
             found = unencoded_pattern().match(raw[13])
-            told = None if found is None else zigzag(found[1])
-        else:
-            sizes = raw[3].get(16)
-            told = sizes.get(1) if isinstance(sizes, dict) else None
-        chunk = self.chunk(row_group, leaf)
-        num_texts = chunk.num_values - (chunk.null_count or 0)
-        if told is None or not _is_integer(told):
-            told = num_texts * max(len(chunk.least or b""), len(chunk.most or b""))
-        return told + chunk.num_values * _LENGTH_BYTES
+            return None if found is None else zigzag(found[1])
+        sizes = raw[3].get(16)
+        told = sizes.get(1) if isinstance(sizes, dict) else None
+        return told if _is_integer(told) else None
 
     def formats(self) -> Formats:
         """How the first row group is stored; costs a tenth of its chunks."""

@@ -167,8 +167,10 @@ class LoaderPlan:
     With worker processes it is that of each of them. The windows that they hand over lie in shared memory beside it:
     one that is being filled, one in use, and two that wait, of each process.
 
-    Two sizes are not known before the rows are read: what `ragged="pad"` adds to rows that are shorter than the longest
-    of their batch, and rows whose decoder has no shape, which count as the first ones take."""
+    Some sizes are not known before the rows are read: what `ragged="pad"` adds to rows that are shorter than the
+    longest of their batch; rows whose decoder has no shape, which count as some of a local dataset take, or by their
+    bytes in a store; texts of a dictionary whose writer does not tell their size: they count as those of one do.
+    """
 
     elements: str = "rows"
     """What is counted: rows, or sequences of rows."""

@@ -125,9 +125,9 @@ class BatchSource:
 
     @property
     def decoded_row_bytes(self) -> int:
-        """Bytes of the decoded columns of one row; with rows that differ in shape, about."""
+        """Bytes of the decoded columns of one row; if rows differ in shape about, and not less than the guess."""
         sizes = self.manifest.decoded_bytes
-        return sum(sizes.get(name) or row_bytes(decoder) for name, decoder in self.decoders.items())
+        return sum(max(sizes.get(name, 0), row_bytes(decoder)) for name, decoder in self.decoders.items())
 
     def is_variable(self, name: str) -> bool:
         """Whether a column's rows are objects or differ in shape, so that its batch is no array."""

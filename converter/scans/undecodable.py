@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -20,8 +21,9 @@ from converter.decoders.decoder import (
     decode_rows,
     skips_errors,
 )
+from converter.decoders.image import Image
 from converter.decoders.npy import NumPy, is_settled, settled
-from converter.errors import ReadError, SourceError
+from converter.errors import ConverterError, ReadError, SourceError
 from converter.manifest import Manifest
 from converter.reading.ahead import map_row_groups
 from converter.reading.checks import place_of_row
@@ -36,8 +38,11 @@ logger = logging.getLogger(__name__)
 
 _CHUNK_ROWS = 64
 
-_SAMPLE_ROWS, _SAMPLE_BYTES = 32, 32 << 20
-"""How many rows are decoded at most to know their size: some milliseconds of pictures, a second of photographs."""
+_LOOKED_AT_ROWS, _SAMPLE_ROWS, _SAMPLE_SECONDS = 256, 10, 0.2
+"""Of a row group, how many rows are looked at and how many are decoded; and for how long, all row groups together."""
+
+_PICTURE_FACTOR = 12
+"""A JPEG of ordinary quality has two bits for each pixel of three bytes."""
 
 
 def with_decoders(storage: Storage, manifest: Manifest, decode: Mapping[str, Decoder]) -> Manifest:
@@ -69,32 +74,44 @@ def with_decoders(storage: Storage, manifest: Manifest, decode: Mapping[str, Dec
 
 
 def _decoded_bytes(storage: Storage, manifest: Manifest, names: Sequence[str]) -> dict[str, int]:
-    """`Manifest.decoded_bytes` of columns whose rows differ in shape: from the first live rows.
+    """`Manifest.decoded_bytes` of columns whose rows differ in shape: from some rows of a local dataset.
 
-    The mean and the standard deviation: a batch of rows is hardly ever larger. Rows that cannot be decoded tell nothing
-    here; who reads them gets the error.
+    The mean and the standard deviation: a batch of rows is hardly ever larger. On a store, where a look would fetch
+    whole columns, by the bytes in the files.
     """
-    live_groups = np.flatnonzero(manifest.live_rows > 0)
-    if not len(live_groups):
-        return {}
-    row_group = int(live_groups[0])
-    live = np.flatnonzero(_live(manifest, row_group))[:_SAMPLE_ROWS]
-    files = DataFiles(storage, manifest, [manifest.schema[name] for name in names])
-    table = read_columns(files, row_group, most_rows=int(live[-1]) + 1)
     found: dict[str, int] = {}
     for name in names:
-        values = pc.cast(table.column(name).combine_chunks(), pa.large_binary()).take(live).drop_null()
-        sizes: list[int] = []
-        for row in range(len(values)):
-            with contextlib.suppress(Exception):
-                sizes += [
-                    array.nbytes for array in decode_rows(manifest.decoders[name], values[row : row + 1], None) or ()
-                ]
-            if sum(sizes) > _SAMPLE_BYTES:
-                break
+        decoder, statistics = manifest.decoders[name], manifest.statistics.get(name)
+        sizes = _sampled(storage, manifest, name) if storage.is_local else []
         if sizes:
             found[name] = max(1, int(np.mean(sizes) + np.std(sizes)))
+        elif statistics is not None and statistics.num_bytes is not None and manifest.num_rows:
+            factor = _PICTURE_FACTOR if isinstance(decoder, Image) else 1
+            found[name] = max(1, factor * statistics.num_bytes // manifest.num_rows)
     return found
+
+
+def _sampled(storage: Storage, manifest: Manifest, name: str) -> list[int]:
+    """The sizes of some decoded rows, of the first, a middle and the last row group; empty if none can be decoded.
+
+    Who reads the column gets the errors.
+    """
+    sizes: list[int] = []
+    until = time.monotonic() + _SAMPLE_SECONDS
+    live_groups = np.flatnonzero(manifest.live_rows > 0)
+    files = DataFiles(storage, manifest, [manifest.schema[name]])
+    for row_group in sorted({int(group) for group in live_groups[[0, len(live_groups) // 2, -1]]}):
+        with contextlib.suppress(ConverterError, OSError, pa.ArrowException):
+            live = np.flatnonzero(_live(manifest, row_group)[:_LOOKED_AT_ROWS])
+            table = read_columns(files, row_group, most_rows=_LOOKED_AT_ROWS)
+            values = pc.cast(table.column(name).combine_chunks(), pa.large_binary()).take(live).drop_null()
+            for row in range(0, len(values), -(-len(values) // _SAMPLE_ROWS) or 1):
+                if time.monotonic() > until:
+                    return sizes
+                with contextlib.suppress(Exception):
+                    decoded = decode_rows(manifest.decoders[name], values[row : row + 1], None) or ()
+                    sizes += [array.nbytes for array in decoded]
+    return sizes
 
 
 def _settled(storage: Storage, manifest: Manifest, name: str, decoder: NumPy) -> NumPy:

@@ -8,7 +8,7 @@ import json
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from converter.errors import SourceError
 from converter.parsed_footer import END_BYTES, Formats, ParsedFooter, parse_end
 from converter.places import count_leaves, is_bytes_type, is_list, list_of, refuse_encrypted
 from converter.portable.footers import end_of, open_footer
+from converter.sources.parquet.texts import UnknownTexts, lengths_in, more_bytes, unknown_texts
 from converter.storage.at_once import LinkedEvent, at_once
 from converter.storage.directory import Storage
 
@@ -48,6 +49,9 @@ class Footer:
 
     leaf_bytes: npt.NDArray[np.int64]
     """What each leaf column takes in memory: a dictionary or a run may store it in a tenth of that."""
+
+    unknown_texts: dict[int, UnknownTexts]
+    """Leaf columns of texts whose size the writer did not tell."""
 
     list_lengths: dict[int, set[tuple[int, int]]]
     """For each leaf column of lists, values divided by rows in each row group: quotient and remainder."""
@@ -90,9 +94,32 @@ def look_at(
     last: list[_Kind] = []
     # An error must not end the caller's other requests.
     own = LinkedEvent(given_up)
-    return at_once(
+    footers = at_once(
         functools.partial(_read_footer, storage, last, own, remedy), names, threads_count=_FOOTER_THREADS, given_up=own
     )
+    return _with_lengths(storage, footers, own)
+
+
+def _with_lengths(storage: Storage, footers: list[Footer], given_up: threading.Event) -> list[Footer]:
+    """The footers with the sizes of texts whose writer did not tell them: by the first file of each schema."""
+    known: list[tuple[pa.Schema, dict[int, int]]] = []
+    return [
+        _with_lengths_of(storage, known, given_up, footer) if footer.unknown_texts else footer for footer in footers
+    ]
+
+
+def _with_lengths_of(
+    storage: Storage, known: list[tuple[pa.Schema, dict[int, int]]], given_up: threading.Event, footer: Footer
+) -> Footer:
+    lengths = next((found for schema, found in known if schema is footer.schema or schema.equals(footer.schema)), None)
+    if lengths is None:
+        lengths = lengths_in(storage, footer.name, footer.num_bytes, footer.unknown_texts, given_up)
+        known.append((footer.schema, lengths))
+    more = more_bytes(footer.unknown_texts, lengths)
+    leaf_bytes = footer.leaf_bytes.copy()
+    for leaf, num_bytes in more.items():
+        leaf_bytes[leaf] += num_bytes.sum()
+    return replace(footer, row_group_bytes=footer.row_group_bytes + sum(more.values()), leaf_bytes=leaf_bytes)
 
 
 class _Kind(NamedTuple):
@@ -167,8 +194,8 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
             kind = _kind_of(parquet, last)
             nulls, lengths = _sum_leaves(footer, kind)
             sizes = [footer.decoded_bytes(leaf, each) for leaf, each in enumerate(kind.value_bytes)]
-            num_leaves, num_groups = len(sizes), len(footer.row_group_rows)
-            in_memory = np.array(sizes, np.int64).reshape(num_leaves, num_groups)
+            shape = len(sizes), len(footer.row_group_rows)
+            in_memory = np.array([size for size, _ in sizes], np.int64).reshape(shape)
             return Footer(
                 name=name,
                 num_bytes=num_bytes,
@@ -177,6 +204,7 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
                 row_group_bytes=in_memory.sum(axis=0),
                 leaf_nulls=nulls,
                 leaf_bytes=in_memory.sum(axis=1),
+                unknown_texts=unknown_texts(footer, [num_unknown for _, num_unknown in sizes], in_memory),
                 list_lengths=lengths,
                 formats=footer.formats(),
                 footer_crc32=zlib.crc32(end),

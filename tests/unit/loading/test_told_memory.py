@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import fsspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -18,7 +22,7 @@ from converter.loading.options import LoaderOptions
 from converter.parsed_footer import parse_end
 from converter.plan import DEFAULT_WINDOW_BYTES
 from converter.portable.footers import end_of
-from converter.reading import mixing
+from converter.reading import decoding, mixing
 from converter.storage.opening import open_storage
 
 PHRASE = "a phrase that comes again and again, with a number: "
@@ -28,7 +32,7 @@ TOKENS = [[f"token {number % 5}"] * (number % 4) for number in range(10_000)]
 
 def decoded_bytes(path: Path, leaf: int = 0, value_bytes: int | None = None) -> int:
     with path.open("rb") as file:
-        return sum(parse_end(end_of(file)).decoded_bytes(leaf, value_bytes))
+        return sum(parse_end(end_of(file)).decoded_bytes(leaf, value_bytes)[0])
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
@@ -54,10 +58,35 @@ def test_texts_with_common_beginnings_count_as_they_are(tmp_path: Path) -> None:
     assert decoded_bytes(tmp_path / "a.parquet") == sum(map(len, WORDS)) + 4 * len(WORDS)
 
 
-def test_of_a_writer_that_tells_no_sizes_texts_count_as_long_as_the_longer_bound(tmp_path: Path) -> None:
-    words = [f"{'b' * (number % 3)}{'a' * 20}" for number in range(10_000)]
-    pl.DataFrame({"x": words}).write_parquet(tmp_path / "a.parquet")
-    assert decoded_bytes(tmp_path / "a.parquet") == (len("bb") + 20 + 4) * len(words)
+@pytest.mark.parametrize("writer", ["polars", "duckdb"])
+@pytest.mark.parametrize("num_letters", [20, 4000])
+def test_of_a_writer_that_tells_no_sizes_a_dictionary_says_them(tmp_path: Path, writer: str, num_letters: int) -> None:
+    """Bounds of long texts are cut."""
+    words = [str(number % 5) * (num_letters + number % 3) for number in range(6_000)]
+    texts = pa.table({"id": range(len(words)), "x": words, "y": [None, *words[1:]]})
+    for number in range(2):
+        path = tmp_path / f"{number}.parquet"
+        if writer == "polars":
+            pl.from_arrow(texts).write_parquet(path, row_group_size=2_000)
+        else:
+            duckdb.from_arrow(texts).write_parquet(str(path), row_group_size=2048)
+    letters = sum(map(len, words)) + 4 * len(words)
+    for storage in (tmp_path.as_uri(), copied_to_memory(tmp_path)):
+        manifest = make_parquet_converter(storage)._manifest
+        found = {name: manifest.statistics[name].num_bytes for name in ("x", "y")}
+        assert all(2 * letters * 0.98 < num_bytes < 2 * letters * 1.1 for num_bytes in found.values()), found
+        assert sum(found.values()) < manifest.row_group_bytes.sum() < sum(found.values()) + 200_000
+
+
+def test_a_damaged_dictionary_tells_nothing(tmp_path: Path) -> None:
+    pl.DataFrame({"x": ["a" * 1000] * 1000}).write_parquet(tmp_path / "a.parquet", compression="uncompressed")
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    start = parse_end(end_of(io.BytesIO(data))).chunk(0, 0).dictionary_page_offset
+    assert start is not None
+    data[start : start + 8] = b"\xff" * 8
+    (tmp_path / "a.parquet").write_bytes(data)
+    # Its bounds are cut to 64 bytes.
+    assert make_parquet_converter(tmp_path)._manifest.statistics["x"].num_bytes == 68 * 1000
 
 
 def test_numbers_of_a_dictionary_count_as_they_are(tmp_path: Path) -> None:
@@ -85,6 +114,14 @@ def test_a_default_window_is_as_large_as_it_says(tmp_path: Path, kind: str) -> N
     assert whole.peak_memory_bytes > 2 * rows.nbytes
 
 
+def copied_to_memory(folder: Path) -> str:
+    url = f"memory://{uuid.uuid4().hex}"
+    for path in folder.iterdir():
+        with fsspec.open(f"{url}/{path.name}", "wb") as file:
+            file.write(path.read_bytes())
+    return url
+
+
 def pictures(sides: list[int]) -> list[bytes]:
     from PIL import Image as Pillow
 
@@ -96,9 +133,9 @@ def pictures(sides: list[int]) -> list[bytes]:
     return encoded
 
 
-def test_rows_whose_decoder_has_no_shape_count_as_the_first_ones(tmp_path: Path) -> None:
-    sides = [600, 800, 1000, 1200] * 5
-    pq.write_table(pa.table({"x": pictures(sides), "id": range(20)}), tmp_path / "a.parquet")
+def test_rows_whose_decoder_has_no_shape_count_as_some_of_them(tmp_path: Path) -> None:
+    sides = [8] * 20 + [600, 800, 1000, 1200] * 5
+    pq.write_table(pa.table({"x": pictures(sides), "id": range(40)}), tmp_path / "a.parquet", row_group_size=20)
     converter = make_parquet_converter(tmp_path, decode={"x": Image()})
     sizes = [3 * side**2 for side in sides]
     found = converter._manifest.decoded_bytes["x"]
@@ -111,12 +148,49 @@ def test_rows_whose_decoder_has_no_shape_count_as_the_first_ones(tmp_path: Path)
     assert converter.where([("id", ">", 3)])._manifest.decoded_bytes == {"x": found}
 
 
+def test_in_a_store_they_count_by_their_bytes(tmp_path: Path) -> None:
+    encoded = pictures([600] * 10)
+    pq.write_table(pa.table({"x": encoded}), tmp_path / "a.parquet", use_dictionary=False)
+    url = copied_to_memory(tmp_path)
+    row_bytes = len(encoded[0]) + 4
+    for decoder, factor in ((Image(), 12), (NumPy("uint8", None), 1)):
+        found = make_parquet_converter(url, decode={"x": decoder})._manifest.decoded_bytes["x"]
+        assert factor * row_bytes <= found < factor * (row_bytes + 20)
+
+
 def test_rows_that_cannot_be_decoded_tell_no_size(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [b"no picture", None, *pictures([64])]}), tmp_path / "a.parquet")
     assert make_parquet_converter(tmp_path, decode={"x": Image()})._manifest.decoded_bytes == {"x": 3 * 64**2}
     pq.write_table(pa.table({"x": pa.array([b"no array", None])}), tmp_path / "a.parquet")
     decoder = NumPy("float32", None)
-    assert make_parquet_converter(tmp_path, decode={"x": decoder})._manifest.decoded_bytes == {}
+    assert make_parquet_converter(tmp_path, decode={"x": decoder})._manifest.decoded_bytes["x"] < 100
+
+
+def test_a_slow_decoder_is_not_waited_for_when_a_converter_is_made(tmp_path: Path) -> None:
+    decoded = []
+
+    class Slow:
+        dtype, shape = "uint8", None
+
+        def decode(self, values: pa.LargeBinaryArray) -> list[np.ndarray[Any, Any]]:
+            decoded.append(len(values))
+            time.sleep(0.25)
+            return [np.zeros(1000, np.uint8) for _ in values]
+
+    pq.write_table(pa.table({"x": [b"row"] * 100}), tmp_path / "a.parquet", row_group_size=10)
+    assert make_parquet_converter(tmp_path, decode={"x": Slow()})._manifest.decoded_bytes == {"x": 1000}
+    assert decoded == [1]
+
+
+def test_small_rows_at_the_beginning_make_no_large_pieces(tmp_path: Path) -> None:
+    """Later ones may be large."""
+    pq.write_table(pa.table({"x": pictures([2] * 100)}), tmp_path / "a.parquet")
+    converter = make_parquet_converter(tmp_path, decode={"x": Image()})
+    asked = LoaderOptions(batch_size=32, ragged="nested", cur_shard=0, shard_count=1)
+    source = asked.make_source(converter._storage, converter._manifest)
+    assert source.manifest.decoded_bytes == {"x": 12}
+    assert decoding._piece_rows(source) == 128
+    assert decoding._chunk_rows(source) == 64
 
 
 def test_a_mask_is_counted(tmp_path: Path) -> None:
