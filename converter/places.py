@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -266,6 +266,21 @@ def count_leaves(kind: pa.DataType) -> int:
     if isinstance(kind, pa.BaseExtensionType):
         return count_leaves(kind.storage_type)
     return sum(count_leaves(kind.field(index).type) for index in range(kind.num_fields)) if kind.num_fields else 1
+
+
+def leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """The types of the columns of values, in the order of `count_leaves`.
+
+    >>> list(leaf_types(pa.struct({"a": pa.int32(), "b": pa.list_(pa.float32())})))
+    [DataType(int32), DataType(float)]
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        yield from leaf_types(kind.storage_type)
+    elif kind.num_fields:
+        for index in range(kind.num_fields):
+            yield from leaf_types(kind.field(index).type)
+    else:
+        yield kind
 
 
 def _field_id(field: pa.Field) -> int | None:

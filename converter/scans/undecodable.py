@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -97,7 +98,7 @@ def _sampled(storage: Storage, manifest: Manifest, name: str) -> list[int]:
     Who reads the column gets the errors.
     """
     sizes: list[int] = []
-    until = time.monotonic() + _SAMPLE_SECONDS
+    until = math.inf
     live_groups = np.flatnonzero(manifest.live_rows > 0)
     files = DataFiles(storage, manifest, [manifest.schema[name]])
     for row_group in sorted({int(group) for group in live_groups[[0, len(live_groups) // 2, -1]]}):
@@ -111,6 +112,8 @@ def _sampled(storage: Storage, manifest: Manifest, name: str) -> list[int]:
                 with contextlib.suppress(Exception):
                     decoded = decode_rows(manifest.decoders[name], values[row : row + 1], None) or ()
                     sizes += [array.nbytes for array in decoded]
+                # The first may import a library.
+                until = min(until, time.monotonic() + _SAMPLE_SECONDS)
     return sizes
 
 

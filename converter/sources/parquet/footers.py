@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 
 from converter.errors import SourceError
 from converter.parsed_footer import END_BYTES, Formats, ParsedFooter, parse_end
-from converter.places import count_leaves, is_bytes_type, is_list, list_of, refuse_encrypted
+from converter.places import count_leaves, is_bytes_type, is_list, leaf_types, list_of, refuse_encrypted
 from converter.portable.footers import end_of, open_footer
 from converter.sources.parquet.texts import UnknownTexts, lengths_in, more_bytes, unknown_texts
 from converter.storage.at_once import LinkedEvent, at_once
@@ -27,9 +28,6 @@ from converter.storage.directory import Storage
 _FOOTER_THREADS = 8
 _SPARK_SCHEMA, SPARK_TYPE = b"org.apache.spark.sql.parquet.row.metadata", b"converter.spark_type"
 _UNEVEN = (0, 0)
-_VALUE_BYTES: Mapping[str, int | None] = {
-    "BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": None,
-}  # fmt: skip
 _REMEDY = "Restore the file from a copy, or name the other files instead."
 
 
@@ -151,9 +149,19 @@ def _kind_of(parquet: pq.ParquetFile, last: list[_Kind]) -> _Kind:
         for part in _with_text(parquet.schema_arrow, columns)
     ]
     levels = [(column.max_definition_level > 0, column.max_repetition_level > 0) for column in columns]
-    value_bytes = [_VALUE_BYTES.get(column.physical_type, column.length or None) for column in columns]
+    value_bytes = [_value_bytes(kind) for part in parquet.schema_arrow for kind in leaf_types(part.type)]
     last[:] = [_Kind(stored, metadata, pa.schema(parts), levels, value_bytes)]
     return last[0]
+
+
+def _value_bytes(kind: pa.DataType) -> int | None:
+    """The bytes of a value in memory; None if values differ."""
+    if pa.types.is_dictionary(kind):
+        return _value_bytes(kind.value_type)
+    # A null has none, and a boolean becomes a byte.
+    with contextlib.suppress(ValueError):
+        return -(-int(kind.bit_width) // 8)
+    return None
 
 
 def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterator[pa.Field]:
@@ -225,7 +233,7 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
 def _sum_leaves(footer: ParsedFooter, kind: _Kind) -> tuple[npt.NDArray[np.int64], dict[int, set[tuple[int, int]]]]:
     """Nulls and list lengths of each leaf column, as `Footer` keeps them."""
     num_leaves = len(footer.leaf_types)
-    if num_leaves != len(kind.levels):
+    if not num_leaves == len(kind.levels) == len(kind.value_bytes):
         raise ValueError(f"its footer describes {num_leaves} columns, and its schema has {len(kind.levels)}")
     nulls = np.zeros(num_leaves, np.int64)
     lengths: dict[int, set[tuple[int, int]]] = {}

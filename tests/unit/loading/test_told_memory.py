@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import io
 import time
 import uuid
@@ -90,16 +91,25 @@ def test_a_damaged_dictionary_tells_nothing(tmp_path: Path) -> None:
 
 
 def test_numbers_of_a_dictionary_count_as_they_are(tmp_path: Path) -> None:
-    lists = pa.array([[1, 2, 3]] * 10_000)
-    table = pa.table({"x": lists, "y": pa.array(np.arange(10_000) % 3, pa.float64()), "z": [True] * 10_000})
+    few = np.arange(10_000) % 3
+    columns = {
+        "lists": (pa.array([[1, 2, 3]] * 10_000), 24),
+        "pixels": (pa.array([[1, 2, 3]] * 10_000, pa.list_(pa.uint8())), 3),
+        "double": (pa.array(few, pa.float64()), 8),
+        "tiny": (pa.array(few, pa.int8()), 1),
+        "half": (pa.array(few, pa.float16()), 2),
+        "truth": (pa.array([True] * 10_000), 1),
+        "time": (pa.array(few, pa.timestamp("us")), 8),
+        "small": (pa.array([decimal.Decimal(1)] * 10_000, pa.decimal128(9, 2)), 16),
+        "code": (pa.DictionaryArray.from_arrays(pa.array(few, pa.int8()), pa.array([1, 2, 3], pa.int16())), 2),
+    }
+    table = pa.table({name: column for name, (column, _) in columns.items()})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=5000)
     manifest = make_parquet_converter(tmp_path)._manifest
-    assert manifest.row_group_bytes.tolist() == [5000 * (3 * 8 + 8 + 1)] * 2
     assert {name: one.num_bytes for name, one in manifest.statistics.items()} == {
-        "x": 240_000,
-        "y": 80_000,
-        "z": 10_000,
+        name: 10_000 * row_bytes for name, (_, row_bytes) in columns.items()
     }
+    assert manifest.row_group_bytes.tolist() == [5000 * sum(row_bytes for _, row_bytes in columns.values())] * 2
 
 
 @pytest.mark.parametrize("kind", ["texts", "lists"])
@@ -179,7 +189,7 @@ def test_a_slow_decoder_is_not_waited_for_when_a_converter_is_made(tmp_path: Pat
 
     pq.write_table(pa.table({"x": [b"row"] * 100}), tmp_path / "a.parquet", row_group_size=10)
     assert make_parquet_converter(tmp_path, decode={"x": Slow()})._manifest.decoded_bytes == {"x": 1000}
-    assert decoded == [1]
+    assert decoded == [1, 1]
 
 
 def test_small_rows_at_the_beginning_make_no_large_pieces(tmp_path: Path) -> None:
