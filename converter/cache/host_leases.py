@@ -200,7 +200,9 @@ class HostLease:
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(self._address)
+            if not self._connect(connection, until):
+                connection.close()
+                return None
             # Any user may take a name that is no file.
             answer = self._answer_of(connection, until) if _user_of(connection) == os.getuid() else b"?"
         except BaseException:
@@ -213,6 +215,20 @@ class HostLease:
         if not answer:
             raise ConnectionResetError
         return None
+
+    def _connect(self, connection: socket.socket, until: float) -> bool:
+        """Connect with the process at the address; False if it takes nobody in time: so many wait that none may queue.
+
+        Raises:
+            ConnectionError: there is none.
+        """
+        connection.setblocking(False)
+        while not self._is_released and time.monotonic() < until:
+            with contextlib.suppress(BlockingIOError):
+                connection.connect(self._address)
+                return True
+            time.sleep(_RETRY_SECONDS)
+        return False
 
     def _answer_of(self, connection: socket.socket, until: float) -> bytes:
         """What the holder answers once it has seen that the entry is whole; `?` if it does not."""

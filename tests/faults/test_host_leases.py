@@ -434,3 +434,26 @@ def test_who_waits_for_another_process_says_so_and_can_be_released(
     waiting.join(20)
     assert not waiting.is_alive()
     first.release()
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_a_holder_whose_queue_is_full_is_not_waited_for_without_end(
+    cache_dir: Path, in_a_group: None, monkeypatch: pytest.MonkeyPatch, is_released: bool
+) -> None:
+    """Each look of another process stays in the queue of a process that stands still."""
+    monkeypatch.setattr(host_leases, "_JOIN_SECONDS", 60.0 if is_released else 0.3)
+    entry = LocalStorage(str(cache_dir))
+    holder, other = HostLease(entry, "a" * 32), HostLease(entry, "a" * 32)
+    assert not holder.find()
+    while host_leases.is_held_here(entry):
+        pass
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(other.find()))
+    thread.start()
+    if is_released:
+        time.sleep(0.2)
+        other.release()
+    thread.join(timeout=20)
+    assert found == [False]
+    holder.release()
+    other.release()
