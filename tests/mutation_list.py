@@ -2399,8 +2399,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="parsed_footer.py",
         claim="texts of a dictionary count by their stored bytes",
-        old="max(raw_bytes, self._text_bytes(row_group, leaf))",
-        new="raw_bytes",
+        old="sizes[row_group] = max(raw_bytes, told + num_values * LENGTH_BYTES)",
+        new="sizes[row_group] = raw_bytes",
         tests=("tests/unit/loading/test_told_memory.py",),
     ),
     Mutation(
