@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -34,7 +35,9 @@ def convert_scalar(numpy_dtype: Any, value: Any) -> Any:
     if isinstance(value, (list, np.ndarray)):
         return _convert_items(kind, value)
     if kind is np.str_ and isinstance(value, (bytes, bytearray)):
-        return np.str_(bytes(value).decode())
+        return _text(kind, bytes(value).decode())
+    if kind in (np.str_, np.bytes_):
+        return _text(kind, value)
     if kind is np.datetime64 and getattr(value, "tzinfo", None) is not None:
         # NumPy's times have no zone; stored ones are those of UTC.
         return kind(value.astimezone(dt.timezone.utc).replace(tzinfo=None))
@@ -145,8 +148,21 @@ def _scalars(kind: Any, array: pa.Array) -> Array:
         return to_objects(array.to_pylist())
     if (kind is np.str_ and _is_text(array.type)) or (kind is np.bytes_ and _is_bytes(array.type)):
         present = array.drop_null() if array.null_count else array
-        return _with_nulls(array, to_objects(map(kind, present.to_pylist())))
+        convert = functools.partial(_text, kind) if has_final_zero(present) else kind
+        return _with_nulls(array, to_objects(map(convert, present.to_pylist())))
     return to_objects(None if value is None else convert_scalar(kind, value) for value in _present_or_nan(array))
+
+
+def has_final_zero(array: pa.Array) -> bool:
+    """Whether one of some texts or bytes ends with a zero, which NumPy takes for a filler."""
+    wide = array.cast(pa.large_string() if _is_text(array.type) else pa.large_binary())
+    return bool(pc.any(pc.ends_with(wide, "\0")).as_py())
+
+
+def _text(kind: Any, value: Any) -> Any:
+    """A text or bytes as NumPy's; as Python's if there are zeros at the end, which NumPy's loses in pickles."""
+    text = kind(value)
+    return text[:] if text.endswith("\0" if kind is np.str_ else b"\0") else text
 
 
 def _present_or_nan(array: pa.Array) -> list[Any]:

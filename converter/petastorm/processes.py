@@ -7,7 +7,9 @@ would, so scripts need no `if __name__ == "__main__"`. It ends when its pipe doe
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import importlib
+import io
 import logging
 import os
 import pickle
@@ -20,6 +22,8 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
+
+import numpy as np
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +131,7 @@ class _Process:
         if self._popen is None:
             raise RuntimeError("The reader was stopped, so its transform is not called any more.")
         try:
-            _send(self._to, pickle.dumps(argument, protocol=5))
+            _send(self._to, _pickled(argument))
             answer = _receive(self._back)
         except (BrokenPipeError, EOFError) as error:
             if self._ended.is_set():
@@ -185,7 +189,7 @@ def serve(question_fd: int, answer_fd: int) -> None:
 
 def _answer(function: Callable[[Any], Any], argument: Any) -> bytes:
     try:
-        return pickle.dumps((True, function(argument)), protocol=5)
+        return _pickled((True, function(argument)))
     except Exception as error:  # noqa: BLE001 (a user's function may raise anything, and the parent raises it)
         try:
             pickled = pickle.dumps((False, error), protocol=5)
@@ -194,6 +198,19 @@ def _answer(function: Callable[[Any], Any], argument: Any) -> bytes:
             text = "".join(traceback.format_exception(error))
             return pickle.dumps((False, RuntimeError(f"The transform failed in its process:\n{text}")), protocol=5)
         return pickled
+
+
+def _pickled(value: Any) -> bytes:
+    """A value in bytes; NumPy itself would leave out the zeros at the end of its texts and bytes."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, protocol=5)
+    pickler.dispatch_table = {
+        **copyreg.dispatch_table,
+        np.bytes_: lambda value: (np.bytes_, (value[:],)),
+        np.str_: lambda value: (np.str_, (value[:],)),
+    }
+    pickler.dump(value)
+    return buffer.getvalue()
 
 
 def _send(pipe: BinaryIO, content: bytes) -> None:

@@ -46,6 +46,13 @@ def test_a_function_of_a_script_runs_in_several_other_processes(started: list[Pr
     assert os.getpid() not in {pid for _, pid in results}
 
 
+def test_bytes_and_texts_keep_zeros_at_their_ends(started: list[Processes]) -> None:
+    ended = {"b": np.bytes_(b"a\0"), "t": np.str_("a\0")}
+    lengths, returned = start(started, lambda values: ([len(value) for value in values.values()], values))(ended)
+    assert lengths == [2, 2]
+    assert [(type(value), len(value)) for value in returned.values()] == [(np.bytes_, 2), (np.str_, 2)]
+
+
 def test_what_the_function_raises_is_raised_here(started: list[Processes]) -> None:
     def fail(value: int) -> None:
         raise LookupError(f"no {value}")
@@ -126,6 +133,15 @@ def test_a_transform_of_rows_runs_elsewhere_and_its_errors_come_here(numbers: st
     assert all(row.x == row.id / 2 and row.pid != os.getpid() for row in rows)
     before = {int(line) for line in children()}
     assert not before & {row.pid for row in rows}
+
+
+@pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning", "ignore:Currently make_reader")
+def test_rows_of_bytes_travel_with_zeros_at_their_ends(tmp_path: Path) -> None:
+    values = [b"\1\0\0\0", b"\0", b"plain"]
+    pq.write_table(pa.table({"raw": values}), tmp_path / "a.parquet")
+    spec = TransformSpec(lambda row: row)
+    with make_reader(tmp_path.as_uri(), transform_spec=spec, reader_pool_type="process") as reader:
+        assert [bytes(row.raw) for row in reader] == values
 
 
 @pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")
