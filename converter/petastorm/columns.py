@@ -27,7 +27,10 @@ def scalar_type(numpy_dtype: Any) -> Any:
 def convert_scalar(numpy_dtype: Any, value: Any) -> Any:
     """A stored value as the declared type has it; as it is if that is neither NumPy's nor Decimal.
 
-    A list becomes an array. Numbers outside of the type's range wrap around, as they did before NumPy 2.
+    A list becomes an array.
+
+    Raises:
+        ValueError, TypeError: the value cannot be converted.
     """
     kind = scalar_type(numpy_dtype)
     if not _is_converted(kind):
@@ -42,14 +45,19 @@ def convert_scalar(numpy_dtype: Any, value: Any) -> Any:
         # NumPy's times have no zone; stored ones are those of UTC.
         return kind(value.astimezone(dt.timezone.utc).replace(tzinfo=None))
     try:
-        return kind(value)
+        converted = kind(value)
     except OverflowError:
-        return np.asarray(value).astype(kind)[()]
+        raise ValueError(_beyond(kind, value)) from None
+    if isinstance(value, (int, np.integer)) and issubclass(kind, np.integer) and int(converted) != int(value):
+        raise ValueError(_beyond(kind, value))
+    return converted
 
 
 def _convert_items(kind: Any, values: Any) -> Array:
     if issubclass(kind, (np.number, np.bool_)):
-        return np.asarray(values).astype(kind)
+        numbers = np.asarray(values)
+        _check_whole(kind, numbers)
+        return numbers.astype(kind)
     if kind is np.datetime64:
         return np.array([convert_scalar(kind, value) for value in values], _MICROSECONDS)
     return to_objects(values)
@@ -180,9 +188,24 @@ def _numbers(kind: Any, array: pa.Array) -> Array:
     is_floating = pa.types.is_floating(array.type)
     present = array.drop_null() if array.null_count and not is_floating else array
     numbers = present.to_numpy(zero_copy_only=False)
-    if is_floating and issubclass(kind, np.integer) and not np.isfinite(numbers).all():
-        raise ValueError(f"a null, NaN or infinity cannot become {kind.__name__}")
+    _check_whole(kind, numbers)
     return _with_nulls(array, np.asarray(numbers.astype(kind)))
+
+
+def _check_whole(kind: Any, numbers: Array) -> None:
+    """Raise ValueError if whole numbers of this type cannot hold these: a cast would wrap them around."""
+    if not issubclass(kind, np.integer) or numbers.dtype.kind not in "iuf" or np.can_cast(numbers.dtype, kind):
+        return
+    if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+        raise ValueError(f"a null, NaN or infinity cannot become {kind.__name__}")
+    limits = np.iinfo(kind)
+    for number in (numbers.min(), numbers.max()) if numbers.size else ():
+        if not limits.min <= int(number) <= limits.max:
+            raise ValueError(_beyond(kind, number))
+
+
+def _beyond(kind: Any, number: Any) -> str:
+    return f"the number {number} is none of {kind.__name__}; the store's schema needs a wider type"
 
 
 def _times(present: pa.Array) -> Array:

@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
 from converter.frameworks.prompt import from_generator
 from converter.petastorm.reader_impl.tf_columns import (
     Leaf,
+    checked_value,
     nanoseconds_of_date,
     tf_column,
     tf_type_of,
@@ -290,7 +291,7 @@ def _dataset_of_rows(reader: Any, leaves: Sequence[Leaf], pack: Callable[..., An
             return
         _reset_if_consumed(reader)
         for row in reader:
-            yield True, *_sanitize_field_tf_types(row)
+            yield True, *_sanitize_field_tf_types(row, reader.schema)
 
     def packed(_: Any, *values: Any) -> Any:
         for leaf, value in zip(leaves, values, strict=True):
@@ -347,10 +348,10 @@ def tf_tensors(reader: Any, shuffling_queue_capacity: int = 0, min_after_dequeue
     def read(_: Any) -> list[Any]:
         element = next(reader)
         if ngram:
-            return list(_sanitize_and_flatten(element))
+            return list(_sanitize_and_flatten(element, schema))
         if is_batched:
             return [tf_column(schema.fields[name], value) for name, value in element._asdict().items()]
-        return list(_sanitize_field_tf_types(element))
+        return list(_sanitize_field_tf_types(element, schema))
 
     tensors = tf.numpy_function(read, [tf.constant(1)], dtypes)
     if shuffling_queue_capacity > 0:
@@ -369,12 +370,17 @@ def _shuffling_queue(capacity: int, min_after_dequeue: int, dtypes: Sequence[Any
     return taken if isinstance(taken, list) else [taken]
 
 
-def _sanitize_field_tf_types(sample: Any) -> Any:
-    """A row or a batch with values that TensorFlow can take.
+def _sanitize_field_tf_types(sample: Any, schema: Unischema | None = None) -> Any:
+    """A row or a batch with values that TensorFlow can take; with a schema, of its types.
 
     Raises:
         RuntimeError: a value is None.
+        ValueError: a number is none of its field's.
     """
+    if schema is not None:
+        return type(sample)(
+            **{name: checked_value(schema.fields[name], each) for name, each in sample._asdict().items()}
+        )
     return type(sample)(**{name: tf_value(name, value) for name, value in sample._asdict().items()})
 
 
@@ -442,8 +448,8 @@ def _ngrams_generator(reader: Any) -> Iterator[Any]:
     """Yield a reader's windows as flat namedtuples of values that TensorFlow can take."""
     _reset_if_consumed(reader)
     for window in reader:
-        yield _sanitize_and_flatten(window)
+        yield _sanitize_and_flatten(window, reader.schema)
 
 
-def _sanitize_and_flatten(ngram: Mapping[int, Any]) -> Any:
-    return _flatten({offset: _sanitize_field_tf_types(row) for offset, row in ngram.items()})
+def _sanitize_and_flatten(ngram: Mapping[int, Any], schema: Unischema | None = None) -> Any:
+    return _flatten({offset: _sanitize_field_tf_types(row, schema) for offset, row in ngram.items()})

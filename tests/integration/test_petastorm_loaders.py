@@ -30,7 +30,7 @@ from converter.petastorm.codecs import CompressedNdarrayCodec, NdarrayCodec
 from converter.petastorm.etl.dataset_metadata import write_metadata
 from converter.petastorm.ngram import NGram
 from converter.petastorm.predicates import in_lambda
-from converter.petastorm.reader_impl.tf_columns import tf_column
+from converter.petastorm.reader_impl.tf_columns import checked_value, tf_column
 from converter.petastorm.tf_utils import make_batched_dataset, make_petastorm_dataset, tf_tensors
 from converter.petastorm.unischema import Unischema, UnischemaField
 from converter.petastorm.weighted_sampling_reader import WeightedSamplingReader
@@ -686,6 +686,31 @@ def test_numbers_that_the_declared_type_lacks_are_no_tensors(odd: float) -> None
     with pytest.raises(ValueError, match=rf"'n' has the number {odd}, which is none of int16"):
         tf_column(number, collect(number, [1, odd]))
     assert tf_column(number, np.array([1, 2.0], object)).dtype == np.int16
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [(np.int32, 2**40), (np.uint8, -1), (np.int64, 2**63), (np.bool_, 2), (np.uint16, 2**31)]
+)
+def test_whole_numbers_of_a_wider_type_are_no_tensors(kind: Any, number: int) -> None:
+    field = UnischemaField("n", kind, ())
+    wide = np.array([1, number], np.uint64 if number == 2**63 else np.int64)
+    with pytest.raises(ValueError, match=rf"'n' has the number {number}, which is none of"):
+        tf_column(field, wide)
+    with pytest.raises(ValueError, match=rf"'n' has the number {number}, which is none of"):
+        checked_value(field, wide[1])
+    assert tf_column(field, wide[:1]).tolist() == [1]
+
+
+@pytest.mark.parametrize("wrap", [lambda reader: reader, Rows], ids=["columns", "rows alone"])
+def test_numbers_of_a_function_of_rows_are_not_cut(tmp_path: Path, wrap: Any) -> None:
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
+    write_metadata(tmp_path.as_uri(), Unischema("Some", [UnischemaField("id", np.int64, ())]))
+    spec = TransformSpec(lambda row: {"id": row["id"] + 2**40}, edit_fields=[("id", np.int32, (), False)])
+    with (
+        make_reader(tmp_path.as_uri(), transform_spec=spec) as reader,
+        pytest.raises(tf.errors.InvalidArgumentError, match="which is none of int32"),
+    ):
+        list(make_petastorm_dataset(wrap(reader)))
 
 
 def test_rows_of_other_shapes_than_declared_are_named(tmp_path: Path) -> None:

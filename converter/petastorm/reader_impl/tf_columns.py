@@ -148,7 +148,7 @@ def tf_column(field: UnischemaField, column: Array) -> Array:
 
     Raises:
         RuntimeError: a value is None, or rows of a field with a fixed shape differ in shape.
-        ValueError: a number of a user's function is none of the field's.
+        ValueError: a number is none of the field's.
     """
     wanted = _TYPES[scalar_type(field.numpy_dtype)]
     if column.dtype == object and field.shape and len(column) and _holds_arrays(field.name, column):
@@ -156,18 +156,41 @@ def tf_column(field: UnischemaField, column: Array) -> Array:
     if wanted == tf.string:
         return _tf_objects(field.name, column) if column.dtype == object else column.astype(object)
     values = np.asarray(_tf_array(field.name, column))
-    if values.dtype.kind == "f" and wanted.is_integer and np.isnan(values).any():
-        # Nulls among whole numbers; a cast would make numbers of them.
-        raise null_error(field.name)
-    if wanted.is_integer and values.dtype.kind in "fO":
-        limits = np.iinfo(wanted.as_numpy_dtype)
-        is_odd = (values < limits.min) | (values >= limits.max + 1) | (values % 1 != 0)
-        if is_odd.any():
-            raise ValueError(
-                f"{field.name!r} has the number {values[is_odd][0]}, which is none of {wanted.name}. Let the "
-                "TransformSpec's function return such numbers, or declare another type in its edit_fields."
-            )
+    _check_whole(field.name, values, wanted)
     return values.astype(wanted.as_numpy_dtype, copy=False)
+
+
+def checked_value(field: UnischemaField, value: Any) -> Any:
+    """A value of a row as `tf_value` makes it, if the field's type holds it: TensorFlow itself would round it.
+
+    Raises:
+        RuntimeError: it is None.
+        ValueError: it is a number that is none of the field's.
+    """
+    found = tf_value(field.name, value)
+    if isinstance(found, (int, float, np.number, np.ndarray)):
+        _check_whole(field.name, np.asarray(found), _TYPES[scalar_type(field.numpy_dtype)])
+    return found
+
+
+def _check_whole(name: Any, values: Array, wanted: Any) -> None:
+    """Raise if whole numbers, or booleans, of this type cannot hold these: a cast would make others of them."""
+    dtype = wanted.as_numpy_dtype
+    if not (wanted.is_integer or wanted.is_bool) or values.dtype.kind not in "iufO" or np.can_cast(values.dtype, dtype):
+        return
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        # Nulls among whole numbers; a cast would make numbers of them.
+        raise null_error(name)
+    least, most = (0, 1) if wanted.is_bool else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    is_whole = values.dtype.kind in "iu"
+    if not values.size or (is_whole and least <= int(values.min()) and int(values.max()) <= most):
+        return
+    is_odd = (values < least) | (values > most if is_whole else (values >= most + 1) | (values % 1 != 0))
+    if is_odd.any():
+        raise ValueError(
+            f"{name!r} has the number {values[is_odd][0]}, which is none of {wanted.name}. Declare another type in "
+            "edit_fields of a TransformSpec, or let its function return such numbers."
+        )
 
 
 def _holds_arrays(name: str, column: Array) -> bool:

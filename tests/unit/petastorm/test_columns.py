@@ -22,7 +22,7 @@ NAIVE_NOON = NOON.replace(tzinfo=None)
         (pa.array([1, 2], pa.int32()), np.int32, "int32", [1, 2]),
         (pa.array([1, 2], pa.int64()), np.float32, "float32", [1, 2]),
         (pa.array([1, 0], pa.int64()), np.bool_, "bool", [True, False]),
-        (pa.array([-1, 255, 256], pa.int16()), np.uint8, "uint8", [255, 255, 0]),
+        (pa.array([0, 255], pa.int16()), np.uint8, "uint8", [0, 255]),
         (pa.array([1.9, -1.9]), np.int32, "int32", [1, -1]),
         (pa.array([2**64 - 1], pa.uint64()), np.uint64, "uint64", [2**64 - 1]),
         (pa.array([1.5, None, np.nan], pa.float32()), np.float32, "float32", [1.5, np.nan, np.nan]),
@@ -107,6 +107,16 @@ def test_what_is_no_whole_number_does_not_become_one(values: pa.Array) -> None:
         convert_column(np.int32, values)
 
 
+@pytest.mark.parametrize("number", [-1, 256, 2**40])
+def test_numbers_of_a_wider_type_do_not_wrap_around(number: int) -> None:
+    for column in (pa.array([1, None, number]), pa.array([[1, number]]), pa.array([1.0, number], pa.float64())):
+        with pytest.raises(ValueError, match=rf"the number {number}.* is none of uint8"):
+            convert_column(np.uint8, column)
+    for value in (number, np.int64(number), [1, number], float(number)):
+        with pytest.raises(ValueError, match=rf"the number {number}.* is none of uint8"):
+            convert_scalar(np.uint8, value)
+
+
 def test_nulls_among_whole_numbers_of_a_list_are_refused() -> None:
     with pytest.raises(ValueError, match="a list holds a null"):
         convert_column(np.int32, pa.array([[1, None]]))
@@ -116,7 +126,7 @@ def test_nulls_among_whole_numbers_of_a_list_are_refused() -> None:
     ("numpy_dtype", "value", "expected"),
     [
         (np.int32, 5, np.int32(5)),
-        (np.uint8, -1, np.uint8(255)),
+        (np.uint8, np.int64(255), np.uint8(255)),
         (np.str_, b"ab", np.str_("ab")),
         (np.datetime64, NOON, np.datetime64(NAIVE_NOON)),
         (Decimal, "1.5", Decimal("1.5")),
