@@ -46,6 +46,7 @@ Values, where Petastorm lost or garbled them:
 | bytes of a text field | the text | the text "b'…'" |
 | numbers that the declared whole numbers cannot hold | `DecodeFieldError` | other numbers, with NumPy 1 |
 | texts and bytes that end with zeros | Python's own | NumPy's, which lose the zeros in pickles |
+| false in a boolean partition column | False | True |
 | partition values with escaped signs | unescaped | as in the folder's name |
 | big-endian arrays | of this machine's order | as they are, which torch refuses |
 | pictures of other dtypes than uint8 and uint16 | refused on encode | made uint8 |

@@ -39,6 +39,8 @@ def convert_scalar(numpy_dtype: Any, value: Any) -> Any:
         return _convert_items(kind, value)
     if kind is np.str_ and isinstance(value, (bytes, bytearray)):
         return _text(kind, bytes(value).decode())
+    if kind is np.bool_ and isinstance(value, str):
+        return kind(boolean_of(value))
     if kind in (np.str_, np.bytes_):
         return _text(kind, value)
     if kind is np.datetime64 and getattr(value, "tzinfo", None) is not None:
@@ -51,6 +53,17 @@ def convert_scalar(numpy_dtype: Any, value: Any) -> Any:
     if isinstance(value, (int, np.integer)) and issubclass(kind, np.integer) and int(converted) != int(value):
         raise ValueError(_beyond(kind, value))
     return converted
+
+
+def boolean_of(text: str) -> bool:
+    """The boolean that a text, such as a folder's name, stands for; Python takes each text for true.
+
+    Raises:
+        ValueError: it stands for none.
+    """
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{text!r} is neither 'true' nor 'false'")
+    return text.lower() == "true"
 
 
 def _convert_items(kind: Any, values: Any) -> Array:

@@ -163,7 +163,7 @@ class Recipe:
                 for name, _, value in terms:
                     if name in partition:
                         at = table.column_names.index(name)
-                        constant = pa.scalar(partition_like(partition[name], value))
+                        constant = pa.scalar(partition_like(name, partition[name], value))
                         table = table.set_column(at, name, pa.repeat(constant, table.num_rows))
             filters = pq.filters_to_expression(any_of)
         # Longer than the name of any column, so that it is none of them.

@@ -114,7 +114,7 @@ class Reader:
             )
         self.schema: Unischema = wanted if options.transform is None else transform_schema(wanted, options.transform)
         choice = choose(
-            store, wanted, predicate=options.predicate, selector=options.selector, filters=options.filters,
+            store, stored, predicate=options.predicate, selector=options.selector, filters=options.filters,
             shares=options.shares,
         )  # fmt: skip
         seed = options.seed if options.seed is not None else random.SystemRandom().getrandbits(32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import sys
 import warnings
@@ -16,7 +17,8 @@ import pyarrow.parquet as pq
 
 from converter.errors import ConverterWarning
 from converter.petastorm import stored_schema
-from converter.petastorm.errors import NoDataAvailableError
+from converter.petastorm.columns import boolean_of, convert_scalar, scalar_type
+from converter.petastorm.errors import DecodeFieldError, NoDataAvailableError
 from converter.petastorm.predicates import PredicateBase
 from converter.petastorm.selectors import RowGroupSelectorBase
 from converter.petastorm.store import RowGroup, Store
@@ -159,10 +161,26 @@ def _files_that_pass(store: Store, schema: Unischema, predicate: PredicateBase, 
 
 
 def partition_value(schema: Unischema, name: str, text: str | None) -> Any:
-    """A folder's value as its field has it."""
+    """A folder's value as its field has it.
+
+    Raises:
+        DecodeFieldError: it is none of the field's type.
+    """
     if text is None or name not in schema.fields:
         return text
-    return schema.fields[name].numpy_dtype(text)
+    try:
+        return _of_type(scalar_type(schema.fields[name].numpy_dtype), text)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise DecodeFieldError(f'Decoding field "{name}" failed: its folder says {text!r}: {error}') from error
+
+
+def _of_type(kind: Any, text: str) -> Any:
+    """A folder's value as a type has it."""
+    if issubclass(kind, np.generic):
+        return convert_scalar(kind, text)
+    if issubclass(kind, bool):
+        return boolean_of(text)
+    return kind.fromisoformat(text) if issubclass(kind, (dt.date, dt.time)) else kind(text)
 
 
 def _where_filters_may_pass(store: Store, row_groups: Sequence[RowGroup], filters: Filters) -> list[int]:
@@ -187,16 +205,26 @@ def _where_filters_may_pass(store: Store, row_groups: Sequence[RowGroup], filter
 
 def _holds(partition: Mapping[str, str | None], term: tuple[Any, ...]) -> bool:
     name, _, value = term
-    values = pa.array([partition_like(partition[name], value)])
+    values = pa.array([partition_like(name, partition[name], value)])
     return bool(pa.table({name: values}).filter(pq.filters_to_expression([[term]])).num_rows)
 
 
-def partition_like(text: str | None, value: Any) -> Any:
-    """A partition's text with the type of the value that a filter compares it with."""
+def partition_like(name: str, text: str | None, value: Any) -> Any:
+    """A partition's text with the type of the value that a filter compares it with.
+
+    Raises:
+        ValueError: it is none of that type.
+    """
     if text is None:
         return None
     sample = next(iter(value), "") if isinstance(value, (list, tuple, set, frozenset)) else value
-    return text if isinstance(sample, str) else type(sample)(text)
+    try:
+        return text if isinstance(sample, str) else _of_type(type(sample), text)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"filters compares the partition column {name!r} with {sample!r}, but a folder says {text!r}: {error}. "
+            "Compare it with a text."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
