@@ -113,16 +113,27 @@ class Store:
         Raises:
             SourceError: a file cannot be read.
         """
-        counts = stored_schema.row_groups_per_file(self.metadata) or {}
-        if not counts.keys() >= set(self.names):
-            parts = [range(start, start + _FILES_AT_ONCE) for start in range(0, len(self.names), _FILES_AT_ONCE)]
-            counted = at_once(self._count, parts, threads_count=_FOOTER_THREADS, given_up=threading.Event())
-            counts = dict(zip(self.names, itertools.chain(*counted), strict=True))
-        return [RowGroup(file, number) for file, name in enumerate(self.names) for number in range(counts[name])]
+        return [RowGroup(file, number) for file, count in enumerate(self.counts) for number in range(count)]
 
-    def _count(self, files: range) -> list[int]:
+    @functools.cached_property
+    def counts(self) -> tuple[int, ...]:
+        """The number of row groups of each file, as stored beside the files, or from the footers.
+
+        Raises:
+            SourceError: a file cannot be read.
+        """
+        stored = stored_schema.row_groups_per_file(self.metadata) or {}
+        is_stored = stored.keys() >= set(self.names)
+        # A file that is said to have none would never be opened, and so never found to be another.
+        counted = [file for file, name in enumerate(self.names) if not is_stored or not stored[name]]
+        parts = [counted[start : start + _FILES_AT_ONCE] for start in range(0, len(counted), _FILES_AT_ONCE)]
+        found = at_once(self._count, parts, threads_count=_FOOTER_THREADS, given_up=threading.Event())
+        by_file = dict(zip(counted, itertools.chain(*found), strict=True))
+        return tuple(by_file[file] if file in by_file else stored[name] for file, name in enumerate(self.names))
+
+    def _count(self, files: Sequence[int]) -> list[int]:
         """The number of row groups of some files: one thread takes many, or threads would cost more than files."""
-        return [self.footer(file).num_row_groups for file in files if file < len(self.names)]
+        return [self.footer(file).num_row_groups for file in files]
 
     def footer(self, file: int) -> pq.FileMetaData:
         """A file's footer, read once."""
@@ -146,10 +157,10 @@ class Store:
         path = self.path(file)
         try:
             parquet = self._open(file, given_up)
-            if index >= parquet.metadata.num_row_groups:
+            if parquet.metadata.num_row_groups != self.counts[file]:
                 raise SourceChangedError(
-                    f"{path} has {parquet.metadata.num_row_groups} row groups, and row group {index} was expected: the "
-                    "file was replaced, or the counts in _common_metadata are old. Write the metadata again.",
+                    f"{path} has {parquet.metadata.num_row_groups} row groups, expected {self.counts[file]}: the file "
+                    "was replaced, or the counts in _common_metadata are old. Write the metadata again.",
                     path=path,
                 )
             stored = [name for name in columns if name in parquet.schema_arrow.names]

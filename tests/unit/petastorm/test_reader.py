@@ -478,6 +478,32 @@ def test_filters_choose_rows_exactly(make: Make, filters: Any, wanted: set[int],
         assert set(ids_of(reader)) == wanted
 
 
+@BOTH
+@pytest.mark.filterwarnings("ignore:Please use make_reader")
+@pytest.mark.parametrize("num_rows", [2, 12])
+@pytest.mark.parametrize("stored_rows", [0, 8])
+def test_a_file_with_other_row_groups_than_were_counted_is_named(
+    make: Make, stored_rows: int, num_rows: int, tmp_path: Path
+) -> None:
+    def write(name: str, count: int) -> None:
+        table = pa.table({"id": pa.array(range(count), pa.int64())})
+        with pq.ParquetWriter(tmp_path / f"{name}.parquet", table.schema) as writer:
+            if count:
+                writer.write_table(table, row_group_size=4)
+
+    write("a", 8)
+    write("b", stored_rows)
+    write_metadata(tmp_path.as_uri(), Unischema("S", [UnischemaField("id", np.int64, ())]))
+    write("b", num_rows)
+    with make(tmp_path.as_uri()) as reader:
+        if not stored_rows:
+            # It was never counted on.
+            assert len(ids_of(reader)) == 8 + num_rows
+            return
+        with pytest.raises(SourceChangedError, match=rf"b.parquet has {num_rows // 4 or 1} row groups, expected 2"):
+            ids_of(reader)
+
+
 def test_selectors_choose_row_groups_by_an_index(stored: Stored, tmp_path: Path) -> None:
     shutil.copytree(stored.path, tmp_path / "indexed")
     url = (tmp_path / "indexed").as_uri()
