@@ -24,7 +24,7 @@ from converter.petastorm.blocks import (
 )
 from converter.petastorm.ngram import NGram
 from converter.petastorm.predicates import PredicateBase
-from converter.petastorm.row_groups import Filters, Item, generator_of, partition_like, partition_value
+from converter.petastorm.row_groups import Filters, Item, generator_of, names_in, partition_like, partition_value
 from converter.petastorm.store import Store
 from converter.petastorm.transform import TransformSpec
 from converter.petastorm.unischema import Unischema, decode_column
@@ -128,9 +128,8 @@ class Recipe:
                 )
         if isinstance(self.filters, pc.Expression):
             names += [*self.store.arrow_schema.names, *self.store.partition_names]
-        elif self.filters:
-            any_of = self.filters if isinstance(self.filters[0], list) else [self.filters]
-            names += [term[0] for terms in any_of for term in terms]
+        else:
+            names += names_in(self.filters)
         return list(dict.fromkeys(names))
 
     def _order_of(self, item: Item, num_rows: int) -> Rows | None:

@@ -98,9 +98,11 @@ def choose(
     """The row groups of one reader. Warns if there are none.
 
     Raises:
-        ValueError: the predicate or the selector is none, or names an index that is not stored or is of other files.
+        ValueError: filters name a column that is in no file; or the predicate or the selector is none, or names an
+            index that is not stored or is of other files.
         NoDataAvailableError: there are fewer row groups than shards.
     """
+    _check_names(store, filters)
     row_groups = store.row_groups()
     chosen = _where_filters_may_pass(store, row_groups, filters)
     if predicate is not None:
@@ -181,6 +183,33 @@ def _of_type(kind: Any, text: str) -> Any:
     if issubclass(kind, bool):
         return boolean_of(text)
     return kind.fromisoformat(text) if issubclass(kind, (dt.date, dt.time)) else kind(text)
+
+
+def names_in(filters: Filters) -> list[str]:
+    """The columns that filters compare, unless they are an expression."""
+    if isinstance(filters, pc.Expression) or not filters:
+        return []
+    any_of = filters if isinstance(filters[0], list) else [filters]
+    return list(dict.fromkeys(term[0] for terms in any_of for term in terms))
+
+
+def _check_names(store: Store, filters: Filters) -> None:
+    """Raise ValueError if filters name what is no column: all its values would be null, and no row would pass."""
+    unknown = set(names_in(filters)) - {*store.partition_names}
+    if not unknown:
+        return
+    known = {*store.partition_names, *store.arrow_schema.names}
+    unknown -= known
+    # Later files may have columns of their own.
+    for file in range(1, len(store.names) if unknown else 1):
+        unknown -= set(store.footer(file).schema.to_arrow_schema().names)
+        if not unknown:
+            return
+    if unknown:
+        raise ValueError(
+            f"filters names {', '.join(map(repr, sorted(unknown)))}, which no file has as a column. There are "
+            f"{', '.join(sorted(known))}."
+        )
 
 
 def _where_filters_may_pass(store: Store, row_groups: Sequence[RowGroup], filters: Filters) -> list[int]:

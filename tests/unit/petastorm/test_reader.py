@@ -479,6 +479,20 @@ def test_filters_choose_rows_exactly(make: Make, filters: Any, wanted: set[int],
 
 
 @BOTH
+@pytest.mark.parametrize("filters", [[("ID", ">", 0)], [[("idd", "=", 3)], [("id", "=", 2)]]])
+def test_filters_of_no_column_are_refused(make: Make, filters: Any, plain: Stored) -> None:
+    with pytest.raises(ValueError, match=r"filters names '(ID|idd)', which no file has as a column.* city, group, id"):
+        plain_reader(make, plain, filters=filters)
+
+
+def test_filters_may_name_a_column_that_only_later_files_have(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [0, 1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": [2, 3], "x": [7, 8]}), tmp_path / "b.parquet")
+    with make_batch_reader(tmp_path.as_uri(), filters=[("x", "=", 8)]) as reader:
+        assert ids_of(reader) == [3]
+
+
+@BOTH
 @pytest.mark.filterwarnings("ignore:Please use make_reader")
 @pytest.mark.parametrize("num_rows", [2, 12])
 @pytest.mark.parametrize("stored_rows", [0, 8])
