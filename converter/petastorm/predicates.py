@@ -8,6 +8,7 @@ hands out rows; for batches and a function of the user's it must make a frame.
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import itertools
 import sys
@@ -105,11 +106,21 @@ class in_set(_FieldPredicate):  # noqa: N801 (Petastorm's name)
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
         super().__init__(predicate_field)
         self._inclusion_values = set(inclusion_values)
+        self._moments = set(map(_nanoseconds_of, self._inclusion_values)) - {None}
+        """Dates and times among them: rows have them in other classes and units, which are never equal."""
 
     def _includes(self, value: Any) -> bool:
-        return value in self._inclusion_values
+        return value in self._inclusion_values or (bool(self._moments) and _nanoseconds_of(value) in self._moments)
 
     def _mask(self, column: npt.NDArray[Any]) -> Mask:
+        if self._moments and column.ndim == 1 and column.dtype.kind in "MO":
+            nanoseconds = _NANOSECONDS.get(np.datetime_data(column.dtype)[0]) if column.dtype.kind == "M" else None
+            if nanoseconds is None:
+                return np.fromiter(map(self._includes, column), np.bool_, len(column))
+            wanted = [each // nanoseconds for each in self._moments if each % nanoseconds == 0]
+            limits = np.iinfo(np.int64)
+            wanted = [each for each in wanted if limits.min < each <= limits.max]
+            return np.isin(column.view(np.int64), np.array(wanted, np.int64))
         # Python's own numbers are equal to NumPy's and made faster; its times are not.
         values = column.tolist() if column.ndim == 1 and column.dtype.kind not in "mM" else column
         return np.fromiter(map(self._inclusion_values.__contains__, values), np.bool_, len(column))
@@ -311,6 +322,24 @@ class in_reduce(_Combination):  # noqa: N801 (Petastorm's name)
         return np.array([bool(self._reduce_func(answers)) for answers in stacked.T.tolist()], np.bool_)
 
 
+_NANOSECONDS = {"D": 86_400 * 10**9, "h": 3600 * 10**9, "m": 60 * 10**9, "s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
+
+
+def _nanoseconds_of(value: Any) -> int | None:
+    """A date or a time, of Python, NumPy or pandas, as nanoseconds since 1970, those of UTC; None if it is neither."""
+    if isinstance(value, dt.date):
+        if getattr(value, "tzinfo", None) is not None:
+            value = value.astimezone(dt.timezone.utc).replace(tzinfo=None)  # type: ignore[attr-defined]
+        # pandas' times know nanoseconds.
+        value = value.to_datetime64() if hasattr(value, "to_datetime64") else np.datetime64(value)
+    if not isinstance(value, np.datetime64) or np.isnat(value):
+        return None
+    unit = np.datetime_data(value.dtype)[0]
+    if unit not in _NANOSECONDS:
+        unit = "D" if unit in ("Y", "M", "W") else "ns"
+    return int(value.astype(f"datetime64[{unit}]").astype(np.int64)) * _NANOSECONDS[unit]
+
+
 def _string_to_bucket(string: str, bucket_num: int) -> int:
     # Not for secrecy: Petastorm's parts are the same as ours.
     return int(hashlib.md5(string.encode(), usedforsecurity=False).hexdigest(), 16) % bucket_num
@@ -324,7 +353,7 @@ def _text_of(value: Any) -> str:
 
 
 def _is_series(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "to_numpy")
+    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "index")
 
 
 def _series_of(series: Any, mask: Mask) -> Any:
