@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from converter.petastorm.blocks import (
     num_rows_of,
     to_batch,
 )
+from converter.petastorm.columns import to_objects
 from converter.petastorm.ngram import NGram
 from converter.petastorm.predicates import PredicateBase
 from converter.petastorm.row_groups import Filters, Item, generator_of, names_in, partition_like, partition_value
@@ -175,13 +177,28 @@ class Recipe:
     def _included(self, table: pa.Table) -> npt.NDArray[np.bool_]:
         """Which rows the predicate includes."""
         assert self.predicate is not None
-        names = list(self.predicate.get_fields())
-        table = table.select(names)
-        if self.is_batched and not self.predicate.works_on_columns:
-            frame = self._with_partition_values(table).to_pandas()
-            return np.asarray(self.predicate.do_include(frame), np.bool_)
-        columns = to_batch(self._with_partition_values(table), self.stored) if self.is_batched else self._decode(table)
-        return np.asarray(self.predicate.do_include_columns(columns), np.bool_)
+        table = table.select(list(self.predicate.get_fields()))
+        if not self.is_batched:
+            return np.asarray(self.predicate.do_include_columns(self._decode(table)), np.bool_)
+        table = self._with_partition_values(table)
+        frame = functools.cache(table.to_pandas)
+
+        def mask_of(predicate: PredicateBase) -> npt.NDArray[np.bool_]:
+            if predicate.works_on_columns:
+                columns = self._comparable(table.select(list(predicate.get_fields())))
+                return np.asarray(predicate.do_include_columns(columns), np.bool_)
+            parts = predicate.mask_of_parts(mask_of)
+            return np.asarray(predicate.do_include(frame()), np.bool_) if parts is None else parts
+
+        return mask_of(self.predicate)
+
+    def _comparable(self, table: pa.Table) -> Block:
+        """A batch whose whole numbers stay so beside nulls: as doubles they would be rounded, and other texts."""
+        columns = to_batch(table, self.stored)
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if pa.types.is_integer(column.type) and column.null_count:
+                columns[name] = to_objects(column.to_pylist())
+        return columns
 
     def pieces(self, table: pa.Table) -> Iterator[pa.Table]:
         """The table in parts that are decoded one by one; all of it if batches or windows need the whole."""

@@ -57,6 +57,10 @@ class PredicateBase(metaclass=ABCMeta):
         rows = zip(*columns.values(), strict=True)
         return np.array([bool(self.do_include(dict(zip(names, row, strict=True)))) for row in rows], np.bool_)
 
+    def mask_of_parts(self, mask_of: Callable[[PredicateBase], Mask]) -> Mask | None:  # noqa: ARG002 (it has none)
+        """Which rows are to be read, by the answers of the predicates that it is made of; None if there are none."""
+        return None
+
 
 class _FieldPredicate(PredicateBase):
     """A condition on the value of one field."""
@@ -264,6 +268,12 @@ class _Combination(PredicateBase):
         if type(self).do_include is not _Combination.do_include or not self._predicates:
             return super().do_include_columns(columns)
         return self._combined_masks([predicate.do_include_columns(columns) for predicate in self._predicates])
+
+    def mask_of_parts(self, mask_of: Callable[[PredicateBase], Mask]) -> Mask | None:
+        """Which rows are to be read, unless a derived class has a `do_include` of its own."""
+        if type(self).do_include is not _Combination.do_include or not self._predicates:
+            return None
+        return self._combined_masks(list(map(mask_of, self._predicates)))
 
     @abstractmethod
     def _combined(self, answers: list[Any]) -> Any:

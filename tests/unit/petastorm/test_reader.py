@@ -327,6 +327,27 @@ def test_a_split_by_predicates_is_disjoint_and_complete(plain: Stored) -> None:
 
 
 @BOTH
+@pytest.mark.filterwarnings("ignore:Currently make_reader")
+def test_predicates_of_whole_numbers_are_exact_beside_nulls(make: Make, tmp_path: Path) -> None:
+    whole = [*range(50), 2**53, 2**53 + 1]
+    pq.write_table(pa.table({"id": whole, "x": whole}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": [-1, *whole], "x": [None, *whole]}), tmp_path / "b.parquet")
+
+    def chosen(predicate: PredicateBase) -> list[int]:
+        with make(tmp_path.as_uri(), predicate=predicate) as reader:
+            return sorted(ids_of(reader))
+
+    parts = [in_pseudorandom_split([0.5, 0.5], part, "x") for part in range(2)]
+    first, second = (chosen(part) for part in parts)
+    assert not set(first) & set(second)
+    assert sorted(first + second) == sorted([-1, *whole, *whole])
+    assert [chosen(in_set({number}, "x")) for number in whole[-2:]] == [2 * [number] for number in whole[-2:]]
+    # Beside a function of the user's, which gets a frame.
+    both = in_reduce([parts[0], in_lambda(["id"], lambda number: number > -9)], all)
+    assert chosen(both) == first
+
+
+@BOTH
 def test_a_predicate_that_leaves_nothing_warns(make: Make, plain: Stored) -> None:
     warnings.filterwarnings("ignore", message="Currently make_reader")
     with pytest.warns(UserWarning, match="No matching data is available"):
