@@ -110,7 +110,8 @@ class in_set(_FieldPredicate):  # noqa: N801 (Petastorm's name)
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
         super().__init__(predicate_field)
         self._inclusion_values = set(inclusion_values)
-        self._moments = set(map(_nanoseconds_of, self._inclusion_values)) - {None}
+        moments = map(_nanoseconds_of, self._inclusion_values)
+        self._moments = {moment for moment in moments if moment is not None}
         """Dates and times among them: rows have them in other classes and units, which are never equal."""
 
     def _includes(self, value: Any) -> bool:

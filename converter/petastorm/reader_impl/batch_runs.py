@@ -134,4 +134,4 @@ def slice_rows(block: Mapping[Any, Any], start: int, stop: int) -> Columns:
 
 
 def _joined(parts: list[Columns], batch_size: int) -> Run:
-    return run_of({name: join([part[name] for part in parts]) for name in parts[0]}, batch_size)
+    return run_of({name: join([part[name] for part in parts], name) for name in parts[0]}, batch_size)

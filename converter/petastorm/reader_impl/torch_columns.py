@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 
 from converter.frameworks.torch.tensors import split_run, tensor_of_array
 from converter.petastorm.reader_impl.batch_runs import blocks_of, has_columns
-from converter.petastorm.reader_impl.columns import Columns
+from converter.petastorm.reader_impl.columns import Columns, check_exact
 from converter.reading.runs import Run
 
 Array = npt.NDArray[Any]
@@ -94,15 +94,42 @@ def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
 
     >>> decimal_friendly_collate([{"price": Decimal("1.5"), "id": 1}, {"price": Decimal("2"), "id": 2}])
     {'price': [Decimal('1.5'), Decimal('2')], 'id': tensor([1, 2])}
+
+    Raises:
+        ValueError: a tensor would round whole numbers, because there are floating ones in other rows.
     """
-    first = batch[0]
+    return _joined_values(None, batch)
+
+
+def _joined_values(name: Any, values: Sequence[Any]) -> Any:
+    first = values[0]
     if isinstance(first, (Decimal, str, bytes)):
-        return batch
+        return values
     if isinstance(first, Mapping):
-        return {key: decimal_friendly_collate([row[key] for row in batch]) for key in first}
+        return {key: _joined_values(key, [row[key] for row in values]) for key in first}
     if isinstance(first, Sequence):
-        return [decimal_friendly_collate(values) for values in zip(*batch, strict=False)]
-    return default_collate(list(batch))
+        return [_joined_values(name, each) for each in zip(*values, strict=False)]
+    found = default_collate(list(values))
+    if isinstance(found, torch.Tensor) and found.is_floating_point():
+        dtypes = {value.dtype for value in values if isinstance(value, (np.ndarray, np.generic))}
+        for dtype in dtypes if len(dtypes) > 1 else ():
+            if dtype.kind in "iu":
+                whole = [value for value in values if getattr(value, "dtype", None) == dtype]
+                check_exact(name, torch.as_tensor(np.stack(whole)), found.dtype)
+    return found
+
+
+def tensor_of_rows(name: Any, column: Any) -> torch.Tensor:
+    """A column's numbers as a tensor, also if they are objects because they have several types.
+
+    Raises:
+        TypeError: the column holds no numbers.
+        ValueError: a tensor would round some of them.
+    """
+    if not _is_of_objects(column):
+        return tensor_of(column)
+    found = _joined_values(name, column.tolist())
+    return found if isinstance(found, torch.Tensor) else tensor_of(column)
 
 
 def tensor_of(column: Any) -> torch.Tensor:
@@ -129,7 +156,7 @@ def collated(run: Run) -> Iterator[dict[Any, Any]]:
         rows = slice(number * run.batch_size, (number + 1) * run.batch_size)
         yield nested(
             {
-                name: batch[name] if name in batch else decimal_friendly_collate(column[rows].tolist())
+                name: batch[name] if name in batch else _joined_values(name, column[rows].tolist())
                 for name, column in columns.items()
             }
         )

@@ -70,6 +70,47 @@ def assert_equal(actual: Any, expected: Any) -> None:
         assert actual == expected
 
 
+def mixed_rows(number: int) -> BlockReader:
+    """Whole numbers in the first blocks, and a null, which makes doubles of them, in the last one."""
+    return BlockReader([{"x": np.int64(each)} for each in (number, 2, 3, 4)] + [{"x": np.float64("nan")}], 2)
+
+
+TO_CPU = functools.partial(torch.as_tensor, device="cpu")
+MIXED = pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (DataLoader, {}),
+        (DataLoader, {"shuffling_queue_capacity": 100}),
+        (BatchedDataLoader, {}),
+        (BatchedDataLoader, {"shuffling_queue_capacity": 100}),
+        (BatchedDataLoader, {"transform_fn": TO_CPU}),
+        (BatchedDataLoader, {"transform_fn": TO_CPU, "shuffling_queue_capacity": 100}),
+        (InMemBatchedDataLoader, {}),
+        (InMemBatchedDataLoader, {"transform_fn": TO_CPU}),
+    ],
+)
+
+
+@MIXED
+def test_whole_numbers_beside_a_null_become_doubles(kind: Any, options: dict[str, Any]) -> None:
+    for number in (7, 2**53 + 2):
+        values = [each for batch in kind(mixed_rows(number), batch_size=5, **options) for each in batch["x"].tolist()]
+        assert sorted(each for each in values if each == each) == [2, 3, 4, number]
+
+
+@MIXED
+def test_whole_numbers_that_a_tensor_would_round_are_named(kind: Any, options: dict[str, Any]) -> None:
+    for number in (2**53 + 1, 2**63 - 1):
+        with pytest.raises(ValueError, match=rf"Column 'x' has the whole number {number} and, in another row, a null"):
+            list(kind(mixed_rows(number), batch_size=5, **options))
+
+
+def test_arrays_of_whole_numbers_that_a_tensor_would_round_are_named() -> None:
+    rows = [{"v": np.array([2**53 + 1])}, {"v": np.array([0.5])}]
+    with pytest.raises(ValueError, match="Column 'v' has the whole number 9007199254740993"):
+        decimal_friendly_collate(rows)
+
+
 def ids_of(batches: Any) -> list[int]:
     return [number for batch in batches for number in batch["id"].tolist()]
 
