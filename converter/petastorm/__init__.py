@@ -24,7 +24,7 @@ Rows, types, shapes, counts and classes of errors are Petastorm's. Stores that P
 | `hdfs_driver`, `pyarrow_serialize`, `zmq_copy_buffers`, `results_queue_size` | | accepted, do nothing |
 | `DataLoader` | `make_torch_dataloader` | no row of the last batch comes again in the next pass; takes readers with `NGram`; `batch_size` below 1 is refused |
 | `BatchedDataLoader` | `make_torch_dataloader` | with a shuffling queue rows of the whole store are mixed, not of a few row groups |
-| `make_petastorm_dataset` | `make_tf_dataset` | decimals of batches and times of rows work; a null among whole numbers or texts is an error; `unbatch().batch(n)` cuts columns |
+| `make_petastorm_dataset` | `make_tf_dataset` | decimals of batches and times of rows work; a null among whole numbers, times or texts is an error; `unbatch().batch(n)` cuts columns |
 | `NGram` | `sequences` | |
 | `WeightedSamplingReader` | `mix` | `len()` is gone, `reset()` is there; probabilities that are none are refused |
 | `TransformSpec` | `transform=` of a loader | |

@@ -44,8 +44,7 @@ def convert_scalar(numpy_dtype: Any, value: Any) -> Any:
     if kind in (np.str_, np.bytes_):
         return _text(kind, value)
     if kind is np.datetime64 and getattr(value, "tzinfo", None) is not None:
-        # NumPy's times have no zone; stored ones are those of UTC.
-        return kind(value.astimezone(dt.timezone.utc).replace(tzinfo=None))
+        return moment_of(value)
     try:
         converted = kind(value)
     except OverflowError:
@@ -64,6 +63,14 @@ def boolean_of(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError(f"{text!r} is neither 'true' nor 'false'")
     return text.lower() == "true"
+
+
+def moment_of(value: dt.date) -> Any:
+    """A date or a time of Python or pandas as NumPy's, which has no zone: as that of UTC."""
+    if getattr(value, "tzinfo", None) is not None:
+        value = value.astimezone(dt.timezone.utc).replace(tzinfo=None)  # type: ignore[attr-defined]
+    # pandas' times know nanoseconds.
+    return value.to_datetime64() if hasattr(value, "to_datetime64") else np.datetime64(value)
 
 
 def _convert_items(kind: Any, values: Any) -> Array:

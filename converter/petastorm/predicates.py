@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from converter.petastorm.columns import moment_of
+
 Columns = Mapping[str, npt.NDArray[Any]]
 Mask = npt.NDArray[np.bool_]
 
@@ -339,10 +341,7 @@ _NANOSECONDS = {"D": 86_400 * 10**9, "h": 3600 * 10**9, "m": 60 * 10**9, "s": 10
 def _nanoseconds_of(value: Any) -> int | None:
     """A date or a time, of Python, NumPy or pandas, as nanoseconds since 1970, those of UTC; None if it is neither."""
     if isinstance(value, dt.date):
-        if getattr(value, "tzinfo", None) is not None:
-            value = value.astimezone(dt.timezone.utc).replace(tzinfo=None)  # type: ignore[attr-defined]
-        # pandas' times know nanoseconds.
-        value = value.to_datetime64() if hasattr(value, "to_datetime64") else np.datetime64(value)
+        value = moment_of(value)
     if not isinstance(value, np.datetime64) or np.isnat(value):
         return None
     unit = np.datetime_data(value.dtype)[0]

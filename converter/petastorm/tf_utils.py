@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
 from converter.frameworks.prompt import from_generator
 from converter.petastorm.reader_impl.tf_columns import (
     Leaf,
+    ShapesDifferError,
     checked_value,
     nanoseconds_of_date,
     tf_column,
@@ -274,9 +275,21 @@ class _Pieces:
             # A stopped reader raises here.
             self._block, self._start = self.reader.next_block(), 0
             self._most_rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES // row_bytes_of(self._block)))
-        start, stop = self._start, self._start + min(num_rows, self._most_rows)
-        self._start = min(stop, num_rows_of(self._block))
-        return tuple(column for leaf in self._leaves for column in leaf.columns(self._block, start, self._start))
+        count = min(num_rows, self._most_rows, num_rows_of(self._block) - self._start)
+        while True:
+            start, stop = self._start, self._start + count
+            try:
+                piece = tuple(column for leaf in self._leaves for column in leaf.columns(self._block, start, stop))
+            except ShapesDifferError:
+                raise
+            except (RuntimeError, ValueError):
+                if count == 1:
+                    raise
+                # The rows before the one that has no tensor are to come, as if rows were made one by one.
+                count //= 2
+            else:
+                self._start = stop
+                return piece
 
 
 def _dataset_of_rows(reader: Any, leaves: Sequence[Leaf], pack: Callable[..., Any]) -> Any:
