@@ -39,6 +39,7 @@ Values, where Petastorm lost or garbled them:
 |---|---|---|
 | a null in a text column of batches | None | the text 'None' |
 | a null time in rows | None | `DecodeFieldError` |
+| nanoseconds of a time in rows | kept | cut |
 | lists of times or decimals in rows | lists of them | an error |
 | lists of texts or bytes without a codec | arrays of objects | one text of them all, or pointers |
 | a list of one float64 | a list | a number |
