@@ -42,8 +42,9 @@ def take_rows(block: Mapping[Any, Array], rows: Any) -> dict[Any, Array]:
 def to_batch(table: pa.Table, schema: Unischema) -> Block:
     """The columns as `make_batch_reader` hands them out.
 
-    Strings are `<U` arrays (objects if there is a null, which is None, or a zero at an end), lists of one length matrices, integers with
-    nulls float64 with NaN, booleans with nulls objects, dates and decimals objects, times datetime64[ns].
+    Strings are `<U` arrays (objects if there is a null, which is None, or a zero at an end), lists of one length
+    matrices, integers with nulls float64 with NaN, booleans with nulls objects, dates and decimals objects, times
+    datetime64[ns].
 
     Raises:
         RuntimeError: the lists of a column differ in length.

@@ -87,8 +87,8 @@ def convert_column(numpy_dtype: Any, values: pa.Array) -> Array:
     """A column of numbers, texts, times or lists of them, as the declared type has them.
 
     Numbers without nulls are an array of this dtype, times datetime64[us] ([ns] if one has nanoseconds), dates
-    datetime64[D], and lists of one length a matrix. Everything else is an array of objects, with None where there are nulls. Nulls among floating
-    numbers are NaN.
+    datetime64[D], and lists of one length a matrix. Everything else is an array of objects, with None where there are
+    nulls. Nulls among floating numbers are NaN.
 
     Raises:
         ValueError, TypeError: a value cannot be converted.
