@@ -342,6 +342,7 @@ def test_predicates_of_whole_numbers_are_exact_beside_nulls(make: Make, tmp_path
     assert not set(first) & set(second)
     assert sorted(first + second) == sorted([-1, *whole, *whole])
     assert [chosen(in_set({number}, "x")) for number in whole[-2:]] == [2 * [number] for number in whole[-2:]]
+    assert chosen(in_set({None, 7}, "x")) == [-1, 7, 7]
     # Beside a function of the user's, which gets a frame.
     both = in_reduce([parts[0], in_lambda(["id"], lambda number: number > -9)], all)
     assert chosen(both) == first
@@ -537,6 +538,22 @@ def test_a_file_with_other_row_groups_than_were_counted_is_named(
             return
         with pytest.raises(SourceChangedError, match=rf"b.parquet has {num_rows // 4 or 1} row groups, expected 2"):
             ids_of(reader)
+
+
+def test_an_index_of_bytes_keeps_zeros_at_their_ends(tmp_path: Path) -> None:
+    keys = [number.to_bytes(4, "little") for number in (1, 2, 256)]
+    for number, key in enumerate(keys):
+        pq.write_table(pa.table({"id": [number], "key": [key]}), tmp_path / f"{number}.parquet")
+    write_metadata(
+        tmp_path.as_uri(), Unischema("S", [UnischemaField("id", np.int64, ()), UnischemaField("key", np.bytes_, ())])
+    )
+    build_rowgroup_index(tmp_path.as_uri(), None, [SingleFieldIndexer("by key", "key")])
+    for number, key in enumerate(keys):
+        with make_reader(tmp_path.as_uri(), rowgroup_selector=SingleIndexSelector("by key", [key])) as reader:
+            assert ids_of(reader) == [number]
+    indexer = SingleFieldIndexer("by key", "key")
+    indexer.build_index([{"key": np.bytes_(keys[0])}, {"key": np.str_("a\0")}], 0)
+    assert indexer.indexed_values == [keys[0], "a\0"]
 
 
 def test_selectors_choose_row_groups_by_an_index(stored: Stored, tmp_path: Path) -> None:
