@@ -117,20 +117,32 @@ class in_set(_FieldPredicate):  # noqa: N801 (Petastorm's name)
         """Dates and times among them: rows have them in other classes and units, which are never equal."""
 
     def _includes(self, value: Any) -> bool:
-        return value in self._inclusion_values or (bool(self._moments) and _nanoseconds_of(value) in self._moments)
+        if value in self._inclusion_values or (self._moments and _nanoseconds_of(value) in self._moments):
+            return True
+        # NaN and NaT are how columns hold a null.
+        return (
+            None in self._inclusion_values
+            and isinstance(value, (float, np.floating, np.datetime64))
+            and bool(np.isnan(value))
+        )
 
     def _mask(self, column: npt.NDArray[Any]) -> Mask:
-        if self._moments and column.ndim == 1 and column.dtype.kind in "MO":
-            nanoseconds = _NANOSECONDS.get(np.datetime_data(column.dtype)[0]) if column.dtype.kind == "M" else None
-            if nanoseconds is None:
-                return np.fromiter(map(self._includes, column), np.bool_, len(column))
-            wanted = [each // nanoseconds for each in self._moments if each % nanoseconds == 0]
-            limits = np.iinfo(np.int64)
-            wanted = [each for each in wanted if limits.min < each <= limits.max]
-            return np.isin(column.view(np.int64), np.array(wanted, np.int64))
+        if column.ndim == 1 and column.dtype.kind == "M" and np.datetime_data(column.dtype)[0] in _NANOSECONDS:
+            return self._mask_of_times(column)
+        if self._moments and column.ndim == 1 and column.dtype == object:
+            return np.fromiter(map(self._includes, column), np.bool_, len(column))
         # Python's own numbers are equal to NumPy's and made faster; its times are not.
         values = column.tolist() if column.ndim == 1 and column.dtype.kind not in "mM" else column
-        return np.fromiter(map(self._inclusion_values.__contains__, values), np.bool_, len(column))
+        mask = np.fromiter(map(self._inclusion_values.__contains__, values), np.bool_, len(column))
+        return mask | np.isnan(column) if column.dtype.kind == "f" and None in self._inclusion_values else mask
+
+    def _mask_of_times(self, column: npt.NDArray[Any]) -> Mask:
+        nanoseconds = _NANOSECONDS[np.datetime_data(column.dtype)[0]]
+        wanted = [each // nanoseconds for each in self._moments if each % nanoseconds == 0]
+        limits = np.iinfo(np.int64)
+        wanted = [each for each in wanted if limits.min < each <= limits.max]
+        mask = np.isin(column.view(np.int64), np.array(wanted, np.int64))
+        return mask | np.isnat(column) if None in self._inclusion_values else mask
 
 
 class in_intersection(_FieldPredicate):  # noqa: N801 (Petastorm's name)
