@@ -91,6 +91,32 @@ MIXED = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.parametrize("loader", LOADERS)
+def test_rows_of_a_loader_that_was_left_do_not_come_again(plain: Stored, loader: Any) -> None:
+    with make_batch_reader(plain.url, schema_fields=["id"]) as reader:
+        left = iter(loader(reader, batch_size=7, shuffling_queue_capacity=9))
+        next(left)
+        for others in (reader, loader(reader, batch_size=7, shuffling_queue_capacity=9)):
+            with pytest.raises(RuntimeError, match="A loader with a shuffling queue reads this reader's rows"):
+                next(iter(others))
+        left.close()
+        with pytest.raises(RuntimeError, match="or make the reader again"):
+            next(reader)
+    with make_batch_reader(plain.url, schema_fields=["id"]) as reader:
+        batches = loader(reader, batch_size=7, shuffling_queue_capacity=9)
+        assert sorted(ids_of(batches)) == sorted(ids_of(batches)) == list(range(60))
+
+
+def test_epochs_without_end_go_on_with_the_next_epoch(plain: Stored) -> None:
+    with make_batch_reader(plain.url, schema_fields=["id"], num_epochs=None, seed=1) as reader:
+        firsts = []
+        for _ in range(3):
+            left = iter(DataLoader(reader, batch_size=60, shuffling_queue_capacity=60))
+            firsts.append(tuple(next(left)["id"].tolist()))
+            left.close()
+    assert len(set(firsts)) == 3
+
+
 @MIXED
 def test_whole_numbers_beside_a_null_become_doubles(kind: Any, options: dict[str, Any]) -> None:
     for number in (7, 2**53 + 2):
