@@ -39,6 +39,8 @@ Values, where Petastorm lost or garbled them:
 |---|---|---|
 | a null in a text column of batches | None | the text 'None' |
 | a null time in rows | None | `DecodeFieldError` |
+| times of `dataset_as_rdd` | of UTC, as a reader's | of the executor's zone |
+| texts of partition columns in a copy of a dataset | kept | numbers, as `7` of `007` |
 | nanoseconds of a time in rows | kept | cut |
 | lists of times or decimals in rows | lists of them | an error |
 | lists of texts or bytes without a codec | arrays of objects | one text of them all, or pointers |
