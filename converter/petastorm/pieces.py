@@ -167,12 +167,12 @@ class Recipe:
                         constant = pa.scalar(partition_like(name, partition[name], value))
                         table = table.set_column(at, name, pa.repeat(constant, table.num_rows))
             filters = pq.filters_to_expression(any_of)
-        # Longer than the name of any column, so that it is none of them.
-        numbers = "#" + max(table.column_names, key=len)
-        numbered = table.append_column(numbers, pa.array(np.arange(table.num_rows)))
-        passing = np.zeros(table.num_rows, np.bool_)
-        passing[numbered.filter(filters).column(numbers).to_numpy()] = True
-        return passing
+            return _rows_that_pass(filters, table)
+        try:
+            return _rows_that_pass(filters, self._with_partition_values(table))
+        except pa.ArrowNotImplementedError:
+            # It compares partition columns with texts.
+            return _rows_that_pass(filters, table)
 
     def _included(self, table: pa.Table) -> npt.NDArray[np.bool_]:
         """Which rows the predicate includes."""
@@ -188,7 +188,7 @@ class Recipe:
                 columns = self._comparable(table.select(list(predicate.get_fields())))
                 return np.asarray(predicate.do_include_columns(columns), np.bool_)
             parts = predicate.mask_of_parts(mask_of)
-            return np.asarray(predicate.do_include(frame()), np.bool_) if parts is None else parts
+            return _mask_of_frame(predicate, predicate.do_include(frame()), table.num_rows) if parts is None else parts
 
         return mask_of(self.predicate)
 
@@ -229,8 +229,16 @@ class Recipe:
         if self.transform is None:
             return Piece(columns=columns)
         if self.apply is None:
+            self._require_all(columns)
             return Piece(columns={name: columns[name] for name in self.schema.fields})
         return Piece(rows=self._transform_rows(columns, self.apply))
+
+    def _require_all(self, columns: Block) -> None:
+        if not self.schema.fields.keys() <= columns.keys():
+            raise TransformMismatchError(
+                f"Transformed result columns ({','.join(columns)}) do not match required schema columns"
+                f"({','.join(self.schema.fields)}): a TransformSpec without func adds no column."
+            )
 
     def _make_batch(self, table: pa.Table) -> Block:
         table = self._with_partition_values(table)
@@ -238,12 +246,7 @@ class Recipe:
             block = to_batch(
                 table.select([name for name in self.schema.fields if name in table.column_names]), self.schema
             )
-            missing = [name for name in self.schema.fields if name not in block]
-            if missing:
-                raise TransformMismatchError(
-                    f"Transformed result columns ({','.join(block)}) do not match required schema columns"
-                    f"({','.join(self.schema.fields)}): a TransformSpec without func adds no column."
-                )
+            self._require_all(block)
             return block
         frame = self.apply(table.to_pandas())
         removed = [name for name in self.transform.removed_fields or () if name in frame.columns]
@@ -292,6 +295,25 @@ class Recipe:
                 at, kind = table.column_names.index(name), self.store.partition_types[name]
                 table = table.set_column(at, name, table.column(name).cast(kind))
         return table
+
+
+def _mask_of_frame(predicate: PredicateBase, answer: Any, num_rows: int) -> npt.NDArray[np.bool_]:
+    mask = np.asarray(answer, np.bool_)
+    if mask.shape != (num_rows,):
+        raise ValueError(
+            f"A predicate of the fields {', '.join(sorted(predicate.get_fields()))} gave {answer!r}, expected a "
+            f"boolean for each of {num_rows} rows: with make_batch_reader it gets pandas series and returns one."
+        )
+    return mask
+
+
+def _rows_that_pass(filters: pc.Expression, table: pa.Table) -> npt.NDArray[np.bool_]:
+    # Longer than the name of any column, so that it is none of them.
+    numbers = "#" + max(table.column_names, key=len)
+    numbered = table.append_column(numbers, pa.array(np.arange(table.num_rows)))
+    passing = np.zeros(table.num_rows, np.bool_)
+    passing[numbered.filter(filters).column(numbers).to_numpy()] = True
+    return passing
 
 
 class EachRow:

@@ -274,4 +274,4 @@ def _without_double_slashes(url: str) -> str:
 
 
 def _is_whole(text: str | None) -> bool:
-    return text is not None and text.removeprefix("-").isdigit() and abs(int(text)) < 2**63
+    return text is not None and text.isascii() and text.removeprefix("-").isdigit() and abs(int(text)) < 2**63

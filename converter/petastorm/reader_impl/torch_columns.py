@@ -119,6 +119,15 @@ def _joined_values(name: Any, values: Sequence[Any]) -> Any:
     return found
 
 
+def _tensor_of(name: Any, column: Any) -> torch.Tensor:
+    if isinstance(column, np.ndarray) and column.dtype.kind in "mM":
+        raise TypeError(
+            f"Pytorch does not support times. Found {column.dtype} in field {name}. Leave it out with schema_fields, "
+            "or turn it into numbers in a TransformSpec, as astype('int64') does."
+        )
+    return tensor_of(column)
+
+
 def tensor_of_rows(name: Any, column: Any) -> torch.Tensor:
     """A column's numbers as a tensor, also if they are objects because they have several types.
 
@@ -127,7 +136,7 @@ def tensor_of_rows(name: Any, column: Any) -> torch.Tensor:
         ValueError: a tensor would round some of them.
     """
     if not _is_of_objects(column):
-        return tensor_of(column)
+        return _tensor_of(name, column)
     found = _joined_values(name, column.tolist())
     return found if isinstance(found, torch.Tensor) else tensor_of(column)
 
@@ -146,7 +155,7 @@ def tensor_of(column: Any) -> torch.Tensor:
 def collated(run: Run) -> Iterator[dict[Any, Any]]:
     """Yield a run's batches as if `decimal_friendly_collate` had joined their rows: numbers as views of the columns."""
     columns: Columns = dict(run.columns)
-    tensors = {name: tensor_of(column) for name, column in columns.items() if not _is_of_objects(column)}
+    tensors = {name: _tensor_of(name, column) for name, column in columns.items() if not _is_of_objects(column)}
     batches: Iterable[Mapping[Any, Any]] = split_run(tensors, run.batch_size) if tensors else _nothing(run)
     if len(tensors) == len(columns):
         for batch in batches:
@@ -203,9 +212,9 @@ def tensor_blocks(reader: Any, transform: Transform, most_rows: int) -> Iterator
         if not is_batched and not is_column_wise:
             yield {name: _each_transformed(column, transform) for name, column in block.items()}
         elif transform is torch.as_tensor:
-            yield {name: _numbers(column) for name, column in block.items()}
+            yield {name: _numbers(name, column) for name, column in block.items()}
         else:
-            yield {name: torch.as_tensor(transform(_numbers(column))) for name, column in block.items()}
+            yield {name: torch.as_tensor(transform(_numbers(name, column))) for name, column in block.items()}
 
 
 def _sanitized_blocks(reader: Any, most_rows: int, *, is_batched: bool) -> Iterator[Columns]:
@@ -233,10 +242,10 @@ def _joined(rows: Sequence[Mapping[Any, Any]]) -> Columns:
     return columns
 
 
-def _numbers(column: Array) -> Array:
+def _numbers(name: Any, column: Array) -> Array:
     """A column as an array that torch takes; what it refuses raises torch's own error."""
     if column.dtype != object:
-        return tensor_of(column).numpy()
+        return _tensor_of(name, column).numpy()
     values = column.tolist()
     if all(isinstance(value, np.ndarray) for value in values):
         return torch.stack([tensor_of(value) for value in values]).numpy()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -63,6 +64,26 @@ def test_a_folder_that_is_no_value_of_its_field_is_named(tmp_path: Path) -> None
         pytest.raises(DecodeFieldError, match=r"failed: its folder says 'perhaps': .* neither"),
     ):
         next(reader)
+
+
+def test_an_expression_compares_whole_numbers_or_texts(tmp_path: Path) -> None:
+    url = store_of(tmp_path, "year=2020", "year=2021")
+    assert ids_of(url, filters=pc.field("year") == 2021) == [1]
+    assert ids_of(url, filters=pc.field("year") == "2021") == [1]
+    assert ids_of(url, filters=[("year", ">", 2020)]) == [1]
+
+
+@pytest.mark.parametrize("text", ["²", "٣", "-", "--1"])
+def test_signs_that_are_no_digits_of_ascii_are_texts(tmp_path: Path, text: str) -> None:
+    with make_batch_reader(store_of(tmp_path, f"sign={text}")) as reader:
+        assert next(reader).sign.tolist() == [text]
+
+
+def test_a_field_may_have_a_dtype_instead_of_a_class(tmp_path: Path) -> None:
+    url = store_of(tmp_path, "year=2020", dtype=np.dtype("int32"))
+    with make_reader(url) as reader:
+        year = next(reader).year
+    assert (year, year.dtype) == (2020, np.int32)
 
 
 def test_filters_compare_a_folders_value_as_their_own_type(tmp_path: Path) -> None:

@@ -326,6 +326,24 @@ def test_a_split_by_predicates_is_disjoint_and_complete(plain: Stored) -> None:
     assert not parts[0] & parts[1]
 
 
+def test_a_predicate_that_answers_once_for_a_batch_is_named(plain: Stored) -> None:
+    with (
+        make_batch_reader(plain.url, predicate=in_lambda(["id"], lambda _: True)) as reader,
+        pytest.raises(ValueError, match=r"of the fields id gave True, expected a boolean for each of \d rows"),
+    ):
+        next(reader)
+
+
+@BOTH
+def test_a_field_that_no_function_adds_is_named(make: Make, plain: Stored) -> None:
+    spec = TransformSpec(edit_fields=[("new", np.int32, (), False)])
+    with (
+        plain_reader(make, plain, transform_spec=spec) as reader,
+        pytest.raises(ValueError, match="a TransformSpec without func adds no column"),
+    ):
+        next(reader)
+
+
 @BOTH
 @pytest.mark.filterwarnings("ignore:Currently make_reader")
 def test_predicates_of_whole_numbers_are_exact_beside_nulls(make: Make, tmp_path: Path) -> None:

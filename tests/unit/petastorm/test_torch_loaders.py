@@ -314,7 +314,9 @@ def test_the_batched_loader_refuses_texts_and_decimals_of_rows(kind: Any, value:
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_times_are_refused(kind: Any, loader: Any) -> None:
-    with pytest.raises(TypeError, match=r"datetime64"):
+    # Rows alone are torch's own business.
+    text = "datetime64" if kind is RowReader else r"does not support times. Found datetime64\[ns\] in field time"
+    with pytest.raises(TypeError, match=text):
         list(loader(kind([{"time": np.datetime64(5, "ns")}] * 3), 2))
 
 
