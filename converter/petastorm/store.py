@@ -61,6 +61,7 @@ class Store:
 
     _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)
     _stamps: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+    _footer_stamps: dict[int, tuple[int, int | None] | None] = field(default_factory=dict)
 
     @functools.cached_property
     def metadata(self) -> Mapping[bytes, bytes]:
@@ -139,10 +140,23 @@ class Store:
         """A file's footer, read once."""
         kept = self._footers.get(file)
         if kept is None:
+            may_keep = len(self._footers) < _MAX_KEPT_FOOTERS or len(self.names) <= _MAX_KEPT_FOOTERS
+            # Before the footer is read: a file that is replaced meanwhile is looked at again.
+            stamp = self._look(file) if may_keep else None
             kept = self._open(file).metadata
-            if len(self._footers) < _MAX_KEPT_FOOTERS or len(self.names) <= _MAX_KEPT_FOOTERS:
-                self._footers[file] = kept
+            if may_keep:
+                self._footers[file], self._footer_stamps[file] = kept, stamp
         return kept
+
+    def _look(self, file: int, given_up: threading.Event | None = None) -> tuple[int, int | None] | None:
+        """A file's size and stamp; None if its bytes come from this host's copies, which are those of one stamp."""
+        if self.local_cache is not None and not self.storage.is_local:
+            return None
+        try:
+            return self.storage.look(self.names[file], given_up)
+        except FileNotFoundError as error:
+            path = self.path(file)
+            raise SourceChangedError(f"{path} is gone. Make the reader again.", path=path) from error
 
     def read(self, row_group: RowGroup, columns: Sequence[str], given_up: threading.Event | None = None) -> pa.Table:
         """These columns of a row group. Partition columns are strings; a column that the file lacks is null.
@@ -185,11 +199,24 @@ class Store:
         return pa.table({name: arrays[name] for name in columns})
 
     def _open(self, file: int, given_up: threading.Event | None = None) -> pq.ParquetFile:
+        footer = self._footers.get(file)
+        stamp = None if footer is None else self._look(file, given_up)
+        if footer is None or stamp == self._footer_stamps[file]:
+            return self._parquet(file, footer, stamp, given_up)
+        parquet = self._parquet(file, None, stamp, given_up)
+        if not parquet.metadata.equals(footer):
+            path = self.path(file)
+            raise SourceChangedError(f"{path} was replaced since it was opened. Make the reader again.", path=path)
+        self._footer_stamps[file] = stamp
+        return parquet
+
+    def _parquet(
+        self, file: int, footer: pq.FileMetaData | None, stamp: Any, given_up: threading.Event | None
+    ) -> pq.ParquetFile:
         name, path = self.names[file], self.path(file)
         try:
-            return pq.ParquetFile(
-                self._source(file, given_up), metadata=self._footers.get(file), coerce_int96_timestamp_unit="us"
-            )
+            source = self._source(file, given_up, None if stamp is None else stamp[0])
+            return pq.ParquetFile(source, metadata=footer, coerce_int96_timestamp_unit="us")
         except FileNotFoundError as error:
             raise SourceChangedError(f"{path} is gone. Make the reader again.", path=path) from error
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -198,22 +225,22 @@ class Store:
         except KeyError as error:
             raise SourceError(f"{name!r} is not a file of {self.storage.url}.", path=path) from error
 
-    def _source(self, file: int, given_up: threading.Event | None) -> Any:
+    def _source(self, file: int, given_up: threading.Event | None, num_bytes: int | None) -> Any:
         """A file to read from; of a remote one what was fetched before comes from this host's disk."""
         name, cache = self.names[file], self.local_cache
         if self.storage.is_local or cache is None:
-            return self.storage.open_parquet(name, given_up=given_up)
+            return self.storage.open_parquet(name, num_bytes, given_up)
         if file not in self._stamps:
             self._stamps[file] = self.storage.look(name, given_up)
-        num_bytes, stamp = self._stamps[file]
+        size, stamp = self._stamps[file]
 
         def fetch(start: int, stop: int) -> Data:
-            piece = piece_name("rows", file, (name, start, stop, num_bytes, stamp))
+            piece = piece_name("rows", file, (name, start, stop, size, stamp))
             read = functools.partial(self.storage.read_part, name, start, stop, given_up)
             parts, _ = cache.get(piece, [stop - start], lambda: [read()], given_up)
             return parts[0]
 
-        return pa.PythonFile(PartialFile(num_bytes, fetch), mode="r")
+        return pa.PythonFile(PartialFile(size, fetch), mode="r")
 
 
 def open_store(

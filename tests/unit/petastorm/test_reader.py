@@ -533,6 +533,27 @@ def test_filters_may_name_a_column_that_only_later_files_have(tmp_path: Path) ->
 
 
 @BOTH
+@pytest.mark.filterwarnings("ignore:Currently make_reader")
+@pytest.mark.parametrize("is_same", [False, True])
+def test_a_file_that_is_replaced_meanwhile_is_named(make: Make, is_same: bool, tmp_path: Path) -> None:
+    plain = {"use_dictionary": False, "compression": "none", "write_statistics": False, "row_group_size": 10}
+    columns = {"id": range(100), "other": range(100, 200)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", **plain)
+    with make(tmp_path.as_uri(), num_epochs=None, shuffle_rows=True, workers_count=1) as reader:
+        next(reader)
+        swapped = columns if is_same else {"other": columns["other"], "id": columns["id"]}
+        pq.write_table(pa.table(swapped), tmp_path / "new", **plain)
+        (tmp_path / "new").rename(tmp_path / "a.parquet")
+        if is_same:
+            assert all(np.max(element.id) < 100 for element in itertools.islice(reader, 300))
+            return
+        seen: list[int] = []
+        with pytest.raises(SourceChangedError, match=r"a\.parquet was replaced since it was opened"):
+            seen.extend(int(np.max(element.id)) for element in reader)
+        assert max(seen, default=0) < 100
+
+
+@BOTH
 @pytest.mark.filterwarnings("ignore:Please use make_reader")
 @pytest.mark.parametrize("num_rows", [2, 12])
 @pytest.mark.parametrize("stored_rows", [0, 8])
