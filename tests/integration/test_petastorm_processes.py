@@ -82,6 +82,30 @@ def test_a_process_that_was_killed_is_told_as_that(started: list[Processes]) -> 
         processes(1)
 
 
+@pytest.mark.parametrize("is_program", [True, False], ids=["a program", "a fork"])
+def test_what_a_process_has_started_keeps_no_one_waiting(
+    started: list[Processes], tmp_path: Path, is_program: bool
+) -> None:
+    left = tmp_path / "pid"
+
+    def leave(_: Any) -> None:
+        if is_program:
+            os.system(f"sleep 600 & echo $! > {left}")
+        elif (pid := os.fork()) == 0:
+            time.sleep(600)
+        else:
+            left.write_text(str(pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    processes = start(started, leave)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"exit status -9"):
+            processes(bytes(1 << 20))
+    started[0].close()
+    # It goes on, and this raises if it has ended.
+    os.kill(int(left.read_text()), signal.SIGKILL)
+
+
 def test_no_process_is_left_after_the_end(started: list[Processes]) -> None:
     pid = start(started, lambda _: os.getpid())(0)
     started[0].close()
